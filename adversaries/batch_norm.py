@@ -1,4 +1,4 @@
-"""Whether BatchNorm layers normalised by the batch while a client trained, and a model whose layers do."""
+"""BatchNorm layers that normalise by the batch: detect them, and make a model use them."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from adversaries.named_states import named_states, running_statistics
+from adversaries.named_states import named_states, running_statistic_names
 from fedsim.wire.messages import Update
 
 
-def normalising_by_batch(model: nn.Module) -> nn.Module:
-    """A copy of `model` whose BatchNorm layers normalise by the batch, as in training, without running statistics."""
-    own = deepcopy(model)
-    for module in own.modules():
+def copy_with_batch_statistics(model: nn.Module) -> nn.Module:
+    """Copy `model` with BatchNorm layers that normalise by the batch, as in training."""
+    copy = deepcopy(model)
+    for module in copy.modules():
         if isinstance(module, _BatchNorm):
-            module.register_forward_hook(_by_batch)
-    return own
+            module.register_forward_hook(_normalise_by_batch)
+    return copy
 
 
-def trained_by_batch(update: Update, model: nn.Module) -> bool:
-    """Whether the client's BatchNorm layers normalised by the batch, as in training, as far as its message shows.
+def used_batch_statistics(update: Update, model: nn.Module) -> bool:
+    """Tell whether the client's BatchNorm layers normalised by the batch while it trained.
 
-    They did where it returned other running statistics than it was sent. Where statistics are not sent, the batch is
-    all that there is to normalise by.
+    They did if it returned other running statistics than it was sent. If statistics are not sent at
+    all, the batch is all there is to normalise by.
     """
-    names = running_statistics(model)
+    names = running_statistic_names(model)
     if not names:
         return False
     states = named_states(update, model, f"round {update.round}, client {update.client}")
     if any(name not in states.before for name in names):
         return True
-    return any(name in states.after and not torch.equal(states.after[name], states.before[name]) for name in names)
+    before, after = states.before, states.after
+    return any(name in after and not torch.equal(after[name], before[name]) for name in names)
 
 
-def _by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _normalise_by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     assert isinstance(layer, _BatchNorm)
     return batch_norm(inputs[0], None, None, layer.weight, layer.bias, training=True, eps=layer.eps)

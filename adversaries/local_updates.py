@@ -1,4 +1,4 @@
-"""A client's messages over many rounds as matrices, and coordinates of what they span: what LMRA reads."""
+"""A client's messages over many rounds as matrices, and coordinates of their span (for LMRA)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.attacks import Paper
 from fedsim.errors import AttackError
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State, Update, non_finite
+from fedsim.wire.messages import State, Update, non_finite_names
 
 PAPER = Paper(
     title="Local Model Reconstruction Attacks in Federated Learning and their Uses",
@@ -22,21 +22,21 @@ PAPER = Paper(
 )
 
 _STATISTICS = ("running_mean", "running_var")
-_BLOCK = 1 << 16  # parameters that are worked on at once, in float64
-_NEGLIGIBLE = 1e-12  # eigenvalues of a Gram matrix below this share of the largest are float32's rounding
+_BLOCK_SIZE = 1 << 16  # parameters that are computed at once, in float64
+_RELATIVE_ROUNDING = 1e-12  # eigenvalues of a Gram matrix below this share of the largest
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalUpdates:
-    """What one client got and returned, one row a message, by ascending round.
+    """Models that one client received and returned, one row a message, by ascending round.
 
     Attributes:
         client: whose messages these are.
         rounds: `message`.
         before: `message parameter`, theta_t, the models that the server broadcast.
-        after: `message parameter`, theta_c,t, what it returned.
-        deltas: `message parameter`, theta_c,t - theta_t as it sent them; None where it sent weights.
-        last: its last message.
+        after: `message parameter`, theta_c,t, the models that the client returned.
+        deltas: `message parameter`, theta_c,t - theta_t as sent; None if weights were sent.
+        last_update: its last message.
     """
 
     client: int
@@ -44,60 +44,81 @@ class LocalUpdates:
     before: Tensor
     after: Tensor
     deltas: Tensor | None
-    last: Update
+    last_update: Update
 
     @property
-    def where(self) -> str:
-        """The client and the rounds, for errors."""
+    def location(self) -> str:
+        """Return the client and the rounds, for errors."""
         return f"client {self.client}, rounds {self.rounds[0]}-{self.rounds[-1]}"
 
-    def moves(self, where: int | tuple[slice, slice] | slice = slice(None), dtype: torch.dtype | None = None) -> Tensor:
-        """theta_c,t - theta_t of some messages and parameters, in `dtype`; to the bit as sent where deltas were."""
+    def compute_deltas(
+        self,
+        where: int | tuple[slice, slice] | slice = slice(None),
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return theta_c,t - theta_t; to the bit as sent if deltas were.
+
+        Args:
+            where: selects messages, or messages and parameters.
+            dtype: of the result and of the subtraction.
+        """
         if self.deltas is not None:
             return self.deltas[where].to(dtype)
         return self.after[where].to(dtype) - self.before[where].to(dtype)
 
-    def state(self, model: Tensor) -> dict[str, Tensor]:
-        """`parameter` as a state with the names, shapes and types of the messages.
+    def to_state(self, model: Tensor) -> dict[str, Tensor]:
+        """Return a state with the names, shapes and types of the messages.
 
-        Other tensors (running statistics of BatchNorm, integers) are as the client returned them last.
+        Other tensors than parameters (running statistics of BatchNorm, integers) are as the client
+        returned them last.
+
+        Args:
+            model: `parameter`.
         """
-        state = {name: tensor.clone() for name, tensor in self.last.after.items()}
-        for name, tensor in self.named(model).items():
+        state = {name: tensor.clone() for name, tensor in self.last_update.after.items()}
+        for name, tensor in self.to_named_tensors(model).items():
             state[name].copy_(tensor)
         return state
 
-    def named(self, model: Tensor) -> dict[str, Tensor]:
-        """Views of `parameter`, under the names and in the shapes of the messages; of trained parameters only."""
-        shapes = {name: self.last.after[name].shape for name in trained(self.last)}
+    def to_named_tensors(self, model: Tensor) -> dict[str, Tensor]:
+        """Return views of `parameter` by name, in the shapes of the trained parameters."""
+        shapes = {name: self.last_update.after[name].shape for name in trained_names(self.last_update)}
         pieces = torch.split(model, [shape.numel() for shape in shapes.values()])
-        return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+        views = {}
+        for (name, shape), piece in zip(shapes.items(), pieces, strict=True):
+            views[name] = piece.view(shape)
+        return views
 
 
-def read_updates(transcript: Transcript, client: int, *, fewest: int, remedy: str) -> LocalUpdates:
-    """All messages of `client` that `transcript` shows.
+def read_updates(transcript: Transcript, client: int, *, min_messages: int, remedy: str) -> LocalUpdates:
+    """Read all messages of `client` that `transcript` shows.
 
     Args:
-        fewest: how many messages the attack needs.
-        remedy: what to do where there are fewer.
+        transcript: what the server saw.
+        client: the victim.
+        min_messages: how many messages the attack needs.
+        remedy: what to do if there are fewer, for the error.
 
     Raises:
-        AttackError: it is in none of the rounds, in too few, sent gradients, or weights that are NaN or infinite.
+        AttackError: the client is in none of the rounds, in too few, sent gradients, or weights
+            that are NaN or infinite.
     """
-    rounds = rounds_of(transcript, client)
-    if len(rounds) < fewest:
-        told = "1 message is" if len(rounds) == 1 else f"{len(rounds)} messages are"
-        raise AttackError(f"client {client}: {told} recorded, expected at least {fewest}; {remedy}")
+    rounds = participation_rounds(transcript, client)
+    if len(rounds) < min_messages:
+        count = "1 message is" if len(rounds) == 1 else f"{len(rounds)} messages are"
+        raise AttackError(f"client {client}: {count} recorded, expected at least {min_messages}; {remedy}")
     tables: dict[str, Tensor] = {}
     update = None
-    for place, number in enumerate(rounds):
-        update = checked(transcript.update(number, client), update)
-        rows = {"before": flat(update, update.before), "after": flat(update, update.after)}
+    for index, number in enumerate(rounds):
+        update = check_update(transcript.update(number, client), update)
+        rows = {"before": flatten_state(update, update.before), "after": flatten_state(update, update.after)}
         if update.sends_delta:
-            rows["deltas"] = -flat(update, update.pseudo_gradient)
-        tables = tables or {name: torch.empty((len(rounds), len(row)), dtype=row.dtype) for name, row in rows.items()}
+            rows["deltas"] = -flatten_state(update, update.pseudo_gradient)
+        if not tables:
+            for name, row in rows.items():
+                tables[name] = torch.empty((len(rounds), len(row)), dtype=row.dtype)
         for name, row in rows.items():
-            tables[name][place] = row
+            tables[name][index] = row
     assert update is not None
     return LocalUpdates(
         client=client,
@@ -105,33 +126,38 @@ def read_updates(transcript: Transcript, client: int, *, fewest: int, remedy: st
         before=tables["before"],
         after=tables["after"],
         deltas=tables.get("deltas"),
-        last=update,
+        last_update=update,
     )
 
 
-def rounds_of(transcript: Transcript, client: int, *, in_groups: bool = False) -> list[int]:
-    """The rounds in which `client` took part, ascending.
+def participation_rounds(transcript: Transcript, client: int, *, in_groups: bool = False) -> list[int]:
+    """Return the rounds in which `client` took part, ascending.
 
     Args:
-        in_groups: also where it is one of a group whose sum is all that was seen.
+        transcript: what the server saw.
+        client: the victim.
+        in_groups: include rounds in which only the sum over a group with the client was seen.
 
     Raises:
         AttackError: there is none.
     """
-    replies = {number: transcript.header(number).reply_of(client) for number in transcript.rounds}
-    rounds = [number for number, reply in replies.items() if reply and (in_groups or reply.client == client)]
+    rounds = []
+    for number in transcript.rounds:
+        reply = transcript.header(number).find_reply(client)
+        if reply and (in_groups or reply.client == client):
+            rounds.append(number)
     if not rounds:
-        everyone = sorted({other for number in transcript.rounds for other in transcript.clients(number)})
-        told = ", ".join(map(str, everyone[:20])) + (", ..." if len(everyone) > 20 else "")
+        clients = {other for number in transcript.rounds for other in transcript.clients(number)}
+        recorded = ", ".join(map(str, sorted(clients)[:20])) + (", ..." if len(clients) > 20 else "")
         raise AttackError(
-            f"client {client}: took part in none of the {len(transcript.rounds)} rounds to be attacked; "
-            f"choose another victim (recorded: {told or 'nobody'}) or other rounds"
+            f"client {client}: took part in none of the {len(transcript.rounds)} rounds to be "
+            f"attacked; choose another victim (recorded: {recorded or 'nobody'}) or other rounds"
         )
     return rounds
 
 
-def checked(update: Update, previous: Update | None) -> Update:
-    """`update`, if it is weights or a delta of the same model as those of the `previous` one.
+def check_update(update: Update, previous: Update | None) -> Update:
+    """Return `update` if it is weights or a delta of the same model as the `previous` one's.
 
     Raises:
         AttackError: it is not, or holds NaN or infinite values.
@@ -139,87 +165,105 @@ def checked(update: Update, previous: Update | None) -> Update:
     where = f"round {update.round}, client {update.client}"
     if update.gradient is not None:
         raise AttackError(
-            f"{where}: it sent a gradient, from which no local model is learnt this way; attack a recording of "
-            "clients that send weights (strategy fedavg)"
+            f"{where}: it sent a gradient, from which no local model is learnt this way; "
+            "attack a recording of clients that send weights (strategy fedavg)"
         )
-    names = trained(update)
+    names = trained_names(update)
     if not names:
         raise AttackError(f"{where}: the message holds no floating-point parameters; choose other rounds")
     shapes = {name: update.after[name].shape for name in names}
-    if any(name not in update.before or update.before[name].shape != shape for name, shape in shapes.items()):
-        raise AttackError(f"{where}: it returned other tensors than it was sent; choose other rounds")
-    if previous is not None and update.payload.kind != previous.payload.kind:
-        raise AttackError(
-            f"{where}: it sent {update.payload.kind}, in round {previous.round} {previous.payload.kind}; choose rounds "
-            "in which it sent one of them"
-        )
-    if previous is not None and shapes != {name: previous.after[name].shape for name in trained(previous)}:
-        raise AttackError(
-            f"{where}: the model is another one than in round {previous.round}; choose rounds of one model"
-        )
+    for name, shape in shapes.items():
+        if name not in update.before or update.before[name].shape != shape:
+            raise AttackError(f"{where}: it returned other tensors than it was sent; choose other rounds")
+    if previous is not None:
+        _check_same_model(update, previous, shapes)
     for state in (update.before, update.after):
-        if broken := non_finite(state):
+        if broken := non_finite_names(state):
             raise AttackError(f"{where}: {broken[0]} holds NaN or infinite values; leave this round out")
     return update
 
 
-def trained(update: Update) -> list[str]:
-    """Names of what is trained: floating-point tensors that are no running statistics."""
-    return [
-        name
-        for name, tensor in update.after.items()
-        if tensor.is_floating_point() and name.rpartition(".")[2] not in _STATISTICS
-    ]
+def _check_same_model(update: Update, previous: Update, shapes: dict[str, torch.Size]) -> None:
+    where = f"round {update.round}, client {update.client}"
+    if update.payload.kind != previous.payload.kind:
+        raise AttackError(
+            f"{where}: it sent {update.payload.kind}, in round {previous.round} "
+            f"{previous.payload.kind}; choose rounds in which it sent one of them"
+        )
+    if shapes != {name: previous.after[name].shape for name in trained_names(previous)}:
+        raise AttackError(
+            f"{where}: the model is another one than in round {previous.round}; choose rounds of one model"
+        )
 
 
-def flat(update: Update, state: State) -> Tensor:
-    """`parameter`, all that is trained of `state`, one tensor after the other."""
-    return torch.cat([state[name].reshape(-1) for name in trained(update)])
+def trained_names(update: Update) -> list[str]:
+    """Return the names of the trained parameters: floating-point and no running statistics."""
+    names = []
+    for name, tensor in update.after.items():
+        if tensor.is_floating_point() and name.rpartition(".")[2] not in _STATISTICS:
+            names.append(name)
+    return names
 
 
-class Span:
+def flatten_state(update: Update, state: State) -> Tensor:
+    """Return `parameter`, the trained parameters of `state`, one tensor after the other."""
+    return torch.cat([state[name].reshape(-1) for name in trained_names(update)])
+
+
+class UpdateSpan:
     """Orthonormal coordinates of the models that were seen, and of the updates.
 
-    A model is `origin + coordinates @ basis`, where the rows of the basis, `rank parameter`, are never stored: they
-    are combinations of the messages. 2 n messages of d parameters cost their own memory and O(n^2 d) operations.
+    A model is `origin + coordinates @ basis`. The rows of the basis, `rank parameter`, are never
+    stored, because they are combinations of the messages: n messages of d parameters cost their own
+    memory and O(n^2 d) operations.
 
     Attributes:
         origin: `parameter`, the mean of the broadcast models.
         before: `message rank`, coordinates of the broadcast models.
         after: `message rank`, coordinates of the returned models.
-        moves: `message rank`, coordinates of the updates in the span of the updates alone, another basis.
+        deltas: `message rank`, coordinates of the updates in the span of the updates alone, another
+            basis.
     """
 
     def __init__(self, updates: LocalUpdates) -> None:
         self._updates = updates
         count = len(updates.rounds)
         self.origin = updates.before.double().mean(0)
-        gram = sum(piece @ piece.T for _, piece in self._pieces())
+        gram = sum(block @ block.T for _, block in self._row_blocks())
         assert isinstance(gram, Tensor)
-        coordinates, self._combine = _orthonormal(gram)
-        self.before, moved = coordinates[:count], coordinates[count:]
-        self.after = self.before + moved
-        self.moves, self._combine_moves = _orthonormal(gram[count:, count:])
+        coordinates, self._basis_weights = _orthonormal_coordinates(gram)
+        self.before, deltas = coordinates[:count], coordinates[count:]
+        self.after = self.before + deltas
+        self.deltas, _ = _orthonormal_coordinates(gram[count:, count:])
 
     def model(self, coordinates: Tensor) -> Tensor:
-        """`parameter` in float64, the model at `rank` coordinates."""
-        weights = coordinates.double() @ self._combine
+        """Return `parameter` in float64, the model at `rank` coordinates."""
+        weights = coordinates.double() @ self._basis_weights
         model = self.origin.clone()
-        for place, piece in self._pieces():
-            model[place : place + piece.shape[1]] += weights @ piece
+        for start, block in self._row_blocks():
+            model[start : start + block.shape[1]] += weights @ block
         return model
 
-    def _pieces(self) -> Iterator[tuple[int, Tensor]]:
-        """`2 message` rows, the centred broadcast models and then the updates, a block of parameters at a time."""
-        for place in range(0, len(self.origin), _BLOCK):
-            block = slice(None), slice(place, place + _BLOCK)
-            given = self._updates.before[block].double()
-            yield place, torch.cat([given - self.origin[block[1]], self._updates.moves(block, torch.float64)])
+    def _row_blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield blocks of parameters of all rows, with the index of the first parameter.
+
+        The rows, `2 message`, are the centred broadcast models and then the updates.
+        """
+        for start in range(0, len(self.origin), _BLOCK_SIZE):
+            columns = slice(start, start + _BLOCK_SIZE)
+            block = slice(None), columns
+            centred = self._updates.before[block].double() - self.origin[columns]
+            yield start, torch.cat([centred, self._updates.compute_deltas(block, torch.float64)])
 
 
-def _orthonormal(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """`row rank` coordinates of rows with these inner products, and `rank row`, the basis as combinations of rows."""
+def _orthonormal_coordinates(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return coordinates of rows with these inner products in an orthonormal basis.
+
+    Returns:
+        The coordinates, `row rank`, and the basis as combinations of the rows, `rank row`.
+    """
     values, vectors = torch.linalg.eigh(gram)
-    kept = values > _NEGLIGIBLE * values[-1].clamp_min(torch.finfo(gram.dtype).tiny)
-    roots, vectors = values[kept].flip(0).sqrt(), vectors[:, kept].flip(1)
+    tiny = torch.finfo(gram.dtype).tiny
+    significant = values > _RELATIVE_ROUNDING * values[-1].clamp_min(tiny)
+    roots, vectors = values[significant].flip(0).sqrt(), vectors[:, significant].flip(1)
     return vectors * roots, (vectors / roots).T

@@ -1,4 +1,4 @@
-"""Simulated clients: they train on records of the adversary's own as a victim does, from the model that it was sent."""
+"""Simulated clients, which train the broadcast model on the adversary's own records."""
 
 from __future__ import annotations
 
@@ -9,40 +9,49 @@ from typing import Literal, cast, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from adversaries.batch_norm import trained_by_batch
-from adversaries.local_models.model_sources import Network
+from adversaries.batch_norm import used_batch_statistics
+from adversaries.local_models.model_sources import LoadableNetwork
 from adversaries.named_states import named_states
 from fedsim.attacks import Knowledge
-from fedsim.defense import Defense, Memory, Participation, agrees, keyed, overrides, remembers, replaced_update
+from fedsim.defense import (
+    Defense,
+    Memory,
+    Participation,
+    apply_on_update,
+    overrides,
+    pair_with_keys,
+    uses_common_randomness,
+    uses_memory,
+)
 from fedsim.errors import AttackError, RunError
 from fedsim.randomness import generator
 from fedsim.task import Loss
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
 _OPTIMIZERS = get_args(get_type_hints(LocalTraining)["optimizer"])
-_FEW, _MANY = 1, 1000
-"""Rounds of which a defense should be as strong, if it can be simulated by who does not know how many there are."""
+_FEW_ROUNDS, _MANY_ROUNDS = 1, 1000
+"""Numbers of rounds for which a simulated defense must be equally strong; theirs is unknown."""
 
 
-def training_of(knowledge: Knowledge, count: int, *, label_smoothing: float = 0.0) -> LocalTraining:
-    """How a client with `count` examples trains, as far as that is known; what is not known is that of plain SGD.
+def training_plan(knowledge: Knowledge, num_examples: int, *, label_smoothing: float = 0.0) -> LocalTraining:
+    """Return how a client with `num_examples` examples trains; unknown settings are plain SGD's.
 
     Raises:
-        AttackError: its optimizer is none that can be simulated.
+        AttackError: its optimizer cannot be simulated.
     """
     if (optimizer := knowledge.optimizer or "sgd") not in _OPTIMIZERS:
         raise AttackError(
-            f"clients step with {optimizer}, and only training with {', '.join(_OPTIMIZERS)} is simulated; choose "
-            "another attack"
+            f"clients step with {optimizer}, and only training with {', '.join(_OPTIMIZERS)} is "
+            "simulated; choose another attack"
         )
     return LocalTraining(
         local_epochs=knowledge.local_epochs if knowledge.local_steps is None else None,
         local_steps=knowledge.local_steps,
-        batch_size=knowledge.batch_size or count,
+        batch_size=knowledge.batch_size or num_examples,
         learning_rate=knowledge.learning_rate or 0.0,
         optimizer=cast("Literal['sgd', 'adam', 'adamw']", optimizer),
         momentum=knowledge.momentum or 0.0,
@@ -53,107 +62,123 @@ def training_of(knowledge: Knowledge, count: int, *, label_smoothing: float = 0.
 
 
 class SimulatedClients:
-    """What a victim would have sent, had it held other records; and what it sent, in the same form.
+    """Updates that a victim would have sent with other records, and its own in the same form.
 
-    Of known defenses all is simulated that acts on training and on the update, each time with fresh randomness. A
-    defense that remembers earlier rounds starts anew.
+    Known defenses are simulated in training and on the update, each time with fresh randomness. A
+    defense with state from earlier rounds starts anew.
     """
 
     def __init__(self, knowledge: Knowledge) -> None:
-        self._knowledge, self._network = knowledge, Network(knowledge)
-        self._classes, self._range = knowledge.num_classes or 0, _ends(knowledge)
-        self._defenses: dict[int, list[Defense]] = {}
+        self._knowledge, self._network = knowledge, LoadableNetwork(knowledge)
+        self._num_classes = knowledge.num_classes or 0
+        self._value_range = _value_range_as_tuples(knowledge)
+        self._defenses_by_count: dict[int, list[Defense]] = {}
 
-    def read(self, update: Update) -> Tensor:
-        """`parameter`, w_t - w_k, or the gradient that was sent."""
+    def flatten_update(self, update: Update) -> Tensor:
+        """Return `parameter`, w_t - w_k, or the gradient that was sent."""
         where = f"round {update.round}, client {update.client}"
-        model = self._network.holding(update.before, where)
+        model = self._network.load(update.before, where)
         states = named_states(update, model, where)
-        return torch.cat([states.direction(name, torch.float32).flatten() for name in _trained(model)])
+        names = _trained_names(model)
+        return torch.cat([states.direction(name, torch.float32).flatten() for name in names])
 
-    def send(self, like: Update, inputs: Tensor, labels: Tensor, key: tuple[int | str, ...]) -> Tensor:
-        """The same of a client that holds these records, in the round and with the model of `like`.
+    def simulate_update(self, template: Update, inputs: Tensor, labels: Tensor, key: tuple[int | str, ...]) -> Tensor:
+        """Train a client on these records; return its update in the form of `flatten_update`.
 
         Args:
-            inputs: `example ...` in model units.
+            template: gives the round, the broadcast model and the kind of message.
+            inputs: `example ...`, in the model's range.
             labels: `example`.
             key: of all that is random.
 
         Raises:
             AttackError: training diverged, or a known defense cannot be simulated.
         """
-        where, known = f"round {like.round}, client {like.client}", self._knowledge
-        model = self._network.holding(like.before, where)
-        gradient = like.gradient is not None
-        plan = replace(training_of(known, len(inputs)), batch_norm="train" if trained_by_batch(like, model) else "eval")
-        defenses, loss = self._defending(len(inputs), plan, where), cast("Loss", known.loss)
-        before, sent = state_of(model), local_gradient if gradient else local_update
+        where = f"round {template.round}, client {template.client}"
+        knowledge = self._knowledge
+        model = self._network.load(template.before, where)
+        sends_gradient = template.gradient is not None
+        plan = training_plan(knowledge, len(inputs))
+        plan = replace(plan, batch_norm="train" if used_batch_statistics(template, model) else "eval")
+        defenses = self._configured_defenses(len(inputs), plan, where)
+        before = copy_state(model)
+        train = local_gradient if sends_gradient else local_update
         try:
-            found, *_ = sent(
+            # Train.
+            trained, *_ = train(
                 model,
                 before,
-                inputs.to(known.device),
-                labels.to(known.device),
+                inputs.to(knowledge.device),
+                labels.to(knowledge.device),
                 plan,
                 key=key,
                 defenses=defenses,
-                loss=loss,
+                loss=cast("Loss", knowledge.loss),
             )
-            moved: State = found if gradient else {name: tensor - before[name] for name, tensor in found.items()}
-            for defense, own in keyed(defenses):
-                moved = _defended(defense, moved, (*key, "defense", "on_update", *own))
+            update: State = trained
+            if not sends_gradient:
+                update = {name: tensor - before[name] for name, tensor in trained.items()}
+            # Apply the defenses of the update.
+            for defense, defense_key in pair_with_keys(defenses):
+                random_key = (*key, "defense", "on_update", *defense_key)
+                update = _defend_update(defense, update, random_key)
         except RunError as error:
             raise AttackError(
                 f"{where}: a client that is simulated on auxiliary records failed ({error}); attack another round"
             ) from error
-        sign = 1 if gradient else -1
-        return torch.cat([sign * moved[name].float().flatten() for name in _trained(model)])
+        sign = 1 if sends_gradient else -1
+        names = _trained_names(model)
+        return torch.cat([sign * update[name].float().flatten() for name in names])
 
-    def _defending(self, count: int, plan: LocalTraining, where: str) -> list[Defense]:
-        """The known defenses as a client with `count` examples uses them."""
-        if count not in self._defenses:
-            found = []
+    def _configured_defenses(self, num_examples: int, plan: LocalTraining, where: str) -> list[Defense]:
+        """Return the known defenses as a client with `num_examples` examples configures them."""
+        if num_examples not in self._defenses_by_count:
+            configured = []
             for defense in self._knowledge.defenses or ():
                 if overrides(defense, "on_data"):
                     raise AttackError(
-                        f"{where}: {type(defense).__name__} chooses the data that take part, which is not simulated; "
-                        "take the attack that does not know the defenses"
+                        f"{where}: {type(defense).__name__} chooses the data that take part, which "
+                        "is not simulated; take the attack that does not know the defenses"
                     )
-                few, many = (defense.of_client(self._part(count, plan, rounds)) for rounds in (_FEW, _MANY))
+                few = defense.of_client(self._participation(num_examples, plan, _FEW_ROUNDS))
+                many = defense.of_client(self._participation(num_examples, plan, _MANY_ROUNDS))
                 if few != many:
                     raise AttackError(
-                        f"{where}: the strength of {type(defense).__name__} follows from the number of rounds, which "
-                        "this attack is not told; take the attack that does not know the defenses"
+                        f"{where}: the strength of {type(defense).__name__} follows from the "
+                        "number of rounds, which this attack is not told; take the attack that "
+                        "does not know the defenses"
                     )
-                found.append(few)
-            self._defenses[count] = found
-        return self._defenses[count]
+                configured.append(few)
+            self._defenses_by_count[num_examples] = configured
+        return self._defenses_by_count[num_examples]
 
-    def _part(self, count: int, plan: LocalTraining, rounds: int) -> Participation:
+    def _participation(self, num_examples: int, plan: LocalTraining, rounds: int) -> Participation:
         return Participation(
-            num_examples=count,
+            num_examples=num_examples,
             batch_size=plan.batch_size,
-            steps=plan.steps(count),
+            steps=plan.steps(num_examples),
             rounds=rounds,
-            num_classes=self._classes,
-            value_range=self._range,
+            num_classes=self._num_classes,
+            value_range=self._value_range,
         )
 
 
-def _ends(knowledge: Knowledge) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def _value_range_as_tuples(
+    knowledge: Knowledge,
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     if knowledge.value_range is None:
         return None
     low, high = knowledge.value_range
     return tuple(low), tuple(high)
 
 
-def _trained(model: nn.Module) -> list[str]:
+def _trained_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def _defended(defense: Defense, moved: State, key: tuple[int | str, ...]) -> Mapping[str, Tensor]:
-    """What `on_update` makes of an update, dense."""
-    memory: Memory | None = {} if remembers(defense) else None
-    common = generator(*key, "common") if agrees(defense) else None
-    sent = replaced_update(defense, moved, generator(*key), memory, common)
-    return sent.values("delta", moved) if isinstance(sent, Payload) else sent
+def _defend_update(defense: Defense, update: State, key: tuple[int | str, ...]) -> Mapping[str, Tensor]:
+    """Return what `on_update` makes of an update, dense."""
+    memory: Memory | None = {} if uses_memory(defense) else None
+    common = generator(*key, "common") if uses_common_randomness(defense) else None
+    defended = apply_on_update(defense, update, generator(*key), memory, common)
+    return defended.values("delta", update) if isinstance(defended, Payload) else defended

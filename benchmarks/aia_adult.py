@@ -21,9 +21,9 @@ from attack_study import accuracy, arguments, keep, run
 from torch import Tensor
 
 from fedsim.evaluation.imputation import Imputation
-from fedsim.evaluation.statistics import mean_text
+from fedsim.evaluation.statistics import format_mean
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 
 RESULTS = Path(__file__).parent / "results" / "aia-adult.csv"
 COLUMNS = ("case", "attack", "metric", "seed", "client", "value", "model")
@@ -60,9 +60,9 @@ def tables(epochs: int, seed: int) -> dict[str, Any]:
 
 def guesses(seed: int, experiment: dict[str, Any]) -> Iterator[tuple[str, str, int, float]]:
     """Name, metric, client and value of what is said without a message."""
-    made = Experiment(check(Config, experiment, "adult"))
+    made = Experiment(validate_tables(Config, experiment, "adult"))
     column = made.dataset.column(ATTRIBUTE)
-    imputation = Imputation.learnt(made.dataset.test, column, seed)
+    imputation = Imputation.fit(made.dataset.test, column, seed)
     for client in range(CLIENTS):
         inputs, labels = made.data.train(client)
         truth, guess = column.values(inputs), imputation.guess(inputs, labels)
@@ -111,7 +111,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
             cells = []
             for metric in METRICS:
                 found, imputed = values[case, name, metric], values[case, "imputation", metric]
-                cells += [mean_text(found), mean_text({key: value - imputed[key] for key, value in found.items()})]
+                cells += [format_mean(found), format_mean({key: value - imputed[key] for key, value in found.items()})]
             print(f"| {name} | {' | '.join(cells)} |")
 
 

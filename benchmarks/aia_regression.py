@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import fedsim
-from fedsim.evaluation.statistics import mean_text
+from fedsim.evaluation.statistics import format_mean
 
 SEEDS, CLIENTS, RECORDS, NUMBERS = (1, 2, 3), 8, 50, 4
 EFFECTS = (0.5, 1.0, 2.0)
@@ -82,7 +82,7 @@ def main() -> None:
                 found["floor", row["metric"]][key] = row["floor"]
         print(f"\neffect {effect}\n\n| attack | {' | '.join(METRICS)} |\n|---|---|---|")
         for attack in ["floor", *(one.get("label", one["name"]) for one in ATTACKS[1:])]:
-            print(f"| {attack} | {' | '.join(mean_text(found[attack, metric]) for metric in METRICS)} |", flush=True)
+            print(f"| {attack} | {' | '.join(format_mean(found[attack, metric]) for metric in METRICS)} |", flush=True)
 
 
 if __name__ == "__main__":

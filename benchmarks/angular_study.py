@@ -32,22 +32,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from adversaries.engine.matching import GradientInversion
 from adversaries.engine.priors import BatchNormStatistics, TotalVariation
 from adversaries.engine.recipe import Recipe
-from adversaries.scene import Scene
+from adversaries.scene import InversionProblem
 from fedsim import metrics
 from fedsim.errors import AttackError
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.training_states import make_states
 from fedsim.exposure.angular_lipschitz import AngularLipschitz
 from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.gradient_norm import GradientNorm
 from fedsim.exposure.lipschitz import Lipschitz
-from fedsim.exposure.noises import OfNoises
+from fedsim.exposure.noises import NoiseMeasure
 from fedsim.knowledge import Knowledge
 from fedsim.measure import Meaning, Measure
-from fedsim.randomness import generator, one_thread
-from fedsim.training.model_state import load_state, state_of
-from fedsim.training.sent import Sent
+from fedsim.randomness import generator, use_one_thread
+from fedsim.training.model_state import copy_state, load_state
+from fedsim.training.sent import ClientMessage
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
@@ -83,7 +83,7 @@ class Matching(GradientInversion):
 
     by_batch: bool
 
-    def _recipe(self, scene: Scene) -> Recipe:
+    def _recipe(self, scene: InversionProblem) -> Recipe:
         return Recipe(
             priors=[(2 * 0.1, TotalVariation()), (0.005, BatchNormStatistics())],
             step_size=0.1,
@@ -92,11 +92,11 @@ class Matching(GradientInversion):
         )
 
 
-LIPSCHITZ: Mapping[str, OfNoises] = {"lipschitz": Lipschitz(), "angular-lipschitz": AngularLipschitz()}
+LIPSCHITZ: Mapping[str, NoiseMeasure] = {"lipschitz": Lipschitz(), "angular-lipschitz": AngularLipschitz()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class BothLipschitz(OfNoises):
+class BothLipschitz(NoiseMeasure):
     """L-tilde and L^cos of the same noises, so that each gradient is taken once and not twice."""
 
     noises: int = NOISES
@@ -104,12 +104,12 @@ class BothLipschitz(OfNoises):
         f"{name}.{quantity}": meaning for name, one in LIPSCHITZ.items() for quantity, meaning in one.quantities.items()
     }
 
-    def _change(self, sent: Sent, noises: Tensor, moved: Tensor) -> Tensor:
-        return torch.stack([one._change(sent, noises, moved) for one in LIPSCHITZ.values()], 1)
+    def _compare_messages(self, sent: ClientMessage, noises: Tensor, moved: Tensor) -> Tensor:
+        return torch.stack([one._compare_messages(sent, noises, moved) for one in LIPSCHITZ.values()], 1)
 
-    def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
+    def _summarise_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
         both = zip(LIPSCHITZ.values(), changes.T, strict=True)
-        values = [value for one, of in both for value in one._of_changes(of).values()]
+        values = [value for one, of in both for value in one._summarise_changes(of).values()]
         return dict(zip(self.quantities, values, strict=True))
 
 
@@ -145,7 +145,7 @@ class Trained:
             "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
             "states": {"epochs": list(epochs), "decay_at": list(DECAY_AT), "decay": 0.1},
         }
-        return check(Config, tables, "angular")
+        return validate_tables(Config, tables, "angular")
 
     def states(self, epochs: Sequence[int]) -> list[Path]:
         """The files of its states, which are made where they are not there."""
@@ -186,15 +186,15 @@ class Client:
 
     def update(self) -> Update:
         """Its gradient, and its batch's statistics in place of the running ones."""
-        before = state_of(self.network)  # before a forward pass in train mode changes the running statistics
+        before = copy_state(self.network)  # before a forward pass in train mode changes the running statistics
         before = {name: tensor.clone() for name, tensor in before.items()}
         named = dict(self.network.named_parameters())
         statistics, remove = noting_statistics(self.network)
         loss = self.trained.experiment.loss(self.network(self.inputs), self.labels)
         remove()
         slopes = torch.autograd.grad(loss, list(named.values()))
-        sent = Payload.dense(dict(zip(named, slopes, strict=True)), "gradient")
-        payload = sent | Payload.dense(statistics, "weights")
+        sent = Payload.from_dense(dict(zip(named, slopes, strict=True)), "gradient")
+        payload = sent | Payload.from_dense(statistics, "weights")
         return Update(round=1, client=0, before=before, payload=payload, num_examples=len(self.labels))
 
     def knowledge(self) -> Knowledge:
@@ -216,7 +216,7 @@ class Client:
         """How close the attack comes, and how far its loss falls."""
         attack = Matching(by_batch=self.mode == "train", iterations=ITERATIONS)
         rng = generator(SEED, "angular attack", number)  # the same start for all networks and states
-        with one_thread():
+        with use_one_thread():
             found = attack.invert(self.update(), self.knowledge(), rng, lambda *_: None)
         drops = {
             f"{name} {when}": float(found.trace[key][place])
@@ -227,7 +227,7 @@ class Client:
 
     def scores(self, claimed: Tensor) -> dict[str, float]:
         """Means over the images, each paired with one of those claimed in [0, 1]."""
-        claimed = metrics.paired(claimed, self.images)
+        claimed = metrics.pair_examples(claimed, self.images)
         perceived = metrics.lpips(claimed, self.images, Path(os.environ["FEDSIM_DATA"]) / "weights")
         if isinstance(perceived, str):
             raise SystemExit(f"LPIPS: {perceived}")
@@ -244,7 +244,7 @@ class Client:
     def measured(self, label: str) -> dict[str, float]:
         """The values of one measure, by name."""
         loss = self.trained.experiment.loss
-        found = MEASURES[label]().of(self.network, loss, self.inputs, self.labels)
+        found = MEASURES[label]().compute(self.network, loss, self.inputs, self.labels)
         return {f"{label}.{name}".removeprefix("."): value for name, value in found.items()}
 
 

@@ -14,7 +14,7 @@ import torch
 import fedsim
 from fedsim.auditing.audit import open_audit
 from fedsim.errors import ConfigError
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 
 
 def run(path: Path, experiment: dict[str, Any]) -> fedsim.Run:
@@ -44,7 +44,7 @@ def attacked(
         "adversary": {"workers": 1, **adversary},
         "attack": [{**table, "label": f"{title}, {when}"} for title, table in attacks.items()],
     }
-    audit = open_audit(made.path, check(AttackFile, file, "attacks"), made.path)
+    audit = open_audit(made.path, validate_tables(AttackFile, file, "attacks"), made.path)
     if failures := audit.run():
         raise SystemExit("\n".join(failures))
     for row in audit.score():

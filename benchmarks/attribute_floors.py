@@ -20,11 +20,11 @@ from statistics import fmean
 import torch
 from lmra_sweeps import ATTRIBUTE, HERE, settings
 
-from fedsim.evaluation.imputation import IMPUTED, Imputation
+from fedsim.evaluation.imputation import IMPUTED_GUESS, Imputation
 from fedsim.evaluation.inferences import score_inference
-from fedsim.evaluation.statistics import mean_text
+from fedsim.evaluation.statistics import format_mean
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.findings import Inference
 
 METRICS = ("attribute_accuracy", "attribute_balanced_accuracy")
@@ -36,7 +36,7 @@ def experiment(data: str, seed: int, overrides: Mapping[str, int]) -> Experiment
     for name, value in {"federation.seed": seed, **overrides}.items():
         table, _, key = name.partition(".")
         tables[table][key] = value
-    return Experiment(check(Config, tables, data))
+    return Experiment(validate_tables(Config, tables, data))
 
 
 def floors(data: str, made: Experiment, imputation: Imputation) -> list[dict[str, tuple[float, float, str]]]:
@@ -85,9 +85,9 @@ def main() -> None:
                 made = experiment(data, seed, {})
                 if seed not in imputations:
                     column = made.dataset.column(ATTRIBUTE[data])
-                    imputations[seed] = Imputation.learnt(made.dataset.test, column, seed)
+                    imputations[seed] = Imputation.fit(made.dataset.test, column, seed)
                 cells += [item[metric] for item in floors(data, made, imputations[seed])]
-            guessed = sum(guess == IMPUTED for _, _, guess in cells)
+            guessed = sum(guess == IMPUTED_GUESS for _, _, guess in cells)
             print(
                 f"{data}, {metric}: without public data {fmean(c[0] for c in cells):.3f}, floor "
                 f"{fmean(c[1] for c in cells):.3f}, imputed for {guessed} of {len(cells)}"
@@ -102,7 +102,7 @@ def main() -> None:
                 floor = fmean(best[client][metric][1] for client in values)
                 print(
                     f"  {run}, {attack}, {metric}: {fmean(values.values()):.3f}, floor {floor:.3f}, difference "
-                    f"{mean_text(gain)} (n = {len(gain)})"
+                    f"{format_mean(gain)} (n = {len(gain)})"
                 )
 
 

@@ -35,13 +35,13 @@ from fedsim.datasets import Dataset
 from fedsim.datasets.reuters import ReutersR8
 from fedsim.errors import AttackError
 from fedsim.evaluation import text_metrics
-from fedsim.evaluation.score import Public
-from fedsim.evaluation.scoring import score
+from fedsim.evaluation.score import PublicExamples
+from fedsim.evaluation.scoring import score_examples
 from fedsim.evaluation.truth import Truth
-from fedsim.experiments.build import data_folder
+from fedsim.experiments.build import find_data_folder
 from fedsim.findings import Texts
 from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
@@ -110,7 +110,7 @@ def every_cell() -> Iterator[Cell]:
 @cache
 def texts(length: int) -> Dataset:
     """Reuters R8."""
-    if (folder := data_folder()) is None:
+    if (folder := find_data_folder()) is None:
         raise SystemExit("FEDSIM_DATA is not set; point it at the folder with the data sets")
     return ReutersR8(length=length).load(folder)
 
@@ -119,7 +119,7 @@ def texts(length: int) -> Dataset:
 def network(name: str, weights: str, length: int, dim: int, seed: int) -> nn.Module:
     """One whose weights depend on these alone."""
     data = texts(length)
-    with seeded("dager", seed):
+    with seed_globals("dager", seed):
         model = NETWORKS[name](dim=dim).build(data.task)
     if weights == "trained":
         optimizer, rng = torch.optim.Adam(model.parameters(), 1e-3), generator("dager", seed, "train")
@@ -146,7 +146,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     slopes = torch.autograd.grad(cross_entropy(model(tokens), labels), list(model.parameters()))
     names = [name for name, _ in model.named_parameters()]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    gradient = Payload.dense(dict(zip(names, slopes, strict=True)), "gradient")
+    gradient = Payload.from_dense(dict(zip(names, slopes, strict=True)), "gradient")
     known = Knowledge(
         model=lambda: model,
         loss=cross_entropy,
@@ -170,9 +170,9 @@ def measured(cell: Cell) -> dict[str, Any]:
         seconds = time.process_time() - started
     assert isinstance(found, Texts)
     truth = Truth(data=tokens, labels=labels, padding=data.padding)
-    public = Public(data=data.test.inputs(), labels=data.test.labels)
-    scores = {s.metric: s for s in score(found, truth, public=public, rng=generator(0))}
-    paired = text_metrics.paired_texts(found.tokens, tokens, data.padding)
+    public = PublicExamples(data=data.test.inputs(), labels=data.test.labels)
+    scores = {s.metric: s for s in score_examples(found, truth, public=public, rng=generator(0))}
+    paired = text_metrics.pair_texts(found.tokens, tokens, data.padding)
     row |= {"refused": 0, "exact": scores["recovered"].value, "floor": scores["recovered"].floor}
     row |= {f"rouge_{n}": float(text_metrics.rouge(paired, tokens, data.padding, n).mean()) for n in (1, 2)}
     row["labels"] = scores["label_accuracy"].value

@@ -15,7 +15,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
 
-from fedsim.evaluation.statistics import interval
+from fedsim.evaluation.statistics import confidence_interval
 
 RESULTS = Path(__file__).parent / "results" / "dager.csv"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -54,7 +54,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
             exact, *others = (values(found, metric) for metric in METRICS)
             told = f"{100 * exact.mean():.0f}"
             if len(exact) > 1:
-                low, high = interval(exact, share=True)
+                low, high = confidence_interval(exact, share=True)
                 told += f" ({100 * low:.0f} to {100 * high:.0f})"
             figures = " | ".join(f"{100 * of_each.mean():.0f}" for of_each in others)
             seconds = fmean(float(row["seconds"]) for row in found)

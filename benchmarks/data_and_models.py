@@ -21,9 +21,9 @@ import torch
 
 from fedsim.errors import DataError
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.experiments.simulation import federate
+from fedsim.experiments.simulation import run_federation
 
 BY_NATURE: dict[str, Any] = {"name": "natural"}
 
@@ -181,14 +181,14 @@ JOBS: dict[str, dict[str, Any]] = {
 
 def row(name: str, tables: dict[str, Any]) -> str:
     """Run one job; what came of it, as a row of Markdown."""
-    config = check(Config, tables, name)
+    config = validate_tables(Config, tables, name)
     began = time.monotonic()
     experiment = Experiment(config)
     data = experiment.dataset
     loaded = time.monotonic() - began
     with tempfile.TemporaryDirectory() as out:
         began = time.monotonic()
-        federate(config, folder := RunFolder(Path(out) / "run"))
+        run_federation(config, folder := RunFolder(Path(out) / "run"))
         seconds = time.monotonic() - began
         rows = {int(r["round"]): r for r in read_rows(folder.metrics) if r["client"] == "server"}
     federation, training = config.federation, config.training

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 from clients.app import app as client_app
-from fedsim.engines.arrays import record_of
+from fedsim.engines.arrays import make_record
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.plugins import registry
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from strategies.app import _protocol, _simulation
+from strategies.app import _simulation_record, _training_config
 from strategies.curious import Curious
 
 RESULTS = Path(__file__).parent / "results" / "defense-cost.csv"
@@ -92,7 +92,7 @@ def experiment(where: str, defense: dict[str, Any] | None) -> Experiment:
     tables = {name: dict(keys) for name, keys in WHERE[where].items()}
     tables["federation"] |= {"engine": "serial", "seed": 1, "rounds": 1}
     fixed = {"strategy": {"name": "fedavg"}, "adversary": {"when": "never"}, "defense": [defense] if defense else []}
-    return Experiment(check(Config, tables | fixed, where))
+    return Experiment(validate_tables(Config, tables | fixed, where))
 
 
 class Round:
@@ -100,14 +100,14 @@ class Round:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment, clients = experiment, experiment.config.federation.clients
-        simulation, together = _simulation(experiment), experiment.together
-        self._grid: Any = CohortGrid(InProcessGrid(client_app), clients, simulation, [2], together=together)
-        self._arrays = record_of(experiment.initial_state())
+        simulation, together = _simulation_record(experiment), experiment.clients_at_once
+        self._grid: Any = CohortGrid(InProcessGrid(client_app), clients, simulation, [2], group_size=together)
+        self._arrays = make_record(experiment.initial_state())
         self.steps = sum(experiment.training.steps(count) for count in experiment.data.counts)
 
     def replies(self, strategy: Any) -> Iterator[Any]:
         """What clients send in round 1."""
-        messages = strategy.configure_train(1, self._arrays, _protocol(self.experiment), self._grid)
+        messages = strategy.configure_train(1, self._arrays, _training_config(self.experiment), self._grid)
         return iter(self._grid.send_and_receive(messages))
 
     def seconds(self) -> float:
@@ -175,7 +175,7 @@ def _cell(row: Row) -> str:
 def chosen(only: list[str]) -> dict[str, dict[str, Any] | None]:
     """None and the defenses to measure; each built-in one has to be in the table above."""
     here = {table["name"] for table in DEFENSES.values() if table}
-    ours = {name for name in registry.names("defenses") if _is_ours(name)}
+    ours = {name for name in registry.registered_names("defenses") if _is_ours(name)}
     if missing := sorted(ours - here):
         sys.exit(f"defense_cost: {missing[0]} is not measured; add a line to DEFENSES")
     if unknown := sorted(set(only) - here):
@@ -184,7 +184,7 @@ def chosen(only: list[str]) -> dict[str, dict[str, Any] | None]:
 
 
 def _is_ours(name: str) -> bool:
-    owner = registry.entry("defenses", name).dist
+    owner = registry.find_entry_point("defenses", name).dist
     return owner is not None and owner.name == "fedsim-curious"
 
 

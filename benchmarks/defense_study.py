@@ -29,10 +29,10 @@ import torch
 
 import fedsim
 from fedsim.auditing.audit import Audit, open_audit
-from fedsim.auditing.plan import Named
+from fedsim.auditing.plan import TitledAttacks
 from fedsim.errors import FedsimError
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 
 RESULTS = Path(__file__).parent / "results" / "defenses.csv"
 VICTIMS, DELTA = 10, 1e-5
@@ -138,7 +138,7 @@ class OnlyAdaptive(Audit):
     """The attacks that know the defenses, without the naive ones, which were made before."""
 
     @cached_property
-    def attacks(self) -> Named:
+    def attacks(self) -> TitledAttacks:
         """See Audit."""
         return [(table, attack) for table, attack in super().attacks if attack.adaptive]
 
@@ -154,7 +154,9 @@ def measured(cell: Cell, data_dir: Path, *, knows: bool) -> list[dict[str, Any]]
         run = fedsim.run(tables, out=Path(folder) / "run")
         victims = run.transcript.clients(1)[:VICTIMS]
         adversary = {"victims": victims, "rounds": [1], "workers": 1, "knowledge": {"defenses": knows}}
-        audit = open_audit(run.path, check(AttackFile, {"adversary": adversary, "attack": ATTACKS}, cell.name))
+        audit = open_audit(
+            run.path, validate_tables(AttackFile, {"adversary": adversary, "attack": ATTACKS}, cell.name)
+        )
         if knows:
             audit = OnlyAdaptive(**{name: getattr(audit, name) for name in audit.__dataclass_fields__})
         failures = audit.run()
@@ -179,7 +181,7 @@ def epsilon(experiment: Experiment | None) -> float | str:
     """What is proved of client 0 over the whole run; empty where nothing is."""
     assert experiment is not None
     client = experiment.setting.participation(0)
-    proved = [defense.guarantee(client, DELTA) for defense in experiment.defenses_of(0)]
+    proved = [defense.guarantee(client, DELTA) for defense in experiment.client_defenses(0)]
     return next((found.epsilon for found in proved if found is not None), "")
 
 
@@ -188,7 +190,7 @@ def without_slow_metrics() -> Iterator[None]:
     """The study has no use for LPIPS and L_sim, which take longer than the attack."""
     with (
         patch("fedsim.metrics.lpips", lambda *_: "not part of the study"),
-        patch("fedsim.evaluation.reconstructions._message", lambda *_: None),
+        patch("fedsim.evaluation.reconstructions._attacked_update", lambda *_: None),
     ):
         yield
 

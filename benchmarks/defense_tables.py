@@ -16,14 +16,14 @@ from defense_study import METRICS, NONE, RESULTS, cells, read
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
-from fedsim.reporting.adaptive import FAILS, HOLDS, ONLY_NAIVE, OPEN, Pair, at_floor
-from fedsim.reporting.summary import LEAKS, Line, lines
+from fedsim.reporting.adaptive import FAILS, HOLDS, ONLY_NAIVE, UNDECIDED_OUTCOME, NaiveAdaptivePair, at_floor
+from fedsim.reporting.summary import LEAKS, ScoreReading, score_readings
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- defense_tables.py: begin -->", "<!-- defense_tables.py: end -->"
 ATTACKS = ("sme", "ig")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-SHORT = {HOLDS: "holds", ONLY_NAIVE: "**naive only**", FAILS: "fails", OPEN: "undecided"}
+SHORT = {HOLDS: "holds", ONLY_NAIVE: "**naive only**", FAILS: "fails", UNDECIDED_OUTCOME: "undecided"}
 DEFENDED = {cell.name for cell in cells() if "defense" in cell.set}
 SUMS = "secure-aggregation"
 TICKS = (-4, -2, -1, 0, 1, 2, 5, 10, 20, 50)
@@ -84,23 +84,23 @@ def scores(rows: Sequence[Row], attack: str, undefended: Sequence[Row]) -> list[
     return [above(naive), above(adaptive) if adaptive else "–", says]
 
 
-def both(rows: Sequence[Row], attack: str, metric: str = "psnr") -> tuple[Line | None, Line | None]:
+def both(rows: Sequence[Row], attack: str, metric: str = "psnr") -> tuple[ScoreReading | None, ScoreReading | None]:
     """What a report would read of the naive attack and of the adaptive one."""
-    found = {line.summary.made[0]: line for line in told(rows, metric)}
+    found = {line.summary.attack_key[0]: line for line in told(rows, metric)}
     return found.get(attack), found.get(f"{attack} adaptive")
 
 
-def worth(cell: str, naive: Line | None, adaptive: Line | None, control: Line | None) -> str:
+def worth(cell: str, naive: ScoreReading | None, adaptive: ScoreReading | None, control: ScoreReading | None) -> str:
     """What the defense is worth beside the attack without it; of the protocol's settings nobody has to know more."""
     if naive is None or cell == NONE or (adaptive is None and cell in DEFENDED):
         return "–"
     if adaptive is None:
         leaks = {LEAKS: "fails"}.get(naive.verdict, "undecided")
         return "holds" if at_floor(naive.summary) and control is not None and control.verdict == LEAKS else leaks
-    return SHORT[Pair(naive=naive, adaptive=adaptive, control=control).outcome]
+    return SHORT[NaiveAdaptivePair(naive=naive, adaptive=adaptive, control=control).outcome]
 
 
-def told(rows: Sequence[Row], metric: str) -> list[Line]:
+def told(rows: Sequence[Row], metric: str) -> list[ScoreReading]:
     """The readings that a report would give, by one metric."""
     full: list[dict[str, Any]] = [
         {**row, "granted": "defenses" if row["knows"] == "True" else ""} | dict.fromkeys(("variant", "missing"), "")
@@ -108,10 +108,10 @@ def told(rows: Sequence[Row], metric: str) -> list[Line]:
         for row in rows
         if row["metric"] == metric
     ]  # fmt: skip
-    return lines(full, {})
+    return score_readings(full, {})
 
 
-def above(line: Line) -> str:
+def above(line: ScoreReading) -> str:
     """How far its score is above the floor, with half the width of the score's interval."""
     item = line.summary
     return f"{item.gain:+.1f} ± {(item.high - item.low) / 2:.1f}"

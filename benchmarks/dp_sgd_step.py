@@ -28,7 +28,7 @@ from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
 from fedsim.task import Task
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 
 TASK = Task((1, 28, 28), 10)
@@ -41,7 +41,7 @@ Timed = Callable[[], float]
 def ours(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int, steps: int, *, private: bool) -> Timed:
     """CPU seconds of a step of fedsim's local training."""
     settings = LocalTraining(local_steps=steps, batch_size=batch, learning_rate=RATE)
-    defenses, before = [DpSgd(noise_multiplier=1.0)] if private else [], state_of(model)
+    defenses, before = [DpSgd(noise_multiplier=1.0)] if private else [], copy_state(model)
 
     def timed() -> float:
         started = time.process_time()

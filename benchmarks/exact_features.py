@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.engine.priors import total_variation
-from adversaries.exact.layer import Layer
-from adversaries.exact.mixture import Mixture
+from adversaries.exact.layer import FirstLayer
+from adversaries.exact.mixture import InputMixture
 from adversaries.exact.spear_ica import SpearIca
-from adversaries.scene import scene_of
+from adversaries.scene import build_problem
 from fedsim.attacks import Knowledge
 from fedsim.datasets.cifar import Cifar10
 from fedsim.errors import AttackError
 from fedsim.metrics import psnr
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
@@ -37,10 +37,10 @@ RANGE = [0.0] * 3, [1.0] * 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inner(Layer):
+class Inner(FirstLayer):
     """A linear layer that takes what a ReLU gives."""
 
-    def clamped(self, inputs: Tensor) -> Tensor:
+    def clamp_inputs(self, inputs: Tensor) -> Tensor:
         """See `Layer`."""
         return inputs.clamp_min(0)
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 def measured(images: Tensor, labels: Tensor, epochs: int, batch: int, seed: int) -> str:
     """Train, look for columns, and invert the features that they give."""
-    with seeded("network", seed):
+    with seed_globals("network", seed):
         model = network()
     before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     convolutions = nn.Sequential(*list(model)[:CONVOLUTIONS])
@@ -80,7 +80,7 @@ def measured(images: Tensor, labels: Tensor, epochs: int, batch: int, seed: int)
             optimizer.step()
     after = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     moved = float((convolutions(images).detach() - true).norm() / true.norm())
-    sent = Payload.dense(after, "weights")
+    sent = Payload.from_dense(after, "weights")
     update = Update(round=1, client=0, before=before, payload=sent, num_examples=len(images))
     try:
         found, features = columns(update, len(images))
@@ -97,20 +97,20 @@ def measured(images: Tensor, labels: Tensor, epochs: int, batch: int, seed: int)
 def columns(update: Update, size: int) -> tuple[int, Tensor]:
     """How many columns were found, and `example feature`."""
     knowledge = Knowledge(model=network, loss=cross_entropy, input_shape=(3, 32, 32), num_classes=10, value_range=RANGE)
-    scene = scene_of(update, knowledge)
-    weight, bias = (scene.names.index(f"{CONVOLUTIONS}.{kind}") for kind in ("weight", "bias"))
+    scene = build_problem(update, knowledge)
+    weight, bias = (scene.parameter_names.index(f"{CONVOLUTIONS}.{kind}") for kind in ("weight", "bias"))
     layer = Inner(
-        scene=scene,
+        problem=scene,
         shape=(scene.before[weight].shape[1],),
         name=str(CONVOLUTIONS),
         weight=scene.direction[weight].double(),
         bias=scene.direction[bias].double(),
-        ends=tuple((end[weight].double(), end[bias].double()) for end in (scene.before, scene.after)),
+        endpoints=tuple((end[weight].double(), end[bias].double()) for end in (scene.before, scene.after)),
     )
-    mixture = Mixture.of(layer.weight, layer.bias, size, "features")
+    mixture = InputMixture.from_update(layer.weight, layer.bias, size, "features")
     found, rest = SpearIca()._columns(mixture, layer, generator("columns"), lambda _: None)
     every = torch.cat([*(column[:, None] for column in found), rest], 1)
-    return len(found), mixture.unmixed(mixture.scaled(every))
+    return len(found), mixture.unmix_inputs(mixture.scale_columns(every))
 
 
 def inverted(convolutions: nn.Module, features: Tensor, shape: torch.Size) -> Tensor:

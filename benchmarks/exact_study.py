@@ -210,7 +210,7 @@ def without_slow_metrics() -> Iterator[None]:
     """The study has no use for LPIPS and L_sim, which take longer than the attack."""
     with (
         patch("fedsim.metrics.lpips", lambda *_: "not part of the study"),
-        patch("fedsim.evaluation.reconstructions._message", lambda *_: None),
+        patch("fedsim.evaluation.reconstructions._attacked_update", lambda *_: None),
     ):
         yield
 

@@ -14,7 +14,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
 
-from fedsim.evaluation.statistics import interval
+from fedsim.evaluation.statistics import confidence_interval
 
 RESULTS = Path(__file__).parent / "results" / "exact.csv"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -94,7 +94,7 @@ def line(cell: str, rows: Sequence[Row]) -> str:
     """Of a table."""
     found = next(filter(None, (of(rows, cell, name) for name in ("spear-ica", "spear-ica-rounds", "spear"))), [])
     exact = shares(found)
-    low, high = interval(exact, share=True)
+    low, high = confidence_interval(exact, share=True)
     cells = [cell.partition(" ")[2], str(len(found)), f"{exact.mean():.3f} ({low:.2f}, {high:.2f})"]
     cells.append(f"{shares(found, 'certified').mean():.3f}")
     for attack in (found[0]["attack"], "cocktail-party", REFINED):

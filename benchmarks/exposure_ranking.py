@@ -26,7 +26,7 @@ from scipy.stats import rankdata
 
 import fedsim
 from fedsim.auditing.audit import Audit, open_audit
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 from fedsim.measure import Measure
 from fedsim.plugins import registry
 from fedsim.training.local_round import LocalRound
@@ -71,7 +71,9 @@ def rows(epochs: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, without_slow_metrics():
         run = fedsim.run(tables(epochs), out=Path(folder) / "run")
         adversary = {"victims": "all", "rounds": list(ROUNDS), "workers": 1}
-        audit = open_audit(run.path, check(AttackFile, {"adversary": adversary, "attack": [ATTACK]}, "ranking"))
+        audit = open_audit(
+            run.path, validate_tables(AttackFile, {"adversary": adversary, "attack": [ATTACK]}, "ranking")
+        )
         if failures := audit.run():
             raise RuntimeError("; ".join(failures))
         psnr = {(int(r["round"]), int(r["victim"])): r["value"] for r in audit.score() if r["metric"] == "psnr"}
@@ -86,14 +88,16 @@ def measured(audit: Audit, before: Any, number: int, client: int) -> Iterator[di
     """What measures say of a client that was sent `before`: of its update, and of one gradient of all its data."""
     experiment = audit.experiment
     assert experiment is not None
-    (share,) = experiment.shares([client], number, experiment.training)
-    local = LocalRound.of(experiment.filled(before), share, experiment.training, experiment.dataset.task.loss)
+    (share,) = experiment.local_data([client], number, experiment.training)
+    local = LocalRound.create(
+        experiment.model_with_state(before), share, experiment.training, experiment.dataset.task.loss
+    )
     batch = local.model, local.loss, local.inputs, local.labels
     for name, settings in MEASURES.items():
         measure: Measure = registry.build("measures", name, settings, name)
         values = {
-            "update": measure.of(*batch, training=local.training, order=local.order),
-            "gradient": measure.of(*batch),
+            "update": measure.compute(*batch, training=local.training, order=local.order),
+            "gradient": measure.compute(*batch),
         }
         for of, found in values.items():
             for quantity, value in found.items():

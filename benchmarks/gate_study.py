@@ -42,7 +42,7 @@ from clients.defenses.gate import Gate
 from fedsim.attacks import Paper
 from fedsim.auditing.audit import open_audit
 from fedsim.defense import Defense, Memory
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 from fedsim.training.local_round import LocalRound
 from fedsim.wire.messages import State
 
@@ -180,13 +180,13 @@ class Study:
     def alone(self, gate: Gate) -> NDArray[np.bool_]:
         """In which rounds a client would be silent that alone has `gate`, `round client`."""
         values = self.values
-        of = values[(values["measure"] == gate._named) & (values["quantity"] == gate._chosen)]
+        of = values[(values["measure"] == gate._measure_name) & (values["quantity"] == gate._quantity_name)]
         by_round = of.pivot(index="round", columns="client", values="value").astype(float)
         closed = np.zeros((ROUNDS, CLIENTS), dtype=bool)
         for client in range(CLIENTS):
             memory: Memory = {}
             for place, value in enumerate(by_round[client]):
-                closed[place, client] = bool(gate._past_limit(torch.tensor([value], dtype=torch.float64), memory))
+                closed[place, client] = bool(gate._is_past_limit(torch.tensor([value], dtype=torch.float64), memory))
         return closed
 
     @cached_property
@@ -284,7 +284,7 @@ class Study:
         with tempfile.TemporaryDirectory() as folder, without_slow_metrics():
             run = fedsim.run(self.tables(defense, rounds=rounds, recorded=rounds), out=Path(folder) / "run")
             adversary = {"victims": "all", "rounds": list(range(1, rounds + 1)), "workers": 1}
-            spec = check(AttackFile, {"adversary": adversary, "attack": ATTACKS}, "gate")
+            spec = validate_tables(AttackFile, {"adversary": adversary, "attack": ATTACKS}, "gate")
             audit = open_audit(run.path, spec, trust=True)  # `AtRandom` is code that the run folder names
             if failures := audit.run():
                 raise RuntimeError("; ".join(failures))

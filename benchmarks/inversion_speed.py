@@ -93,7 +93,7 @@ def victim(cell: Cell, epochs: int = 10) -> tuple[Update, Tensor]:
             optimizer.step()
     after = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     return Update(
-        round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=cell.count
+        round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=cell.count
     ), labels
 
 

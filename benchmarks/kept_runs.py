@@ -14,9 +14,9 @@ from typing import Any
 
 import tomli_w
 
-from fedsim.reproduce.papers import HERE, papers
+from fedsim.reproduce.papers import PACKAGE_FOLDER, read_papers
 
-FOLDER = HERE / "kept"
+FOLDER = PACKAGE_FOLDER / "kept"
 HEAD = "# Written by `python benchmarks/kept_runs.py` from what `fedsim reproduce` got.\n"
 Tables = dict[str, Any]
 
@@ -31,7 +31,7 @@ def keep(results: Iterable[Path], folder: Path = FOLDER) -> list[Path]:
         file = files.setdefault(place, before(place, result["paper"]))
         file["kept"] = [other for other in file["kept"] if other["table"] != one["table"]] + [one]
     for place, file in files.items():
-        order = list(papers()[file["paper"]].table)
+        order = list(read_papers()[file["paper"]].table)
         file["kept"].sort(key=lambda one: order.index(one["table"]))
         place.write_text(HEAD + tomli_w.dumps(file), encoding="utf-8")
     return list(files)

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedsim.evaluation.statistics import mean_and_margin, mean_text
+from fedsim.evaluation.statistics import format_mean, mean_and_margin
 from fedsim.experiments.run_folder import RunFolder, read_rows
 
 COLUMNS = ("run", "attack", "metric", "what", "clients 0, 1, ...")
@@ -54,7 +54,7 @@ def cell(values: Iterable[float | None], *, scale: int = 1) -> str:
     known = {(str(place), ""): scale * value for place, value in enumerate(every) if value is not None}
     if not known:
         return "refused" if every else "-"
-    text = mean_text(known) if scale == 1 else _percent(*mean_and_margin(known))
+    text = format_mean(known) if scale == 1 else _percent(*mean_and_margin(known))
     return text + (f" ({len(known)} of {len(every)})" if len(known) < len(every) else "")
 
 

@@ -27,10 +27,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from adversaries.engine import matching
 from adversaries.engine.matching import GradientInversion
-from fedsim.attacks import Knowledge, Order
+from fedsim.attacks import Knowledge, VictimTask
 from fedsim.models.sme import SmeCnn
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
@@ -53,7 +53,7 @@ class Enough(BaseException):
 
 def model() -> torch.nn.Module:
     """What is attacked."""
-    with seeded("kernel launches"):
+    with seed_globals("kernel launches"):
         return SmeCnn(channels=(4, 8), hidden=20).build(TASK)
 
 
@@ -66,7 +66,7 @@ def recorded(victims: int, folder: Path) -> Transcript:
         noise = torch.randn(COUNT, *TASK.input_shape, generator=generator("noise", client))
         cross_entropy(network(noise), labels).backward()
         after = {name: p.detach() - RATE * p.grad for name, p in network.named_parameters() if p.grad is not None}
-        sent = Payload.dense(after, "weights")
+        sent = Payload.from_dense(after, "weights")
         updates.append(Update(round=1, client=client, before=before, payload=sent, num_examples=COUNT))
     Recorder(folder).write(1, updates)
     return Transcript(folder)
@@ -99,7 +99,7 @@ def launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float
     with TemporaryDirectory() as room:
         transcript = recorded(victims, Path(room) / "transcript")
         orders = [
-            Order(
+            VictimTask(
                 transcript=transcript,
                 knowledge=known,
                 victim=client,

@@ -27,13 +27,13 @@ from fedsim.datasets import Dataset
 from fedsim.datasets.digits import Digits
 from fedsim.datasets.idx import Mnist
 from fedsim.evaluation import statistics
-from fedsim.evaluation.scoring import by_frequencies, every_class_as_often, label_accuracy
+from fedsim.evaluation.scoring import frequency_guess_accuracy, label_accuracy, uniform_guess_accuracy
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
 from fedsim.randomness import generator, numpy_generator
 from fedsim.task import Task
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -67,7 +67,7 @@ def main() -> None:
         found = np.array([measure(data, build, shape, *cell, seed) for seed in seeds])
         own, noise, floor, warned = found.mean(0)
         gains = statistics.gains(found[:, 0], found[:, 1], higher_is_better=True)
-        low, high = statistics.interval(gains, lowest=-1.0, highest=1.0)
+        low, high = statistics.confidence_interval(gains, lowest=-1.0, highest=1.0)
         gain = f"{gains.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
         print(f"{', '.join(map(str, cell))}: {own:.3f}, {noise:.3f}, {gain}, {floor:.3f}, {warned:.2f}", flush=True)
 
@@ -92,19 +92,21 @@ def measure(
     chosen = draw.multinomial(count, shares)
     index = torch.cat([(data.train.labels == c).nonzero().flatten()[:n] for c, n in enumerate(chosen)])
     inputs, labels = (data.train.inputs(index) - mean) / std, data.train.labels[index]
-    before = state_of(model)
+    before = copy_state(model)
     plan = LocalTraining(local_epochs=epochs, batch_size=count, learning_rate=rate)
     after, _ = local_update(model, before, inputs, labels, plan, key=(seed,))
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=len(labels))
+    update = Update(
+        round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=len(labels)
+    )
     knowledge = Knowledge(
         model=build, loss=cross_entropy, input_shape=shape, num_classes=CLASSES,
         value_range=([-mean / std], [(1 - mean) / std]), learning_rate=rate, local_epochs=epochs, batch_size=count,
     )  # fmt: skip
-    with patch.multiple(rules, _by_simulation=lambda *_: None, _TRAININGS=1, log=Mock()):
+    with patch.multiple(rules, _simulate_last_layer=lambda *_: None, _MODEL_TRAININGS=1, log=Mock()):
         by_noise = rules.count_labels(update, knowledge, model, before, after, generator(seed))
     with patch.object(rules, "log") as log:
         claimed = rules.count_labels(update, knowledge, model, before, after, generator(seed))
-    floor = max(every_class_as_often(labels, CLASSES), by_frequencies(labels, frequencies))
+    floor = max(uniform_guess_accuracy(labels, CLASSES), frequency_guess_accuracy(labels, frequencies))
     return label_accuracy(claimed, labels), label_accuracy(by_noise, labels), floor, log.warning.called
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from attack_study import accuracy, arguments, attacked, cells, keep, run
 
-from fedsim.evaluation.statistics import mean_text
+from fedsim.evaluation.statistics import format_mean
 
 RESULTS = Path(__file__).parent / "results" / "labels.csv"
 COLUMNS = ("case", "rounds", "attack", "metric", "seed", "client", "value", "floor", "guess", "accuracy")
@@ -95,7 +95,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         )
         for case in CASES:
             for when in WHEN:
-                cells = [mean_text(values[case, when, attack]) for attack in ("best guess", *ATTACKS)]
+                cells = [format_mean(values[case, when, attack]) for attack in ("best guess", *ATTACKS)]
                 print(f"| {case} | {when} | {' | '.join(cells)} |")
     print()
     for case in CASES:

@@ -31,17 +31,17 @@ from adversaries.engine.distances import Cosine, Distance, SquaredL2
 from adversaries.engine.matching import GradientInversion
 from adversaries.engine.priors import TotalVariation
 from adversaries.engine.recipe import Recipe
-from adversaries.scene import Scene
+from adversaries.scene import InversionProblem
 from fedsim import metrics
 from fedsim.errors import AttackError
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.training_states import make_states
 from fedsim.findings import Reconstruction
 from fedsim.knowledge import Knowledge
 from fedsim.plugins import registry
-from fedsim.randomness import generator, one_thread
-from fedsim.training.model_state import load_state, state_of
+from fedsim.randomness import generator, use_one_thread
+from fedsim.training.model_state import copy_state, load_state
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
@@ -124,7 +124,7 @@ class Matching(GradientInversion):
     step_size: float
     tv_weight: float
 
-    def _recipe(self, scene: Scene) -> Recipe:
+    def _recipe(self, scene: InversionProblem) -> Recipe:
         prior = (self.tv_weight, TotalVariation())
         return Recipe(distance=DISTANCES[self.distance], priors=[prior], step_size=self.step_size, signed=True)
 
@@ -152,7 +152,7 @@ class Cell:
             "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
             "states": {"epochs": [epochs], "decay_at": [epochs // 2, epochs * 3 // 4], "decay": 0.1},
         }
-        return Experiment(check(Config, tables, self.data))
+        return Experiment(validate_tables(Config, tables, self.data))
 
     @property
     def weights(self) -> Path:
@@ -186,8 +186,8 @@ class Cell:
         _, inputs, labels = self.example(image)
         named = dict(self.network.named_parameters())
         slopes = torch.autograd.grad(self.experiment.loss(self.network(inputs), labels), list(named.values()))
-        payload = Payload.dense(dict(zip(named, slopes, strict=True)), "gradient")
-        return Update(round=1, client=image, before=state_of(self.network), payload=payload, num_examples=1)
+        payload = Payload.from_dense(dict(zip(named, slopes, strict=True)), "gradient")
+        return Update(round=1, client=image, before=copy_state(self.network), payload=payload, num_examples=1)
 
     def knowledge(self, image: int) -> Knowledge:
         """All but the image itself."""
@@ -208,7 +208,7 @@ class Cell:
         """How close the best of all restarts comes, by the objective; NaN where there is nothing to match."""
         rng = generator(SEED, "lavp attack", image)
         try:
-            with one_thread():
+            with use_one_thread():
                 found = attack.invert(self.update(image), self.knowledge(image), rng, lambda *_: None)
         except AttackError as error:
             print(f"{self.data}, {self.model}: {error}", flush=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsim.evaluation.local_optimum import local_optimum
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.reading import load_config
-from fedsim.randomness import one_thread
+from fedsim.randomness import use_one_thread
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State
 
@@ -36,7 +36,7 @@ def main(run: Path) -> None:
     optima, server = [], flat(whole)
     print(f"client  examples  to the global model of round {last}")
     for client in range(experiment.config.federation.clients):
-        ((inputs, labels),) = experiment.data.fed([client])
+        ((inputs, labels),) = experiment.data.model_examples([client])
         optimum = local_optimum(experiment.model, start, inputs, labels, experiment.dataset.task.loss)
         optima.append(flat(optimum))
         print(f"{client:6}  {len(labels):8}  {(optima[-1] - server).norm() / server.norm():.1%}", flush=True)
@@ -46,5 +46,5 @@ def main(run: Path) -> None:
 
 
 if __name__ == "__main__":
-    with one_thread():
+    with use_one_thread():
         main(Path(sys.argv[1]))

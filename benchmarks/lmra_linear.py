@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fedsim.auditing.audit import Audit, open_audit
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.simulation import federate
+from fedsim.experiments.simulation import run_federation
 from fedsim.findings import Inference, LocalModel
 from fedsim.recording.finding_files import load_finding
 from fedsim.recording.transcript import Transcript
@@ -67,7 +67,7 @@ def attacked(folder: Path, weights: int, messages: int, batch: int, sampled: flo
         "attack": [attack],
     }  # fmt: skip
     made = RunFolder(folder / "-".join(map(str, (weights, messages, batch, sampled, *attack.values()))))
-    federate(check(Config, tables, "lmra_linear"), made)
+    run_federation(validate_tables(Config, tables, "lmra_linear"), made)
     audit = open_audit(made.path, None)
     for failure in audit.run():
         print(failure)
@@ -111,7 +111,7 @@ def hidden_column(audit: Audit) -> None:
         weights = flat(audit.optimum(client))
         first, second = weights[column.features]
         error = (data.to_model(inputs).double() @ weights - targets).square().mean()
-        right = (finding.claimed == column.values(inputs)).double().mean()
+        right = (finding.predictions == column.values(inputs)).double().mean()
         print(f"client {client}: {right:.3f}, at least {1 - 4 * error / (second - first) ** 2:.3f}")
 
 

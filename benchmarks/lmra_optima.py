@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from fedsim.auditing.audit import open_audit
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 from fedsim.training.model_state import load_state
 from fedsim.training.modes import forward, set_evaluation_modes
 from fedsim.wire.messages import State
 
-NOBODY = check(AttackFile, {"attack": [{"name": "shared-model"}]}, "lmra_optima")
+NOBODY = validate_tables(AttackFile, {"attack": [{"name": "shared-model"}]}, "lmra_optima")
 
 
 def flat(state: State) -> Tensor:

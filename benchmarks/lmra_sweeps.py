@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedsim.evaluation.statistics import mean_text
+from fedsim.evaluation.statistics import format_mean
 from fedsim.experiments.run_folder import RunFolder, read_rows
 
 HERE = Path(__file__).parent
@@ -85,7 +85,7 @@ def table(runs: Mapping[int, Path], first: int | None) -> None:
             cell = columns.get(value, {})
             found = {place: score for place, (score, _) in cell.items()}
             floor = sum(guess for _, guess in cell.values()) / max(1, len(cell))
-            texts.append(f"{mean_text(found)} ({floor:.3f}; n = {len(cell)})" if cell else "")
+            texts.append(f"{format_mean(found)} ({floor:.3f}; n = {len(cell)})" if cell else "")
         print(f"| {attack} | {metric} | {' | '.join(texts)} |")
 
 

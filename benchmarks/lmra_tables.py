@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.evaluation.statistics import mean_text
+from fedsim.evaluation.statistics import format_mean
 from fedsim.experiments.run_folder import RunFolder, read_rows
 
 
@@ -31,8 +31,8 @@ def main(paths: list[str]) -> None:
         found = {place: value for place, (value, _, _) in cell.items()}
         gain = {place: value - floor for place, (value, floor, _) in cell.items()}
         _, floor, ceiling = np.mean(list(cell.values()), 0)
-        means = f"{mean_text(found):17} {floor:7.3f} {ceiling:8.3f}"
-        print(f"{attack:26} {metric:28} {len(cell):3}  {means}  {mean_text(gain)}")
+        means = f"{format_mean(found):17} {floor:7.3f} {ceiling:8.3f}"
+        print(f"{attack:26} {metric:28} {len(cell):3}  {means}  {format_mean(gain)}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from fedsim.exposure.spectrum import Spectrum
 from fedsim.measure import Measure
 from fedsim.models.lenet import LeNet
 from fedsim.plugins import registry
-from fedsim.randomness import seeded
+from fedsim.randomness import seed_globals
 from fedsim.task import Task
 
 RESULTS = Path(__file__).parent / "results" / "measure-cost.csv"
@@ -47,7 +47,7 @@ class Client:
 
     def __init__(self, size: int) -> None:
         self.task = Task((3, 32, 32), 10)
-        with seeded("measure-cost"):
+        with seed_globals("measure-cost"):
             self.model = LeNet().build(self.task)
             self.inputs, self.labels = torch.randn(size, 3, 32, 32), torch.arange(size) % 10
 
@@ -58,7 +58,7 @@ class Client:
 
     def measured(self, measure: Measure) -> dict[str, float]:
         """The measure of the batch."""
-        return measure.of(self.model, self.task.loss, self.inputs, self.labels)
+        return measure.compute(self.model, self.task.loss, self.inputs, self.labels)
 
 
 def main() -> None:
@@ -130,7 +130,7 @@ def _growth(name: str, client: Client) -> int:
     """MiB by which the peak grew, once everything is imported and a tiny batch was measured."""
     measure: Measure = registry.build("measures", name, MEASURES[name], "measure")
     warm = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
-    measure.of(warm, client.task.loss, torch.randn(1, 3, 2, 2), torch.tensor([1]))
+    measure.compute(warm, client.task.loss, torch.randn(1, 3, 2, 2), torch.tensor([1]))
     client.step()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = _peak()

@@ -25,8 +25,8 @@ from typing import Any
 from attack_study import accuracy, arguments, attacked, cells, keep, run
 
 import fedsim
-from fedsim.evaluation.statistics import mean_text
-from fedsim.knowledge import HELD_OUT, OTHERS
+from fedsim.evaluation.statistics import format_mean
+from fedsim.knowledge import HELD_OUT, NON_MEMBER_SOURCES
 
 RESULTS = Path(__file__).parent / "results" / "membership.csv"
 COLUMNS = ("case", "others", "attack", "metric", "seed", "client", "value", "floor", "accuracy")
@@ -100,7 +100,7 @@ def measured(out: Path) -> Iterator[dict[str, Any]]:
         for seed in SEEDS:
             made = run(out / f"{place}-{seed}", tables(changes, seed))
             reached = f"{accuracy(made):.4f}"
-            for others in OTHERS:
+            for others in NON_MEMBER_SOURCES:
                 for row in scored(made, others):
                     yield {"case": case, "others": others, "seed": seed, "accuracy": reached, **cells(row)}
 
@@ -114,12 +114,16 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
     for case in CASES:
         known = {row["seed"]: float(row["accuracy"]) for row in rows if row["case"] == case}
         print(f"\n{case}: the global model is right on {fmean(known.values()):.1%} of the test images\n")
-        print(f"| attack | {' | '.join(f'{name}, {others}' for others in OTHERS for name in METRICS.values())} |")
-        print(f"|---|{'---|' * len(OTHERS) * len(METRICS)}")
+        print(
+            f"| attack | {' | '.join(f'{name}, {others}' for others in NON_MEMBER_SOURCES for name in METRICS.values())} |"
+        )
+        print(f"|---|{'---|' * len(NON_MEMBER_SOURCES) * len(METRICS)}")
         floors = {row["metric"]: float(row["floor"]) for row in rows if row["attack"] in ATTACKS}
-        print(f"| chance | {' | '.join(f'{floors[metric]:.3f}' for _ in OTHERS for metric in METRICS)} |")
+        print(f"| chance | {' | '.join(f'{floors[metric]:.3f}' for _ in NON_MEMBER_SOURCES for metric in METRICS)} |")
         for attack in (*ATTACKS, *LEARNT):
-            texts = [mean_text(values[case, others, attack, metric]) for others in OTHERS for metric in METRICS]
+            texts = [
+                format_mean(values[case, others, attack, metric]) for others in NON_MEMBER_SOURCES for metric in METRICS
+            ]
             print(f"| {attack} | {' | '.join(texts)} |")
 
 
@@ -153,7 +157,7 @@ def low(out: Path) -> None:
     print(f"|---|{'---|' * len(ALL_METRICS)}")
     for attack in ("chance", *ATTACKS, *LEARNT):
         found = [values[attack, metric] for metric in ALL_METRICS]
-        texts = ["-" if any(map(math.isnan, own.values())) else mean_text(own) for own in found]
+        texts = ["-" if any(map(math.isnan, own.values())) else format_mean(own) for own in found]
         print(f"| {attack} | {' | '.join(texts)} |")
 
 

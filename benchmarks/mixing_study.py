@@ -29,13 +29,13 @@ from fedsim.datasets import Dataset
 from fedsim.defense import Defense, Participation
 from fedsim.errors import AttackError
 from fedsim.findings import Reconstruction
-from fedsim.metrics import paired, psnr
+from fedsim.metrics import pair_examples, psnr
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_gradient
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -62,11 +62,11 @@ class Study:
         self.dataset: Dataset = registry.build("datasets", data, {}, "data").load(Path(os.environ["FEDSIM_DATA"]))
         self.folder = folder
         self.plugin = registry.build("models", model, {"hidden": [64]} if model == "mlp" else {}, "model")
-        self.mean, self.std = (moment.reshape(-1, 1, 1) for moment in self.dataset.standard)
+        self.mean, self.std = (moment.reshape(-1, 1, 1) for moment in self.dataset.standardisation)
 
     def network(self) -> nn.Module:
         """At random weights, always the same."""
-        with seeded("mixing", "model"):
+        with seed_globals("mixing", "model"):
             return self.plugin.build(self.dataset.task)
 
     def victim(self, number: int, count: int) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ class Study:
         folder = self.folder / f"{defense}-{count}-{number}"
         recorder = Recorder(folder)
         for place in range(1, ROUNDS + 1):
-            before, inputs = state_of(self.network()), (images - self.mean) / self.std
+            before, inputs = copy_state(self.network()), (images - self.mean) / self.std
             gradient, _, _ = local_gradient(
                 self.network(), before, inputs, labels, plan, key=(number, "train", place, 0), defenses=own
             )
@@ -101,7 +101,7 @@ class Study:
                 round=place,
                 client=0,
                 before=before,
-                payload=Payload.dense(gradient, "gradient"),
+                payload=Payload.from_dense(gradient, "gradient"),
                 num_examples=count,
             )
             recorder.write(place, [update])
@@ -130,7 +130,7 @@ class Study:
             print(f"  {error}")
             return float("nan")
         assert isinstance(found, Reconstruction)
-        return psnr(paired(found.data, images), images).mean().item()
+        return psnr(pair_examples(found.data, images), images).mean().item()
 
     def line(self, defense: Defense | None, count: int, victims: int) -> dict[str, object]:
         """One line of the table."""
@@ -140,14 +140,14 @@ class Study:
             images, labels = self.victim(number, count)
             transcript = self.recorded(defense, images, labels, number)
             naive, adaptive = (self.knowledge(defense, known=known) for known in (False, True))
-            first = transcript.only([1])
+            first = transcript.restrict_to([1])
             own = {
                 "floor": psnr(floor.expand_as(images), images).mean().item(),
                 "naive": self.psnr_of(IG, first, naive, images),
                 "adaptive": self.psnr_of(IG, first, adaptive, images),
             }
             for rounds in (1, 2, 4, ROUNDS) if defense is not None else ():
-                seen = transcript.only(list(range(1, rounds + 1)))
+                seen = transcript.restrict_to(list(range(1, rounds + 1)))
                 own[f"unmixing, {rounds} rounds"] = self.psnr_of(Unmixing(), seen, adaptive, images)
             each.append(own)
         means = {name: round(fmean(one[name] for one in each), 1) for name in each[0]}

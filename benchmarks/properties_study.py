@@ -24,7 +24,7 @@ from attack_study import accuracy, arguments, attacked, cells, keep, run
 import fedsim
 from fedsim.datasets import Dataset
 from fedsim.datasets.tables import Csv
-from fedsim.evaluation.statistics import mean_text
+from fedsim.evaluation.statistics import format_mean
 
 RESULTS = Path(__file__).parent / "results" / "properties.csv"
 COLUMNS = ("case", "rounds", "attack", "metric", "seed", "client", "value", "floor", "accuracy")
@@ -160,7 +160,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         print(f"\n{name}\n\n| case | attack | {' | '.join(SHOWN)} |\n|---|---|{'---|' * len(SHOWN)}")
         for case, attack in made:
             known = [values[case, attack, when, metric] for when in SHOWN]
-            print(f"| {case} | {attack} | {' | '.join(mean_text(own) if own else '' for own in known)} |")
+            print(f"| {case} | {attack} | {' | '.join(format_mean(own) if own else '' for own in known)} |")
     print()
     for case in CASES:
         for length, when in WHEN.items():

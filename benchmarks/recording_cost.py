@@ -23,14 +23,14 @@ from typing import Any
 import torch
 
 from clients.app import app as client_app
-from fedsim.engines.arrays import record_of
+from fedsim.engines.arrays import make_record
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.reading import read_toml
 from fedsim.recording.recorder import Recorder
-from strategies.app import _protocol, _simulation
+from strategies.app import _simulation_record, _training_config
 from strategies.curious import Curious
 from strategies.curious_grid import CuriousGrid
 
@@ -86,7 +86,7 @@ def measure(experiment: Experiment, rounds: int, folder: Path) -> dict[str, list
     curious, round_strategy = timed(Curious(inner, Recorder(folder / "strategy" / "transcript")), *hooks)
     clients = experiment.config.federation.clients
     grid: Any = CohortGrid(
-        InProcessGrid(client_app), clients, _simulation(experiment), [2], together=experiment.together
+        InProcessGrid(client_app), clients, _simulation_record(experiment), [2], group_size=experiment.clients_at_once
     )
     # Not streamed, to tell training from recording.
     send = grid.send_and_receive
@@ -94,7 +94,7 @@ def measure(experiment: Experiment, rounds: int, folder: Path) -> dict[str, list
     grid, in_grid = timed(grid, "send_and_receive")
     watched, round_grid = timed(CuriousGrid(grid, Recorder(folder / "grid" / "transcript")), "send_and_receive")
     watches = in_strategy, round_strategy, in_grid, round_grid
-    arrays = record_of(experiment.initial_state())
+    arrays = make_record(experiment.initial_state())
     samples: dict[str, list[tuple[float, float]]] = {"strategy": [], "grid": []}
     for number in range(1, 2 * rounds + 5):
         at = ("strategy", "grid")[number % 2]
@@ -102,7 +102,7 @@ def measure(experiment: Experiment, rounds: int, folder: Path) -> dict[str, list
         for watch in watches:
             watch.seconds = 0.0
         started = time.perf_counter()
-        messages = strategy.configure_train(number, arrays, _protocol(experiment), grid)
+        messages = strategy.configure_train(number, arrays, _training_config(experiment), grid)
         aggregate, _ = strategy.aggregate_train(number, wire.send_and_receive(messages))
         assert aggregate is not None
         arrays = aggregate
@@ -121,7 +121,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{platform.machine()}, torch {torch.__version__}, one thread, {rounds} rounds, ten clients, serial engine")
     for name, overrides in SETTINGS.items():
-        config = check(Config, read_toml(DEMO, [*overrides, 'federation.engine="serial"']), name)
+        config = validate_tables(Config, read_toml(DEMO, [*overrides, 'federation.engine="serial"']), name)
         with tempfile.TemporaryDirectory() as folder:
             samples = measure(Experiment(config), rounds, Path(folder))
             size = sum(path.stat().st_size for path in Path(folder).rglob("round-*.safetensors")) / (2 * rounds + 4)

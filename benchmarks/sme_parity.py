@@ -34,7 +34,7 @@ from fedsim.attacks import Knowledge
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.reading import load_config
 from fedsim.findings import Reconstruction
-from fedsim.randomness import generator, one_thread
+from fedsim.randomness import generator, use_one_thread
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State, Update
 
@@ -63,7 +63,7 @@ class Victim:
 
     def psnr(self, claimed: Tensor) -> float:
         """Mean over the images, each paired with the claim assigned to it, in dB."""
-        return metrics.psnr(claimed[metrics.match(claimed, self.data)], self.data).mean().item()
+        return metrics.psnr(claimed[metrics.match_examples(claimed, self.data)], self.data).mean().item()
 
 
 def victims(run: Path, count: int) -> Iterator[Victim]:
@@ -101,7 +101,7 @@ def theirs(adversary: Any, victim: Victim, iterations: int, weight: float) -> tu
     """PSNR and weight of w_T, which starts at `weight` and stays where that is 0 (IG)."""
     data = victim.experiment.data
     inputs = data.to_model(victim.data)
-    mean, std = (moment.tolist() for moment in victim.experiment.dataset.standard)
+    mean, std = (moment.tolist() for moment in victim.experiment.dataset.standardisation)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         attack = adversary(
             trainloader=[(inputs, victim.labels)],
@@ -138,12 +138,12 @@ def main() -> None:
     transcript = Transcript(options.run)
     print("| client | attack | theirs, dB | ours, dB | theirs, weight of w_T | ours |")
     print("|---|---|---|---|---|---|")
-    with one_thread():
+    with use_one_thread():
         for victim in victims(options.run, options.victims):
             for name, attack, weight in attacks:
                 (psnr, alpha), (own, own_alpha) = (
                     theirs(adversary, victim, options.iterations, weight),
-                    ours(attack, victim, transcript.only(transcript.rounds[:1])),
+                    ours(attack, victim, transcript.restrict_to(transcript.rounds[:1])),
                 )
                 print(
                     f"| {victim.update.client} | {name} | {psnr:.2f} | {own:.2f} | {alpha:.3f} | {own_alpha:.3f} |",

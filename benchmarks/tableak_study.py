@@ -35,19 +35,19 @@ from fedsim import table_metrics
 from fedsim.attacks import Attack, Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.tables import Adult
-from fedsim.evaluation.score import Public
-from fedsim.evaluation.scoring import score
-from fedsim.evaluation.statistics import interval
-from fedsim.evaluation.table_scores import drawn
+from fedsim.evaluation.score import PublicExamples
+from fedsim.evaluation.scoring import score_examples
+from fedsim.evaluation.statistics import confidence_interval
+from fedsim.evaluation.table_scores import draw_rows
 from fedsim.evaluation.truth import Truth
-from fedsim.experiments.build import data_folder
+from fedsim.experiments.build import find_data_folder
 from fedsim.findings import Reconstruction
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -94,7 +94,7 @@ def cells() -> Iterator[Cell]:
 @cache
 def adult() -> Dataset:
     """All columns of Adult."""
-    if (folder := data_folder()) is None:
+    if (folder := find_data_folder()) is None:
         raise SystemExit("FEDSIM_DATA is not set; point it at the folder with the data sets")
     return Adult(drop=()).load(folder)
 
@@ -135,14 +135,14 @@ def measured(cell: Cell) -> dict[str, Any]:
         )
         seconds = time.process_time() - started
     assert isinstance(found, Reconstruction)
-    public = Public(data=data.test.inputs(slice(0, PUBLIC)), labels=data.test.labels[:PUBLIC])
+    public = PublicExamples(data=data.test.inputs(slice(0, PUBLIC)), labels=data.test.labels[:PUBLIC])
     deviations = public.data.std(0)
     truth = Truth(data=rows, labels=labels, columns=columns, deviations=deviations)
     rng = generator("floor", cell.size, cell.seed)
-    scores = {s.metric: s for s in score(found, truth, public=public, rng=rng, labels_granted=True)}
+    scores = {s.metric: s for s in score_examples(found, truth, public=public, rng=rng, labels_granted=True)}
     of = scores["columns_right"]
     random = [
-        share(drawn(public.data, columns, cell.size, rng), rows, columns, deviations).mean() for _ in range(DRAWS)
+        share(draw_rows(public.data, columns, cell.size, rng), rows, columns, deviations).mean() for _ in range(DRAWS)
     ]
     kept = dict(zip(Cell.__dataclass_fields__, astuple(cell), strict=True)) | {
         "right": of.value,
@@ -158,35 +158,35 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 def network(cell: Cell) -> nn.Module:
     """With fresh weights."""
-    with seeded("tableak", cell.size, cell.seed):
+    with seed_globals("tableak", cell.size, cell.seed):
         return Mlp(hidden=(100, 100)).build(adult().task)
 
 
 def sent(cell: Cell, model: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Update, LocalTraining]:
     """What the client sends, and how it trains."""
-    before = state_of(model)
+    before = copy_state(model)
     if cell.sent == "gradient":
         plan = LocalTraining(local_epochs=1, batch_size=cell.size, learning_rate=0.01)
         slopes = torch.autograd.grad(cross_entropy(model(inputs), labels), list(model.parameters()))
-        payload = Payload.dense(dict(zip(before, slopes, strict=True)), "gradient")
+        payload = Payload.from_dense(dict(zip(before, slopes, strict=True)), "gradient")
     else:
         plan = LocalTraining(local_epochs=EPOCHS[cell.sent], batch_size=cell.size // 2, learning_rate=0.01)
         after, _ = local_update(model, before, inputs, labels, plan, key=("tableak", cell.seed))
-        payload = Payload.dense(after, "weights")
+        payload = Payload.from_dense(after, "weights")
     return Update(round=1, client=0, before=before, payload=payload, num_examples=cell.size), plan
 
 
 def share(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
     """`row`, of the values."""
-    return table_metrics.columns_right(claimed, true, columns, deviations).double().mean(1)
+    return table_metrics.find_correct_columns(claimed, true, columns, deviations).double().mean(1)
 
 
 def by_entropy(found: Reconstruction, rows: Tensor, columns: Sequence[int], deviations: Tensor) -> dict[str, int]:
     """In each bin, how many values were claimed, and how many of them are right."""
     if found.entropy is None:
         return {}
-    agreement = table_metrics.right(found.data, rows, columns, deviations)
-    chosen = table_metrics.assigned(agreement.sum(2))
+    agreement = table_metrics.compare_rows(found.data, rows, columns, deviations)
+    chosen = table_metrics.assign_rows(agreement.sum(2))
     right, entropy = agreement[torch.arange(len(rows)), chosen], found.entropy[chosen]
     number = torch.tensor([size == 1 for size in columns]).expand_as(right)
     spread = (entropy - 0.5 * math.log(2 * math.pi * math.e)).exp()
@@ -244,7 +244,7 @@ def _common(rows: list[dict[str, str]]) -> set[tuple[str, str]]:
 def spread(values: Sequence[float]) -> str:
     """A mean in percent, with its interval where there are two values or more."""
     found = np.array(values)
-    low, high = (100 * end for end in interval(found, share=True))
+    low, high = (100 * end for end in confidence_interval(found, share=True))
     return f"{100 * found.mean():.1f}" + (f" [{low:.0f}, {high:.0f}]" if len(found) > 1 else "")
 
 
@@ -252,7 +252,7 @@ def ahead(some: Sequence[Mapping[str, str]], others: Sequence[Mapping[str, str]]
     """By how many percent, on average over the same batches, with the margin of its interval."""
     right = [{row["seed"]: 100 * float(row["right"]) for row in rows} for rows in (some, others)]
     found = np.array([right[0][seed] - right[1][seed] for seed in right[0]])
-    low, high = interval(found)
+    low, high = confidence_interval(found)
     return f"{found.mean():+.1f}" + (f" ± {(high - low) / 2:.1f}" if len(found) > 1 else "")
 
 

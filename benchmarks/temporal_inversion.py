@@ -40,20 +40,20 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.sapag import SelfAdaptiveLeakage
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.tgias_ro import TemporalInversion
-from adversaries.labels.gradients import RULES
+from adversaries.labels.gradients import LABEL_RULES
 from adversaries.labels.last_layer import last_layer
-from adversaries.scene import Scene, scene_of
+from adversaries.scene import InversionProblem, build_problem
 from fedsim import metrics
 from fedsim.attacks import Attack, Knowledge
 from fedsim.datasets import Dataset
 from fedsim.datasets.cifar import Cifar10, Cifar100
 from fedsim.datasets.idx import Mnist
-from fedsim.experiments.build import data_folder
+from fedsim.experiments.build import find_data_folder
 from fedsim.findings import Reconstruction
 from fedsim.models.alexnet import AlexNet
 from fedsim.models.lenet import TgiasLeNet
 from fedsim.models.resnet import ResNet8
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State, Update
@@ -67,7 +67,7 @@ class Federation:
     """A data set in memory, standardised, and networks for it."""
 
     def __init__(self, dataset: type, network: type) -> None:
-        if (folder := data_folder()) is None:
+        if (folder := find_data_folder()) is None:
             raise SystemExit("FEDSIM_DATA is not set; point it at the folder with the data sets")
         self.data: Dataset = dataset().load(folder)
         self.network = network()
@@ -78,7 +78,7 @@ class Federation:
 
     def model(self, *key: int | str) -> nn.Module:
         """A network in evaluation mode whose weights depend on `key` alone."""
-        with seeded("model", *key):
+        with seed_globals("model", *key):
             return self.network.build(self.data.task).eval()  # type: ignore[no-any-return]
 
     def units(self, inputs: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def sent(
                 round=number,
                 client=0,
                 before=parameters(model),
-                payload=Payload.dense(gradient, "gradient"),
+                payload=Payload.from_dense(gradient, "gradient"),
                 num_examples=size,
             )
         )
@@ -164,14 +164,14 @@ def score(
         findings = [attack.run(Transcript(Path(folder)), knowledge, victim=0, rng=generator(*key)) for key in keys]
     seconds = time.process_time() - started
     true = federation.inputs[mine]
-    found = metrics.paired(_joined([f.data for f in findings if isinstance(f, Reconstruction)]), true)
+    found = metrics.pair_examples(_joined([f.data for f in findings if isinstance(f, Reconstruction)]), true)
     return metrics.psnr(found, true).mean().item(), metrics.ssim(found, true).mean().item(), seconds
 
 
 def _joined(estimates: Sequence[Tensor]) -> Tensor:
     """The median of `estimates` at each pixel, their images assigned to those of the first."""
     first = estimates[0]
-    return torch.stack([estimate[metrics.match(estimate, first)] for estimate in estimates]).quantile(0.5, 0)
+    return torch.stack([estimate[metrics.match_examples(estimate, first)] for estimate in estimates]).quantile(0.5, 0)
 
 
 def row(name: str, values: Sequence[tuple[float, float, float]]) -> None:
@@ -226,7 +226,7 @@ def changed(
     for place in places:
         rng = generator(seed, place, "change")
         gradient = {name: change(tensor, rng) for name, tensor in (updates[place].gradient or {}).items()}
-        result[place] = replace(updates[place], payload=Payload.dense(gradient, "gradient"))
+        result[place] = replace(updates[place], payload=Payload.from_dense(gradient, "gradient"))
     return result
 
 
@@ -343,7 +343,7 @@ def _norm(gradient: Sequence[Tensor]) -> float:
     return torch.stack([tensor.norm() for tensor in gradient]).norm().item()
 
 
-def scenes(federation: Federation, model: nn.Module, index: Tensor) -> tuple[Scene, Tensor]:
+def scenes(federation: Federation, model: nn.Module, index: Tensor) -> tuple[InversionProblem, Tensor]:
     """One gradient as an attack sees it, and dummy data."""
     names = [name for name, _ in model.named_parameters()]
     gradient = dict(zip(names, federation.gradient(model, index), strict=True))
@@ -351,11 +351,11 @@ def scenes(federation: Federation, model: nn.Module, index: Tensor) -> tuple[Sce
         round=1,
         client=0,
         before=parameters(model),
-        payload=Payload.dense(gradient, "gradient"),
+        payload=Payload.from_dense(gradient, "gradient"),
         num_examples=len(index),
     )
     dummy = torch.randn((8, *federation.inputs.shape[1:]), generator=generator("dummy"))
-    return scene_of(update, federation.knowledge(None)), dummy
+    return build_problem(update, federation.knowledge(None)), dummy
 
 
 def labels(options: argparse.Namespace) -> None:
@@ -368,17 +368,19 @@ def labels(options: argparse.Namespace) -> None:
                 index = torch.randint(0, len(federation.inputs), (32,), generator=rng)
                 federation.step(model, index, options.rate)
             for size in options.sizes:
-                right, spent = dict.fromkeys(RULES, 0.0), dict.fromkeys(RULES, 0.0)
+                right, spent = dict.fromkeys(LABEL_RULES, 0.0), dict.fromkeys(LABEL_RULES, 0.0)
                 for _ in range(options.batches):
                     index = torch.randperm(len(federation.inputs), generator=rng)[:size]
                     layer, true = last_layer(*scenes(federation, model, index)), federation.labels[index]
-                    for name, rule in RULES.items():
+                    for name, rule in LABEL_RULES.items():
                         started = time.process_time()
                         found = rule([layer], size, rng)
                         spent[name] += time.process_time() - started
                         counts = (torch.bincount(each, minlength=100) for each in (found, true))
                         right[name] += torch.minimum(*counts).sum().item() / size / options.batches
-                told = "  ".join(f"{n} {100 * right[n]:.2f} % ({spent[n] / options.batches:.3f} s)" for n in RULES)
+                told = "  ".join(
+                    f"{n} {100 * right[n]:.2f} % ({spent[n] / options.batches:.3f} s)" for n in LABEL_RULES
+                )
                 print(f"{network.__name__}, {steps:3} steps, b = {size:2}: {told}", flush=True)
 
 
@@ -397,7 +399,7 @@ def alignment(options: argparse.Namespace) -> None:
             for _ in range(5):
                 for place in torch.randperm(len(whole), generator=rng).tolist():
                     scene, dummy = scenes(federation, model, whole[place])
-                    found.append(RULES[options.rule]([last_layer(scene, dummy)], size, rng))
+                    found.append(LABEL_RULES[options.rule]([last_layer(scene, dummy)], size, rng))
                     rows.append(torch.cat([tensor.flatten() for tensor in scene.mean_gradient]))
                     own.append(place)
                     federation.step(model, whole[place], options.rate)
@@ -441,7 +443,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=20, help="mini-batches, of labels and alignment")
     parser.add_argument("--invalid", type=int, nargs="+", default=list(range(10)), help="how many of 10 gradients")
     parser.add_argument("--data-sets", type=int, choices=(1, 2), default=2, help="of alignment: 1 is CIFAR-10 alone")
-    parser.add_argument("--rule", choices=RULES, default="bias", help="label recovery, of alignment")
+    parser.add_argument("--rule", choices=LABEL_RULES, default="bias", help="label recovery, of alignment")
     options = parser.parse_args()
     options.sizes = options.sizes or sizes.get(options.measure, [1])
     torch.set_num_threads(1)

@@ -27,12 +27,12 @@ from torch.nn.functional import cross_entropy
 from adversaries.text.texts import EmbeddingRows, TemporalTextInversion
 from fedsim.attacks import Attack, Knowledge
 from fedsim.datasets.reuters import ReutersR8
-from fedsim.evaluation.scoring import score
+from fedsim.evaluation.scoring import score_examples
 from fedsim.evaluation.truth import Truth
-from fedsim.experiments.build import data_folder
+from fedsim.experiments.build import find_data_folder
 from fedsim.findings import Texts
 from fedsim.models.text_cnn import TextCnn
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
@@ -43,7 +43,7 @@ class Federation:
     """Texts without padding, and networks for them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        if (folder := data_folder()) is None:
+        if (folder := find_data_folder()) is None:
             raise SystemExit("FEDSIM_DATA is not set; point it at the folder with the data sets")
         self.data = ReutersR8(length=options.length, vocabulary=options.vocabulary).load(folder)
         full = (self.data.train.raw != 0).all(1)
@@ -54,7 +54,7 @@ class Federation:
         """A network in evaluation mode whose weights depend on `key` alone."""
         o = self.options
         network = TextCnn(kernels=kernels, channels=o.channels, dimension=o.dimension, pool=o.pool)
-        with seeded("model", *key):
+        with seed_globals("model", *key):
             model = network.build(self.data.task).eval()
             for name, p in model.named_parameters():
                 if o.spread and "embedding" not in name:
@@ -86,7 +86,11 @@ class Federation:
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             gradient = self.gradient(model, mine)
             update = Update(
-                round=number, client=0, before=before, payload=Payload.dense(gradient, "gradient"), num_examples=size
+                round=number,
+                client=0,
+                before=before,
+                payload=Payload.from_dense(gradient, "gradient"),
+                num_examples=size,
             )
             recorder.write(number, [update])
             for turn in range(self.options.every):
@@ -116,7 +120,9 @@ def cell(federation: Federation, attack: Attack, kernels: tuple[int, ...], size:
         seconds = time.process_time() - started
     assert isinstance(finding, Texts)
     truth = Truth(data=federation.texts[mine], labels=federation.labels[mine])
-    scores = {s.metric: s.value for s in score(finding, truth, public=None, rng=generator(0), labels_granted=True)}
+    scores = {
+        s.metric: s.value for s in score_examples(finding, truth, public=None, rng=generator(0), labels_granted=True)
+    }
     return scores["recover_rate"], scores["tokens_found"], scores["words_found"], seconds
 
 

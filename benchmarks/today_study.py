@@ -33,24 +33,24 @@ from torch import Tensor
 from torch.nn.functional import fold
 
 from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import AlongTraining, AtBroadcast
+from adversaries.engine.places import GradientAtBroadcast, UnrolledTraining
 from adversaries.engine.priors import BatchNormStatistics, TotalVariation
 from adversaries.engine.recipe import Recipe
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from adversaries.scene import Scene, scene_of
-from fedsim.evaluation.score import Public
-from fedsim.evaluation.scoring import score
+from adversaries.scene import InversionProblem, build_problem
+from fedsim.evaluation.score import PublicExamples
+from fedsim.evaluation.scoring import score_examples
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.training_states import make_states
 from fedsim.findings import Reconstruction
 from fedsim.knowledge import Knowledge
-from fedsim.randomness import generator, one_thread
+from fedsim.randomness import generator, use_one_thread
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.model_state import statistics_of
+from fedsim.training.model_state import running_statistics
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
@@ -109,18 +109,18 @@ class ByBatch(GradientInversion):
     bn_weight: float
     signed: bool = True
 
-    def _recipe(self, scene: Scene) -> Recipe:
+    def _recipe(self, scene: InversionProblem) -> Recipe:
         statistics = [(self.bn_weight, BatchNormStatistics(exact=True))] if self.bn_weight else []
         return Recipe(
-            place=AtBroadcast() if scene.steps == 1 else AlongTraining(),
+            update_model=GradientAtBroadcast() if scene.steps == 1 else UnrolledTraining(),
             priors=[(self.tv_weight, TotalVariation()), *statistics],
             step_size=self.step_size,
             signed=self.signed,
             normalised_by_batch=True,
         )
 
-    def _scene(self, update: Update, knowledge: Knowledge) -> Scene:
-        return scene_of(update, knowledge, by_batch=True)
+    def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
+        return build_problem(update, knowledge, use_batch_statistics=True)
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Positions:
         """
         if update.num_examples != 1:
             raise ValueError(f"positions are read of one image, not of {update.num_examples}; use inverting-gradients")
-        scene = scene_of(update, knowledge)
-        gradient = dict(zip(scene.names, scene.direction, strict=True))
+        scene = build_problem(update, knowledge)
+        gradient = dict(zip(scene.parameter_names, scene.direction, strict=True))
         tokens = gradient["tokens.positions"][0, 1:].double()
         patches = torch.linalg.lstsq(tokens.T, gradient["tokens.embedding.weight"].double()).solution
         assert knowledge.input_shape is not None
@@ -150,7 +150,7 @@ class Positions:
         channels, *sides = knowledge.input_shape
         patch = math.isqrt(patches.shape[1] // channels)
         images = fold(patches.T[None], tuple(sides), patch, stride=patch)
-        units = scene.units
+        units = scene.scaling
         return Reconstruction(
             data=((images - units.low) / (units.high - units.low)).clamp(0, 1).float(), labels=knowledge.labels
         )
@@ -267,7 +267,7 @@ def experiment_of(model: str, data: str, epochs: int = 0) -> Experiment:
         "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
         "states": schedule.get("states", {}) | ({"epochs": [epochs]} if epochs else {}),
     }
-    return Experiment(check(Config, tables, "today"))
+    return Experiment(validate_tables(Config, tables, "today"))
 
 
 @cache
@@ -306,13 +306,13 @@ def message(cell: Cell) -> Update:
         batch_norm_statistics="withheld" if cell.statistics == "withheld" else "shared",
     )
     if cell.statistics == "withheld":
-        before = {name: tensor for name, tensor in before.items() if name not in statistics_of(model)}
+        before = {name: tensor for name, tensor in before.items() if name not in running_statistics(model)}
     client = (model, before, experiment.data.to_model(images), labels, settings)
     if cell.training == "gradient":
         gradient, buffers, _ = local_gradient(*client, key=(cell.seed, "today"))
-        payload = Payload.dense(gradient, "gradient") | Payload.dense(buffers, "weights")
+        payload = Payload.from_dense(gradient, "gradient") | Payload.from_dense(buffers, "weights")
     else:
-        payload = Payload.dense(local_update(*client, key=(cell.seed, "today"))[0], "weights")
+        payload = Payload.from_dense(local_update(*client, key=(cell.seed, "today"))[0], "weights")
     return Update(round=1, client=cell.seed, before=before, payload=payload, num_examples=cell.batch)
 
 
@@ -354,7 +354,7 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 def attacked(attack: GradientInversion | Positions, cell: Cell, update: Update, known: Knowledge) -> Reconstruction:
     """What an attack claims; it starts with the same images for all networks."""
-    with one_thread():
+    with use_one_thread():
         return attack.invert(update, known, generator(SEED, "today attack", cell.seed), lambda *_: None)
 
 
@@ -362,10 +362,10 @@ def judged(cell: Cell, found: Reconstruction) -> dict[str, float]:
     """Means over the images, and what guessing gets."""
     images, labels = held(cell.data, cell.batch, cell.seed)
     train = experiment_of(cell.model, cell.data).dataset.train
-    scores = score(
+    scores = score_examples(
         found,
         Truth(data=images, labels=labels),
-        public=Public(data=train.inputs(slice(0, PUBLIC)), labels=train.labels[:PUBLIC]),
+        public=PublicExamples(data=train.inputs(slice(0, PUBLIC)), labels=train.labels[:PUBLIC]),
         rng=generator(SEED, "today guesses", cell.seed),
         weights=Path(os.environ["FEDSIM_DATA"]) / "weights",
         labels_granted=True,

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim import metrics
-from fedsim.evaluation.statistics import gains, interval
+from fedsim.evaluation.statistics import confidence_interval, gains
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- today_tables.py: begin -->", "<!-- today_tables.py: end -->"
@@ -102,7 +102,7 @@ def scores(rows: Sequence[Row]) -> str:
         return NONE
     told = [score_of(rows, name) for name in SCORES]
     if len(rows) >= LEAST:
-        low, high = interval(of(rows, "psnr"))
+        low, high = confidence_interval(of(rows, "psnr"))
         told[0] += f" ({low:.1f}, {high:.1f})"
     left = np.nan if rows[0]["attack"] == OTHERWISE else of(rows, "distance").mean()
     return " / ".join([*told, NONE if np.isnan(left) else f"{left:.2g}"])
@@ -111,7 +111,7 @@ def scores(rows: Sequence[Row]) -> str:
 def score_of(rows: Sequence[Row], name: str) -> str:
     """A mean, bold where it is beyond the best guess."""
     values = of(rows, name)
-    beyond, _ = interval(gains(values, of(rows, f"{name}_floor"), higher_is_better=name != "lpips"))
+    beyond, _ = confidence_interval(gains(values, of(rows, f"{name}_floor"), higher_is_better=name != "lpips"))
     told = f"{values.mean():{_form(name)}}"
     return f"**{told}**" if len(rows) >= LEAST and beyond > 0 else told
 
@@ -176,7 +176,7 @@ def shown(data: str, setting: Sequence[str], batch: int, seed: int, true: Tensor
     if attack == "positions" and batch > 1:
         return None
     cell = study.Cell(model, data, batch, "gradient", weights, statistics, attack, seed)
-    return metrics.paired(load_file(study.claim(cell))["data"], true)
+    return metrics.pair_examples(load_file(study.claim(cell))["data"], true)
 
 
 def decibels(claimed: Tensor, true: Tensor) -> float:

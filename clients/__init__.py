@@ -1,3 +1,3 @@
-"""The client side: the ClientApp, defenses, and defenses as Flower mods."""
+"""Client side of a federation: the ClientApp, the defenses, and defenses as Flower mods."""
 
 PART_OF = "fedsim"

@@ -1,4 +1,4 @@
-"""The ClientApp. It reads message records and its partition id, nothing else, so it is the same on every engine."""
+"""ClientApp of fedsim. It reads only messages and its partition id, so it runs on every engine."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
-from clients.exposure import measured
-from clients.memory import memory_of
-from clients.mods import defended
-from clients.taking_part import silent, taking_part
-from fedsim.defense import agrees, keyed
-from fedsim.engines.arrays import record_of, state_in
-from fedsim.engines.cohort import COHORT
+from clients.exposure import measure_exposure
+from clients.memory import open_memory
+from clients.mods import defend_payload
+from clients.taking_part import select_examples, silent_reply
+from fedsim.defense import pair_with_keys, uses_common_randomness
+from fedsim.engines.arrays import make_record, read_state
+from fedsim.engines.cohort import COHORT_MESSAGE_TYPE
 from fedsim.engines.node import play_cohort
-from fedsim.engines.readiness import READY, TROUBLE, in_a_line, versions
-from fedsim.errors import FedsimError, what_it_said
+from fedsim.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
+from fedsim.errors import FedsimError, error_reason
 from fedsim.experiments.build import Experiment
-from fedsim.process_defaults import unchanged_defaults
-from fedsim.randomness import generator, one_thread
-from fedsim.training.cohort import Share, acting_inside, local_updates, pays
-from fedsim.training.hooks import Hooks
+from fedsim.process_defaults import protect_defaults
+from fedsim.randomness import generator, use_one_thread
+from fedsim.training.cohort import LocalData, is_worthwhile, local_updates, training_defenses
+from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.payloads import Kind, Payload, State
@@ -38,54 +38,64 @@ log = logging.getLogger("fedsim." + __name__)
 _CLIENT_CODE = "code of a client (its model, loss, a defense or a measure)"
 
 
-def leave_defaults(message: Message, context: Context, call: ClientAppCallable) -> Message:
-    """A mod: what a client changes of its process is put back, or clients after it would compute other things."""
-    with unchanged_defaults(_CLIENT_CODE):
+def restore_defaults(message: Message, context: Context, call: ClientAppCallable) -> Message:
+    """Restore defaults of the process after a client, which others depend on (a mod)."""
+    with protect_defaults(_CLIENT_CODE):
         return call(message, context)
 
 
-app = ClientApp(mods=[leave_defaults])
+app = ClientApp(mods=[restore_defaults])
 
 
-@app.query(COHORT.split(".")[1])
-def cohort(message: Message, context: Context) -> Message:
-    """Play several clients for one message; see `fedsim.engines.node`."""
-    with one_thread():  # the same bytes on every engine
-        return play_cohort(app, message, context, _train_together)
+@app.query(COHORT_MESSAGE_TYPE.split(".")[1])
+def play_clients(message: Message, context: Context) -> Message:
+    """Simulate several clients for one message; see `fedsim.engines.node`."""
+    with use_one_thread():  # the same bytes on every engine
+        return play_cohort(app, message, context, _train_cohort)
 
 
 @app.query(READY.split(".")[1])
-def ready(message: Message, context: Context) -> Message:
-    """Say which versions this node runs, and what keeps it from training; see `fedsim.engines.readiness`."""
+def report_readiness(message: Message, context: Context) -> Message:
+    """Report the versions of this node, and the error that keeps it from training, if any.
+
+    See `fedsim.engines.readiness`.
+    """
     del context
-    answer: dict[str, Any] = {"host": platform.node(), **versions()}
+    answer: dict[str, Any] = {"host": platform.node(), **host_versions()}
     try:
-        experiment = _experiment(message)
-        _placed(experiment)
+        experiment = _load_experiment(message)
+        _model_on_device(experiment)
         experiment.data.train(0)
     except FedsimError as error:
         answer[TROUBLE] = str(error)
-    except (Exception, SystemExit) as error:  # whatever it is, the versions have to come along: they may be why
-        answer[TROUBLE] = in_a_line(what_it_said(error))
+    except (Exception, SystemExit) as error:  # report versions in any case, as they may be the cause
+        answer[TROUBLE] = summarise_failure(error_reason(error))
     return Message(RecordDict({"node": ConfigRecord(answer)}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train on the client's data and return (w_T, N), or a gradient and N, unless it straggles or chooses silence."""
-    experiment = _experiment(message)
+    """Train on the client's data and return w_T or a gradient with N, unless the client is silent.
+
+    A client is silent if it straggles, or if one of its defenses chooses so.
+    """
+    experiment = _load_experiment(message)
     client = int(context.node_config["partition-id"])
-    if experiment.straggles(client, number := _round(message)):
-        return silent(message, number)
-    (model, device), before = _placed(experiment), _state(message)
-    settings = LocalTraining.told(message.content["config"])
-    (whole,) = experiment.shares([client], number, settings)
-    measured(experiment, before, number, whole, settings, context.state)
-    share = taking_part(experiment, before, number, client, whole, settings, context.state)
+    if experiment.is_straggler(client, number := _round_number(message)):
+        return silent_reply(message, number)
+    (model, device), before = _model_on_device(experiment), _broadcast_state(message)
+    settings = LocalTraining.from_message(message.content["config"])
+
+    # Measure exposure on all of the client's data, then let defenses select examples.
+    (full_share,) = experiment.local_data([client], number, settings)
+    measure_exposure(experiment, before, number, full_share, settings, context.state)
+    share = select_examples(experiment, before, number, client, full_share, settings, context.state)
     if share is None:
-        return silent(message, number)
+        return silent_reply(message, number)
+
+    # Train, defend the update, and reply.
     if settings.sends == "gradient":
-        reply = _gradient(experiment, message, client, share, settings, context.state)
+        reply = _gradient_reply(experiment, message, client, share, settings, context.state)
         return Message(RecordDict(reply), reply_to=message)
     after, loss = local_update(
         model,
@@ -94,155 +104,169 @@ def train(message: Message, context: Context) -> Message:
         share.labels.to(device),
         settings,
         key=share.key,
-        defenses=experiment.defenses_of(client),
+        defenses=experiment.client_defenses(client),
         loss=experiment.dataset.task.loss,
         order=share.order,
-        canaries=experiment.canaries_of(client),
+        canaries=experiment.client_canaries(client),
     )
-    reply = _reply(experiment, message, client, share, _on_cpu(after), loss, context.state)
+    reply = _defended_reply(experiment, message, client, share, _cpu_payload(after), loss, context.state)
     return Message(RecordDict(reply), reply_to=message)
 
 
-def _gradient(
-    experiment: Experiment, message: Message, client: int, share: Share, settings: LocalTraining, state: RecordDict
+def _gradient_reply(
+    experiment: Experiment, message: Message, client: int, share: LocalData, settings: LocalTraining, state: RecordDict
 ) -> dict[str, Any]:
-    """The records that a FedSGD client sends: the gradient of its mini-batch of this round, defended, and its size."""
+    """Return the records of a FedSGD client: the defended gradient of its mini-batch, and N."""
     assert share.order is not None
     (index,) = share.order
-    model, device = _placed(experiment)
-    gradient, beside, loss = local_gradient(
+    model, device = _model_on_device(experiment)
+    gradient, buffers, loss = local_gradient(
         model,
-        _state(message),
+        _broadcast_state(message),
         share.inputs[index].to(device),
         share.labels[index].to(device),
         settings,
         key=share.key,
-        defenses=experiment.defenses_of(client),
+        defenses=experiment.client_defenses(client),
         loss=experiment.dataset.task.loss,
     )
-    batch = Share(inputs=share.inputs[index], labels=share.labels[index], key=share.key)
-    return _reply(experiment, message, client, batch, _on_cpu(gradient, "gradient") | _on_cpu(beside), loss, state)
+    batch = LocalData(inputs=share.inputs[index], labels=share.labels[index], key=share.key)
+    payload = _cpu_payload(gradient, "gradient") | _cpu_payload(buffers)
+    return _defended_reply(experiment, message, client, batch, payload, loss, state)
 
 
-def _train_together(message: Message, states: Mapping[int, RecordDict]) -> Mapping[int, Mapping[str, Any]]:
-    """The replies of those clients that can train at once; the others are left to `train`.
+def _train_cohort(message: Message, states: Mapping[int, RecordDict]) -> Mapping[int, Mapping[str, Any]]:
+    """Train clients in one batched computation, and return the replies; leave others to `train`.
 
     Args:
-        states: `Context.state` by client.
+        message: the message to all of them.
+        states: client to its `Context.state`.
     """
     if message.metadata.message_type != MessageType.TRAIN:
         return {}
-    experiment = _experiment(message)
-    if experiment.together == 1:
+    experiment = _load_experiment(message)
+    if experiment.clients_at_once == 1:
         return {}
-    number = _round(message)
-    present = [client for client in states if not experiment.straggles(client, number)]
-    if not present:
+    number = _round_number(message)
+    clients = [client for client in states if not experiment.is_straggler(client, number)]
+    if not clients:
         return {}
     try:
-        settings, before = LocalTraining.told(message.content["config"]), _state(message)
+        # Keep the clients whose training can be batched, if batching is faster.
+        settings, before = LocalTraining.from_message(message.content["config"]), _broadcast_state(message)
         if settings.sends == "gradient":
             return {}
-        shares = experiment.shares(present, number, settings)
-        if acting_inside(experiment.defenses):
-            shares, present = _shortening(experiment, present, shares, settings)
-        if not present or not pays(shares, settings):
+        shares = experiment.local_data(clients, number, settings)
+        if training_defenses(experiment.defenses):
+            shares, clients = _select_clipping_clients(experiment, clients, shares, settings)
+        if not clients or not is_worthwhile(shares, settings):
             return {}
-        with unchanged_defaults(_CLIENT_CODE):
-            for client, share in zip(present, shares, strict=True):
-                measured(experiment, before, number, share, settings, states[client])
+
+        # Measure exposure, train, defend the updates.
+        with protect_defaults(_CLIENT_CODE):
+            for client, share in zip(clients, shares, strict=True):
+                measure_exposure(experiment, before, number, share, settings, states[client])
             updates = local_updates(experiment.model, before, shares, settings, experiment.dataset.task.loss)
-            return {
-                client: _reply(experiment, message, client, share, _on_cpu(update[0]), update[1], states[client])
-                for client, share, update in zip(present, shares, updates, strict=True)
-                if update is not None
-            }
-    except (Exception, SystemExit) as error:  # `train` will find out whose fault it is, and fail that client alone
+            replies: dict[int, Mapping[str, Any]] = {}
+            for client, share, update in zip(clients, shares, updates, strict=True):
+                if update is not None:
+                    after, loss = update
+                    payload = _cpu_payload(after)
+                    replies[client] = _defended_reply(experiment, message, client, share, payload, loss, states[client])
+            return replies
+    # `train` repeats all of it, so that only the client at fault fails.
+    except (Exception, SystemExit) as error:
         log.debug("clients %s could not train at once: %r", list(states), error)
         return {}
 
 
-def _shortening(
-    experiment: Experiment, clients: Sequence[int], shares: Sequence[Share], settings: LocalTraining
-) -> tuple[list[Share], list[int]]:
-    """Of `clients` whose defense may shorten the gradients of its examples, the shares with it, and their ids."""
-    found, ids = [], []
+def _select_clipping_clients(
+    experiment: Experiment, clients: Sequence[int], shares: Sequence[LocalData], settings: LocalTraining
+) -> tuple[list[LocalData], list[int]]:
+    """Return the shares and ids of clients whose defense only clips gradients of examples."""
+    clipping_shares, clipping_clients = [], []
     for client, share in zip(clients, shares, strict=True):
-        hooks = Hooks(
-            experiment.defenses_of(client),
+        hooks = TrainingHooks(
+            experiment.client_defenses(client),
             experiment.model,
             settings,
             len(share.labels),
             share.key,
-            experiment.canaries_of(client),
+            experiment.client_canaries(client),
         )
-        if hooks.factors is not None:
-            found.append(dataclasses.replace(share, hooks=hooks))
-            ids.append(client)
-    return found, ids
+        if hooks.clipping_factors is not None:
+            clipping_shares.append(dataclasses.replace(share, hooks=hooks))
+            clipping_clients.append(client)
+    return clipping_shares, clipping_clients
 
 
 @app.evaluate()
-def test(message: Message, context: Context) -> Message:
-    """Evaluate the broadcast model on what this client holds out."""
-    experiment = _experiment(message)
-    model, device = _placed(experiment)
+def evaluate_client(message: Message, context: Context) -> Message:
+    """Evaluate the broadcast model on the client's test data."""
+    experiment = _load_experiment(message)
+    model, device = _model_on_device(experiment)
     inputs, labels = experiment.data.test(int(context.node_config["partition-id"]))
     inputs = experiment.data.to_model(inputs).to(device)
-    measured = evaluate(model, _state(message), inputs, labels.to(device), experiment.dataset.task.loss)
-    metrics = MetricRecord({"num-examples": len(labels), **measured})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    metrics = evaluate(model, _broadcast_state(message), inputs, labels.to(device), experiment.dataset.task.loss)
+    record = MetricRecord({"num-examples": len(labels), **metrics})
+    return Message(RecordDict({"metrics": record}), reply_to=message)
 
 
-def _experiment(message: Message) -> Experiment:
+def _load_experiment(message: Message) -> Experiment:
     simulation = message.content["simulation"]
-    return _parse(str(simulation["experiment"]), str(simulation.get("run")))
+    return _parse_experiment(str(simulation["experiment"]), str(simulation.get("run")))
 
 
 @lru_cache(maxsize=4)
-def _parse(experiment: str, run: str) -> Experiment:
-    """Actors live long: data and partitions are made once for each run.
+def _parse_experiment(experiment: str, run: str) -> Experiment:
+    """Return the experiment, cached by run, because data and partitions are costly to make.
 
-    They are made anew for another run of the same experiment: code or a file that it names may have changed.
+    Another run of the same experiment is parsed anew, because code or a file that it names may have
+    changed.
     """
     del run
     return Experiment.from_json(experiment)
 
 
-def _placed(experiment: Experiment) -> tuple[nn.Module, torch.device]:
-    """The model, on the device where clients train."""
+def _model_on_device(experiment: Experiment) -> tuple[nn.Module, torch.device]:
+    """Return the model on the device where clients train, and the device."""
     device = experiment.device()
-    # Built on the CPU, and there asking each of its layers takes as long as a step.
+    # The model is built on the CPU; moving it there again would take as long as a local step.
     return experiment.model if device.type == "cpu" else experiment.model.to(device), device
 
 
-def _round(message: Message) -> int:
+def _round_number(message: Message) -> int:
     return int(message.content["config"]["server-round"])  # type: ignore[arg-type]
 
 
-def _state(message: Message) -> State:
-    return state_in(message.content["arrays"])  # type: ignore[arg-type]
+def _broadcast_state(message: Message) -> State:
+    return read_state(message.content["arrays"])  # type: ignore[arg-type]
 
 
-def _on_cpu(state: State, kind: Kind = "weights") -> Payload:
-    """A dense payload whose tensors are in the memory that messages are sent from."""
-    return Payload.dense({name: tensor.cpu() for name, tensor in state.items()}, kind)
+def _cpu_payload(state: State, kind: Kind = "weights") -> Payload:
+    """Return a dense payload whose tensors are in CPU memory, from which messages are sent."""
+    return Payload.from_dense({name: tensor.cpu() for name, tensor in state.items()}, kind)
 
 
-def _reply(
+def _defended_reply(
     experiment: Experiment,
     message: Message,
     client: int,
-    share: Share,
+    share: LocalData,
     payload: Payload,
     loss: float,
     state: RecordDict,
 ) -> dict[str, Any]:
-    """The records that the client sends, its updates defended; what its defenses keep goes to `state`."""
-    for defense, own in keyed(experiment.defenses_of(client)):
-        rng = generator(*share.key, "defense", "on_update", *own)
-        common = generator(experiment.seed, "common", _round(message), *own) if agrees(defense) else None
-        with memory_of(defense, "-".join(map(str, own)), state) as memory:
-            payload = defended(defense, _state(message), payload, rng, memory, common)
+    """Return the records that the client sends, after its defenses acted on the payload.
+
+    The memory of the defenses is kept in `state`.
+    """
+    for defense, defense_key in pair_with_keys(experiment.client_defenses(client)):
+        rng = generator(*share.key, "defense", "on_update", *defense_key)
+        common = None
+        if uses_common_randomness(defense):
+            common = generator(experiment.seed, "common", _round_number(message), *defense_key)
+        with open_memory(defense, "-".join(map(str, defense_key)), state) as memory:
+            payload = defend_payload(defense, _broadcast_state(message), payload, rng, memory, common)
     metrics = MetricRecord({"num-examples": len(share.labels), "train_loss": loss})
-    return {"arrays": record_of(payload.arrays()), "metrics": metrics}
+    return {"arrays": make_record(payload.arrays()), "metrics": metrics}

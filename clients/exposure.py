@@ -1,22 +1,35 @@
-"""How exposed a client is by what it is about to send, which it keeps in its own state (Flower's `Context.state`)."""
+"""Measurement of a client's exposure, kept in the client's own state (Flower's `Context.state`)."""
 
 from __future__ import annotations
 
 from flwr.app import RecordDict
 
-from fedsim.engines.arrays import record_of
+from fedsim.engines.arrays import make_record
 from fedsim.experiments.build import Experiment
-from fedsim.exposure.of_clients import KEPT, packed, rows_of
-from fedsim.training.cohort import Share
+from fedsim.exposure.of_clients import STATE_KEY, measure_client, pack_rows
+from fedsim.training.cohort import LocalData
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.payloads import State
 
 
-def measured(
-    experiment: Experiment, before: State, number: int, share: Share, settings: LocalTraining, state: RecordDict
+def measure_exposure(
+    experiment: Experiment, before: State, number: int, share: LocalData, settings: LocalTraining, state: RecordDict
 ) -> None:
-    """Put into `state` what the experiment's measures say of a client that was sent `before` in round `number`."""
-    due = [gauge for gauge in experiment.gauges if gauge.is_due(number)]
-    if due:
-        rows = list(rows_of(due, experiment.filled(before), share, settings, experiment.dataset.task.loss))
-        state[KEPT] = record_of({"rows": packed(rows)})
+    """Compute the experiment's exposure measures of round `number`, and put them into `state`.
+
+    Args:
+        experiment: the experiment, with its measures.
+        before: w_t, the state that the client received.
+        number: the round.
+        share: the client's data.
+        settings: settings of its local training.
+        state: its `Context.state`.
+    """
+    due_measures = [measure for measure in experiment.measures if measure.is_due(number)]
+    if due_measures:
+        rows = list(
+            measure_client(
+                due_measures, experiment.model_with_state(before), share, settings, experiment.dataset.task.loss
+            )
+        )
+        state[STATE_KEY] = make_record({"rows": pack_rows(rows)})

@@ -1,4 +1,4 @@
-"""The memory of a defense, in the state that a client's node keeps for it (Flower's `Context.state`)."""
+"""Memory of a defense between rounds, in its client's state (Flower's `Context.state`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedsim.defense import Defense, Memory, kind, remembers
-from fedsim.engines.arrays import record_of, state_in
+from fedsim.defense import Defense, Memory, describe_value, uses_memory
+from fedsim.engines.arrays import make_record, read_state
 from fedsim.errors import RunError
 
 _DTYPES = frozenset(
@@ -20,37 +20,37 @@ _DTYPES = frozenset(
         torch.float16, torch.float32, torch.float64,
     )
 )  # fmt: skip
-"""What NumPy and a checkpoint can hold."""
-_LONGEST = 200
-"""Characters of a name."""
+"""Types that NumPy and a checkpoint can hold."""
+_MAX_NAME_LENGTH = 200
 
 
 @contextmanager
-def memory_of(defense: Defense, key: str, state: RecordDict) -> Iterator[Memory | None]:
-    """Copies of what `defense` kept under `key` in `state`; on leaving, what the mapping then holds is kept instead.
+def open_memory(defense: Defense, key: str, state: RecordDict) -> Iterator[Memory | None]:
+    """Yield a copy of the memory of `defense` under `key` in `state`, and store it on leaving.
 
-    None for a defense that asks for no memory. Whatever is raised within leaves `state` as it was.
+    It is None for a defense that asks for no memory. An error within leaves `state` as it was.
 
     Raises:
-        RunError: something else than tensors by name is to be kept.
+        RunError: the memory holds something else than tensors by name.
     """
-    if not remembers(defense):
+    if not uses_memory(defense):
         yield None
         return
-    kept: Any = state.get(key)  # `state.array_records` would refer to itself, and so be freed late
-    memory = {name: tensor.clone() for name, tensor in state_in(kept).items()} if kept is not None else {}
+    # `state.array_records` would refer to itself, and so be freed late.
+    record: Any = state.get(key)
+    memory = {name: tensor.clone() for name, tensor in read_state(record).items()} if record is not None else {}
     yield memory
     for name, value in memory.items():
-        _check(name, value, type(defense).__name__)
+        _check_entry(name, value, type(defense).__name__)
     if memory:
-        state[key] = record_of({name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()})
-    elif kept is not None:
+        state[key] = make_record({name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()})
+    elif record is not None:
         del state[key]
 
 
 @contextmanager
-def as_it_was_after_failure(state: RecordDict) -> Iterator[None]:
-    """Put `state` back as it was where something is raised within: a client that fails keeps what it had."""
+def restore_on_failure(state: RecordDict) -> Iterator[None]:
+    """Restore `state` if an error is raised within: a client that fails keeps the state it had."""
     before = dict(state)
     try:
         yield
@@ -60,11 +60,14 @@ def as_it_was_after_failure(state: RecordDict) -> Iterator[None]:
         raise
 
 
-def _check(name: object, value: object, where: str) -> None:
-    """Raise RunError for what cannot be carried to the next round."""
-    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= _LONGEST:
+def _check_entry(name: object, value: object, where: str) -> None:
+    """Raise RunError for an entry that cannot be carried to the next round."""
+    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= _MAX_NAME_LENGTH:
         raise RunError(
-            f"{where}: expected names of 1 to {_LONGEST} printable characters in its memory, got {str(name)[:40]!r}"
+            f"{where}: expected names of 1 to {_MAX_NAME_LENGTH} printable characters in its memory, "
+            f"got {str(name)[:40]!r}"
         )
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.dtype not in _DTYPES:
-        raise RunError(f"{where}: expected '{name}' in its memory as a dense tensor of real numbers, got {kind(value)}")
+        raise RunError(
+            f"{where}: expected '{name}' in its memory as a dense tensor of real numbers, got {describe_value(value)}"
+        )

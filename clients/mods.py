@@ -1,4 +1,4 @@
-"""A defense as a Flower mod: put it in front of any ClientApp's train function."""
+"""Defenses as Flower mods, which act on the update of any ClientApp."""
 
 from __future__ import annotations
 
@@ -6,58 +6,71 @@ import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from clients.memory import as_it_was_after_failure, memory_of
-from fedsim.defense import INSIDE, Defense, Memory, a_defense, agrees, kind, overrides, remembers, replaced_update
-from fedsim.engines.arrays import record_of, state_in
+from clients.memory import open_memory, restore_on_failure
+from fedsim.defense import (
+    TRAINING_HOOKS,
+    Defense,
+    Memory,
+    apply_on_update,
+    check_defense,
+    describe_value,
+    overrides,
+    uses_common_randomness,
+    uses_memory,
+)
+from fedsim.engines.arrays import make_record, read_state
 from fedsim.errors import PluginError, RunError
-from fedsim.wire.messages import State, non_finite
+from fedsim.wire.messages import State, non_finite_names
 from fedsim.wire.payloads import Dense, Payload
 
-_PARTITION = "partition-id"
+_PARTITION_KEY = "partition-id"
 
 
 def partition_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod that tells which partition of the data the client holds, so that findings can be scored.
+    """Report the id of the client's data partition, so that findings can be scored (a mod).
 
         app = ClientApp(mods=[partition_mod])
 
-    A curious server's recording then calls the client by that number, in every run. It is said in a ConfigRecord of its
-    own, which no strategy reads; without it, a client is called by Flower's id of its node, which is drawn anew for
-    each run. No attack learns more than a name from it.
+    A curious server's recording then calls the client by this id, in every run. Otherwise it is
+    called by Flower's id of its node, which is drawn anew for each run. The id is sent in a
+    ConfigRecord that no strategy reads, and no attack learns more than a name from it.
     """
     reply = call_next(message, context)
-    if reply.has_content() and _PARTITION in context.node_config:
-        reply.content["fedsim"] = ConfigRecord({_PARTITION: int(context.node_config[_PARTITION])})
+    if reply.has_content() and _PARTITION_KEY in context.node_config:
+        reply.content["fedsim"] = ConfigRecord({_PARTITION_KEY: int(context.node_config[_PARTITION_KEY])})
     return reply
 
 
 def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
-    """A mod that applies `defense.on_update` to what the client is about to send.
+    """Return a mod that applies `defense.on_update` to the client's update before it is sent.
 
         app = ClientApp(mods=[as_mod(UpdateNoise(clip=1.0, noise_multiplier=0.1))])
 
-    The other hooks act inside local training and need fedsim's own ClientApp.
-    A defense that asks for a memory has it in the `Context.state` of its client's node, under the name of its class.
-    What `on_update` hands back untouched is sent untouched, to the bit; a `Payload` is decoded at the server by
-    `strategies.curious.Curious`. A reply is refused, and so
-    becomes an error of this client, if an array in it was never broadcast as it is and so cannot be
-    defended, if it has several records of arrays, if the defended update is NaN or infinite, or if another mod
+    The other hooks act inside local training and need fedsim's own ClientApp. The memory of a
+    defense is in the `Context.state` of its client's node, under the name of its class. Tensors
+    that `on_update` returns unchanged are sent unchanged, to the bit; a `Payload` is decoded at the
+    server by `strategies.curious.Curious`.
+
+    A reply becomes an error of its client if it has several records of arrays, if an array in it
+    was not broadcast in the same form, if the defended update is NaN or infinite, or if another mod
     keeps its memory under the same name.
 
     Args:
-        rng: source of the defense's randomness; None draws a fresh seed from the operating system.
+        defense: the defense.
+        rng: source of its randomness; None draws a fresh seed from the operating system.
 
     Raises:
-        PluginError: it is no defense, does nothing, acts inside local training, or its clients agree on something.
+        PluginError: it is no defense, does nothing, acts inside local training, or needs randomness
+            that all clients share.
     """
-    a_defense(defense)
-    for hook in INSIDE:
+    check_defense(defense)
+    for hook in TRAINING_HOOKS:
         if overrides(defense, hook):
             raise PluginError(
                 f"{type(defense).__name__}: '{hook}' acts inside local training, where a mod cannot call it; "
                 "use it in fedsim's own ClientApp, or leave the hook out"
             )
-    if agrees(defense):
+    if uses_common_randomness(defense):
         raise PluginError(
             f"{type(defense).__name__}: its clients agree on something in each round, for which a mod has no way; use "
             "it in fedsim's own ClientApp, or settings under which each client draws by itself"
@@ -69,25 +82,25 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         broadcast = next(iter(message.content.array_records.values()), None)
-        before = {} if broadcast is None else state_in(broadcast)
-        with as_it_was_after_failure(context.state):
-            kept = context.state.get(key)
+        before = {} if broadcast is None else read_state(broadcast)
+        with restore_on_failure(context.state):
+            memory_record = context.state.get(key)
             reply = call_next(message, context)
             if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
                 return reply
-            _check_can_be_defended(reply, defense)
-            if remembers(defense) and context.state.get(key) is not kept:
+            _check_single_record(reply, defense)
+            if uses_memory(defense) and context.state.get(key) is not memory_record:
                 raise RunError(f"{key}: two mods of this class would share one memory; derive a class for each")
             for name, record in reply.content.array_records.items():
-                sent = Payload.from_arrays(state_in(record), before)
-                with memory_of(defense, key, context.state) as memory:
-                    reply.content[name] = record_of(defended(defense, before, sent, source, memory).arrays())
+                sent = Payload.from_arrays(read_state(record), before)
+                with open_memory(defense, key, context.state) as memory:
+                    reply.content[name] = make_record(defend_payload(defense, before, sent, source, memory).arrays())
             return reply
 
     return mod
 
 
-def _check_can_be_defended(reply: Message, defense: Defense) -> None:
+def _check_single_record(reply: Message, defense: Defense) -> None:
     if (count := len(reply.content.array_records)) > 1:
         raise RunError(
             f"{type(defense).__name__}: the reply has {count} records of arrays, but an update is defended as a whole; "
@@ -95,7 +108,7 @@ def _check_can_be_defended(reply: Message, defense: Defense) -> None:
         )
 
 
-def defended(
+def defend_payload(
     defense: Defense,
     before: State,
     payload: Payload,
@@ -103,38 +116,49 @@ def defended(
     memory: Memory | None = None,
     common: torch.Generator | None = None,
 ) -> Payload:
-    """What a client sends instead of `payload`, having received `before`.
+    """Return the payload that a client sends instead of `payload`, after a defense.
 
-    Gradients and deltas are what the defense acts on as they are; of weights it acts on the difference to `before`.
+    The defense acts on gradients and deltas as they are, and on the difference of weights to
+    `before`.
 
     Args:
-        memory: see `clients.memory.memory_of`.
-        common: what all clients of the round draw alike, for a defense that `agrees`.
+        defense: the defense, whose `on_update` is called.
+        before: w_t, the state that the client received.
+        payload: the undefended payload.
+        rng: source of the defense's randomness.
+        memory: see `clients.memory.open_memory`.
+        common: source of randomness that all clients of the round share, for a defense that needs
+            it.
 
     Raises:
-        RunError: a tensor was not in `before`, or of another form, or the defended update is not one: other names or
-            shapes, NaN or infinite.
+        RunError: a tensor was not in `before`, or of another shape or type; or the defended update
+            has other names or shapes, or is NaN or infinite.
     """
     name = type(defense).__name__
-    weights, rest = _weights(name, before, payload), payload.values("delta", before)
-    rest = {**rest, **payload.values("gradient", before)}
-    update = {key: tensor - before[key] for key, tensor in weights.items()} | rest
-    sent = replaced_update(defense, update, rng, memory, common)
+    weights = _floating_weights(name, before, payload)
+    update = {key: tensor - before[key] for key, tensor in weights.items()}
+    update |= payload.values("delta", before)
+    update |= payload.values("gradient", before)
+    sent = apply_on_update(defense, update, rng, memory, common)
     values = sent.values("delta", before) if isinstance(sent, Payload) else sent
-    if broken := non_finite(values):
+    if broken := non_finite_names(values):
         raise RunError(f"{name}: the update of '{broken[0]}' is NaN or infinite")
     tensors = dict(payload.tensors)
     for key, value in values.items():
-        sent_as, _ = tensors[key]
+        sent_kind, _ = tensors[key]
         if isinstance(sent, Payload):
-            tensors[key] = ("gradient" if sent_as == "gradient" else "delta", sent.tensors[key][1])
+            tensors[key] = ("gradient" if sent_kind == "gradient" else "delta", sent.tensors[key][1])
         elif value is not update[key]:
-            tensors[key] = (sent_as, Dense(before[key] + value if sent_as == "weights" else value))
+            tensors[key] = (sent_kind, Dense(before[key] + value if sent_kind == "weights" else value))
     return Payload(tensors)
 
 
-def _weights(name: str, before: State, payload: Payload) -> State:
-    """The weights in `payload` that have a difference to `before`; counts that are sent along have none."""
+def _floating_weights(name: str, before: State, payload: Payload) -> State:
+    """Return the floating-point weights in `payload`, without integers such as counts.
+
+    Raises:
+        RunError: a tensor was not broadcast, or with another shape or type.
+    """
     for key in payload.tensors:
         if key not in before:
             raise RunError(
@@ -143,11 +167,11 @@ def _weights(name: str, before: State, payload: Payload) -> State:
             )
     weights = payload.values("weights", before)
     for key, tensor in (*weights.items(), *payload.values("gradient", before).items()):
-        # A count comes back from strategies that average as a real number; it says nothing of the data.
-        kept = tensor.is_floating_point() == before[key].is_floating_point() or not tensor.ndim
-        if not kept or tensor.is_complex() or tensor.shape != before[key].shape:
+        # Strategies average an integer count into a real number; it reveals nothing about the data.
+        has_same_type = tensor.is_floating_point() == before[key].is_floating_point() or not tensor.ndim
+        if not has_same_type or tensor.is_complex() or tensor.shape != before[key].shape:
             raise RunError(
-                f"{name}: '{key}' was broadcast as {kind(before[key])} and is to be sent as {kind(tensor)}, so its "
+                f"{name}: '{key}' was broadcast as {describe_value(before[key])} and is to be sent as {describe_value(tensor)}, so its "
                 "update cannot be defended; send it as it was broadcast, in real numbers"
             )
     return {key: tensor for key, tensor in weights.items() if tensor.is_floating_point()}

@@ -1,4 +1,4 @@
-"""Which of a client's examples take part in a round, as its defenses choose, and whether it sends anything at all."""
+"""Selection by a client's defenses of the examples that it trains on in a round, if any."""
 
 from __future__ import annotations
 
@@ -8,62 +8,73 @@ import logging
 from flwr.app import Error, Message, RecordDict
 from torch import Tensor
 
-from clients.memory import memory_of
-from fedsim.defense import kept_examples, keyed, overrides
-from fedsim.engines.cohort import silence
-from fedsim.errors import one_line, what_it_said
+from clients.memory import open_memory
+from fedsim.defense import apply_on_data, overrides, pair_with_keys
+from fedsim.engines.cohort import straggler_reason
+from fedsim.errors import error_reason, one_line
 from fedsim.experiments.build import Experiment
 from fedsim.randomness import generator
-from fedsim.training.cohort import Share
+from fedsim.training.cohort import LocalData
 from fedsim.training.local_round import LocalRound
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.payloads import State
 
 log = logging.getLogger("fedsim." + __name__)
 _SILENT = 2
+"""Code of the error by which a client sends nothing."""
 
 
-def taking_part(
+def select_examples(
     experiment: Experiment,
     before: State,
     number: int,
     client: int,
-    share: Share,
+    share: LocalData,
     settings: LocalTraining,
     state: RecordDict,
-) -> Share | None:
-    """What its defenses leave of the `share` of `client`, which was sent `before` in round `number`; None of nothing.
+) -> LocalData | None:
+    """Return the share of the data that a client's defenses select; None where it sends nothing.
 
-    What they keep goes to `state`. One that fails leaves nothing, for an error would say more than silence.
+    A defense that fails makes the client silent, because an error would reveal more than silence.
+
+    Args:
+        experiment: the experiment, with the client's defenses.
+        before: w_t, the state that the client received.
+        number: the round.
+        client: the client.
+        share: its data.
+        settings: settings of its local training.
+        state: its `Context.state`, where the memory of its defenses is kept.
     """
-    for defense, own in keyed(experiment.defenses_of(client)):
+    for defense, defense_key in pair_with_keys(experiment.client_defenses(client)):
         if not overrides(defense, "on_data"):
             continue
-        local = LocalRound.of(experiment.filled(before), share, settings, experiment.dataset.task.loss)
-        rng = generator(*share.key, "defense", "on_data", *own)
+        local = LocalRound.create(experiment.model_with_state(before), share, settings, experiment.dataset.task.loss)
+        rng = generator(*share.key, "defense", "on_data", *defense_key)
         try:
-            with memory_of(defense, "-".join(map(str, own)), state) as memory:
-                kept = kept_examples(defense, local, rng, memory)
-        except (Exception, SystemExit) as error:  # it may have read anything in the data
-            why = one_line(what_it_said(error))
-            log.warning("round %d, client %d sends nothing, %s failed: %s", number, client, type(defense).__name__, why)
+            with open_memory(defense, "-".join(map(str, defense_key)), state) as memory:
+                selected = apply_on_data(defense, local, rng, memory)
+        except (Exception, SystemExit) as error:  # its text may hold anything of the data
+            reason = one_line(error_reason(error))
+            name = type(defense).__name__
+            log.warning("round %d, client %d sends nothing, %s failed: %s", number, client, name, reason)
             return None
-        if not len(kept):
+        if not len(selected):
             return None
-        if len(kept) < len(local.labels):
-            share = _left(experiment, number, client, share, settings, local.places[kept])
+        if len(selected) < len(local.labels):
+            share = _restrict_share(experiment, number, client, share, settings, local.indices[selected])
     return share
 
 
-def silent(message: Message, number: int) -> Message:
-    """The answer of a client that sends nothing in round `number`: the same for every reason."""
-    return Message(Error(code=_SILENT, reason=silence(number)), reply_to=message)
+def silent_reply(message: Message, number: int) -> Message:
+    """Return the reply of a client that sends nothing in round `number`, whatever its reason."""
+    return Message(Error(code=_SILENT, reason=straggler_reason(number)), reply_to=message)
 
 
-def _left(
-    experiment: Experiment, number: int, client: int, share: Share, settings: LocalTraining, places: Tensor
-) -> Share:
-    """A share of the examples at `places` alone; of a mini-batch, whose gradient is sent, what is left of it."""
+def _restrict_share(
+    experiment: Experiment, number: int, client: int, share: LocalData, settings: LocalTraining, indices: Tensor
+) -> LocalData:
+    """Return the share with only the examples at `indices`; for a gradient, they are its batch."""
     if settings.sends == "gradient":
-        return dataclasses.replace(share, order=(places,))
-    return experiment.share(client, number, settings, share.inputs[places], share.labels[places])
+        return dataclasses.replace(share, order=(indices,))
+    return experiment.make_local_data(client, number, settings, share.inputs[indices], share.labels[indices])

@@ -14,10 +14,20 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from fedsim.errors import ConfigError, some_of
-from fedsim.reproduce.figures import Verdict, difference_text
-from fedsim.reproduce.papers import Compared, Details, Kept, Paper, PublishedTable, compared, papers, results, verdicts
-from fedsim.reproduce.recipes import made_by, recipe_of
+from fedsim.errors import ConfigError, join_first
+from fedsim.reproduce.figures import FigureVerdict, difference_text
+from fedsim.reproduce.papers import (
+    Details,
+    FigureComparison,
+    KeptResult,
+    PublishedPaper,
+    PublishedTable,
+    compare_figures,
+    count_verdicts,
+    read_papers,
+    read_results,
+)
+from fedsim.reproduce.recipes import find_recipe, how_to_reproduce
 
 HERE = Path(__file__).parent
 INDEX = HERE / "paper-numbers.md"
@@ -39,16 +49,16 @@ cores, which make cells side by side. Aimed at are two hours on two cores, and 1
 of processor time (user and system) on a shared EPYC of two cores, without a GPU, as are the times of scripts; those
 of full runs are estimates from it. A machine that is busy with other things takes longer by the clock.
 """
-TABLES = [(name, table) for name, paper in papers().items() for table in paper.table]
-Found = Mapping[tuple[str, str], Compared]
+TABLES = [(name, table) for name, paper in read_papers().items() for table in paper.table]
+Found = Mapping[tuple[str, str], FigureComparison]
 """By row and quantity."""
 WIDEST = 6
 """Quantities that have a column each; more have a line each."""
 SHOWN = {
-    Verdict.MET: "met",
-    Verdict.ABOVE: "*above*",
-    Verdict.MISSED: "**missed**",
-    Verdict.NOT_COMPARABLE: "not comparable",
+    FigureVerdict.MET: "met",
+    FigureVerdict.ABOVE: "*above*",
+    FigureVerdict.MISSED: "**missed**",
+    FigureVerdict.NOT_COMPARABLE: "not comparable",
 }
 
 
@@ -56,7 +66,7 @@ class Page:
     """The tables of one paper's page, and which of its results have been shown."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.paper, self.results = name, papers()[name], results()[name]
+        self.name, self.paper, self.results = name, read_papers()[name], read_results()[name]
         self.shown: set[tuple[str, str]] = set()
 
     def setting(self, table: str) -> str:
@@ -76,7 +86,7 @@ class Page:
         def told(reason: str) -> str:
             names = [name for name, why in asked.incomparable.items() if why == reason]
             titles = [asked.quantities[name].title if name in asked.quantities else name for name in names]
-            return f"{some_of(titles, 6)} ({reason})"
+            return f"{join_first(titles, 6)} ({reason})"
 
         return told
 
@@ -97,7 +107,7 @@ class Page:
         self.shown.add(("", name))
         return "\n".join([*_table(found.head, found.rows), *(["", *_commands([found])] if found.command else [])])
 
-    def _compared(self, table: str, chosen: Sequence[Kept]) -> list[str]:
+    def _compared(self, table: str, chosen: Sequence[KeptResult]) -> list[str]:
         found = {kept.name: {(one.row, one.quantity): one for one in self.compared(kept)} for kept in chosen}
         every = {place: one for column in found.values() for place, one in column.items()}
         rows = list(dict.fromkeys([*self.paper.table[table].rows, *(row for row, _ in every)]))
@@ -105,9 +115,9 @@ class Page:
         titles = {name: title for name, title in titles.items() if any(name == shown for _, shown in every)}
         return (_wide if len(titles) <= WIDEST else _long)(found, every, rows, titles)
 
-    def compared(self, kept: Kept) -> list[Compared]:
+    def compared(self, kept: KeptResult) -> list[FigureComparison]:
         """Ours beside the paper's."""
-        return compared(self.name, kept.table, kept.rows, f"kept: {self.name}: {kept.table}: {kept.name}")
+        return compare_figures(self.name, kept.table, kept.rows, f"kept: {self.name}: {kept.table}: {kept.name}")
 
     def text(self) -> str:
         """The whole page.
@@ -163,11 +173,11 @@ def _wide(found: Mapping[str, Found], every: Found, rows: Sequence[str], titles:
     return _table(["", "", *titles.values()], lines)
 
 
-def _paper(one: Compared) -> str:
+def _paper(one: FigureComparison) -> str:
     return one.paper.text if one.paper else ""
 
 
-def _cell(one: Compared | None) -> str:
+def _cell(one: FigureComparison | None) -> str:
     if one is None or one.paper is None or one.verdict is None:
         return one.ours.text if one else ""
     return f"{one.ours.text}; {', '.join(filter(None, [difference_text(one.ours, one.paper), SHOWN[one.verdict]]))}"
@@ -177,39 +187,39 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
 
 
-def _notes(chosen: Sequence[Kept]) -> Iterator[str]:
+def _notes(chosen: Sequence[KeptResult]) -> Iterator[str]:
     for kept in chosen:
         yield from [f"*{kept.name}* ({kept.date}): {kept.note.strip() or 'as above.'}", ""]
 
 
-def _commands(chosen: Sequence[Kept | Details]) -> list[str]:
+def _commands(chosen: Sequence[KeptResult | Details]) -> list[str]:
     return ["```sh", *dict.fromkeys(one.command.strip() for one in chosen), "```"]
 
 
 def index() -> str:
     """The page that leads to all papers."""
-    quick = [made.recipe.quick.minutes for place in TABLES if (made := recipe_of(*place))]
+    quick = [made.recipe.quick.minutes for place in TABLES if (made := find_recipe(*place))]
     parts = [HEAD.format(count=len(quick), minutes=f"{sum(quick):.0f}", longest=f"{max(quick):.0f}")]
-    for name, paper in papers().items():
+    for name, paper in read_papers().items():
         parts.append(f"\n## [{paper.title}](papers/{name}.md)\n\n{paper.cite}.\n\n" + "\n".join(_counted(name, paper)))
     return WRITTEN.format("papers/*") + "\n".join(parts) + "\n"
 
 
-def _counted(name: str, paper: Paper) -> list[str]:
+def _counted(name: str, paper: PublishedPaper) -> list[str]:
     rows = []
     for table, published in paper.table.items():
-        kept = [one for one in results()[name].kept if one.table == table]
+        kept = [one for one in read_results()[name].kept if one.table == table]
         quick = [one for one in kept if one.name == "quick"]
         others = [one for one in kept if one not in quick]
         latest = str(max(one.date for one in kept)) if kept else "not measured"
-        counts = verdicts(name, others), verdicts(name, quick)
-        rows.append([f"`{name}/{table}`", published.title, latest, *counts, made_by(name, table)])
+        counts = count_verdicts(name, others), count_verdicts(name, quick)
+        rows.append([f"`{name}/{table}`", published.title, latest, *counts, how_to_reproduce(name, table)])
     return _table(["", "", "last result", "kept", "quick run", "made again by"], rows)
 
 
 def pages() -> dict[Path, str]:
     """Every page by its place."""
-    return {INDEX: index(), **{HERE / "papers" / f"{name}.md": Page(name).text() for name in papers()}}
+    return {INDEX: index(), **{HERE / "papers" / f"{name}.md": Page(name).text() for name in read_papers()}}
 
 
 if __name__ == "__main__":

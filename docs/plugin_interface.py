@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import attacks, datasets, defense, findings, knowledge, measure, partitions, task
-from fedsim.plugins.makers import PRODUCTS
+from fedsim.plugins.makers import RETURN_TYPES
 from fedsim.recording import transcript
 from fedsim.training import local_round
 from fedsim.wire import messages, payloads
@@ -73,7 +73,7 @@ PARTS = {
     ),
     "A data set": (
         "A class with `load(folder: Path | None) -> Dataset`, or a function annotated to return "
-        f"{PRODUCTS['datasets']}.",
+        f"{RETURN_TYPES['datasets']}.",
         [datasets.Dataset, datasets.Examples, datasets.Column],
         [],
     ),
@@ -83,7 +83,7 @@ PARTS = {
         [],
     ),
     "A model": (
-        f"A class with `build(task: Task) -> nn.Module`, or a function annotated to return {PRODUCTS['models']}.",
+        f"A class with `build(task: Task) -> nn.Module`, or a function annotated to return {RETURN_TYPES['models']}.",
         [task.Task],
         [],
     ),
@@ -134,7 +134,7 @@ def _written(value: Any) -> str:
 
 def _methods(cls: type) -> Iterable[str]:
     for name, member in vars(cls).items():
-        if name.startswith("_") and name not in ("_run", "_of"):
+        if name.startswith("_") and name not in ("_run", "_compute"):
             continue
         if isinstance(member, property):
             kind = inspect.signature(member.fget).return_annotation if member.fget else ""

@@ -1,6 +1,7 @@
 """fedsim: a federated-learning simulator with a pluggable honest-but-curious server.
 
-The names below are imported when they are first used, so that importing fedsim itself loads neither torch nor Flower.
+The public names are imported when they are first used, so that importing fedsim itself loads
+neither torch nor Flower.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ _HOMES = {
     "sweep": "fedsim.workflow.sweeping",
     "write_truth": "fedsim.evaluation.truth",
 }
-"""Each public name and the module that it is in."""
+"""Module of each public name."""
 __all__ = [
     "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples",
     "FedsimError", "Finding", "Guarantee", "Inference", "Knowledge", "LabelDistribution", "LocalModel", "Measure",
@@ -99,9 +100,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
-    found = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,9 @@
 """The interface of a client-side defense: hooks, each the identity by default.
 
-`on_data` acts before local training; `sampling`, `on_batch`, `on_features`, `on_examples` and `on_gradient` inside of
-it, in this order; `on_update` on what the client is about to send. A defense that overrides only `on_update` also works
-in any other Flower app, as a mod (`clients.mods.as_mod`).
+`on_data` acts before local training; `sampling`, `on_batch`, `on_features`, `on_examples` and
+`on_gradient` act inside it, in this order; `on_update` acts on the update before it is sent. A
+defense that overrides only `on_update` also works in any other Flower app, as a mod
+(`clients.mods.as_mod`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "on_gradient": ("gradient",),
     "on_update": ("update",),
 }
-"""The hooks of a defense and what each is handed, besides `rng`."""
+"""Positional parameters of each hook; each also gets `rng`."""
 
 _EXTRAS: Mapping[str, tuple[str, ...]] = {
     "memory": ("on_data", "on_update"),
@@ -47,19 +48,20 @@ _EXTRAS: Mapping[str, tuple[str, ...]] = {
     "weights": ("on_gradient",),
     "step": ("on_gradient",),
 }
-"""What a hook is handed only if it has a parameter of that name."""
+"""Optional keyword parameters, and the hooks that may declare them."""
 Memory = MutableMapping[str, Tensor]
-"""Tensors by name that a client keeps for one defense from round to round, for its hooks to read and change."""
-INSIDE = ("on_data", "sampling", "on_batch", "on_features", "on_examples", "on_gradient")
-"""What acts on local training, and so needs fedsim's own."""
+"""Tensors by name that a client keeps for one defense between rounds."""
+TRAINING_HOOKS = ("on_data", "sampling", "on_batch", "on_features", "on_examples", "on_gradient")
+"""Hooks that act on local training, and so need fedsim's own training loop."""
 NO_GUARANTEE = "no formal guarantee"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson:
-    """Poisson sampling: in each step, each example is in the batch with one probability, independently of the others.
+    """Poisson sampling: each example is in each batch with the same probability, independently.
 
-    So batches differ in size, and may be empty. What differential privacy gains by sampling is proved for it.
+    Batches therefore differ in size, and may be empty. Privacy amplification by subsampling is
+    proved for this kind of sampling.
 
     Attributes:
         rate: probability of each example to be in a batch, above 0 and at most 1.
@@ -74,15 +76,15 @@ class Poisson:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """What one client does in a run, as far as its defenses depend on it.
+    """Training load of one client in a run, as far as its defenses depend on it.
 
     Attributes:
-        num_examples: N, what it holds.
+        num_examples: N, the number of its training examples.
         batch_size: B of `[training]`.
         steps: T, its local steps in each round.
-        rounds: rounds in which it sends.
-        num_classes: of what it learns; 0 of a regression, or where nobody said.
-        value_range: as of `Setting`.
+        rounds: number of rounds in which it sends an update.
+        num_classes: number of classes; 0 for a regression, or where it is unknown.
+        value_range: see `Setting`.
     """
 
     num_examples: int
@@ -95,18 +97,18 @@ class Participation:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is known of an experiment before it runs; what a defense checks its own settings against.
+    """Facts about an experiment before it runs, against which defenses check their settings.
 
     Attributes:
-        update: zeros in the form of what clients send, by name; BatchNorm's running statistics are among them where
-            clients share those.
-        task: what the federation learns.
-        training: how clients train.
-        rounds: of the federation.
-        clients: of the federation.
-        num_examples: N of each client, by its id.
-        value_range: lowest and highest value of a model input, a channel or feature, in model units; None of texts, or
-            where nobody said.
+        update: zeros with the names and shapes of a client's update; includes BatchNorm's running
+            statistics where clients share them.
+        task: the learning problem.
+        training: settings of local training.
+        rounds: number of rounds of the federation.
+        clients: number of clients of the federation.
+        num_examples: N of each client, indexed by client id.
+        value_range: lowest and highest value of a model input in model units, for each channel or
+            feature; None for texts, or where it is unknown.
     """
 
     update: State
@@ -118,7 +120,7 @@ class Setting:
     value_range: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def participation(self, client: int, rounds: int | None = None) -> Participation:
-        """What `client` does in `rounds` rounds; by default at most, in all of them."""
+        """Return the load of `client` in `rounds` rounds; by default in all rounds."""
         count, training = self.num_examples[client], self.training
         return Participation(
             num_examples=count,
@@ -132,9 +134,9 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What is proved: (epsilon, delta)-differential privacy of the weights that one client sends in a run.
+    """Proved (epsilon, delta)-differential privacy of all updates that one client sends in a run.
 
-    N and the metrics that a client reports are sent as they are, and are not covered.
+    It does not cover N and the metrics that a client reports, which are sent as they are.
 
     Attributes:
         epsilon: privacy loss, dimensionless.
@@ -153,30 +155,33 @@ class Guarantee:
 class Defense(ABC):
     """Base of all defenses: a frozen dataclass whose fields are its strengths.
 
-    Each hook is handed copies, and what it returns is checked: tensors of the same names and shapes as those that
-    it got. A client whose defense fails sends nothing. Each hook draws from an `rng` of its own, so that no other
-    hook and no other defense changes what it draws. One instance serves all clients, so nothing may be kept on it.
+    Each hook gets copies and returns tensors of the same names and shapes, which is checked. A
+    client whose defense fails sends nothing. Each hook has an `rng` of its own, so that neither
+    another hook nor another defense changes its draws. One instance serves all clients, so a
+    subclass must not store state on `self`.
 
-    A defense that remembers earlier rounds gives its `on_data` or `on_update` a further parameter, `*, rng, memory`:
-    tensors by name of this client and this defense alone, none in the client's first round. What is in it on return is
-    there again in the next hook that asks for it, in this round or in the next one that the client takes part in; a
-    round in which the client fails leaves it as it was. One in which `on_data` had it send nothing does not.
+    A hook may declare further keyword parameters:
 
-    A defense whose clients agree on something in each round, as on a common mask, gives its `on_update` a further
-    parameter `common`: a generator that is the same for all clients in one round. The server could have it, too. Where
-    clients agree under some settings alone, `common` is one of these, and the parameter may be left out, None, without.
-
-    A defense that adapts to local training gives its `on_gradient` a further parameter `step`, the number of the local
-    step, counted from 0 in each round; or `weights`, the parameters before that step, by name.
+    - `memory` (`on_data`, `on_update`): tensors by name that this client keeps for this defense,
+      empty in its first round. Changes last for later hooks of the round and later rounds of the
+      client. A round in which the client fails does not change it; a round in which `on_data`
+      leaves no example, so that nothing is sent, does.
+    - `common` (`on_update`): a generator that is the same for all clients in a round, for example
+      for a common mask. The server could have it, too. Where clients share randomness under some
+      settings only, the defense has a setting `common`, and the parameter is None by default.
+    - `step` (`on_gradient`): number of the local step, counted from 0 in each round.
+    - `weights` (`on_gradient`): the parameters before that step, by name.
 
     Attributes:
-        promise: in a few words, what is proved; `NO_GUARANTEE` where nothing is.
-        against: against whom it defends, and who still sees what.
-        cost: what it costs: accuracy, bytes, time.
-        encodes: whether its `on_update` puts the update into another form, sparse or quantised, of which nothing is
-            left if another defense changes the numbers after it. Such an order is refused (`check_order`).
+        promise: in a few words, the proved guarantee; `NO_GUARANTEE` where there is none.
+        against: the adversary it defends against, and what others still see.
+        cost: its cost in accuracy, bytes or time.
+        encodes: whether its `on_update` encodes the update, sparse or quantised, so that a later
+            defense that changes the numbers would undo the encoding. `check_order` refuses such an
+            order.
         mixes: whether its `on_batch` makes one example out of several records.
-        flips_signs: whether it also flips signs of what it mixed, at random around 0 in model units.
+        flips_signs: whether it also flips the signs of mixed records at random (around 0, in model
+            units).
     """
 
     promise: ClassVar[str] = NO_GUARANTEE
@@ -189,34 +194,36 @@ class Defense(ABC):
 
     @property
     def summable(self) -> bool:
-        """Whether what clients send can be summed number by number, as secure aggregation does.
+        """Return whether updates can be summed number by number, as secure aggregation does.
 
-        Of a form of its own that is so where all clients leave out the same numbers, as under a mask in `common`.
+        Encoded updates can where all clients send the same entries, for example under a mask drawn
+        from `common`.
         """
         return not self.encodes or bool(getattr(self, "common", False))
 
     @classmethod
-    def promised(cls) -> str:
-        """`promise`; a class that has a guarantee and does not say so is not said to have none."""
-        silent = cls.guarantee is not Defense.guarantee and cls.promise == NO_GUARANTEE
-        return "a guarantee, which the report of a run states" if silent else cls.promise
+    def promise_or_default(cls) -> str:
+        """Return `promise`, or a general remark where a class has a guarantee but no `promise`."""
+        is_undeclared = cls.guarantee is not Defense.guarantee and cls.promise == NO_GUARANTEE
+        return "a guarantee, which the report of a run states" if is_undeclared else cls.promise
 
     def check(self, setting: Setting) -> None:
-        """Raise ConfigError where these settings make no sense in `setting`; called before any work, with no data."""
+        """Raise ConfigError where this defense does not fit `setting`; called before any work."""
         del setting
 
-    def check_beside(self, others: Sequence[Defense], place: int) -> None:
-        """Raise ConfigError where this defense makes no sense at its `place` in `others`, the list of all."""
-        del others, place
+    def check_combination(self, defenses: Sequence[Defense], position: int) -> None:
+        """Raise ConfigError where this defense cannot be at index `position` of all `defenses`."""
+        del defenses, position
 
     def of_client(self, participation: Participation) -> Self:
-        """This defense as one client uses it, which takes part at most as `participation` says.
+        """Return the defense as one client uses it, whose load is at most `participation`.
 
-        By default all clients use the same. One whose strength follows from what a client does, as the noise for a
-        wanted epsilon, returns a copy with that strength; one that makes soft labels, a copy that knows the classes.
+        By default all clients use the same. A defense whose strength follows from the client's
+        load, such as the noise for a wanted epsilon, returns a copy with that strength; one that
+        makes soft labels returns a copy that knows the number of classes.
 
         Raises:
-            ConfigError: no strength will do.
+            ConfigError: no strength is sufficient.
         """
         del participation
         return self
@@ -224,47 +231,52 @@ class Defense(ABC):
     def on_data(self, local: LocalRound, *, rng: torch.Generator) -> Tensor:
         """Choose the examples that take part in this round, before local training.
 
-        The client then does what one does that holds these alone: N, its batches and its number of steps follow from
-        them. If none is left it sends nothing. All that the server gets to know is that it did not return, in the words
-        that are said of a straggler; the same is true where this hook fails, and why is told to nobody but the log.
+        The client then trains as if it had only these: N, its batches and its number of steps
+        follow from them. If none is left it sends nothing, and the server sees the same as of a
+        straggler; so it does where this hook fails, whose error only the log tells.
 
         Returns:
-            `example`, places in `local.inputs`, ascending and without repetition.
+            `example`, indices into `local.inputs`, strictly ascending.
         """
         del rng
         return torch.arange(len(local.labels))
 
     def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
-        """How the examples of each local step are drawn: `Poisson` sampling, or None where any sampling will do.
+        """Return the sampling of each local step's examples; None where any sampling will do.
 
-        The number of steps remains that of `[training]`. A run is refused whose defenses ask for different sampling,
-        or whose batches are not drawn anew: `batches = "fixed"`, or clients that send the gradient of one mini-batch.
+        The number of steps remains that of `[training]`. A run is refused whose defenses ask for
+        different sampling, or whose batches are not drawn anew: `batches = "fixed"`, or clients
+        that send the gradient of one mini-batch.
 
         Args:
-            num_examples: N, what the client holds.
-            batch_size: B of `[training]`; `Poisson(rate=min(1, batch_size / num_examples))` expects as many.
+            num_examples: N, the number of the client's training examples.
+            batch_size: B of `[training]`, which is the expected size of a batch under
+                `Poisson(rate=min(1, batch_size / num_examples))`.
         """
         del num_examples, batch_size
         return None
 
     def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Replace a mini-batch before its forward pass. `inputs` is `example ...` in model units.
+        """Replace a mini-batch before its forward pass; `inputs` is `example ...` in model units.
 
-        There may be more or fewer examples than before, of the same shape, with a label each; as many as before if
-        any defense sees one gradient an example or asks for Poisson sampling. An empty batch of that is not shown.
+        The number of examples may change, their shape may not, and each needs a label. It must not
+        change if any defense has `on_examples` or asks for Poisson sampling, whose empty batches
+        skip this hook.
         """
         del rng
         return inputs, labels
 
     def on_features(self, features: Tensor, inputs: Tensor, *, rng: torch.Generator) -> Tensor:
-        """Replace what the gradient of the last linear layer's weights is computed from.
+        """Replace the features that the gradient of the last linear layer is computed from.
 
-        That gradient tells the representation of the batch. The forward pass and all other gradients keep the true one.
-        The layer is that of the last matrix which is trained, so that who sees a gradient finds it, too; a model is
-        refused where that matrix is of no linear layer.
+        That gradient reveals the representation of the batch. The forward pass and all other
+        gradients use the true features. The layer is the one of the last trained matrix, which
+        anyone who sees a gradient can find; a model is refused where that matrix does not belong to
+        a linear layer.
 
         Args:
-            features: `example feature`, the input of the model's last linear layer, differentiable by `inputs`.
+            features: `example feature`, the input of the last linear layer, differentiable with
+                respect to `inputs`.
             inputs: `example ...` in model units.
 
         Returns:
@@ -274,33 +286,37 @@ class Defense(ABC):
         return features
 
     def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
-        """Make one gradient of those of the single examples of a mini-batch; the default is sum / `expected`.
+        """Aggregate the per-example gradients of a mini-batch; by default sum / `expected`.
 
-        DP-SGD clips the gradient of each example, all tensors together, sums over the examples, adds noise of the
-        sum's scale, and divides by `expected`. A run is refused in which two defenses do this, or a layer mixes
-        examples: BatchNorm that normalises by the batch.
+        DP-SGD clips the gradient of each example (over all parameters), sums over the examples,
+        adds noise to the sum, and divides by `expected`. A run is refused in which two defenses
+        override this hook, or a layer mixes examples, as BatchNorm does that normalises by the
+        batch.
 
         Args:
-            gradients: by parameter `example ...`, the gradient of each example's own loss; parameters that are not
-                trained are left out. There are no examples in an empty batch of Poisson sampling. They take
-                examples x parameters numbers of memory.
-            expected: expected number of examples, rate x N under Poisson sampling, otherwise as many as there are.
+            gradients: by parameter, `example ...`, the gradient of each example's own loss;
+                parameters that are not trained are left out. An empty batch of Poisson sampling has
+                no examples. Memory: examples x parameters numbers.
+            expected: expected number of examples: rate x N under Poisson sampling, otherwise the
+                number of examples in the batch.
 
         Returns:
-            By parameter the gradient that takes the place of the batch's mean gradient, in the parameter's shape. The
-            slope of a proximal term is added to it.
+            By parameter, in the parameter's shape, the gradient that replaces the batch's mean
+            gradient. The gradient of a proximal term is added to it afterwards.
         """
         del rng
-        return {name: each.sum(0) / expected for name, each in gradients.items()}
+        return {name: per_example.sum(0) / expected for name, per_example in gradients.items()}
 
     def example_factors(self, norms: Tensor) -> Tensor:
-        """By what factors the gradients of examples are shortened, if `on_examples` only does that before it sums.
+        """Return the factors that clip per-example gradients, if `on_examples` clips and sums.
 
-        A shortcut: where one class defines `on_examples`, this and `on_sum`, training may make the sum without making
-        the gradients, which is faster, and call `on_sum` with it. Both ways have to give the same.
+        This is a shortcut (ghost clipping): where one class defines `on_examples`,
+        `example_factors` and `on_sum`, training may compute the clipped sum without the per-example
+        gradients, which is faster, and call `on_sum` with it. Both ways have to give the same
+        gradient.
 
         Args:
-            norms: `tensor example`, the L2 norms of the gradients of single examples.
+            norms: `tensor example`, the L2 norms of per-example gradients.
 
         Returns:
             `tensor example`, the factors.
@@ -308,12 +324,12 @@ class Defense(ABC):
         return torch.ones_like(norms)
 
     def on_sum(self, total: State, expected: float, *, rng: torch.Generator) -> State:
-        """Make the gradient of a mini-batch of the sum of shortened gradients; see `example_factors`."""
+        """Turn the sum of clipped gradients into the batch's gradient; see `example_factors`."""
         del rng
         return {name: tensor / expected for name, tensor in total.items()}
 
     def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
-        """Replace the mean gradient of a mini-batch, or what `on_examples` made, before the optimizer's step.
+        """Replace the mean gradient of a mini-batch (or the result of `on_examples`).
 
         Under Poisson sampling it is the sum over the batch divided by its expected size.
         """
@@ -321,43 +337,51 @@ class Defense(ABC):
         return gradient
 
     def on_update(self, update: State, *, rng: torch.Generator) -> State | Payload:
-        """Replace the update w_T - w_t, or the gradient that a FedSGD client sends in its place, before it is sent.
+        """Replace the update w_T - w_t, or a FedSGD client's gradient, before it is sent.
 
-        A state is sent as the client would have sent the update. A `Payload` is sent as it is, sparse or quantised, as
-        a delta or, by a FedSGD client, a gradient; its constructors take care of the kind.
+        A state that is returned is sent in the form in which the client would have sent the update.
+        A `Payload` is sent as it is, sparse or quantised, as a delta or, by a FedSGD client, a
+        gradient; its constructors take care of the kind.
         """
         del rng
         return update
 
     def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
-        """What is proved of a client that did what `participation` says, or None where nothing is."""
+        """Return the guarantee proved for a client with this `participation`, or None."""
         del participation, delta
         return None
 
-    def composed(self, done: Sequence[Participation], delta: float) -> Guarantee | None:
-        """What is proved of a client that did all of `done`, rounds of different kinds, or None where nothing is.
+    def compose_guarantees(self, participations: Sequence[Participation], delta: float) -> Guarantee | None:
+        """Return the guarantee for rounds of different kinds of training; None without a proof.
 
-        Kinds differ where the server asks for other local training in some rounds. By default epsilons are added up.
+        Kinds differ where the server asks for other local training in some rounds. By default their
+        epsilons are summed, each at an equal share of `delta` (basic composition).
 
         Args:
-            done: at least one, each for its rounds.
-            delta: of all of it together.
+            participations: at least one, one for the rounds of each kind.
+            delta: of all rounds together.
         """
-        if len(done) == 1:
-            return self.guarantee(done[0], delta)
-        proved = [self.guarantee(some, delta / len(done)) for some in done]
-        parts = [some for some in proved if some is not None]
-        if len(parts) < len(proved):
+        if len(participations) == 1:
+            return self.guarantee(participations[0], delta)
+        share = delta / len(participations)
+        guarantees = []
+        for participation in participations:
+            guarantee = self.guarantee(participation, share)
+            if guarantee is not None:
+                guarantees.append(guarantee)
+        if len(guarantees) < len(participations):
             return None
-        return replace(parts[0], epsilon=math.fsum(some.epsilon for some in parts), delta=delta)
+        total = math.fsum(guarantee.epsilon for guarantee in guarantees)
+        return replace(guarantees[0], epsilon=total, delta=delta)
 
     def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """A model of what `on_batch` does to a batch, for an adversary who knows the defense.
+        """Model the effect of `on_batch` on a batch, for an adversary who knows the defense.
 
-        Attacks that match gradients pass their dummy records through it, where the defense `mixes`. It is
-        differentiable, draws nothing, and takes the expectation over what it cannot know. Dummy records are in no
-        order, so it may take neighbours for those that were mixed. The default is the identity: dummy examples stand
-        for what was trained on.
+        Attacks that match gradients pass their dummy records through it, where the defense `mixes`.
+        It is differentiable, draws nothing, and takes the expectation over all that it cannot know.
+        Dummy records have no order, so it may treat neighbours as the records that were mixed. The
+        default is the identity: dummy examples then stand for mixed examples, on which the client
+        trained.
 
         Args:
             inputs: `example ...` in model units.
@@ -366,117 +390,124 @@ class Defense(ABC):
         return inputs, labels
 
     def adversary_view(self, gradient: State, sent: State) -> State | None:
-        """A model of what this defense does to a gradient, for an adversary who knows the defense.
+        """Model the effect of this defense on a gradient, for an adversary who knows the defense.
 
-        Attacks that match gradients pass the gradient of their dummy data through it. It is differentiable, draws
-        nothing, and takes the expectation over what it cannot know. A defense that leaves the gradient as it is in
-        expectation returns it; the default says that nobody has worked out what an adversary could know.
+        Attacks that match gradients pass the gradient of their dummy data through it. It is
+        differentiable, draws nothing, and takes the expectation over all that it cannot know. A
+        defense that does not change the gradient in expectation returns it. The default says that
+        no such model has been worked out.
 
         Args:
-            gradient: by name, of dummy data, in the unit of `sent` where the attack is granted what tells it.
-            sent: by name, the defended update that was seen, as a pseudo-gradient: which numbers of it are zero, for
-                example, tells the mask of a sparsification.
+            gradient: by name, the gradient of dummy data, in the unit of `sent` where the attack is
+                granted the facts to convert it.
+            sent: by name, the defended update that the server got, as a pseudo-gradient. Its zeros,
+                for example, reveal the mask of a sparsification.
 
         Returns:
-            By the same names, what the defense would make of `gradient`; None where that is not known, and attacks take
-            the gradient as it is.
+            The defended gradient, by the same names. None where there is no model; attacks then
+            match the gradient as it is.
         """
         del gradient, sent
         return None
 
 
-_WORDS = frozenset(Defense.__annotations__)
-"""What a defense says of itself."""
-_METHODS = frozenset(name for name in vars(Defense) if not name.startswith("_")) - _WORDS
-"""What a defense may override."""
+_ATTRIBUTES = frozenset(Defense.__annotations__)
+"""Names of the class attributes that a defense declares."""
+_METHODS = frozenset(name for name in vars(Defense) if not name.startswith("_")) - _ATTRIBUTES
+"""Names of the methods that a defense may override."""
 D = TypeVar("D", bound=Defense)
 
 
-def adversary_views(defenses: Iterable[Defense], gradient: State, sent: State) -> State | None:
-    """What an adversary who knows these defenses makes of a gradient, one after the other; None if none says anything.
-
-    See `Defense.adversary_view`.
-    """
-    known = None
+def apply_adversary_views(defenses: Iterable[Defense], gradient: State, sent: State) -> State | None:
+    """Pass a gradient through each defense's `adversary_view` in turn; None if all are None."""
+    view = None
     for defense in defenses:
-        if (seen := defense.adversary_view(gradient if known is None else known, sent)) is not None:
-            known = seen
-    return known
+        next_view = defense.adversary_view(gradient if view is None else view, sent)
+        if next_view is not None:
+            view = next_view
+    return view
 
 
-def a_defense(thing: Any) -> Defense:
-    """`thing`, if it is a defense that does something.
+def check_defense(candidate: Any) -> Defense:
+    """Return `candidate` if it is a defense that overrides a hook.
 
     Raises:
-        PluginError: it is something else, overrides no hook, or misspells one; what it was meant to do would be left
-            undone in silence.
+        PluginError: it is something else, overrides no hook, or misspells one, so that it would
+            silently defend nothing.
     """
-    cls = thing if isinstance(thing, type) else type(thing)
+    cls = candidate if isinstance(candidate, type) else type(candidate)
     name = f"{cls.__module__}.{cls.__name__}"
-    if not isinstance(thing, Defense):
+    if not isinstance(candidate, Defense):
         raise PluginError(f"{name}: expected a defense, made from a class that derives from fedsim.defense.Defense")
-    if beside := sorted(vars(thing).keys() & _METHODS):
+    if shadowed := sorted(vars(candidate).keys() & _METHODS):
         raise PluginError(
-            f"{name}: '{beside[0]}' is set on an instance, where it is never called; define it in the class"
+            f"{name}: '{shadowed[0]}' is set on an instance, where it is never called; define it in the class"
         )
     _check_spelling(cls, name)
-    if not any(overrides(thing, hook) for hook in (*HOOKS, "sampling")):
+    if not any(overrides(candidate, hook) for hook in (*HOOKS, "sampling")):
         raise PluginError(f"{name}: overrides none of sampling, {', '.join(HOOKS)}, so it defends nothing")
-    shortcut = [hook for hook in ("example_factors", "on_sum") if overrides(thing, hook)]
-    if shortcut and not overrides(thing, "on_examples"):
+    shortcut = [hook for hook in ("example_factors", "on_sum") if overrides(candidate, hook)]
+    if shortcut and not overrides(candidate, "on_examples"):
         raise PluginError(
             f"{name}: '{shortcut[0]}' is a shortcut of 'on_examples' and is not called without it; define that, too"
         )
-    if overrides(thing, "adversary_batch") and not thing.mixes:
-        raise PluginError(f"{name}: 'adversary_batch' is called of a defense that mixes alone; set mixes = True")
-    for hook, given in HOOKS.items():
-        keywords, signature = ["rng"], inspect.signature(getattr(thing, hook))
-        for extra, takers in _EXTRAS.items():
-            if extra not in signature.parameters:
-                continue
-            if hook not in takers:
-                alone = " and ".join(takers)
-                raise PluginError(f"{name}: '{hook}' asks for '{extra}', which is for {alone} alone; leave it out")
-            keywords.append(extra)
-        try:
-            signature.bind(*given, **dict.fromkeys(keywords))
-        except TypeError as error:
-            called = f"{hook}({', '.join([*given, *(f'{keyword}=...' for keyword in keywords)])})"
-            raise PluginError(f"{name}: '{hook}' cannot be called as {called} ({error})") from error
+    if overrides(candidate, "adversary_batch") and not candidate.mixes:
+        raise PluginError(f"{name}: 'adversary_batch' is only called of a defense that mixes; set mixes = True")
+    for hook, arguments in HOOKS.items():
+        _check_signature(candidate, name, hook, arguments)
     try:
-        inspect.signature(thing.sampling).bind("num_examples", "batch_size")
+        inspect.signature(candidate.sampling).bind("num_examples", "batch_size")
     except TypeError as error:
         raise PluginError(
             f"{name}: 'sampling' cannot be called as sampling(num_examples, batch_size) ({error})"
         ) from error
-    return thing
+    return candidate
+
+
+def _check_signature(defense: Defense, name: str, hook: str, arguments: Sequence[str]) -> None:
+    """Raise PluginError where `hook` cannot be called with the arguments it is due."""
+    keywords, signature = ["rng"], inspect.signature(getattr(defense, hook))
+    for extra, allowed_hooks in _EXTRAS.items():
+        if extra not in signature.parameters:
+            continue
+        if hook not in allowed_hooks:
+            allowed = " and ".join(allowed_hooks)
+            raise PluginError(f"{name}: '{hook}' asks for '{extra}', which is for {allowed} alone; leave it out")
+        keywords.append(extra)
+    try:
+        signature.bind(*arguments, **dict.fromkeys(keywords))
+    except TypeError as error:
+        call = f"{hook}({', '.join([*arguments, *(f'{keyword}=...' for keyword in keywords)])})"
+        raise PluginError(f"{name}: '{hook}' cannot be called as {call} ({error})") from error
 
 
 def _check_spelling(cls: type[Defense], name: str) -> None:
-    """Raise PluginError where something that `cls` adds, and no setting, is called nearly as what a defense has."""
-    known = {field.name for field in fields(cls)} | _WORDS | _METHODS
+    """Raise PluginError where `cls` adds a name that looks like a misspelt one of Defense."""
+    known = {field.name for field in fields(cls)} | _ATTRIBUTES | _METHODS
     for added in dir(cls):
         if added.startswith("_") or added in known:
             continue
         value = inspect.getattr_static(cls, added)
-        method = callable(value) or isinstance(value, property | classmethod | staticmethod)
-        hook = re.match("on[_A-Z]", added) is not None
-        near = difflib.get_close_matches(added, _METHODS if method else _WORDS, n=1, cutoff=0.5 if hook else 0.8)
-        if near or added.startswith("on_"):
-            meant = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(HOOKS)}"
-            ignored = "hook of a defense and would never be called" if method else "attribute that is looked at"
+        is_method = callable(value) or isinstance(value, property | classmethod | staticmethod)
+        looks_like_hook = re.match("on[_A-Z]", added) is not None
+        similar = difflib.get_close_matches(
+            added, _METHODS if is_method else _ATTRIBUTES, n=1, cutoff=0.5 if looks_like_hook else 0.8
+        )
+        if similar or added.startswith("on_"):
+            meant = f"did you mean '{similar[0]}'?" if similar else f"known: {', '.join(HOOKS)}"
+            ignored = "hook of a defense and would never be called" if is_method else "attribute that is looked at"
             raise PluginError(f"{name}: '{added}' is no {ignored}, {meant}")
 
 
-def remembers(defense: Defense) -> bool:
-    """Whether a hook of `defense` asks for a `Memory`."""
+def uses_memory(defense: Defense) -> bool:
+    """Return whether a hook of `defense` asks for a `Memory`."""
     return any(_asks_for(type(defense), hook, "memory") for hook in _EXTRAS["memory"])
 
 
-def agrees(defense: Defense) -> bool:
-    """Whether the `on_update` of `defense` asks for a generator that is `common` to all clients of a round.
+def uses_common_randomness(defense: Defense) -> bool:
+    """Return whether `on_update` asks for a generator that is `common` to all clients of a round.
 
-    One that has a setting of that name asks for it where that is set.
+    A defense that has a setting `common` asks for the generator only where that is true.
     """
     return _asks_for(type(defense), "on_update", "common") and bool(getattr(defense, "common", True))
 
@@ -486,40 +517,41 @@ def _asks_for(cls: type[Defense], hook: str, parameter: str) -> bool:
     return parameter in inspect.signature(getattr(cls, hook)).parameters
 
 
-def keyed(defenses: Sequence[Defense]) -> list[tuple[Defense, tuple[str, int]]]:
-    """Each of `defenses` with the end of its key: the name of its class, and how many of that name come before it.
+def pair_with_keys(defenses: Sequence[Defense]) -> list[tuple[Defense, tuple[str, int]]]:
+    """Pair each defense with the end of the key of its random draws.
 
-    So what it draws depends on no defense of another name.
+    The key is the name of its class and the number of earlier defenses of that class, so that its
+    draws do not depend on defenses of other classes.
     """
     names = [type(defense).__name__ for defense in defenses]
-    return [
-        (defense, (name, names[:place].count(name)))
-        for place, (defense, name) in enumerate(zip(defenses, names, strict=True))
-    ]
+    pairs = []
+    for index, (defense, name) in enumerate(zip(defenses, names, strict=True)):
+        pairs.append((defense, (name, names[:index].count(name))))
+    return pairs
 
 
 def check_order(defenses: Sequence[Defense]) -> None:
-    """Raise ConfigError where `defenses` make no sense together in this order.
+    """Raise ConfigError where `defenses` cannot be combined in this order.
 
-    One that undoes the form into which an earlier one put the update is refused here; each says by `check_beside` what
-    else it cannot stand.
+    Refused are a defense that changes an update which an earlier one encoded, and whatever the
+    `check_combination` of a defense refuses.
     """
-    acting = [defense for defense in defenses if overrides(defense, "on_update")]
-    for place, encoder in enumerate(acting[:-1]):
+    updating = [defense for defense in defenses if overrides(defense, "on_update")]
+    for index, encoder in enumerate(updating[:-1]):
         if encoder.encodes:
-            first, after = called(encoder), called(acting[place + 1])
+            first, after = name_of_defense(encoder), name_of_defense(updating[index + 1])
             raise ConfigError(
                 f"defense: {first} puts the update into another form, sparse or quantised, and {after} after it "
                 f"changes the numbers, so that nothing is left of it; put {first} last, and use one of this kind alone"
             )
-    for place, defense in enumerate(defenses):
-        with _named(defense):
-            defense.check_beside(defenses, place)
+    for position, defense in enumerate(defenses):
+        with _name_in_errors(defense):
+            defense.check_combination(defenses, position)
 
 
-def check_fits(defense: Defense, setting: Setting) -> None:
-    """Raise ConfigError where the settings of `defense` make no sense in `setting`, or for one of its clients."""
-    with _named(defense):
+def check_setting(defense: Defense, setting: Setting) -> None:
+    """Raise ConfigError where `defense` does not fit `setting`, or one of its clients."""
+    with _name_in_errors(defense):
         if overrides(defense, "on_features") and setting.task.kind == "text":
             raise ConfigError(
                 "replaces features by how they change with the inputs, and texts are inputs that cannot be "
@@ -527,219 +559,283 @@ def check_fits(defense: Defense, setting: Setting) -> None:
             )
         defense.check(setting)
         if overrides(defense, "of_client"):
-            for alike in {setting.participation(client) for client in range(len(setting.num_examples))}:
-                defense.of_client(alike)
+            clients = range(len(setting.num_examples))
+            for participation in {setting.participation(client) for client in clients}:
+                defense.of_client(participation)
 
 
-def called(defense: Defense) -> str:
-    """The name of `defense` in an experiment file; that of its class, where it is not registered."""
-    from fedsim.plugins import registry  # which takes more than torch
+def name_of_defense(defense: Defense) -> str:
+    """Return the name of `defense` in an experiment file, or of its unregistered class."""
+    from fedsim.plugins import registry  # imported here: it loads more than torch
 
-    return registry.name_of("defenses", type(defense)) or type(defense).__name__
+    return registry.find_name("defenses", type(defense)) or type(defense).__name__
 
 
 @contextmanager
-def _named(defense: Defense) -> Iterator[None]:
+def _name_in_errors(defense: Defense) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"defense: {called(defense)}: {error}") from error
+        raise ConfigError(f"defense: {name_of_defense(defense)}: {error}") from error
 
 
 def overrides(defense: Defense, hook: str) -> bool:
-    """Whether `defense` does anything at `hook`."""
+    """Return whether `defense` overrides `hook`."""
     return getattr(type(defense), hook) is not getattr(Defense, hook)
 
 
-def replaced_gradient(defense: Defense, gradient: State, rng: torch.Generator, weights: State, step: int = 0) -> State:
-    """What `defense.on_gradient` puts in the place of `gradient`, which is left as it is.
+def apply_on_gradient(
+    defense: Defense,
+    gradient: State,
+    rng: torch.Generator,
+    weights: State,
+    step: int = 0,
+) -> State:
+    """Apply `defense.on_gradient` to a copy of `gradient` and check the result.
 
-    A tensor that the hook neither changed nor replaced is the object that `gradient` has.
+    A tensor that the hook neither changed nor replaced is the same object as in `gradient`.
 
     Args:
-        weights: the parameters at which the gradient was taken, by name; a defense that asks for them gets copies.
-        step: of local training in this round, counted from 0.
+        weights: the parameters at which the gradient was taken, by name; a defense that asks for
+            them gets copies.
+        step: number of the local step in this round, counted from 0.
 
     Raises:
-        RunError: the hook returned something else than one tensor of numbers for each of `gradient`, of its shape.
+        RunError: the hook did not return one floating point tensor of the same shape for each of
+            `gradient`.
     """
     if not overrides(defense, "on_gradient"):
         return gradient
-    given = {name: tensor.clone() for name, tensor in gradient.items()}
+    copies = {name: tensor.clone() for name, tensor in gradient.items()}
     keywords: dict[str, Any] = {"rng": rng}
     if _asks_for(type(defense), "on_gradient", "weights"):
         keywords["weights"] = {name: tensor.detach().clone() for name, tensor in weights.items()}
-    keywords |= {"step": step} if _asks_for(type(defense), "on_gradient", "step") else {}
-    got = defense.on_gradient(dict(given), **keywords)
-    return _fitting(f"{type(defense).__name__}.on_gradient", gradient, given, got)
+    if _asks_for(type(defense), "on_gradient", "step"):
+        keywords["step"] = step
+    result = defense.on_gradient(dict(copies), **keywords)
+    return _check_state(f"{type(defense).__name__}.on_gradient", gradient, copies, result)
 
 
-def mixers(defenses: Sequence[Defense]) -> list[Defense]:
-    """Those of `defenses` that make one example of a batch out of several records."""
+def mixing_defenses(defenses: Sequence[Defense]) -> list[Defense]:
+    """Return those of `defenses` that make one example of a batch out of several records."""
     return [defense for defense in defenses if defense.mixes and overrides(defense, "on_batch")]
 
 
-def informed(defense: D, **facts: Any) -> D:
-    """A copy of `defense` on which class attributes have other values: what it learns in `of_client`, no setting."""
-    knowing = copy.copy(defense)
-    vars(knowing).update(facts)
-    return knowing
+def copy_with_facts(defense: D, **facts: Any) -> D:
+    """Return a copy of `defense` with other values of class attributes.
+
+    `of_client` uses it for facts about the client, which are no settings.
+    """
+    changed = copy.copy(defense)
+    vars(changed).update(facts)
+    return changed
 
 
-def shortens(defense: Defense) -> bool:
-    """Whether `example_factors` and `on_sum` may take the place of `on_examples`: one class has defined all three."""
-    hooks, line = ("on_examples", "example_factors", "on_sum"), type(defense).__mro__
-    owners = {next(base for base in line if hook in vars(base)) for hook in hooks}
+def supports_ghost_clipping(defense: Defense) -> bool:
+    """Return whether `on_sum` may replace `on_examples`: one class defines both and the factors."""
+    bases = type(defense).__mro__
+    owners = set()
+    for hook in ("on_examples", "example_factors", "on_sum"):
+        owners.add(next(base for base in bases if hook in vars(base)))
     return len(owners) == 1 and Defense not in owners
 
 
-def of_sum(defense: Defense, total: State, expected: float, parameters: State, rng: torch.Generator) -> State:
-    """The gradient that `defense.on_sum` makes of the sum of shortened gradients of each of `parameters`.
+def apply_on_sum(defense: Defense, total: State, expected: float, parameters: State, rng: torch.Generator) -> State:
+    """Apply `defense.on_sum` to the sum of clipped gradients of `parameters` and check the result.
 
     Raises:
-        RunError: the hook returned something else than one tensor of numbers for each parameter, of its shape.
+        RunError: the hook did not return one floating point tensor of the same shape for each
+            parameter.
     """
-    got = defense.on_sum(dict(total), expected, rng=rng)
-    return _fitting(f"{type(defense).__name__}.on_sum", parameters, parameters, got)
+    result = defense.on_sum(dict(total), expected, rng=rng)
+    return _check_state(f"{type(defense).__name__}.on_sum", parameters, parameters, result)
 
 
-def of_examples(defense: Defense, gradients: State, expected: float, parameters: State, rng: torch.Generator) -> State:
-    """The gradient that `defense.on_examples` makes of `gradients`, `example ...` of each of `parameters`.
+def apply_on_examples(
+    defense: Defense, gradients: State, expected: float, parameters: State, rng: torch.Generator
+) -> State:
+    """Apply `defense.on_examples` to per-example gradients of `parameters` and check the result.
 
     Raises:
-        RunError: the hook returned something else than one tensor of numbers for each parameter, of its shape.
+        RunError: the hook did not return one floating point tensor of the same shape for each
+            parameter.
     """
-    got = defense.on_examples(dict(gradients), expected, rng=rng)
-    return _fitting(f"{type(defense).__name__}.on_examples", parameters, parameters, got)
+    result = defense.on_examples(dict(gradients), expected, rng=rng)
+    return _check_state(f"{type(defense).__name__}.on_examples", parameters, parameters, result)
 
 
-def replaced_update(
+def apply_on_update(
     defense: Defense,
     update: State,
     rng: torch.Generator,
     memory: Memory | None = None,
     common: torch.Generator | None = None,
 ) -> State | Payload:
-    """`replaced_gradient` for `on_update`, which may hand back a payload of the update.
+    """Apply `defense.on_update` to a copy of `update` and check the result, a state or a payload.
 
     Args:
-        memory: of a defense that `remembers`; None for all others.
-        common: of a defense that `agrees`; None for all others.
+        memory: the client's memory for a defense that uses one (`uses_memory`); None for all
+            others.
+        common: the common generator for a defense that uses one (`uses_common_randomness`); None
+            for all others.
 
     Raises:
-        RunError: as from `replaced_gradient`, or the payload is not one of the update.
+        RunError: the hook returned neither one floating point tensor of the same shape for each of
+            `update`, nor a payload of deltas that fits it.
     """
     if not overrides(defense, "on_update"):
         return update
-    where, given = f"{type(defense).__name__}.on_update", {name: tensor.clone() for name, tensor in update.items()}
+    where = f"{type(defense).__name__}.on_update"
+    copies = {name: tensor.clone() for name, tensor in update.items()}
     keywords: dict[str, Any] = {"rng": rng}
-    keywords |= {"memory": memory} if _asks_for(type(defense), "on_update", "memory") else {}
-    keywords |= {"common": common} if agrees(defense) else {}
-    got = defense.on_update(dict(given), **keywords)
-    if not isinstance(got, Payload):
-        return _fitting(where, update, given, got)
-    _check_names(where, update, got.tensors)
-    if wrong := got.misfit(update):
-        raise RunError(f"{where}: the payload does not fit the update ({wrong})")
-    if strange := [name for name, (sent_as, _) in got.tensors.items() if sent_as != "delta"]:
-        raise RunError(f"{where}: '{strange[0]}' is sent as {got.tensors[strange[0]][0]}, expected a payload of deltas")
-    return got
+    if _asks_for(type(defense), "on_update", "memory"):
+        keywords["memory"] = memory
+    if uses_common_randomness(defense):
+        keywords["common"] = common
+    result = defense.on_update(dict(copies), **keywords)
+    if not isinstance(result, Payload):
+        return _check_state(where, update, copies, result)
+    _check_names(where, update, result.tensors)
+    if misfit := result.describe_misfit(update):
+        raise RunError(f"{where}: the payload does not fit the update ({misfit})")
+    for name, (form, _) in result.tensors.items():
+        if form != "delta":
+            raise RunError(f"{where}: '{name}' is sent as {form}, expected a payload of deltas")
+    return result
 
 
-def _check_names(where: str, state: State, got: Mapping[str, object]) -> None:
-    if other := sorted(set(state) ^ set(got), key=str):
-        lacks = "left out" if other[0] in state else "added"
-        raise RunError(f"{where}: '{other[0]}' was {lacks}; return the same names, zeros where nothing is to be sent")
+def _check_names(where: str, state: State, result: Mapping[str, object]) -> None:
+    if differing := sorted(set(state) ^ set(result), key=str):
+        problem = "left out" if differing[0] in state else "added"
+        raise RunError(
+            f"{where}: '{differing[0]}' was {problem}; return the same names, zeros where nothing is to be sent"
+        )
 
 
-def _fitting(where: str, state: State, given: State, got: Any) -> State:
-    """What a hook that was `given` copies of `state` got from them, checked."""
-    if not isinstance(got, Mapping):
-        raise RunError(f"{where}: expected a dict of tensors by name back, got {kind(got)}")
-    _check_names(where, state, got)
+def _check_state(where: str, state: State, copies: State, result: Any) -> State:
+    """Return a hook's `result` of `copies` of `state` in the dtypes and on the devices of `state`.
+
+    Unchanged tensors are those of `state`.
+    """
+    if not isinstance(result, Mapping):
+        raise RunError(f"{where}: expected a dict of tensors by name back, got {describe_value(result)}")
+    _check_names(where, state, result)
     for name, tensor in state.items():
-        if not isinstance(got[name], Tensor) or not got[name].is_floating_point() or got[name].shape != tensor.shape:
+        value = result[name]
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != tensor.shape:
             raise RunError(
                 f"{where}: expected '{name}' as a floating tensor of shape {tuple(tensor.shape)} back, "
-                f"got {kind(got[name])}"
+                f"got {describe_value(value)}"
             )
-    kept = {name for name in state if got[name] is given[name] and torch.equal(given[name], state[name])}
-    return {name: tensor if name in kept else got[name].detach().to(tensor) for name, tensor in state.items()}
+    checked = {}
+    for name, tensor in state.items():
+        is_unchanged = result[name] is copies[name] and torch.equal(copies[name], tensor)
+        checked[name] = tensor if is_unchanged else result[name].detach().to(tensor)
+    return checked
 
 
-def kept_examples(defense: Defense, local: LocalRound, rng: torch.Generator, memory: Memory | None = None) -> Tensor:
-    """Which examples of `local` take part in this round after `defense.on_data`: `example`, ascending places.
+def apply_on_data(
+    defense: Defense,
+    local: LocalRound,
+    rng: torch.Generator,
+    memory: Memory | None = None,
+) -> Tensor:
+    """Apply `defense.on_data` and return the examples of `local` that take part in this round.
 
     Args:
-        memory: as of `replaced_update`.
+        memory: see `apply_on_update`.
+
+    Returns:
+        `example`, strictly ascending indices.
 
     Raises:
-        RunError: the hook returned something else than ascending places of examples.
+        RunError: the hook returned something else than strictly ascending indices of examples.
     """
     count = len(local.labels)
     if not overrides(defense, "on_data"):
         return torch.arange(count)
     keywords: dict[str, Any] = {"rng": rng}
-    keywords |= {"memory": memory} if _asks_for(type(defense), "on_data", "memory") else {}
-    got = defense.on_data(local, **keywords)
-    places = isinstance(got, Tensor) and got.dtype == torch.int64 and got.ndim == 1
-    if not places or (len(got) and not 0 <= int(got[0]) <= int(got[-1]) < count) or bool((got.diff() <= 0).any()):
+    if _asks_for(type(defense), "on_data", "memory"):
+        keywords["memory"] = memory
+    indices = defense.on_data(local, **keywords)
+    if not _are_ascending_indices(indices, count):
         raise RunError(
             f"{type(defense).__name__}.on_data: expected ascending places of examples, int64 from 0 to {count - 1}, "
-            f"back, got {kind(got)}"
+            f"back, got {describe_value(indices)}"
         )
-    return got.detach().cpu()
+    return indices.detach().cpu()
 
 
-def replaced_batch(defense: Defense, inputs: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """What `defense.on_batch` puts in the place of a mini-batch, whose tensors are left as they are.
+def _are_ascending_indices(indices: object, count: int) -> bool:
+    if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.ndim != 1:
+        return False
+    is_within = not len(indices) or 0 <= int(indices[0]) <= int(indices[-1]) < count
+    return is_within and not bool((indices.diff() <= 0).any())
+
+
+def apply_on_batch(
+    defense: Defense,
+    inputs: Tensor,
+    labels: Tensor,
+    rng: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Apply `defense.on_batch` to copies of a mini-batch and check the result.
 
     Raises:
-        RunError: the hook returned something else than a pair of inputs and labels, of which one belongs to each other.
+        RunError: the hook did not return a pair of inputs and labels, one label for each input.
     """
     if not overrides(defense, "on_batch"):
         return inputs, labels
-    got = defense.on_batch(inputs.clone(), labels.clone(), rng=rng)
+    result = defense.on_batch(inputs.clone(), labels.clone(), rng=rng)
     where = f"{type(defense).__name__}.on_batch"
-    if not (isinstance(got, tuple | list) and len(got) == 2 and all(isinstance(part, Tensor) for part in got)):
-        raise RunError(f"{where}: expected a pair of tensors (inputs, labels) back, got {kind(got)}")
-    batch, targets = got
-    alike = batch.is_floating_point() == inputs.is_floating_point() and batch.shape[1:] == inputs.shape[1:]
-    if not (alike and batch.ndim and len(batch)):
-        raise RunError(f"{where}: expected inputs of shape (example, {_sizes(inputs)}) back, got {kind(batch)}")
-    probabilities = not labels.is_floating_point() and targets.is_floating_point() and targets.ndim == 2
-    plain = targets.is_floating_point() == labels.is_floating_point() and targets.shape[1:] == labels.shape[1:]
-    if not (targets.ndim and (plain or probabilities)) or len(targets) != len(batch):
-        raise RunError(f"{where}: expected one label for each of {len(batch)} inputs back, got {kind(targets)}")
-    return batch.to(inputs), targets.to(labels) if plain else targets.to(inputs)
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    if not (is_pair and all(isinstance(tensor, Tensor) for tensor in result)):
+        raise RunError(f"{where}: expected a pair of tensors (inputs, labels) back, got {describe_value(result)}")
+    batch, targets = result
+    if not (_has_same_form(batch, inputs) and batch.ndim and len(batch)):
+        sizes = ", ".join(map(str, inputs.shape[1:]))
+        raise RunError(f"{where}: expected inputs of shape (example, {sizes}) back, got {describe_value(batch)}")
+    # Class indices may become probabilities: soft labels.
+    is_soft = not labels.is_floating_point() and targets.is_floating_point() and targets.ndim == 2
+    has_label_form = _has_same_form(targets, labels)
+    if not (targets.ndim and (has_label_form or is_soft)) or len(targets) != len(batch):
+        raise RunError(
+            f"{where}: expected one label for each of {len(batch)} inputs back, got {describe_value(targets)}"
+        )
+    return batch.to(inputs), targets.to(labels) if has_label_form else targets.to(inputs)
 
 
-def replaced_features(defense: Defense, features: Tensor, inputs: Tensor, rng: torch.Generator) -> Tensor:
-    """What `defense.on_features` puts in the place of `features`, `example feature`; that object where nothing changed.
+def _has_same_form(tensor: Tensor, original: Tensor) -> bool:
+    """Return whether both are floating point or both are not, and examples have the same shape."""
+    same_kind = tensor.is_floating_point() == original.is_floating_point()
+    return same_kind and tensor.shape[1:] == original.shape[1:]
+
+
+def apply_on_features(defense: Defense, features: Tensor, inputs: Tensor, rng: torch.Generator) -> Tensor:
+    """Apply `defense.on_features` to a copy of `features`, `example feature`, and check the result.
+
+    Returns:
+        The object `features` itself where the hook changed nothing.
 
     Raises:
-        RunError: the hook returned something else than numbers in the shape of `features`.
+        RunError: the hook did not return a floating point tensor in the shape of `features`.
     """
     if not overrides(defense, "on_features"):
         return features
-    given = features.clone()
-    got = defense.on_features(given, inputs, rng=rng)
-    if got is given and torch.equal(given, features):
+    features_copy = features.clone()
+    result = defense.on_features(features_copy, inputs, rng=rng)
+    if result is features_copy and torch.equal(features_copy, features):
         return features
-    if not isinstance(got, Tensor) or not got.is_floating_point() or got.shape != features.shape:
+    if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape != features.shape:
         raise RunError(
             f"{type(defense).__name__}.on_features: expected features of shape {tuple(features.shape)} back, "
-            f"got {kind(got)}"
+            f"got {describe_value(result)}"
         )
-    return got.to(features)
+    return result.to(features)
 
 
-def _sizes(tensor: Tensor) -> str:
-    return ", ".join(map(str, tensor.shape[1:]))
-
-
-def kind(thing: Any) -> str:
-    """What `thing` is, in a few words."""
-    if isinstance(thing, Tensor):
-        return f"{str(thing.dtype).removeprefix('torch.')} of shape {tuple(thing.shape)}"
-    return f"a {type(thing).__name__}" if thing is not None else "nothing"
+def describe_value(value: Any) -> str:
+    """Describe a value for an error: dtype and shape of a tensor, or else its type."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}" if value is not None else "nothing"

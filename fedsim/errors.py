@@ -1,17 +1,16 @@
-"""What can go wrong, by what its reader can do about it.
+"""The errors that fedsim reports, by their remedies.
 
-FedsimError                     anything fedsim says in one sentence
-├── ConfigError (ValueError)        a key, name, type or combination in the experiment file
-│   └── TrustError                      a run folder names code that would be imported, and nobody said to trust it
-├── PluginError (LookupError)       a name nobody registered, or a plug-in that does not load
-├── InstallationError (ImportError) a room is shadowed, or an extra is not installed
-├── KnowledgeError                  the threat model withholds what an attack needs
-├── DataError                       a data set is missing, damaged or does not fit
-├── PayloadError                    what a client sent is no payload
-├── TranscriptError                 a recording is unreadable, damaged or of another model
-├── AttackError                     an attack cannot work on this update, or diverged
-│   └── AttackCrash                     it raised something that is no sentence; the log has the traceback
-└── RunError                        a run cannot go on; what was recorded stays usable
+FedsimError                     any error that fedsim reports in one sentence ├── ConfigError
+(ValueError)        a wrong key, name, type or combination in the experiment file │   └── TrustError
+a run folder names code, and the user has not said to trust it ├── PluginError (LookupError)
+an unknown name, or a plug-in that does not load ├── InstallationError (ImportError) a package is
+shadowed, or an extra is not installed ├── KnowledgeError                  the threat model
+withholds a fact that an attack needs ├── DataError                       a data set is missing,
+damaged or does not fit ├── PayloadError                    a client's message is no payload ├──
+TranscriptError                 a recording is unreadable, damaged or of another model ├──
+AttackError                     an attack cannot work on this update, or diverged │   └──
+AttackCrash                     an attack raised an unexpected error; the log has the traceback └──
+RunError                        a run cannot go on; recorded rounds stay usable
 
 Messages read "where: what was wrong, expected, got; what to do", lower case, no full stop.
 `exit_code` is what the command line returns: 2 when nothing was started, 1 when work failed.
@@ -22,12 +21,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-LONGEST_REASON = 300
-"""Most letters that are kept of what a stranger's code says."""
+MAX_REASON_LENGTH = 300
+"""Greatest number of letters that is kept of an error of other people's code."""
 
 
 class FedsimError(Exception):
-    """Base of everything fedsim reports in one sentence."""
+    """Base of all errors that fedsim reports in one sentence."""
 
     exit_code = 1
 
@@ -39,7 +38,7 @@ class ConfigError(FedsimError, ValueError):
 
 
 class TrustError(ConfigError):
-    """A file in a run folder names code of its own, and the user has not said to trust its author."""
+    """A run folder names code of its own, and the user has not said to trust its author."""
 
 
 class PluginError(FedsimError, LookupError):
@@ -55,19 +54,19 @@ class InstallationError(FedsimError, ImportError):
 
 
 class KnowledgeError(FedsimError):
-    """The threat model withholds something that the attack declared it needs."""
+    """The threat model withholds a fact that the attack needs."""
 
     exit_code = 2
 
 
 class DataError(FedsimError):
-    """A data set is not where it was looked for, or is not what it should be."""
+    """A data set is missing, damaged, or does not fit the experiment."""
 
     exit_code = 2
 
 
 class PayloadError(FedsimError):
-    """What a client sent is in none of the forms of a payload, or does not fit what was broadcast."""
+    """A client's message has none of the forms of a payload, or does not fit the broadcast."""
 
 
 class TranscriptError(FedsimError):
@@ -79,7 +78,7 @@ class AttackError(FedsimError):
 
 
 class AttackCrash(AttackError):
-    """An attack raised something else than a FedsimError, which is the cause of this, or its process died."""
+    """An attack raised another error than a FedsimError (the cause), or its process died."""
 
 
 class RunError(FedsimError):
@@ -87,35 +86,44 @@ class RunError(FedsimError):
 
 
 def first_line(error: BaseException) -> str:
-    """Of what a stranger's exception says, or its type where it says nothing; no full stop."""
+    """Return the first line of an exception's text without a full stop, or its type."""
     text = str(error).strip()
     return one_line(text.splitlines()[0]).rstrip(".") if text else type(error).__name__
 
 
 def one_line(text: str) -> str:
-    """A stranger's `text` for screens and files: one line, not too long, and nothing that a terminal would obey."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text)
-    shown = " ".join(shown.split())
-    return shown if len(shown) <= LONGEST_REASON else f"{shown[: LONGEST_REASON - 1]}…"
+    r"""Return untrusted `text` as one short line without control characters.
+
+    >>> one_line("loss:  nan\x1b[2J\nstop")
+    'loss: nan [2J stop'
+    """
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = " ".join(printable.split())
+    return line if len(line) <= MAX_REASON_LENGTH else f"{line[: MAX_REASON_LENGTH - 1]}…"
 
 
-def what_it_said(error: BaseException) -> str:
-    """Why a stranger's code ended: the sentence of a FedsimError, or else the exception's type and text."""
+def error_reason(error: BaseException) -> str:
+    """Return the reason why code ended: a FedsimError's text, else the type and text."""
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
     return str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
 
 
-def some_of(things: Iterable[object], most: int, separator: str = ", ") -> str:
-    """The first `most` of these, and how many more there are."""
-    told = [str(thing) for thing in things]
-    return separator.join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
+def join_first(things: Iterable[object], most: int, separator: str = ", ") -> str:
+    """Return the first `most` things as text, and the number of the others."""
+    texts = [str(thing) for thing in things]
+    text = separator.join(texts[:most])
+    return f"{text} and {len(texts) - most} more" if len(texts) > most else text
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A remark that offers the nearest known name, or lists them all."""
+    """Return a remark with the most similar known name, or with all of them.
+
+    >>> did_you_mean("fedavgm", ["fedavg", "fedprox"])
+    "did you mean 'fedavg'?"
+    """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean '{near[0]}'?"
+    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if similar:
+        return f"did you mean '{similar[0]}'?"
     return f"known: {', '.join(names)}" if names else "there are none"

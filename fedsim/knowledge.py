@@ -1,8 +1,9 @@
-"""What an adversary can be granted besides the messages: each fact is declared once, as a field of `Knowledge`.
+"""Facts that a threat model can grant an adversary besides the messages.
 
-The keys of `[adversary.knowledge]`, the check of a value that is written out there, what is read from the messages of a
-server, the table of the report and that of the documentation all follow from these fields. Importing this module loads
-no torch, because an experiment file is checked with it.
+Each fact is declared once. The keys of `[adversary.knowledge]`, the checks of their values, the
+facts read from a server's messages, the table of the report and that of the documentation all
+follow from these fields. Importing this module does not load torch, because experiment files are
+checked with it.
 """
 
 # ruff: noqa: RUF009 (fields that are made by a function which returns `dataclasses.field`)
@@ -25,66 +26,101 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One thing that a threat model grants or withholds.
+    """One fact that a threat model grants or withholds.
 
     Attributes:
-        about: what it is, for the report and the documentation.
-        value: type of a value that is written out in the file; None where the file can only grant or withhold.
-        fits: whether such a value makes sense.
-        expected: what a value that fits is, for an error.
-        granted: the value of its TOML key where the key is left out.
-        victims: in short, what of the victim's own data it is; empty where it is the same for all victims.
-        setting: whether it is a setting of local training, which a server sends along with its model.
-        aliases: what Flower apps call such a setting in the config that they send, besides its own name.
+        about: description for the report and the documentation.
+        value_type: type of a value in the experiment file; None where the file can only grant or
+            withhold the fact.
+        is_valid: tests a value of that type.
+        expected: description of a valid value, for an error.
+        granted_by_default: the value of its TOML key where the key is left out.
+        victim_data: short description of the part of the victim's data that it reveals; empty where
+            the fact is the same for all victims.
+        setting: whether it is a setting of local training, which a server sends along with its
+            model.
+        aliases: further names of such a setting in the config that Flower apps send.
     """
 
     about: str
-    value: Any = None
-    fits: Callable[[Any], bool] = lambda value: True
+    value_type: Any = None
+    is_valid: Callable[[Any], bool] = lambda value: True
     expected: str = ""
-    granted: bool = True
-    victims: str = ""
+    granted_by_default: bool = True
+    victim_data: str = ""
     setting: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
     def private(self) -> bool:
-        """Whether it differs from victim to victim."""
-        return bool(self.victims)
+        """Return whether it differs from victim to victim."""
+        return bool(self.victim_data)
 
     @property
-    def key(self) -> Any:
-        """Type of its TOML key: true or false, or a value; of what is private, a value says what is withheld of it."""
-        if self.value is None:
-            return bool
-        return (Literal[False] if self.private else bool) | self.value
+    def key_type(self) -> Any:
+        """Return the type of its TOML key: true or false, or a value.
 
-    def takes(self, value: object) -> bool:
-        """Whether a value that a server sent is of the right type and makes sense."""
-        kinds = {float: int | float}.get(self.value, self.value)
-        return isinstance(value, kinds) and not isinstance(value, bool) and self.fits(value)
+        A private fact with a value type cannot be `true`: the value says which part is granted.
+        """
+        if self.value_type is None:
+            return bool
+        return (Literal[False] if self.private else bool) | self.value_type
+
+    def accepts(self, value: object) -> bool:
+        """Return whether a value that a server sent has the right type and is valid."""
+        types = {float: int | float}.get(self.value_type, self.value_type)
+        return isinstance(value, types) and not isinstance(value, bool) and self.is_valid(value)
 
 
 _Check = tuple[Callable[[Any], bool], str]
+"""Test of a value, and a description of valid values."""
+_ANY_VALUE: _Check = (lambda value: True, "")
 
 
-def _fact(about: str, value: Any = None, check: _Check | None = None, **how: Any) -> Any:
-    """A field of `Knowledge` that is None unless it is granted."""
-    if check is not None:
-        how["fits"], how["expected"] = check
-    return field(default=None, metadata={"fact": Fact(about=about, value=value, **how)})
+def _fact(
+    about: str,
+    value_type: Any = None,
+    check: _Check = _ANY_VALUE,
+    *,
+    granted: bool = True,
+    victim_data: str = "",
+) -> Any:
+    """Return a field of `Knowledge` that is None unless it is granted."""
+    fits, expected = check
+    fact = Fact(
+        about=about,
+        value_type=value_type,
+        is_valid=fits,
+        expected=expected,
+        granted_by_default=granted,
+        victim_data=victim_data,
+    )
+    return field(default=None, metadata={"fact": fact})
 
 
-def _setting(about: str, value: type, check: _Check, *aliases: str) -> Any:
-    return _fact(about, value, check, setting=True, aliases=aliases)
+def _setting(about: str, value_type: type, check: _Check, *aliases: str) -> Any:
+    """Return a field of `Knowledge` for a setting of local training."""
+    fits, expected = check
+    fact = Fact(
+        about=about,
+        value_type=value_type,
+        is_valid=fits,
+        expected=expected,
+        setting=True,
+        aliases=aliases,
+    )
+    return field(default=None, metadata={"fact": fact})
 
 
-def _finite(values: Sequence[float]) -> bool:
+def _are_finite(values: Sequence[float]) -> bool:
     return all(math.isfinite(value) for value in values)
 
 
-def _are_ends(low: Sequence[float], high: Sequence[float]) -> bool:
-    return len(low) == len(high) > 0 and _finite([*low, *high]) and all(map(operator.lt, low, high))
+def _is_range(ends: Sequence[float | list[float]]) -> bool:
+    if len(ends) != 2:
+        return False
+    low, high = (end if isinstance(end, list) else [end] for end in ends)
+    return len(low) == len(high) > 0 and _are_finite([*low, *high]) and all(map(operator.lt, low, high))
 
 
 def _cpu() -> torch.device:
@@ -94,25 +130,25 @@ def _cpu() -> torch.device:
 
 
 _SIZES: _Check = (lambda sizes: len(sizes) > 0 and min(sizes) > 0, "sizes of at least 1")
-_RANGE: _Check = (
-    lambda ends: len(ends) == 2 and _are_ends(*(end if isinstance(end, list) else [end] for end in ends)),
-    "[lowest, highest], or of each as many as there are columns",
+_RANGE: _Check = (_is_range, "[lowest, highest], or of each as many as there are columns")
+_SCALES: _Check = (
+    lambda scales: _are_finite(scales) and min(scales, default=1) > 0,
+    "finite values above 0",
 )
-_SCALES: _Check = (lambda scales: _finite(scales) and min(scales, default=1) > 0, "finite values above 0")
 _POSITIVE: _Check = (lambda rate: 0 < rate < math.inf, "a finite value above 0")
 _NOT_NEGATIVE: _Check = (lambda weight: 0 <= weight < math.inf, "a finite value of at least 0")
 _COUNT: _Check = (lambda count: count >= 1, "at least 1")
 
 
 HELD_OUT, OTHER_CLIENTS = "held-out", "other-clients"
-OTHERS = (HELD_OUT, OTHER_CLIENTS)
-"""Where candidate records come from that are not the victim's: the data set's test examples, or the training examples
-of other clients, which the global model has learnt likewise."""
+NON_MEMBER_SOURCES = (HELD_OUT, OTHER_CLIENTS)
+"""Sources of candidate records that are not the victim's: the data set's test examples, or training
+examples of other clients, on which the global model was trained as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Records that the adversary knows: the victim's, candidates of which some are, or auxiliary ones, which are not.
+    """Records that the adversary knows: the victim's, candidates for membership, or auxiliary ones.
 
     Attributes:
         inputs: `record feature` or `record channel height width`, in model units.
@@ -124,7 +160,7 @@ class Records:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All that is said of the records, by name."""
+        """Return all fields that are tensors, by name."""
         from torch import Tensor
 
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -133,7 +169,7 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownCandidates(Records):
-    """Records of which it is known whether they are the victim's.
+    """Candidate records with known membership.
 
     Attributes:
         members: `record`, whether the victim trained on it.
@@ -144,7 +180,7 @@ class KnownCandidates(Records):
 
 @dataclass(frozen=True, kw_only=True)
 class PropertyRecords(Records):
-    """Records of which it is known whether they have a property.
+    """Records with a label that says whether they have a property.
 
     Attributes:
         has: `record`, whether it has the property.
@@ -155,21 +191,26 @@ class PropertyRecords(Records):
 
 @dataclass(frozen=True, kw_only=True)
 class PartialRecords(Records):
-    """Records of which one categorical column is not known.
+    """Records in which one categorical column is unknown.
 
     Attributes:
-        inputs: `record feature`, in model units; zero at the column's features.
-        column: its name.
-        features: where its features are, one (0 or 1 in model units) a category.
-        categories: what it may hold.
+        inputs: `record feature`, in model units; zero at the unknown column's features.
+        column: name of the unknown column.
+        features: positions of its features in the inputs, one for each category (0 or 1 in model
+            units).
+        categories: the values that the column may take.
     """
 
     column: str
     features: slice
     categories: tuple[str, ...]
 
-    def completed(self, category: int) -> Tensor:
-        """`record feature`, as if the column held `category`, an index into `categories`, in all records."""
+    def complete_with(self, category: int) -> Tensor:
+        """Return `record feature` inputs with the unknown column set to `category` in all records.
+
+        Args:
+            category: index into `categories`.
+        """
         inputs = self.inputs.clone()
         inputs[:, self.features.start + category] = 1
         return inputs
@@ -177,11 +218,13 @@ class PartialRecords(Records):
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
-    """What the threat model grants the adversary besides the messages. None means withheld, or not declared.
+    """Facts that the threat model grants the adversary besides the messages.
+
+    A field that is None is withheld, or the attack does not declare to read it.
 
     Attributes:
-        models: by client, what the attack named by `Attack.builds_on` claims to be its local model.
-        device: where the attack computes.
+        models: by client, the local model that the attack named by `Attack.builds_on` claims.
+        device: the device on which the attack computes.
     """
 
     model: Callable[[], nn.Module] | None = _fact(
@@ -207,7 +250,7 @@ class Knowledge:
         _RANGE,
     )
     input_mean: Sequence[float] | None = _fact(
-        "mean of the inputs in those units, 0 where clients standardise", list[float], (_finite, "finite values")
+        "mean of the inputs in those units, 0 where clients standardise", list[float], (_are_finite, "finite values")
     )
     input_std: Sequence[float] | None = _fact(
         "standard deviation of the inputs in those units, 1 where clients standardise", list[float], _SCALES
@@ -238,24 +281,29 @@ class Knowledge:
     labels: Tensor | None = _fact(
         "the victim's labels in ascending order; an attack that cuts them into mini-batches shuffles them",
         granted=False,
-        victims="labels",
+        victim_data="labels",
     )
     records: Records | None = _fact(
-        "the victim's training records, for an attack that asks where they come from", granted=False, victims="records"
+        "the victim's training records, for an attack that asks where they come from",
+        granted=False,
+        victim_data="records",
     )
     partial_records: PartialRecords | None = _fact(
         "the victim's records without a sensitive attribute, for an attack that infers it",
         str,
         granted=False,
-        victims="all columns of records but one",
+        victim_data="all columns of records but one",
     )
     candidates: Records | None = _fact(
         "records of which half are training records of the victim's, for an attack that tells which; where the others "
-        f"come from: {' or '.join(OTHERS)}",
+        f"come from: {' or '.join(NON_MEMBER_SOURCES)}",
         str,
-        (lambda whose: whose in OTHERS, f"where half of them come from, {' or '.join(OTHERS)}"),
+        (
+            lambda source: source in NON_MEMBER_SOURCES,
+            f"where half of them come from, {' or '.join(NON_MEMBER_SOURCES)}",
+        ),
         granted=False,
-        victims="half of the candidate records, but not which half",
+        victim_data="half of the candidate records, but not which half",
     )
     known_candidates: KnownCandidates | None = _fact(
         "how many further records like the candidates, of which the adversary knows whether they are the victim's, for "
@@ -263,7 +311,7 @@ class Knowledge:
         int,
         (lambda count: count >= 4 and count % 2 == 0, "an even number, at least 4"),
         granted=False,
-        victims="some of its training records, known to be such",
+        victim_data="some of its training records, known to be such",
     )
     auxiliary: Records | None = _fact(
         "labelled records of the same kind that no client trains on, for an attack that tries models on them",
@@ -284,25 +332,26 @@ class Knowledge:
     models: Mapping[int, State] | None = None
     device: torch.device = field(default_factory=_cpu)
 
-    def granted(self) -> list[str]:
-        """Names of what is granted, in the order of the fields."""
+    def granted_facts(self) -> list[str]:
+        """Return the names of the facts that are granted, in the order of the fields."""
         return [name for name in FACTS if getattr(self, name) is not None]
 
     @property
     def tables(self) -> dict[str, Records]:
-        """All records that are granted, by the name of the fact."""
-        return {name: value for name in FACTS if isinstance(value := getattr(self, name), Records)}
+        """Return all records that are granted, by the name of the fact."""
+        values = {name: getattr(self, name) for name in FACTS}
+        return {name: value for name, value in values.items() if isinstance(value, Records)}
 
-    def only(self, names: Set[str]) -> Knowledge:
-        """The same without what is granted but is not among `names`."""
-        withheld: dict[str, Any] = {name: None for name in self.granted() if name not in names}
+    def restrict_to(self, names: Set[str]) -> Knowledge:
+        """Return a copy without the facts that are not among `names`."""
+        withheld: dict[str, Any] = {name: None for name in self.granted_facts() if name not in names}
         return replace(self, **withheld)
 
 
 FACTS: Mapping[str, Fact] = {item.name: item.metadata["fact"] for item in fields(Knowledge) if "fact" in item.metadata}
-"""Everything that a threat model can grant or withhold, by its name, in the order of the fields."""
+"""All facts that a threat model can grant or withhold, by name, in the order of the fields."""
 
 
-def sent_as(name: str) -> tuple[str, ...]:
-    """What servers call the setting `name` in the config that they send: fedsim's name first, then others'."""
+def config_keys(name: str) -> tuple[str, ...]:
+    """Return the keys of the setting `name` in the config that servers send, fedsim's own first."""
     return name.replace("_", "-"), name, *FACTS[name].aliases

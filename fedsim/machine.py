@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use, and what it has used."""
+"""Processor cores and memory that this process may use, and the memory that it has used."""
 
 from __future__ import annotations
 
@@ -10,73 +10,81 @@ from contextlib import suppress
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
-"""Where the kernel says what limits this process; see cgroups(7), of which there are two versions."""
+_CGROUPS_OF_PROCESS = Path("/proc/self/cgroup")
+"""Files with the limits of this process; see cgroups(7), of which there are two versions."""
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Names of the limit, the usage, and the cached files in `memory.stat`, for cgroups v2 and v1."""
 
 
-def cores() -> int:
-    """How many processes of this machine can work at once: those that this one may run on, less what a quota takes."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([there, *(int(quota / period) for quota, period in _quotas())]))
+def count_cores() -> int:
+    """Return the number of cores that this process may use, by its affinity and quotas."""
+    counts = [os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):
+        counts = [len(os.sched_getaffinity(0))]
+    counts += [int(quota / period) for quota, period in _cpu_quotas()]
+    return max(1, min(counts))
 
 
 def free_memory() -> int:
-    """Bytes that are free for this process and others that it starts, as far as the system says."""
-    free = [_of("/proc/meminfo", "MemAvailable") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for group in _cgroups():
-        for limit, used, cached in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            with suppress(OSError, ValueError):  # there is no such file, or it says that there is no limit
-                held = int((group / used).read_text()) - _cache(group / "memory.stat", cached)
-                free.append(int((group / limit).read_text()) - held)
+    """Return the bytes that are free for this process and its children."""
+    machine_memory = _proc_bytes("/proc/meminfo", "MemAvailable")
+    free = [machine_memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for folder in _cgroup_folders():
+        for limit_file, usage_file, cache_key in _MEMORY_FILES:
+            with suppress(OSError, ValueError):  # there is no such file, or no limit
+                usage = int((folder / usage_file).read_text())
+                usage -= _reclaimable_bytes(folder / "memory.stat", cache_key)
+                free.append(int((folder / limit_file).read_text()) - usage)
     return max(0, min(free))
 
 
-def _quotas() -> Iterator[tuple[int, int]]:
-    """Microseconds of all cores together that cgroups allow in each period of so many."""
-    for group in _cgroups():
+def _cpu_quotas() -> Iterator[tuple[int, int]]:
+    """Yield quota and period, in microseconds, of each cgroup's limit of processor time."""
+    for folder in _cgroup_folders():
         with suppress(OSError, ValueError):
-            quota, period = map(int, (group / "cpu.max").read_text().split())
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
             yield quota, period
         with suppress(OSError, ValueError):
-            if (quota := int((group / "cpu.cfs_quota_us").read_text())) > 0:
-                yield quota, int((group / "cpu.cfs_period_us").read_text())
+            if (quota := int((folder / "cpu.cfs_quota_us").read_text())) > 0:
+                yield quota, int((folder / "cpu.cfs_period_us").read_text())
 
 
-def _cgroups() -> set[Path]:
-    """The folders of the cgroups that this process is in, each within the one before; those that are not there, too."""
-    found = {_CGROUPS}
+def _cgroup_folders() -> set[Path]:
+    """Return the folders of the cgroups of this process and their parents; some may not exist."""
+    folders = {_CGROUPS}
     with suppress(OSError):
-        for line in _OWN.read_text().splitlines():
-            _, controllers, place = line.split(":", 2)
-            home = _CGROUPS / controllers
-            inner = home / place.lstrip("/")
-            found |= {home, *(folder for folder in (inner, *inner.parents) if home in folder.parents)}
-    return found
+        for line in _CGROUPS_OF_PROCESS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            root = _CGROUPS / controllers
+            innermost = root / path.lstrip("/")
+            folders.add(root)
+            folders.update(folder for folder in (innermost, *innermost.parents) if root in folder.parents)
+    return folders
 
 
-def _cache(statistics: Path, key: str) -> int:
-    """Bytes of files that the system would give back when memory is short."""
-    found = re.search(rf"^{key} (\d+)$", statistics.read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
+def _reclaimable_bytes(statistics: Path, key: str) -> int:
+    """Return the bytes of cached files, which the system frees when memory is short."""
+    match = re.search(rf"^{key} (\d+)$", statistics.read_text(), re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
-def forget_peak() -> None:
-    """Have `peak` count from now on, where the system can do that."""
+def reset_peak_memory() -> None:
+    """Reset the peak memory of this process, where the system can do that."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak() -> int:
-    """The most bytes that this process has held at once."""
-    return _of("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak_memory() -> int:
+    """Return the peak memory of this process in bytes, since its start or `reset_peak_memory`."""
+    return _proc_bytes("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _of(file: str, key: str) -> int:
-    """What a line of a file in /proc says, in bytes; 0 where it says nothing."""
+def _proc_bytes(file: str, key: str) -> int:
+    """Return the value of a line in a file of /proc in bytes; 0 where there is none."""
     with suppress(OSError):
-        if found := re.search(rf"^{key}:\s+(\d+) kB$", Path(file).read_text(), re.MULTILINE):
-            return int(found[1]) * 1024
+        if match := re.search(rf"^{key}:\s+(\d+) kB$", Path(file).read_text(), re.MULTILINE):
+            return int(match[1]) * 1024
     return 0

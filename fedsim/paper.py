@@ -1,4 +1,4 @@
-"""Where a method, a data set or a library was published."""
+"""The publication of a method, a data set or a library."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """Where a method or a data set was published; the report cites it.
+    """Publication of a method or data set, which the report cites.
 
     Attributes:
-        authors: their surnames, separated by commas.
-        venue: the conference or journal; what kind of publication it is follows from it in BibTeX.
+        authors: surnames, separated by commas.
+        venue: conference or journal, from which the type of a BibTeX entry follows.
     """
 
     title: str

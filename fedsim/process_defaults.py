@@ -1,4 +1,4 @@
-"""What all code in a process shares, and what code of others must therefore leave as it was."""
+"""Settings that all code of a process shares, and that plug-ins must therefore not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim.errors import PluginError
 
 
 class _Default(NamedTuple):
-    """A setting of the process: how it is read, and how it is set again."""
+    """Setting of the process, with functions that read and restore it."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
@@ -24,8 +24,8 @@ def _set_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)  # "cpu" would intercept every call of torch
 
 
-def _precision() -> str:
-    """As torch calls it; a program may have set it by names of which torch knows no mixture."""
+def _get_precision() -> str:
+    """Return torch's precision, also where a program set it in two ways, which torch refuses."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -39,10 +39,10 @@ def _set_precision(precision: str) -> None:
         torch.backends.cuda.matmul.fp32_precision = precision
 
 
-def _folder() -> str:
-    """The working folder; empty where somebody removed it."""
+def _get_working_folder() -> str:
+    """Return the working folder, or an empty text if it has been removed."""
     try:
-        return os.getcwd()  # noqa: PTH109 - texts, as os.chdir takes them
+        return os.getcwd()  # noqa: PTH109 - os.chdir takes a text
     except OSError:
         return ""
 
@@ -52,37 +52,37 @@ _DEFAULTS = {
     "torch's default device": _Default(torch.get_default_device, _set_device),
     "whether torch records gradients": _Default(torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's number of threads": _Default(torch.get_num_threads, torch.set_num_threads),
-    "torch's precision of float32 products": _Default(_precision, _set_precision),
+    "torch's precision of float32 products": _Default(_get_precision, _set_precision),
     "whether torch is deterministic": _Default(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
     ),
     "what NumPy does on errors": _Default(np.geterr, lambda errors: np.seterr(**errors)),
-    "the working folder": _Default(_folder, os.chdir),
+    "the working folder": _Default(_get_working_folder, os.chdir),
 }
 
 
 @contextlib.contextmanager
-def unchanged_defaults(who: str) -> Iterator[None]:
-    """Restore on leaving what is changed of these within, and say so: it would change what others compute.
+def protect_defaults(who: str) -> Iterator[None]:
+    """Restore process-wide settings after the block, and raise PluginError if it changed one.
 
     Args:
-        who: whose code runs, for the error.
+        who: owner of the code in the block, for the error.
 
     Raises:
-        PluginError: something was changed, and nothing was raised.
+        PluginError: a setting was changed, and the block raised nothing.
     """
-    before = {what: default.read() for what, default in _DEFAULTS.items()}
+    before = {name: default.read() for name, default in _DEFAULTS.items()}
     try:
         yield
     finally:
-        after = {what: default.read() for what, default in _DEFAULTS.items()}
-        changed = [what for what in _DEFAULTS if after[what] != before[what]]
-        for what in changed:
-            with contextlib.suppress(OSError):  # a folder that is gone; the others are put back
-                _DEFAULTS[what].write(before[what])
+        after = {name: default.read() for name, default in _DEFAULTS.items()}
+        changed = [name for name in _DEFAULTS if after[name] != before[name]]
+        for name in changed:
+            with contextlib.suppress(OSError):  # a working folder that was removed
+                _DEFAULTS[name].write(before[name])
     if changed:
-        what = changed[0]
+        name = changed[0]
         raise PluginError(
-            f"{who} changed {what} from {before[what]} to {after[what]}, which all code of the process shares; have it "
-            "put back what it changes"
+            f"{who} changed {name} from {before[name]} to {after[name]}, which all code of the process shares; "
+            "have it put back what it changes"
         )

@@ -1,6 +1,7 @@
-"""Progress of long work, as log lines that are shown and not kept; `fedsim.cli.screen` shows them.
+"""Progress of long work, reported by log lines that `fedsim.cli.screen` shows and no file stores.
 
-Log lines are used because they pass between threads, and from a deployed ServerApp to the command line.
+Log lines are used because they pass between threads, and from a deployed ServerApp to the command
+line.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ from typing import TypeVar
 T = TypeVar("T")
 LOGGER = "fedsim.progress"
 ROUNDS = "fedsim.rounds"
-"""Logger of the line that each round ends with, of which a screen may show a few only."""
+"""Logger of the line at the end of each round; a screen may show only some of these."""
 log = logging.getLogger(LOGGER)
-_PAUSE = 0.2
+_SECONDS_BETWEEN_REPORTS = 0.2
 
 
-def tell(what: str, done: int, total: int) -> None:
-    """Say that `done` of `total` steps of `what` are done; 0 begins anew, `total` ends it."""
-    log.debug("%s: %d of %d", what, done, total)
+def report_progress(work: str, done: int, total: int) -> None:
+    """Report that `done` of `total` steps of `work` are done; 0 starts it, `total` ends it."""
+    log.debug("%s: %d of %d", work, done, total)
 
 
-def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Pass `items` on and tell how many of `total` came, a few times a second at most."""
-    tell(what, 0, total)
-    told = time.monotonic()
+def track(items: Iterable[T], work: str, total: int) -> Iterator[T]:
+    """Yield `items` and report the number done, at most five times a second."""
+    report_progress(work, 0, total)
+    last_report = time.monotonic()
     for count, item in enumerate(items, 1):
         yield item
-        if time.monotonic() > told + _PAUSE:
-            tell(what, min(count, total - 1), total)
-            told = time.monotonic()
-    tell(what, total, total)
+        if time.monotonic() > last_report + _SECONDS_BETWEEN_REPORTS:
+            report_progress(work, min(count, total - 1), total)
+            last_report = time.monotonic()
+    report_progress(work, total, total)
 
 
-def heard(message: str) -> tuple[str, int, int] | None:
-    """What `tell` was called with, out of the line that it logged; None of another line."""
-    found = re.fullmatch(r"(.*): (\d+) of (\d+)", message, re.DOTALL)
-    return (found[1], int(found[2]), int(found[3])) if found else None
+def parse_progress(message: str) -> tuple[str, int, int] | None:
+    """Parse a line of `report_progress`: work, steps done and total; None for another line."""
+    match = re.fullmatch(r"(.*): (\d+) of (\d+)", message, re.DOTALL)
+    return (match[1], int(match[2]), int(match[3])) if match else None

@@ -1,7 +1,7 @@
-"""Random numbers, each drawn under a key that says what it is for.
+"""Random generators, each seeded by a key that names its purpose.
 
-Every draw belongs to a key such as `(seed, "train", round, client)`. The order in which clients
-reply, the number of workers and what ran before cannot change it.
+Every draw belongs to a key such as `(seed, "train", round, client)`. It depends neither on the
+order in which clients reply, nor on the number of workers, nor on earlier draws.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 Key = int | str
-_call = threading.RLock()
-"""Held by the thread of a user's program whose call is under way."""
-_generators = threading.RLock()
-"""Held by the thread that draws from the global generators. It is another lock than `_call`, as a call may wait for
-threads that draw: Flower runs its ServerApp in one."""
+_call_lock = threading.RLock()
+"""Held by the thread that runs one of fedsim's public functions."""
+_generators_lock = threading.RLock()
+"""Held by the thread that draws from the global generators. It is not `_call_lock`, because a call
+may wait for threads that draw: Flower runs its ServerApp in one."""
 
 
-def seed_for(*key: Key) -> int:
-    """A 63-bit seed that depends on nothing but `key`."""
+def derive_seed(*key: Key) -> int:
+    """Return a 63-bit seed that depends on nothing but `key`."""
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big") >> 1
 
 
 @cache
 def adversary_key(seed: int) -> str:
-    """Return what the keys of an adversary begin with in place of the run's seed.
+    """Return the first part of an adversary's keys, which replaces the seed of the run.
 
-    Who is handed a seed under such a key can try seeds of runs until one gives it, and from that follows who holds
-    what. Each try takes scrypt 0.1 s and 32 MiB, in place of a microsecond.
+    An attack that knows a seed derived from the run's seed could try run seeds until one matches,
+    and the partition and the batches follow from that. scrypt makes each try take 0.1 s and 32 MiB
+    instead of a microsecond.
 
     Args:
         seed: of the run, from which partition and batches follow.
@@ -47,45 +48,52 @@ def adversary_key(seed: int) -> str:
 
 
 def generator(*key: Key) -> torch.Generator:
-    """A CPU torch generator for `key`."""
-    return torch.Generator().manual_seed(seed_for(*key))
+    """Return a torch generator (CPU) seeded by `key`.
+
+    >>> first, second = generator(1, "train"), generator(1, "train")
+    >>> torch.equal(torch.rand(3, generator=first), torch.rand(3, generator=second))
+    True
+    """
+    return torch.Generator().manual_seed(derive_seed(*key))
 
 
 def numpy_generator(*key: Key) -> np.random.Generator:
-    """A NumPy generator for `key`."""
-    return np.random.default_rng(seed_for(*key))
+    """Return a NumPy generator seeded by `key`."""
+    return np.random.default_rng(derive_seed(*key))
 
 
-def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
-    """Let calls from several threads of a program wait for one another, as each needs the process's shared states.
+def serialize_calls(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a public function so that calls from several threads run one after the other.
 
-    For functions that a user calls: they ask before anything else is locked, so that nobody waits for two locks in
-    another order. Threads that such a call starts must not call another.
+    Each call needs states that the process shares. Only functions that users call are decorated:
+    they take this lock before any other, so that no two threads wait for each other. Threads that
+    such a call starts must not call a decorated function.
     """
 
     @wraps(function)
-    def wait(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _call:
+    def call_with_lock(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _call_lock:
             return function(*args, **kwargs)
 
-    return wait
+    return call_with_lock
 
 
 @contextlib.contextmanager
-def seeded(*key: Key) -> Iterator[None]:
-    """Run code that draws from the global generators (Flower's sampling, dropout) under `key`.
+def seed_globals(*key: Key) -> Iterator[None]:
+    """Seed the global generators by `key` for the block, for code that draws from them.
 
-    The global states of `random`, NumPy and torch (CPU) are restored on leaving; a GPU that is in
-    use is seeded as well. Other threads wait until they may enter a block of their own.
+    Such code is Flower's sampling, or dropout. The states of `random`, NumPy and torch (CPU) are
+    restored afterwards; a GPU that is in use is seeded as well. Other threads wait before they
+    enter such a block.
     """
-    with seeded_by(seed_for(*key)):
+    with seed_globals_with(derive_seed(*key)):
         yield
 
 
 @contextlib.contextmanager
-def seeded_by(seed: int) -> Iterator[None]:
-    """As `seeded`, for those who were given the seed of a key and not the key."""
-    with _generators:
+def seed_globals_with(seed: int) -> Iterator[None]:
+    """Seed the global generators by a seed for the block, as `seed_globals` does by a key."""
+    with _generators_lock:
         python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
         torch_state = torch.default_generator.get_state()
         try:
@@ -102,8 +110,8 @@ def seeded_by(seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread: their number changes float sums, and so bytes."""
+def use_one_thread() -> Iterator[None]:
+    """Compute on one thread in the block, because the number of threads changes float sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

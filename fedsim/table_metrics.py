@@ -1,7 +1,8 @@
-"""How many values of the rows of a table are right: pure functions over `row feature` in [0, 1].
+"""Correct values in claimed rows of a table: pure functions of `row feature` in [0, 1].
 
-A table's columns are told by how many features each has, in their order: 1 is a number, more are the categories of one
-column, of which a row holds the one with the largest value. SciPy is imported where it is used, see `fedsim.metrics`.
+The columns of a table are described by their numbers of features, in order: 1 for a number, more
+for a categorical column, whose value in a row is the category with the largest feature. SciPy is
+imported where it is used, see `fedsim.metrics`.
 """
 
 from __future__ import annotations
@@ -12,55 +13,67 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 0.319
-"""By how many standard deviations a number may be off (Vero et al., TabLeak, ICML 2023)."""
+"""Largest error of a correct number, in standard deviations (Vero et al., TabLeak, ICML 2023)."""
 
 
 ROUNDING = 1e-4
-"""Share of its range by which a number may be off and still is exact."""
+"""Largest error of an exact number, as a share of its range."""
 
 
-def right(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
-    """`true claimed column`: whether a claimed row has the category of a true one, or its number within `TOLERANCE`.
+def compare_rows(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
+    """Compare each claimed row with each true row: equal categories, numbers within `TOLERANCE`.
 
     Args:
         claimed: `claimed feature`.
         true: `true feature`.
-        columns: see above.
+        columns: number of features of each column.
         deviations: `feature`, standard deviations of numbers; those of categories are not read.
+
+    Returns:
+        `true claimed column`, whether the value is correct.
     """
-    parts = (torch.split(rows, list(columns), 1) for rows in (claimed, true, deviations[None]))
-    return torch.stack(
-        [
-            _same(mine.argmax(1), theirs.argmax(1), 0) if mine.shape[1] > 1 else _same(mine[:, 0], theirs[:, 0], apart)
-            for mine, theirs, apart in zip(*parts, strict=True)
-        ],
-        2,
-    )
+    claimed_columns = torch.split(claimed, list(columns), 1)
+    true_columns = torch.split(true, list(columns), 1)
+    column_deviations = torch.split(deviations[None], list(columns), 1)
+    is_correct = []
+    for claimed_values, true_values, deviation in zip(claimed_columns, true_columns, column_deviations, strict=True):
+        if claimed_values.shape[1] > 1:
+            is_correct.append(_is_within_tolerance(claimed_values.argmax(1), true_values.argmax(1), 0))
+        else:
+            is_correct.append(_is_within_tolerance(claimed_values[:, 0], true_values[:, 0], deviation))
+    return torch.stack(is_correct, 2)
 
 
-def _same(claimed: Tensor, true: Tensor, deviation: Tensor | int) -> Tensor:
-    # Where public rows are all alike, or there is one, they say nothing of how far a number may be off.
+def _is_within_tolerance(claimed: Tensor, true: Tensor, deviation: Tensor | int) -> Tensor:
+    # The deviation is 0 where all public rows are equal, and NaN where there is only one.
     allowed = torch.nan_to_num(torch.as_tensor(TOLERANCE * deviation)).clamp_min(ROUNDING)
     return (claimed - true[:, None]).abs() <= allowed
 
 
-def assigned(agreement: Tensor) -> Tensor:
-    """`true`: the index of the claimed row assigned to each, so that the total agreement is largest; -1 is none.
+def assign_rows(agreement: Tensor) -> Tensor:
+    """Return the index of the claimed row assigned to each true row; most agreement in total.
 
     Args:
-        agreement: `true claimed`, as the number of columns that are right.
+        agreement: `true claimed`, for example the number of correct columns.
+
+    Returns:
+        `true`, -1 where no claimed row is left.
     """
     from scipy.optimize import linear_sum_assignment
 
-    places, chosen = (torch.from_numpy(index) for index in linear_sum_assignment(-agreement.double().numpy()))
-    return torch.full((len(agreement),), -1).index_put((places,), chosen)
+    rows, columns = (torch.from_numpy(index) for index in linear_sum_assignment(-agreement.double().numpy()))
+    return torch.full((len(agreement),), -1).index_put((rows,), columns)
 
 
-def columns_right(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
-    """`true column`: whether the row that is assigned to each true one has it right; nothing is where none is assigned.
+def find_correct_columns(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
+    """Return the correct values of each true row in the claimed row that is assigned to it.
 
-    Rows are assigned one-to-one so that as many values as possible are right. Arguments are those of `right`.
+    Rows are assigned one-to-one so that as many values as possible are correct. Arguments are those
+    of `compare_rows`.
+
+    Returns:
+        `true column`, whether the value is correct; all false where no claimed row is assigned.
     """
-    found = right(claimed, true, columns, deviations)
-    chosen = assigned(found.sum(2))
-    return found[torch.arange(len(true)), chosen.clamp_min(0)] & (chosen >= 0)[:, None]
+    is_correct = compare_rows(claimed, true, columns, deviations)
+    chosen = assign_rows(is_correct.sum(2))
+    return is_correct[torch.arange(len(true)), chosen.clamp_min(0)] & (chosen >= 0)[:, None]

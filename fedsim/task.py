@@ -1,4 +1,4 @@
-"""What a model is for: the shape of its inputs, and what it predicts."""
+"""The learning problem of a model: the shape of its inputs, its classes and its loss."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedsim.errors import ConfigError
 
 
 class Loss(Protocol):
-    """What clients minimise."""
+    """Loss function that clients minimise."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-        """The loss of `example output` predictions: their `mean` or `sum`, or with `none` one an example."""
+        """Return the `mean` or `sum` of the examples' losses, or with `none` each of them."""
         ...
 
 
@@ -25,11 +25,11 @@ class Task:
     """A learning problem, as far as a network has to know it.
 
     Attributes:
-        input_shape: shape of one example: `channel height width` of an image, `feature` of a row of
-            a table, `place` of a text.
+        input_shape: shape of one example: `channel height width` for an image, `feature` for a row
+            of a table, `position` for a text.
         num_classes: number of classes; 0 for a regression.
-        vocabulary: number of different tokens of a text, whose inputs are integers; 0 otherwise.
-        padding: the token that fills short texts up behind; None where there is none.
+        vocabulary: number of different tokens of texts, whose inputs are integers; 0 otherwise.
+        padding: the token that pads short texts at the end; None where there is none.
     """
 
     input_shape: tuple[int, ...]
@@ -39,33 +39,44 @@ class Task:
 
     @property
     def kind(self) -> Literal["image", "table", "text"]:
-        """What an example is."""
-        return "text" if self.vocabulary else "image" if len(self.input_shape) == 3 else "table"
+        """Return the kind of an example.
+
+        >>> Task((3, 32, 32), 10).kind
+        'image'
+        """
+        if self.vocabulary:
+            return "text"
+        return "image" if len(self.input_shape) == 3 else "table"
 
     @property
     def outputs(self) -> int:
-        """How many numbers a network gives for each example: a logit a class, or one prediction."""
+        """Return the number of outputs for each example: one logit a class, or one prediction."""
         return self.num_classes or 1
 
     @property
     def loss(self) -> Loss:
-        """Cross-entropy, or for a regression the mean squared error."""
+        """Return the cross-entropy, or the mean squared error for a regression."""
         return cross_entropy if self.num_classes else squared_error
 
 
 def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-    """Squared error of `example 1` predictions from `example` targets."""
+    """Return the squared error of `example 1` predictions from `example` targets."""
     return mse_loss(outputs.squeeze(-1), targets, reduction=reduction)
 
 
-def smoothed(loss: Loss, smoothing: float) -> Loss:
-    """`loss` of labels of which the share `smoothing` is spread evenly over all classes; with 0, `loss` itself.
+def smooth_labels(loss: Loss, smoothing: float) -> Loss:
+    """Return `loss` with label smoothing; with `smoothing` 0, the same object.
+
+    Args:
+        loss: the cross-entropy, if `smoothing` is above 0.
+        smoothing: share of each label that is spread evenly over all classes.
 
     Raises:
-        ConfigError: it is not the cross-entropy of classes.
+        ConfigError: `loss` is not the cross-entropy of classes.
 
     References:
-        Szegedy et al.: Rethinking the Inception Architecture for Computer Vision, CVPR 2016, Section 7.
+        Szegedy et al.: Rethinking the Inception Architecture for Computer Vision, CVPR 2016,
+            Section 7.
     """
     if not smoothing:
         return loss
@@ -74,9 +85,9 @@ def smoothed(loss: Loss, smoothing: float) -> Loss:
             "training.label_smoothing: spreads labels over classes, and what is learned here is not classes by the "
             "cross-entropy; leave it out"
         )
-    return _spread(smoothing)
+    return _smoothed_cross_entropy(smoothing)
 
 
-@cache  # what is compiled for a loss is found again by the object
-def _spread(smoothing: float) -> Loss:
+@cache  # compiled code is looked up by the loss object
+def _smoothed_cross_entropy(smoothing: float) -> Loss:
     return partial(cross_entropy, label_smoothing=smoothing)

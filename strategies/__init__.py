@@ -1,3 +1,3 @@
-"""The server side: the curious wrapper round any Flower strategy, and the ServerApp."""
+"""Server side of a federation: the ServerApp, and a wrapper that records any Flower strategy."""
 
 PART_OF = "fedsim"

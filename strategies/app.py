@@ -1,7 +1,7 @@
-"""The ServerApp: the round loop of a federation under a curious server.
+"""ServerApp of fedsim: the round loop of a federation under a curious server.
 
-Flower's own `Strategy.start` cannot resume, sample reproducibly or attack between rounds, so the
-loop is here; it calls the strategy through the same four methods.
+Flower's own `Strategy.start` cannot resume, sample reproducibly or attack between rounds, so this
+loop replaces it; it calls the strategy through the same four methods.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from torch import nn
+from torch import Tensor, nn
 
-from fedsim.auditing.workers import beside
-from fedsim.engines.arrays import Held, record_of, state_in
-from fedsim.engines.cohort import CohortGrid, silence
-from fedsim.engines.garbage import little_garbage
-from fedsim.engines.memory import ClientMemory
+from fedsim.auditing.workers import background_worker
+from fedsim.engines.arrays import LazyArray, make_record, read_state
+from fedsim.engines.cohort import CohortGrid, straggler_reason
+from fedsim.engines.garbage import exclude_existing_objects
+from fedsim.engines.memory import ClientStateStore
 from fedsim.engines.readiness import check_nodes, wait_for_nodes
-from fedsim.errors import PayloadError, RunError, one_line, some_of, what_it_said
+from fedsim.errors import PayloadError, RunError, error_reason, join_first, one_line
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import FederationTable
 from fedsim.experiments.reading import load_config
-from fedsim.experiments.run_folder import RunFolder, exposures, measurements, spendings
-from fedsim.experiments.settings import made_with
-from fedsim.experiments.simulation import begin
-from fedsim.experiments.states import States
+from fedsim.experiments.run_folder import RunFolder, read_exposures, read_ledger, read_metrics
+from fedsim.experiments.settings import training_fingerprint
+from fedsim.experiments.simulation import prepare_run
+from fedsim.experiments.states import TrainingStates
 from fedsim.exposure.of_clients import COLUMNS as EXPOSURE
-from fedsim.exposure.of_clients import KEPT, failures, unpacked
-from fedsim.privacy.ledger import COLUMNS, Ledger, sentences
-from fedsim.progress import ROUNDS, tell, tracked
-from fedsim.randomness import seeded
-from fedsim.recording.recorder import Plan, Recorder
+from fedsim.exposure.of_clients import STATE_KEY, failure_sentences, unpack_rows
+from fedsim.privacy.ledger import COLUMNS, Ledger, summarise_ledger
+from fedsim.progress import ROUNDS, report_progress, track
+from fedsim.randomness import seed_globals
+from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.training.loop import evaluate
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import misfit
+from fedsim.wire.messages import describe_misfit
 from fedsim.wire.payloads import Payload
-from strategies.checkpoint import Checkpoint, opaque
+from strategies.checkpoint import Checkpoint, unsavable_attributes
 from strategies.curious import Curious
-from strategies.exchange import miscounted
+from strategies.exchange import describe_wrong_records
 from strategies.secure_sum import SecureSum
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
-_STEPS = 32
-"""Messages that the clients of a large round are cut into, so that progress can be shown."""
-_WRONG = 2
-_NAMED = 5
-"""Most clients named in one line of the log."""
+_PROGRESS_STEPS = 32
+"""Number of messages that a large round is split into, so that progress is shown."""
+_INVALID_REPLY = 2
+"""Code of the error that stands for a reply which is no valid answer."""
+_MAX_LOGGED_CLIENTS = 5
 app = ServerApp()
 
-METRICS = ("round", "client", "accuracy", "loss", "num_examples", "failed", "seconds")
+METRICS_COLUMNS = ("round", "client", "accuracy", "loss", "num_examples", "failed", "seconds")
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run_config names, over whatever nodes `grid` has.
+    """Run the experiment in the run_config over the nodes of `grid`.
 
-    `fedsim run` hands over the checked experiment as JSON; with `flwr run`, `experiment` is the
-    path of a TOML file and `out` the run folder.
+    Under `fedsim run`, `experiment` is the checked experiment as JSON. Under `flwr run`, it is the
+    path of a TOML file, and `out` the run folder.
     """
     settings = context.run_config
     text = str(settings["experiment"])
@@ -74,32 +74,35 @@ def main(grid: Grid, context: Context) -> None:
     if not text.startswith("{"):
         experiment = Experiment(resolve(load_config(Path(text))))
         experiment.check()
-        with folder.held():
-            begin(experiment.config, folder, resume=resume)
-            _federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
-    else:  # the process that started this one holds the folder
+        with folder.hold_lock():
+            prepare_run(experiment.config, folder, resume=resume)
+            _federate_without_exit(experiment, folder, grid, resume=resume, nodes=_num_nodes(experiment, settings))
+    else:  # the process that started this one holds the lock of the folder
         experiment = Experiment.from_json(text)
-        _federate(experiment, folder, grid, resume=resume, nodes=_nodes(experiment, settings))
+        _federate_without_exit(experiment, folder, grid, resume=resume, nodes=_num_nodes(experiment, settings))
 
 
-def _federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
-    """`federate`, but a `sys.exit` within is an error: Flower would end as if all rounds were done."""
+def _federate_without_exit(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
+    """Call `federate`, and turn a `sys.exit` in it into an error.
+
+    Otherwise Flower would end as if all rounds were done.
+    """
     try:
         federate(experiment, folder, grid, resume=resume, nodes=nodes)
     except SystemExit as error:
         raise RunError(
-            f"the strategy or the model ended the server ({what_it_said(error)}); the rounds before are kept, "
+            f"the strategy or the model ended the server ({error_reason(error)}); the rounds before are kept, "
             "mend the cause and resume the run"
         ) from error
 
 
-def _nodes(experiment: Experiment, settings: Mapping[str, Any]) -> int:
+def _num_nodes(experiment: Experiment, settings: Mapping[str, Any]) -> int:
     federation = experiment.config.federation
     return int(settings.get("nodes", federation.supernodes if federation.engine == "flower" else 1))
 
 
 def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
-    """Train for the experiment's rounds and record what the server sees, over `nodes` nodes or more.
+    """Train for the experiment's rounds over at least `nodes` nodes, and record the messages.
 
     Raises:
         RunError: all clients of a round failed, or the run folder cannot be written. Rounds before
@@ -107,103 +110,120 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     """
     config = experiment.config
     recording = config.recording
-    plan = Plan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
+    plan = RecordingPlan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
     strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume, recording.fsync))
-    fresh, lost = opaque(strategy.strategy), list[str]()
+    fresh, unsavable = unsavable_attributes(strategy.strategy), list[str]()
     folder.note_data(experiment.data.sha256)
-    start = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
-    done = start.round if start else 0
-    arrays = start.arrays if start else record_of(experiment.initial_state())
-    rows = [row for row in measurements(folder) if int(row["round"]) <= done] if start else []
-    ledger = Ledger(lambda: experiment.setting, experiment.defenses_of, [table.name for table in config.defense])
-    if start:
-        ledger.resume(spendings(folder), done, str(folder.ledger))
-    exposed: list[Mapping[str, Any]] = [row for row in exposures(folder) if int(row["round"]) <= done] if start else []
-    keep = _keeper(experiment, folder)
-    if not done:
-        keep(0, arrays, {})
-    most, there = config.federation.evaluate_examples, experiment.data.public_test_size
-    if most is not None and most < there:
-        log.info("the server evaluates on %d of %d test examples, the same in each round", most, there)
-    logical = _logical(experiment, folder, grid, nodes, ClientMemory(start.clients if start else {}))
-    with little_garbage() as settle, _attacker(experiment, folder) as attack:
-        for number in range(done + 1, config.federation.rounds + 1):
-            tell("rounds", number - 1, config.federation.rounds)
-            arrays, measured = _round(experiment, strategy, logical, number, arrays, ledger, folder)
-            rows += measured
-            folder.write_table(folder.metrics, (*METRICS, *ledger.columns), rows)
+
+    # Begin after the last checkpoint, with the rows of the rounds before.
+    checkpoint = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
+    last_round = checkpoint.round if checkpoint else 0
+    arrays = checkpoint.arrays if checkpoint else make_record(experiment.initial_state())
+    rows = list[Mapping[str, Any]]()
+    exposure_rows = list[Mapping[str, Any]]()
+    ledger = Ledger(lambda: experiment.setting, experiment.client_defenses, [table.name for table in config.defense])
+    if checkpoint:
+        rows += [row for row in read_metrics(folder) if int(row["round"]) <= last_round]
+        ledger.resume(read_ledger(folder), last_round, str(folder.ledger))
+        exposure_rows += [row for row in read_exposures(folder) if int(row["round"]) <= last_round]
+    save_state = _state_saver(experiment, folder)
+    if not last_round:
+        save_state(0, arrays, {})
+    num_evaluated, num_test = config.federation.evaluate_examples, experiment.data.public_test_size
+    if num_evaluated is not None and num_evaluated < num_test:
+        log.info("the server evaluates on %d of %d test examples, the same in each round", num_evaluated, num_test)
+    client_grid = _client_grid(
+        experiment, folder, grid, nodes, ClientStateStore(checkpoint.clients if checkpoint else {})
+    )
+
+    with exclude_existing_objects() as settle, _round_attack(experiment, folder) as attack:
+        for number in range(last_round + 1, config.federation.rounds + 1):
+            report_progress("rounds", number - 1, config.federation.rounds)
+            arrays, round_rows = _run_round(experiment, strategy, client_grid, number, arrays, ledger, folder)
+
+            # Write the round; its checkpoint last, because a resumed run begins after it.
+            rows += round_rows
+            folder.write_table(folder.metrics, (*METRICS_COLUMNS, *ledger.columns), rows)
             if config.measure:
-                exposed += _exposed(logical.memory, number)
-                folder.write_table(folder.exposure, EXPOSURE, exposed)
-            keep(number, arrays, measured[0])
-            reached = Checkpoint.of(number, arrays, strategy.strategy, fresh, logical.memory.kept)
-            reached.save(folder.checkpoint, recording.fsync, partial(folder.announce, folder.checkpoint))
-            if reached.lost != lost:
-                lost = reached.lost
-                reached.warn(strategy.strategy)
+                exposure_rows += _pop_exposures(client_grid.client_state, number)
+                folder.write_table(folder.exposure, EXPOSURE, exposure_rows)
+            save_state(number, arrays, round_rows[0])
+            checkpoint = Checkpoint.capture(number, arrays, strategy.strategy, fresh, client_grid.client_state.states)
+            checkpoint.save(folder.checkpoint, recording.fsync, partial(folder.announce, folder.checkpoint))
+            if checkpoint.unsavable != unsavable:
+                unsavable = checkpoint.unsavable
+                checkpoint.warn(strategy.strategy)
             if attack is not None:
                 attack(number)
-            if number == done + 1:
-                settle()  # what the first round made for good; looking through it takes longer than a small round
-        tell("rounds", config.federation.rounds, config.federation.rounds)
-    attacked = config.adversary.victims if isinstance(config.adversary.victims, list) else []
-    for sentence in sentences(ledger.rows, attacked):
+            if number == last_round + 1:
+                settle()  # the first round's objects stay; to scan them takes longer than a round
+        report_progress("rounds", config.federation.rounds, config.federation.rounds)
+    _log_privacy(ledger, config.adversary.victims)
+    folder.settle_manifest()
+
+
+def _log_privacy(ledger: Ledger, victims: object) -> None:
+    for sentence in summarise_ledger(ledger.rows, victims if isinstance(victims, list) else []):
         log.info("privacy: %s", sentence)
-    for sentence in ledger.exceeded():
+    for sentence in ledger.find_exceeded_promises():
         log.warning("privacy: %s", sentence)
-    folder.settle()
 
 
-def _exposed(memory: ClientMemory, number: int) -> list[dict[str, Any]]:
-    """What clients that came to an end in round `number` keep of how exposed they were, which is taken from them.
+def _pop_exposures(memory: ClientStateStore, number: int) -> list[dict[str, Any]]:
+    """Take the exposure that clients measured in round `number` out of their state.
 
-    Only a simulation can: it holds the memory of its clients, and neither the strategy nor the recording sees it.
+    Only a simulation can, because it holds the state of its clients. Neither the strategy nor the
+    recording sees it.
     """
-    rows = [
-        {"round": number, "state": f"round-{number - 1}", "client": client, **row}
-        for client, kept in memory.taken(KEPT).items()
-        for row in unpacked(kept["rows"])
-    ]
-    for sentence in failures(rows):
+    rows: list[dict[str, Any]] = []
+    for client, arrays in memory.pop_record(STATE_KEY).items():
+        for row in unpack_rows(arrays["rows"]):
+            rows.append({"round": number, "state": f"round-{number - 1}", "client": client, **row})
+    for sentence in failure_sentences(rows):
         log.warning("%s", sentence)
     return rows
 
 
-def _keeper(experiment: Experiment, folder: RunFolder) -> Callable[[int, ArrayRecord, Mapping[str, Any]], None]:
-    """A function that keeps the global model after a round, if the experiment wants it kept."""
-    states = States(folder.states)
+def _state_saver(experiment: Experiment, folder: RunFolder) -> Callable[[int, ArrayRecord, Mapping[str, Any]], None]:
+    """Return a function that saves the global model after the rounds that the experiment names."""
+    states = TrainingStates(folder.states)
 
-    def keep(number: int, arrays: ArrayRecord, row: Mapping[str, Any]) -> None:
+    def save_state(number: int, arrays: ArrayRecord, row: Mapping[str, Any]) -> None:
         if number in experiment.config.states.rounds:
-            measured = {key: row[key] for key in ("loss", "accuracy") if key in row}
-            states.keep(f"round-{number}", state_in(arrays), made_with(experiment), {"round": number, **measured})
+            metrics = {key: row[key] for key in ("loss", "accuracy") if key in row}
+            states.save_state(
+                f"round-{number}", read_state(arrays), training_fingerprint(experiment), {"round": number, **metrics}
+            )
 
-    return keep
+    return save_state
 
 
-def _logical(experiment: Experiment, folder: RunFolder, grid: Grid, expected: int, memory: ClientMemory) -> CohortGrid:
-    """A node for each client, over nodes that are ready to work."""
-    clients, simulation = experiment.config.federation.clients, _simulation(experiment)
+def _client_grid(
+    experiment: Experiment, folder: RunFolder, grid: Grid, expected: int, memory: ClientStateStore
+) -> CohortGrid:
+    """Return a grid with one node for each client, over physical nodes that are ready."""
+    federation, simulation = experiment.config.federation, _simulation_record(experiment)
     nodes = wait_for_nodes(grid, expected)
     check_nodes(grid, nodes, simulation)
-    watched = _STEPS if experiment.config.federation.engine != "flower" else 0  # that starts a process for each message
-    together = experiment.together
-    parking = folder.path if experiment.config.secure_aggregation is None else None  # no update of one client on disk
-    room = experiment.config.federation.reply_memory
+    # Flower's engine starts a process for each message, so a round is not split there.
+    steps = _PROGRESS_STEPS if federation.engine != "flower" else 0
+    # Under secure aggregation, no update of a single client may be written to disk.
+    parking = folder.path if experiment.config.secure_aggregation is None else None
+    megabytes = federation.reply_memory
     return CohortGrid(
         grid,
-        clients,
+        federation.clients,
         simulation,
         nodes,
-        together=together,
-        parking=parking,
-        steps=watched,
-        room=None if room is None else room * 10**6,
-        memory=memory,
+        group_size=experiment.clients_at_once,
+        spool_folder=parking,
+        min_messages=steps,
+        reply_memory=None if megabytes is None else megabytes * 10**6,
+        client_state=memory,
     )
 
 
-def _round(
+def _run_round(
     experiment: Experiment,
     strategy: Curious,
     grid: CohortGrid,
@@ -212,54 +232,57 @@ def _round(
     ledger: Ledger,
     folder: RunFolder,
 ) -> tuple[ArrayRecord, list[dict[str, Any]]]:
-    started = time.monotonic()
+    """Train and evaluate one round; return the global model after it, and rows of metrics."""
+    start_time = time.monotonic()
     federation = experiment.config.federation
-    with seeded(experiment.seed, "server", number):
-        messages = list(strategy.configure_train(number, arrays, _protocol(experiment), grid))
-        _check_asked(messages, experiment)
+    with seed_globals(experiment.seed, "server", number):
+        messages = list(strategy.configure_train(number, arrays, _training_config(experiment), grid))
+        _check_messages(messages, experiment)
         if ledger:
-            ledger.note(number, _asked(messages, experiment, number))
+            ledger.record_round(number, _training_of_clients(messages, experiment, number))
             folder.write_table(folder.ledger, COLUMNS, ledger.rows)
+
+        # Replies stream through: check each, log failures, sum groups under secure aggregation.
         failed: set[int] = set()
-        answers = grid.send_and_receive(messages, timeout=federation.timeout)
-        protocol = SecureSum.of(experiment)
-        checked = _checked(
-            tracked(answers, "clients", len(messages)), messages, experiment.model, grid.memory, protocol
-        )
-        replies: Iterable[Message] = _watched(checked, number, failed)
+        protocol = SecureSum.from_experiment(experiment)
+        answers = track(grid.send_and_receive(messages, timeout=federation.timeout), "clients", len(messages))
+        valid_replies = _check_replies(answers, messages, experiment.model, grid.client_state, protocol)
+        replies: Iterable[Message] = _note_failures(valid_replies, number, failed)
         if protocol is not None:
-            replies = protocol.sums(replies, messages, number)
+            replies = protocol.sum_groups(replies, messages, number)
         aggregate, _ = strategy.aggregate_train(number, replies)
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
             aggregate = arrays
-        due = _is_evaluated(number, federation)
-        measured = _evaluate(experiment, strategy, grid, number, aggregate) if due else []
-    seconds = time.monotonic() - started
-    server = next((row for row in measured if row["client"] == "server"), {"round": number, "client": "server"})
-    server |= {"failed": len(failed), "seconds": round(seconds, 3), **ledger.measured()}
-    named = ("accuracy", "loss", *ledger.columns)
-    text = "".join(f"{name} {server[name]:.3f}, " for name in named if name in server)
+        rows: list[dict[str, Any]] = []
+        if _is_evaluation_round(number, federation):
+            rows = _evaluate(experiment, strategy, grid, number, aggregate)
+    seconds = time.monotonic() - start_time
+    server_row = next((row for row in rows if row["client"] == "server"), {"round": number, "client": "server"})
+    server_row |= {"failed": len(failed), "seconds": round(seconds, 3), **ledger.largest_epsilons()}
+    logged = [name for name in ("accuracy", "loss", *ledger.columns) if name in server_row]
     rounds.info(
         "round %d/%d: %s%d of %d clients returned, %.1f s",
         number,
         federation.rounds,
-        text,
+        "".join(f"{name} {server_row[name]:.3f}, " for name in logged),
         len(messages) - len(failed),
         len(messages),
         seconds,
     )
-    return aggregate, measured or [server]
+    return aggregate, rows or [server_row]
 
 
-def _is_evaluated(number: int, federation: FederationTable) -> bool:
-    """Every so many rounds, and after the last, whose model is the result."""
+def _is_evaluation_round(number: int, federation: FederationTable) -> bool:
     every = federation.evaluate_every
     return every > 0 and (number % every == 0 or number == federation.rounds)
 
 
-def _check_asked(messages: Iterable[Message], experiment: Experiment) -> None:
-    """Whether the strategy asks for what the experiment says that clients send, which scores and knowledge go by."""
+def _check_messages(messages: Iterable[Message], experiment: Experiment) -> None:
+    """Raise RunError unless the strategy asks for what its class declares.
+
+    Scores and the adversary's knowledge rely on the declaration.
+    """
     for message in messages:
         for record in message.content.config_records.values():
             if (asked := record.get("sends", "weights")) != experiment.training.sends:
@@ -270,72 +293,80 @@ def _check_asked(messages: Iterable[Message], experiment: Experiment) -> None:
                 )
 
 
-def _asked(messages: Iterable[Message], experiment: Experiment, number: int) -> dict[int, LocalTraining | None]:
-    """By client, how it is asked to train in round `number`; None for one that straggles."""
-    asked: dict[int, LocalTraining | None] = {}
+def _training_of_clients(
+    messages: Iterable[Message], experiment: Experiment, number: int
+) -> dict[int, LocalTraining | None]:
+    """Return for each client how it is asked to train in round `number`; None for a straggler."""
+    training: dict[int, LocalTraining | None] = {}
     for message in messages:
         client = message.metadata.dst_node_id
-        late = experiment.straggles(client, number)
-        asked[client] = None if late else LocalTraining.told(message.content["config"])
-    return asked
+        is_late = experiment.is_straggler(client, number)
+        training[client] = None if is_late else LocalTraining.from_message(message.content["config"])
+    return training
 
 
-def _checked(
+def _check_replies(
     replies: Iterable[Message],
     messages: Iterable[Message],
     model: nn.Module,
-    memory: ClientMemory,
+    memory: ClientStateStore,
     protocol: SecureSum | None = None,
 ) -> Iterator[Message]:
-    """Pass `replies` on; one that is no answer to what was sent becomes an error reply of its client.
+    """Yield `replies`, with an error reply in place of each that is no valid answer.
 
-    So does one that the client would not have sent under `protocol`. A client whose reply is accepted keeps the memory
-    that came with it, and so does one that chose to send nothing; all others keep what they had.
+    A reply that the client would not have sent under `protocol` is no valid answer either. The new
+    state of a client is accepted with its reply, also if it chose to send nothing; all others keep
+    their old one.
     """
-    asked = {message.metadata.dst_node_id: message for message in messages}
+    message_to = {message.metadata.dst_node_id: message for message in messages}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for reply in replies:
-        message = asked[reply.metadata.src_node_id]
-        wrong = None if reply.has_error() else _what_is_wrong(reply.content, message.content, parameters)
-        if wrong is None and protocol is not None and not reply.has_error():
-            wrong = protocol.refusal(reply.content, message.content)
         client = reply.metadata.src_node_id
-        if wrong is None and (not reply.has_error() or memory.came_from(client)):
-            memory.accept(client)
-        yield reply if wrong is None else Message(Error(code=_WRONG, reason=one_line(wrong)), reply_to=message)
+        message = message_to[client]
+        fault = None if reply.has_error() else _find_fault(reply.content, message.content, parameters)
+        if fault is None and protocol is not None and not reply.has_error():
+            fault = protocol.refusal_reason(reply.content, message.content)
+        if fault is None and (not reply.has_error() or memory.has_pending(client)):
+            memory.commit(client)
+        if fault is not None:
+            reply = Message(Error(code=_INVALID_REPLY, reason=one_line(fault)), reply_to=message)
+        yield reply
 
 
-def _what_is_wrong(reply: RecordDict, asked: RecordDict, parameters: set[str]) -> str | None:
-    """Why `reply` is no answer to what was `asked` of the client, or None."""
-    if wrong := miscounted(reply):
-        return wrong
+def _find_fault(reply: RecordDict, asked: RecordDict, parameters: set[str]) -> str | None:
+    """Return why `reply` is no valid answer to the message with the content `asked`, or None."""
+    if fault := describe_wrong_records(reply):
+        return fault
     (metrics,), (arrays,) = reply.metric_records.values(), reply.array_records.values()
     count = metrics.get("num-examples")
     if not isinstance(count, int | float) or not 0 < count < math.inf:
         return f"it reported {count} examples, expected a number above 0"
-    if strange := [name for name, array in arrays.items() if not isinstance(array, Held)]:
-        return f"it sent '{strange[0]}' as {arrays[strange[0]].stype}, expected a NumPy array"
-    (sent,) = asked.array_records.values()
-    before = state_in(sent)
+    if unreadable := [name for name, array in arrays.items() if not isinstance(array, LazyArray)]:
+        return f"it sent '{unreadable[0]}' as {arrays[unreadable[0]].stype}, expected a NumPy array"
+    (broadcast,) = asked.array_records.values()
+    before = read_state(broadcast)
     try:
-        got = Payload.from_arrays(state_in(arrays), before).decoded(before)
+        decoded = Payload.from_arrays(read_state(arrays), before).decode(before)
     except PayloadError as error:
         return str(error)
-    gradient = any(record.get("sends") == "gradient" for record in asked.config_records.values())
-    expected = {
-        f"gradient/{name}" if gradient and name in parameters else name: tensor for name, tensor in before.items()
-    }
-    if missing := [name for name in expected if name not in got]:
+    sends_gradient = any(record.get("sends") == "gradient" for record in asked.config_records.values())
+    expected: dict[str, Tensor] = {}
+    for name, tensor in before.items():
+        expected[f"gradient/{name}" if sends_gradient and name in parameters else name] = tensor
+    if missing := [name for name in expected if name not in decoded]:
         return f"it sent no '{missing[0]}', expected {len(expected)} tensors"
-    if extra := [name for name in got if name not in expected]:
+    if extra := [name for name in decoded if name not in expected]:
         return f"it sent '{extra[0]}', which was not asked for"
-    return misfit(expected, got)
+    return describe_misfit(expected, decoded)
 
 
-def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Iterator[Message]:
-    """Pass `replies` on and note who failed; a line for each reason, an error if that were all.
+def _note_failures(replies: Iterable[Message], number: int, failed: set[int]) -> Iterator[Message]:
+    """Yield `replies`, add clients that failed to `failed`, and log each reason once.
 
-    After the first round, one in which all are silent and nobody failed is lost, and the run goes on.
+    After the first round, a round in which all clients are silent is lost, and the run goes on.
+
+    Raises:
+        RunError: all clients failed, or in the first round all were silent.
     """
     count = 0
     reasons: dict[str, list[int]] = {}
@@ -349,75 +380,79 @@ def _watched(replies: Iterable[Message], number: int, failed: set[int]) -> Itera
         yield reply
     example = "none was sampled"
     for why, clients in reasons.items():
-        log.warning("round %d, %s: %s", number, _clients(clients), why)
+        log.warning("round %d, %s: %s", number, _list_clients(clients), why)
         example = f"client {clients[-1]}: {why}"
-    silent = reasons.keys() == {silence(number)}
-    if len(failed) == count and (number == 1 or not silent):
+    all_silent = reasons.keys() == {straggler_reason(number)}
+    if len(failed) == count and (number == 1 or not all_silent):
         remedy = (
             "lower straggler_probability, or loosen the limits by which clients choose silence, and begin again"
-            if silent
+            if all_silent
             else "the rounds before it are kept, mend the cause and resume the run"
         )
         raise RunError(f"round {number}: all {count} clients failed ({example}); {remedy}")
 
 
-def _clients(numbers: list[int]) -> str:
-    """`client 3`, `clients 3, 5`, or the first few of many."""
-    return f"client{'s' if len(numbers) > 1 else ''} {some_of(numbers, _NAMED)}"
+def _list_clients(clients: list[int]) -> str:
+    """Return `client 3`, `clients 3, 5`, or the first few of many."""
+    return f"{'clients' if len(clients) > 1 else 'client'} {join_first(clients, _MAX_LOGGED_CLIENTS)}"
 
 
 def _evaluate(
     experiment: Experiment, strategy: Curious, grid: CohortGrid, number: int, arrays: ArrayRecord
 ) -> list[dict[str, Any]]:
-    """The global model on the public test set, and on what each client holds out."""
+    """Return rows of metrics of the global model, on the public and on each client's test data."""
     inputs, labels = experiment.data.public_test(experiment.config.federation.evaluate_examples)
     loss = experiment.dataset.task.loss
-    measured = evaluate(
-        experiment.model, state_in(arrays), experiment.data.to_model(inputs), labels, loss, called="evaluation"
+    server_metrics = evaluate(
+        experiment.model, read_state(arrays), experiment.data.to_model(inputs), labels, loss, progress_name="evaluation"
     )
-    rows: list[dict[str, Any]] = [{"round": number, "client": "server", "num_examples": len(labels)} | measured]
-    if experiment.data.clients_test:
-        messages = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
-        messages = list(messages)
+    rows: list[dict[str, Any]] = [{"round": number, "client": "server", "num_examples": len(labels)} | server_metrics]
+    if experiment.data.clients_hold_out:
+        messages = list(strategy.configure_evaluate(number, arrays, ConfigRecord(), grid))
         answers = grid.send_and_receive(messages, timeout=experiment.config.federation.timeout)
-        replies = list(tracked(answers, "evaluation by clients", len(messages)))
-        if experiment.config.secure_aggregation is None:  # else nothing of a single client reaches the strategy
+        replies = list(track(answers, "evaluation by clients", len(messages)))
+        # Under secure aggregation, nothing of a single client may reach the strategy.
+        if experiment.config.secure_aggregation is None:
             strategy.aggregate_evaluate(number, replies)
         for reply in replies:
             if reply.has_content():
                 metrics = dict(reply.content.metric_records["metrics"])
-                where = {"round": number, "client": reply.metadata.src_node_id}
-                rows.append(where | {"num_examples": metrics.pop("num-examples")} | metrics)
+                client_row = {"round": number, "client": reply.metadata.src_node_id}
+                rows.append(client_row | {"num_examples": metrics.pop("num-examples")} | metrics)
     return rows
 
 
-def _protocol(experiment: Experiment) -> ConfigRecord:
-    """What the server tells clients about training, and so what a curious server knows of it."""
-    settings = vars(experiment.training) | {"proximal_mu": None, "sends": None}  # strategies add those
+def _training_config(experiment: Experiment) -> ConfigRecord:
+    """Return the training settings that the server sends to clients, and therefore knows."""
+    # Strategies add these two, and the learning rate with which the server steps along gradients.
+    settings = vars(experiment.training) | {"proximal_mu": None, "sends": None}
     if experiment.training.sends == "gradient":
-        settings["learning_rate"] = None  # the server steps, and says how far if it likes
+        settings["learning_rate"] = None
     if settings["batches"] == "reshuffled":
-        del settings["batches"]  # clients reshuffle unless they are told otherwise
+        del settings["batches"]  # the clients' default
     if not settings["label_smoothing"]:
-        del settings["label_smoothing"]  # likewise
+        del settings["label_smoothing"]  # the clients' default
     return ConfigRecord({key.replace("_", "-"): value for key, value in settings.items() if value is not None})
 
 
-def _simulation(experiment: Experiment) -> ConfigRecord:
-    """What simulated clients need and no real server would know; `CohortGrid` keeps it from the strategy."""
+def _simulation_record(experiment: Experiment) -> ConfigRecord:
+    """Return what simulated clients need and no real server would know.
+
+    `CohortGrid` adds it to messages below the strategy, which therefore does not see it.
+    """
     hidden: Any = dict.fromkeys(("adversary", "attack", "truth", "recording", "strategy", "secure_aggregation"), True)
-    hidden["training"] = {"sends"}  # the strategy's message says so
+    hidden["training"] = {"sends"}  # the strategy's message tells it
     text = experiment.config.model_dump_json(exclude=hidden)
     return ConfigRecord({"experiment": text, "run": secrets.token_hex(8)})
 
 
 @contextmanager
-def _attacker(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[int], None] | None]:
-    """A function to call after each round, which attacks it at once in a process of its own, if asked for."""
+def _round_attack(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[int], None] | None]:
+    """Yield a function that attacks a round in another process; None without in-round attacks."""
     if experiment.config.adversary.when != "in-round":
         yield None
         return
-    from fedsim.auditing.in_round import round_attacker  # with all that scoring needs, which takes seconds to import
+    from fedsim.auditing.in_round import round_attacker  # takes seconds to import
 
-    with beside(round_attacker, (folder.path,)) as attack:
+    with background_worker(round_attacker, (folder.path,)) as attack:
         yield attack

@@ -1,9 +1,10 @@
-"""The honest-but-curious server: wraps any Flower strategy, records, never alters.
+"""Honest-but-curious server: a wrapper of any Flower strategy that records and alters nothing.
 
     strategy = Curious(FedAvg(), "recording")
 
-is all that an existing Flower app needs. The strategy's own `start` then runs over a `CuriousGrid`, which writes down
-what is sent and what comes back. The aggregate is bit-identical with and without it.
+is all that an existing Flower app needs. The strategy's own `start` then runs over a `CuriousGrid`,
+which records the messages sent and their replies. The aggregate is bit-identical with and without
+it.
 """
 
 from __future__ import annotations
@@ -18,38 +19,43 @@ from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.engines.arrays import as_plain, state_in
-from fedsim.errors import ConfigError, one_line, what_it_said
-from fedsim.recording.header import COUNTS
+from fedsim.engines.arrays import decode_lazily, read_state
+from fedsim.errors import ConfigError, error_reason, one_line
+from fedsim.recording.header import EXAMPLE_COUNT_KEYS
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.payloads import is_encoded
 from strategies.curious_grid import CuriousGrid
-from strategies.exchange import Exchange, miscounted
-from strategies.observer import Observer, flower, in_folder
+from strategies.exchange import Exchange, describe_wrong_records
+from strategies.observer import Observer, flower_log, new_run_recorder
 
-_NO_PAYLOAD = 2
+_UNREADABLE_PAYLOAD = 2
+"""Code of the error that stands for a reply whose payload cannot be decoded."""
 
 
 class Curious(Strategy):
-    """Record every `(w_t, payload, N)` that passes `strategy`: weights, gradients or deltas, as clients sent them.
+    """Record every `(w_t, payload, N)` that passes `strategy`, as the clients sent it.
 
-    A delta, and what is sparse or quantised by a defense of fedsim, reaches `strategy` decoded: as weights, or dense
-    gradients. What is not a method of `Strategy` is passed on to `strategy`.
+    Deltas, and updates that a defense of fedsim made sparse or quantised, reach `strategy` decoded,
+    as weights or as dense gradients. Attributes that `Strategy` does not have are those of
+    `strategy`.
 
-    `start` records at the Grid. A round loop that calls `configure_train` and `aggregate_train` itself gets updates
-    recorded, and nothing else; give it a `CuriousGrid` for the rest.
+    `start` records all messages, at the Grid. A round loop that calls `configure_train` and
+    `aggregate_train` itself gets only updates recorded; give it a `CuriousGrid` for the rest.
 
     Args:
-        strategy: any Flower strategy, with a `start` of its own too.
-        recording: a folder, in which each run gets a sub-folder of its own, or a `Recorder`.
+        strategy: any Flower strategy, also one with a `start` of its own.
+        recording: a folder, in which each run gets a sub-folder, or a `Recorder`.
 
     Raises:
-        ConfigError: the strategy is one of Flower's legacy API; later, that another strategy is wrapped round it.
+        ConfigError: the strategy is one of Flower's legacy API; or, in `configure_train`, another
+            strategy wraps this one.
         RunError: the folder cannot be written.
         TranscriptError: the folder of the `Recorder` already holds a recording.
     """
 
-    _OWN = frozenset({"strategy", "recorder", "_observer", "_exchange", "_questions", "_recording", "_started"})
+    _OWN_ATTRIBUTES = frozenset(
+        {"strategy", "recorder", "_observer", "_exchange", "_server_messages", "_recording", "_is_started"}
+    )
 
     def __init__(self, strategy: Strategy, recording: Recorder | Path | str) -> None:
         if isinstance(strategy, LegacyStrategy):
@@ -58,48 +64,49 @@ class Curious(Strategy):
                 "with fedsim.audit, or the Grid of its main function with fedsim.CuriousGrid"
             )
         self.strategy = strategy
-        self.recorder = recording if isinstance(recording, Recorder) else in_folder(recording)
-        self._recording, self._started = recording, False
-        self._observer = Observer(self.recorder, _weight_key(strategy))
+        self.recorder = recording if isinstance(recording, Recorder) else new_run_recorder(recording)
+        self._recording, self._is_started = recording, False
+        self._observer = Observer(self.recorder, _example_count_key(strategy))
         self._exchange: Exchange | None = None
-        self._questions = _Questions()
+        self._server_messages = _ServerMessages()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "strategy":  # asked for before there is one, as copying and pickling do
+        if name == "strategy":  # copying and pickling ask for it before it is set
             raise AttributeError(name)
         return getattr(self.strategy, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._OWN or hasattr(type(self), name):  # what it has itself, methods too
+        if name in self._OWN_ATTRIBUTES or hasattr(type(self), name):
             super().__setattr__(name, value)
         else:
             setattr(self.strategy, name, value)
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Any:
-        """See Strategy; what passes `grid` is recorded, each time in a folder of its own."""
-        if self._started and not isinstance(self._recording, Recorder):
-            self.recorder = in_folder(self._recording)
-        self._started = True
-        with _Decoding(grid, self.recorder, count=_weight_key(self.strategy)) as watched:
-            return self.strategy.start(watched, *args, **kwargs)
+        """Run the strategy over `grid` and record all messages, on each call in a new folder."""
+        if self._is_started and not isinstance(self._recording, Recorder):
+            self.recorder = new_run_recorder(self._recording)
+        self._is_started = True
+        count_key = _example_count_key(self.strategy)
+        with _DecodingGrid(grid, self.recorder, count=count_key) as decoding_grid:
+            return self.strategy.start(decoding_grid, *args, **kwargs)
 
     def summary(self) -> None:
-        """See Strategy."""
-        flower.info("fedsim: what this server sees is recorded in %s", self.recorder.folder.parent)
+        """Log where the recording is, and the summary of the strategy."""
+        flower_log.info("fedsim: what this server sees is recorded in %s", self.recorder.folder.parent)
         self.strategy.summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Pass on what `strategy` sends, and remember it.
+        """Return the messages of `strategy`, and remember them.
 
         Raises:
-            ConfigError: another strategy is wrapped round this one, so that what it makes of replies would be recorded.
+            ConfigError: another strategy wraps this one, so its modified replies would be recorded.
         """
         self._check_outermost()
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        self._questions = _Questions(messages)
-        self._exchange = self._observer.asks(messages)
+        self._server_messages = _ServerMessages(messages)
+        self._exchange = self._observer.open_exchange(messages)
         return messages
 
     def aggregate_train(
@@ -110,19 +117,20 @@ class Curious(Strategy):
         Raises:
             RunError: the round could not be written.
         """
-        exchange, questions = self._exchange, self._questions
+        exchange, server_messages = self._exchange, self._server_messages
         if exchange is None or not self.recorder.plan.keeps_round(server_round):
-            return self.strategy.aggregate_train(server_round, (questions.decode(reply) for reply in replies))
-        seen: list[Message] = []
+            return self.strategy.aggregate_train(server_round, (server_messages.decode(reply) for reply in replies))
+        recorded_replies: list[Message] = []
         if isinstance(replies, Sequence):
-            seen = list(replies)
-            self._observer.record(server_round, exchange, seen)
+            recorded_replies = list(replies)
+            self._observer.record_updates(server_round, exchange, recorded_replies)
         else:
-            self._observer.record(server_round, exchange, _noted(replies, seen))
-        return self.strategy.aggregate_train(server_round, [questions.decode(reply) for reply in seen])
+            self._observer.record_updates(server_round, exchange, _append_each(replies, recorded_replies))
+        decoded_replies = [server_messages.decode(reply) for reply in recorded_replies]
+        return self.strategy.aggregate_train(server_round, decoded_replies)
 
     def _check_outermost(self) -> None:
-        """Raise ConfigError where another strategy calls this one, as Flower's wrappers for privacy do."""
+        """Raise ConfigError where another strategy wraps this one, as Flower's for privacy do."""
         frame = sys._getframe(2)
         while frame is not None:
             caller = frame.f_locals.get("self")
@@ -137,88 +145,87 @@ class Curious(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """See Strategy."""
+        """Return the messages of `strategy`."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """See Strategy."""
+        """Return the metrics that `strategy` aggregates."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
 
-class _Decoding(CuriousGrid):
-    """A CuriousGrid that decodes, for the strategy above it, what no strategy can read."""
+class _DecodingGrid(CuriousGrid):
+    """CuriousGrid that decodes payloads which the strategy above it could not read."""
 
     def __init__(self, grid: Grid, recording: Recorder, *, count: str) -> None:
         super().__init__(grid, recording, count=count)
-        self._questions = _Questions()
+        self._server_messages = _ServerMessages()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See Grid."""
         messages = list(messages)
-        self._questions.add(messages)
+        self._server_messages.add(messages)
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See Grid."""
-        return [self._questions.decode(reply) for reply in super().pull_messages(message_ids)]
+        return [self._server_messages.decode(reply) for reply in super().pull_messages(message_ids)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """See Grid."""
         messages = list(messages)
-        questions = _Questions(messages)
-        return [questions.decode(reply) for reply in super().send_and_receive(messages, timeout=timeout)]
+        server_messages = _ServerMessages(messages)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        return [server_messages.decode(reply) for reply in replies]
 
 
-class _Questions:
-    """The messages that a server sent, each to be found by a reply to it.
-
-    Args:
-        messages: the first ones.
-    """
+class _ServerMessages:
+    """Messages that a server sent, which replies are decoded against."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
-        self._last: dict[int, Message] = {}  # by node
-        self._waiting: list[Message] = []  # they get their ids as they are sent
+        self._last_to_node: dict[int, Message] = {}
+        self._without_id: list[Message] = []  # a Grid gives them their ids as it sends them
         self._by_id: dict[str, Message] = {}
         self.add(messages)
 
     def add(self, messages: Iterable[Message]) -> None:
         """Note messages that are about to be sent."""
         for message in messages:
-            self._last[message.metadata.dst_node_id] = message
-            self._waiting.append(message)
+            self._last_to_node[message.metadata.dst_node_id] = message
+            self._without_id.append(message)
 
     def decode(self, reply: Message) -> Message:
-        """Return what a strategy gets of a reply: itself, unless it is a payload that no strategy can read."""
-        self._by_id |= {m.metadata.message_id: m for m in self._waiting if m.metadata.message_id}
-        self._waiting = [message for message in self._waiting if not message.metadata.message_id]
-        question = self._by_id.pop(reply.metadata.reply_to_message_id, None)
-        return _decoded(reply, question or self._last.get(reply.metadata.src_node_id))
+        """Return a reply that strategies can read: itself, unless its payload is encoded."""
+        self._by_id |= {m.metadata.message_id: m for m in self._without_id if m.metadata.message_id}
+        self._without_id = [message for message in self._without_id if not message.metadata.message_id]
+        message = self._by_id.pop(reply.metadata.reply_to_message_id, None)
+        return _decode_reply(reply, message or self._last_to_node.get(reply.metadata.src_node_id))
 
 
-def _decoded(reply: Message, question: Message | None) -> Message:
-    """What a strategy gets of a reply to `question`; see `_Questions.decode`."""
-    if reply.has_error() or question is None or miscounted(reply.content):
+def _decode_reply(reply: Message, message: Message | None) -> Message:
+    """Return `reply` to `message` with decoded arrays, or an error where they cannot be decoded."""
+    if reply.has_error() or message is None or describe_wrong_records(reply.content):
         return reply
-    sent, ((key, record),) = question.content.array_records, reply.content.array_records.items()
-    if len(sent) != 1 or not is_encoded(record, names := next(iter(sent.values()))):
+    broadcasts = message.content.array_records
+    ((key, record),) = reply.content.array_records.items()
+    if len(broadcasts) != 1:
+        return reply
+    broadcast = next(iter(broadcasts.values()))
+    if not is_encoded(record, broadcast):
         return reply
     try:
-        plain = as_plain(record, state_in(names))
-    except Exception as error:  # a PayloadError, or whatever NumPy raises at bytes that are no array
-        return Message(Error(code=_NO_PAYLOAD, reason=one_line(what_it_said(error))), reply_to=question)
-    return Message(RecordDict({**reply.content, key: plain}), reply_to=question)
+        decoded = decode_lazily(record, read_state(broadcast))
+    except Exception as error:  # a PayloadError, or any error of NumPy at bytes that are no array
+        reason = one_line(error_reason(error))
+        return Message(Error(code=_UNREADABLE_PAYLOAD, reason=reason), reply_to=message)
+    return Message(RecordDict({**reply.content, key: decoded}), reply_to=message)
 
 
-def _noted(replies: Iterable[Message], seen: list[Message]) -> Iterator[Message]:
-    """`replies`, each of which is added to `seen` first."""
+def _append_each(replies: Iterable[Message], recorded_replies: list[Message]) -> Iterator[Message]:
+    """Yield each of `replies`, and append it to `recorded_replies` before."""
     for reply in replies:
-        seen.append(reply)
+        recorded_replies.append(reply)
         yield reply
 
 
-def _weight_key(strategy: Strategy) -> str:
-    """Where clients report N; privacy wrappers leave that to the strategy inside them."""
+def _example_count_key(strategy: Strategy) -> str:
+    """Return the metric in which clients report N, which the innermost strategy names."""
     while isinstance(inner := getattr(strategy, "strategy", None), Strategy):
         strategy = inner
-    return str(getattr(strategy, "weighted_by_key", COUNTS[0]))
+    return str(getattr(strategy, "weighted_by_key", EXAMPLE_COUNT_KEYS[0]))

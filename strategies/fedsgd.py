@@ -15,26 +15,28 @@ from fedsim.errors import ConfigError, RunError
 
 
 class FedSgd(FedAvg):
-    """Federated SGD: average the gradients that clients send, and take one step: w - learning_rate * gradient.
+    """Average the gradients that clients send, and take one step: w - learning_rate * gradient.
 
-    The config tells clients `sends = "gradient"`. A reply is one ArrayRecord, in which the gradient of parameter
-    `NAME` is called `gradient/NAME` and what else is sent (BatchNorm's running statistics) by its own name, and N is
-    the size of the mini-batch. Gradients and the rest are averaged with the weights N, as in FedAvg.
-    fedsim's own clients take a mini-batch a round: `[training] local_steps = 1`, `batch_size`, `batches`.
+    The config tells clients `sends = "gradient"`. A reply is one ArrayRecord, in which the gradient
+    of parameter `NAME` is called `gradient/NAME`, and other tensors (BatchNorm's running
+    statistics) have their own names; N is the size of the mini-batch. All tensors are averaged with
+    the weights N, as in FedAvg. fedsim's own clients take one mini-batch a round:
+    `[training] local_steps = 1`, `batch_size`, `batches`.
 
     Args:
         learning_rate: step size of the server, in units of weights over gradients.
         fraction_train: share of the clients that each round samples.
         fraction_evaluate: share of the clients that each evaluation samples.
-        min_train_nodes: sample at least so many.
-        min_evaluate_nodes: likewise for evaluations.
-        min_available_nodes: wait for so many.
-        weighted_by_key: where clients report N.
+        min_train_nodes: least number of clients that each round samples.
+        min_evaluate_nodes: least number of clients that each evaluation samples.
+        min_available_nodes: number of connected clients to wait for.
+        weighted_by_key: the metric in which clients report N.
 
     References:
-        McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
-        Sect. 2 (FedSGD). Differs: a client's gradient is that of one mini-batch, as in Li et al. (TGIAs-RO), and
-        with B at least as large as its data it is that of all of it, as in the paper.
+        McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data,
+        AISTATS 2017, Sect. 2 (FedSGD). Differs: a client's gradient is that of one mini-batch, as
+        in Li et al. (TGIAs-RO); where B is at least N, it is that of all the client's data, as in
+        the paper.
     """
 
     sends: ClassVar[Literal["weights", "gradient"]] = "gradient"
@@ -50,8 +52,8 @@ class FedSgd(FedAvg):
         min_available_nodes: int = 2,
         weighted_by_key: str = "num-examples",
     ) -> None:
-        number = isinstance(learning_rate, int | float) and not isinstance(learning_rate, bool)
-        if not number or not 0 < learning_rate < math.inf:
+        is_number = isinstance(learning_rate, int | float) and not isinstance(learning_rate, bool)
+        if not is_number or not 0 < learning_rate < math.inf:
             raise ConfigError(f"learning_rate: expected a finite value above 0, got {learning_rate}")
         super().__init__(
             fraction_train=fraction_train,
@@ -62,33 +64,34 @@ class FedSgd(FedAvg):
             weighted_by_key=weighted_by_key,
         )
         self.learning_rate = float(learning_rate)
-        self._before: ArrayRecord | None = None  # within a round only, so there is nothing to resume
+        # Set only within a round, so a checkpoint need not hold it.
+        self._broadcast: ArrayRecord | None = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """See Strategy; asks for gradients, and says how they will be used."""
+        """Return messages that ask sampled clients for gradients and name the learning rate."""
         config["sends"] = "gradient"
         config["learning-rate"] = self.learning_rate
-        self._before = arrays
+        self._broadcast = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """See Strategy.
+        """Average the gradients, and return the model after one step.
 
         Raises:
-            RunError: what clients sent are not gradients of the model.
+            RunError: the clients sent something else than gradients of the model.
         """
-        before, self._before = self._before, None
+        before, self._broadcast = self._broadcast, None
         averaged, metrics = super().aggregate_train(server_round, replies)
         if averaged is None:
             return None, metrics
         assert before is not None
-        return self._stepped(server_round, before, averaged), metrics
+        return self._take_step(server_round, before, averaged), metrics
 
-    def _stepped(self, server_round: int, before: ArrayRecord, averaged: ArrayRecord) -> ArrayRecord:
+    def _take_step(self, server_round: int, before: ArrayRecord, averaged: ArrayRecord) -> ArrayRecord:
         if not any(name.startswith("gradient/") for name in averaged):
             raise RunError(
                 f"round {server_round}: clients sent no gradients; strategy fedsgd needs clients that send "
@@ -103,6 +106,8 @@ class FedSgd(FedAvg):
                     f"round {server_round}: of '{name}', {tuple(array.shape)}, clients sent {got}; "
                     "send the gradient of each parameter and the value of each buffer that was broadcast"
                 )
-            step = self.learning_rate * sent.numpy() if f"gradient/{name}" in averaged else None
-            after[name] = Array(np.asarray(sent.numpy() if step is None else array.numpy() - step))
+            value = sent.numpy()
+            if f"gradient/{name}" in averaged:
+                value = array.numpy() - self.learning_rate * value
+            after[name] = Array(np.asarray(value))
         return ArrayRecord(after)

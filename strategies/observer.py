@@ -1,4 +1,4 @@
-"""Writes down what passes between a server and its clients."""
+"""Recording of all messages between a server and its clients, the updates of each round first."""
 
 from __future__ import annotations
 
@@ -9,206 +9,229 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from fedsim.errors import RunError, one_line, what_it_said
-from fedsim.files import refuse_link
-from fedsim.recording.header import COUNTS, MOST, RECORDING, RUN
-from fedsim.recording.messages import FOLDER, write_messages
+from fedsim.errors import RunError, error_reason, one_line
+from fedsim.files import check_no_link
+from fedsim.recording.header import EXAMPLE_COUNT_KEYS, MAX_CLIENT_ID, RECORDING_FOLDER, RUN_FOLDER
+from fedsim.recording.messages import MESSAGES_FOLDER, write_messages
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
-from strategies.exchange import Asked, Content, Exchange, name_of
+from strategies.exchange import Exchange, MessageContent, ServerMessage, client_name
 from strategies.secure_aggregation import MaskedSum
 
-flower = logging.getLogger("flwr")
+flower_log = logging.getLogger("flwr")
 """Flower's own log, which everybody who runs an app reads."""
-_STRIDE = 1_000_003
-"""From an id that is taken to one that is not."""
+_ID_STRIDE = 1_000_003
+"""Step from a client id that is taken to the next one to try."""
 
 
 class Observer:
-    """Records the updates of each round, and beside them all other messages.
+    """Recorder of the updates of each round, and of all other messages.
 
-    `asks` and `write` never raise: what cannot be read or written is said in Flower's log, and the federation goes on.
+    `open_exchange` and `write_exchange` never raise: messages that cannot be read or written are
+    reported in Flower's log, and the federation goes on.
 
     Args:
-        recorder: where the updates go.
-        count: the metric in which clients report N, if it is another one than Flower's.
+        recorder: the recorder of the updates.
+        count: the metric in which clients report N, if it is not Flower's.
     """
 
-    def __init__(self, recorder: Recorder, count: str = COUNTS[0]) -> None:
+    def __init__(self, recorder: Recorder, count: str = EXAMPLE_COUNT_KEYS[0]) -> None:
         self.recorder = recorder
-        self._count = count
-        self._names: dict[int, int] = {}  # of clients, by their nodes
-        self._nodes: dict[int, int] = {}  # by client, whose name it is
-        self._exchanges = 0
-        self._rounds: set[int] = set()
-        self._differing = ""
-        self._remarks = set[str]()
-        self._masked = MaskedSum()
+        self._count_key = count
+        self._client_of_node: dict[int, int] = {}
+        self._node_of_client: dict[int, int] = {}
+        self._num_exchanges = 0
+        self._recorded_rounds: set[int] = set()
+        self._logged_differing = ""
+        self._logged_remarks = set[str]()
+        self._masked_sum = MaskedSum()
 
-    def asks(self, messages: Sequence[Message]) -> Exchange | None:
-        """What the server sends now; None if that is nothing, or cannot be read."""
+    def open_exchange(self, messages: Sequence[Message]) -> Exchange | None:
+        """Copy messages before they are sent; None if there are none, or they cannot be read."""
         if not messages:
             return None
         try:
-            exchange = Exchange(messages, self._count)
-        except Exception as error:  # a stranger's bytes
-            flower.error("fedsim: messages are not recorded: %s", one_line(what_it_said(error)))
+            exchange = Exchange(messages, self._count_key)
+        except Exception as error:  # messages of any app may hold anything
+            flower_log.error("fedsim: messages are not recorded: %s", one_line(error_reason(error)))
             return None
-        if exchange.unreadable:
-            flower.warning("fedsim: %s", exchange.unreadable)
+        if exchange.unreadable_reason:
+            flower_log.warning("fedsim: %s", exchange.unreadable_reason)
         return exchange
 
-    def takes(self, exchange: Exchange, reply: Message) -> bool:
-        """Whether `reply` answers one of the messages of `exchange`, which notes it then."""
+    def add_reply(self, exchange: Exchange, reply: Message) -> bool:
+        """Copy `reply` if it answers a message of `exchange`, and return whether it does."""
         try:
-            return exchange.takes(reply)
-        except Exception as error:  # a stranger's bytes
-            flower.error("fedsim: a reply is not recorded: %s", one_line(what_it_said(error)))
+            return exchange.add_reply(reply)
+        except Exception as error:  # replies of any app may hold anything
+            flower_log.error("fedsim: a reply is not recorded: %s", one_line(error_reason(error)))
             return True
 
-    def write(self, exchange: Exchange) -> None:
-        """Write down an exchange with the replies that it has."""
-        self._exchanges += 1
+    def write_exchange(self, exchange: Exchange) -> None:
+        """Write an exchange with the replies that it has so far."""
+        self._num_exchanges += 1
         try:
-            self._write(exchange)
-        except Exception as error:  # a full disk, a stranger's bytes
-            flower.error(
+            self._write_exchange(exchange)
+        except Exception as error:  # a full disk, or messages that hold anything
+            flower_log.error(
                 "fedsim: messages %d, %s, are not recorded: %s",
-                self._exchanges,
+                self._num_exchanges,
                 one_line(exchange.kind),
-                one_line(what_it_said(error)),
+                one_line(error_reason(error)),
             )
 
-    def record(self, number: int, exchange: Exchange, replies: Iterable[Message]) -> None:
-        """Record updates alone, as they come if `replies` is no sequence, so that not all need be in memory.
+    def record_updates(self, number: int, exchange: Exchange, replies: Iterable[Message]) -> None:
+        """Record the updates in `replies` as round `number`.
+
+        Replies that are no sequence are recorded as they come, so that memory need not hold all of
+        them.
 
         Raises:
-            RunError: they cannot be written.
+            RunError: the updates cannot be written.
         """
         failures: dict[int, str] = {}
-        if number in self._rounds:
-            number = max(self._rounds) + 1
-            flower.warning("fedsim: a round is trained twice; the second time is recorded as round %d", number)
-        self._rounds.add(number)
+        if number in self._recorded_rounds:
+            number = max(self._recorded_rounds) + 1
+            flower_log.warning("fedsim: a round is trained twice; the second time is recorded as round %d", number)
+        self._recorded_rounds.add(number)
         if isinstance(replies, Sequence):
             replies = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
-        found = self._found(number, exchange, _answers(exchange, replies), failures)
-        updates: Iterable[Update] = (update for update in found if update is not None)
+        answers = self._read_updates(number, exchange, _match_replies(exchange, replies), failures)
+        updates: Iterable[Update] = (update for update in answers if update is not None)
         if isinstance(replies, Sequence):
-            updates = list(updates)  # they are all here: record them by client, not as they came
-        kept = sum(self.recorder.plan.keeps_client(asked.node) for asked in exchange.asked)
-        self.recorder.write(number, updates, failures, self._facts(number, exchange), expected=kept)
+            updates = list(updates)  # a sequence is written by client, not as it came
+        expected = sum(self.recorder.plan.keeps_client(message.node) for message in exchange.server_messages)
+        self.recorder.write(number, updates, failures, self._common_facts(number, exchange), expected=expected)
 
-    def _write(self, exchange: Exchange) -> None:
-        number = self._number(exchange)
-        failures: dict[int, str] = {}
-        updates = list[Update]()
-        if exchange.trains and self.recorder.plan.keeps_round(number):
-            found = list(self._found(number, exchange, exchange.replies, failures))
-            updates = [update for update in found if update is not None]
-            failures |= {self._names.get(node, node): "no reply" for node in exchange.silent_nodes}
-            if updates or (failures and not found):  # some sent an update, or all of them failed
-                if exchange.round and exchange.round != number:
-                    flower.warning(
-                        "fedsim: round %d is trained once more; this time it is recorded as round %d",
-                        exchange.round,
-                        number,
-                    )
-                self.recorder.write(number, updates, failures, self._facts(number, exchange))
-                self._rounds.add(number)
-        for asked, said in exchange.replies:
-            self._name(asked.node, said)
-        said_by = {
-            self._names.get(asked.node, asked.node) for asked, said in exchange.replies if not isinstance(said, str)
-        }
+    def _write_exchange(self, exchange: Exchange) -> None:
+        number = self._round_number(exchange)
+        updates = self._write_updates(number, exchange)
+        for message, reply in exchange.replies:
+            self._client_name(message.node, reply)
+
+        # Write all messages where the updates do not hold everything that was sent.
+        repliers = set[int]()
+        for message, reply in exchange.replies:
+            if not isinstance(reply, str):
+                repliers.add(self._client_of_node.get(message.node, message.node))
         recorded = {update.client for update in updates}
-        if said_by != recorded or not exchange.is_plain:
-            everything = exchange.messages(self._exchanges, number if updates else 0, self._names, recorded)
-            self.recorder.note(write_messages(self.recorder.folder.parent / FOLDER, everything))
-        for node in sorted(exchange.doubled):
-            flower.warning("fedsim: node %d answered more than once; its first answer is recorded", node)
-        self._write_sum(exchange)
+        if repliers != recorded or not exchange.fits_in_updates:
+            recorded_as = number if updates else 0
+            messages = exchange.to_recording(self._num_exchanges, recorded_as, self._client_of_node, recorded)
+            self.recorder.note(write_messages(self.recorder.folder.parent / MESSAGES_FOLDER, messages))
+        for node in sorted(exchange.repeat_repliers):
+            flower_log.warning("fedsim: node %d answered more than once; its first answer is recorded", node)
+        self._write_masked_sum(exchange)
 
-    def _write_sum(self, exchange: Exchange) -> None:
+    def _write_updates(self, number: int, exchange: Exchange) -> list[Update]:
+        """Write the updates of an exchange, if the plan keeps them, as round `number`."""
+        if not exchange.is_training or not self.recorder.plan.keeps_round(number):
+            return []
+        failures: dict[int, str] = {}
+        answers = list(self._read_updates(number, exchange, exchange.replies, failures))
+        updates = [update for update in answers if update is not None]
+        failures |= {self._client_of_node.get(node, node): "no reply" for node in exchange.silent_nodes}
+        if updates or (failures and not answers):  # a client sent an update, or all of them failed
+            if exchange.round and exchange.round != number:
+                flower_log.warning(
+                    "fedsim: round %d is trained once more; this time it is recorded as round %d",
+                    exchange.round,
+                    number,
+                )
+            self.recorder.write(number, updates, failures, self._common_facts(number, exchange))
+            self._recorded_rounds.add(number)
+        return updates
+
+    def _write_masked_sum(self, exchange: Exchange) -> None:
         try:
-            total = self._masked.of(exchange, self._number(exchange), self._names)
-        except Exception as error:  # shares are missing, or a stranger's bytes
-            flower.error("fedsim: the sum of a group is not recorded: %s", one_line(what_it_said(error)))
+            total = self._masked_sum.follow_stage(exchange, self._round_number(exchange), self._client_of_node)
+        except Exception as error:  # shares are missing, or a message holds anything else
+            flower_log.error("fedsim: the sum of a group is not recorded: %s", one_line(error_reason(error)))
             return
         if total is not None:
             self.recorder.write(total.round, [total], {}, total.config)
-            self._rounds.add(total.round)
+            self._recorded_rounds.add(total.round)
 
-    def _number(self, exchange: Exchange) -> int:
-        """The round as the messages say it; counted on where they do not, or where it is recorded already."""
-        told = exchange.round
-        return told if told and told not in self._rounds else max(self._rounds, default=0) + 1
+    def _round_number(self, exchange: Exchange) -> int:
+        """Return the round that the messages name, or the next free one if it is recorded."""
+        number = exchange.round
+        if number and number not in self._recorded_rounds:
+            return number
+        return max(self._recorded_rounds, default=0) + 1
 
-    def _found(
-        self, number: int, exchange: Exchange, replies: Iterable[tuple[Asked, Content | str]], failures: dict[int, str]
+    def _read_updates(
+        self,
+        number: int,
+        exchange: Exchange,
+        replies: Iterable[tuple[ServerMessage, MessageContent | str]],
+        failures: dict[int, str],
     ) -> Iterator[Update | None]:
-        """What each of `replies` is an update of, or None where a client sent none; `failures` gets the others."""
-        config = self._facts(number, exchange)
-        for asked, said in replies:
-            client = self._name(asked.node, said)
-            found = said if isinstance(said, str) else exchange.update(number, asked, client, said, config)
-            if isinstance(found, str):
-                failures[client] = found
-                if not isinstance(said, str):  # what the strategy makes of it is for the strategy to say
-                    flower.warning("fedsim: round %d, client %d: %s; recorded as a failure", number, client, found)
-            else:
-                if found is not None:
-                    self._say_remarks(found)
-                yield found
+        """Yield the update in each reply, or None; put failed clients into `failures`."""
+        config = self._common_facts(number, exchange)
+        for message, reply in replies:
+            client = self._client_name(message.node, reply)
+            if isinstance(reply, str):
+                failures[client] = reply
+                continue
+            update = exchange.update(number, message, client, reply, config)
+            if isinstance(update, str):
+                failures[client] = update
+                flower_log.warning("fedsim: round %d, client %d: %s; recorded as a failure", number, client, update)
+                continue
+            if update is not None:
+                self._log_remarks(update)
+            yield update
 
-    def _say_remarks(self, update: Update) -> None:
-        """Say once in Flower's log what is odd about the tensors that clients send; the recording says it each time."""
+    def _log_remarks(self, update: Update) -> None:
+        """Log each remark on the tensors of updates once; the recording has it with each update."""
         for remark in update.remarks:
-            if remark not in self._remarks:
-                self._remarks.add(remark)
-                flower.warning("fedsim: round %d, client %d: %s", update.round, update.client, remark)
+            if remark not in self._logged_remarks:
+                self._logged_remarks.add(remark)
+                flower_log.warning("fedsim: round %d, client %d: %s", update.round, update.client, remark)
 
-    def _name(self, node: int, said: Content | str) -> int:
-        """What the client of `node` is called in the recording."""
-        if isinstance(said, str):
-            return self._names.get(node, node)
-        client = name_of(said, self._names.get(node, node))
-        if self._nodes.setdefault(client, node) != node:
-            called, client = client, node
-            while self._nodes.setdefault(client, node) != node:  # another node says that this is what it is called
-                client = (client + _STRIDE) % MOST
-            flower.warning(
+    def _client_name(self, node: int, reply: MessageContent | str) -> int:
+        """Return the id of the client of `node` in the recording, which no other node has."""
+        if isinstance(reply, str):
+            return self._client_of_node.get(node, node)
+        client = client_name(reply, self._client_of_node.get(node, node))
+        if self._node_of_client.setdefault(client, node) != node:
+            reported, client = client, node
+            while self._node_of_client.setdefault(client, node) != node:  # another node's id, too
+                client = (client + _ID_STRIDE) % MAX_CLIENT_ID
+            flower_log.warning(
                 "fedsim: node %d calls itself client %d, as node %d does; it is called %d here",
                 node,
-                called,
-                self._nodes[called],
+                reported,
+                self._node_of_client[reported],
                 client,
             )
-        self._names[node] = client
+        self._client_of_node[node] = client
         return client
 
-    def _facts(self, number: int, exchange: Exchange) -> dict[str, object]:
-        """What clients were told alike; says the first time what else they were told."""
+    def _common_facts(self, number: int, exchange: Exchange) -> dict[str, object]:
+        """Return the facts that all clients were sent alike; log the names of others once."""
         facts, differing = exchange.facts
-        if differing and differing != self._differing:
-            flower.warning(
+        if differing and differing != self._logged_differing:
+            flower_log.warning(
                 "fedsim: round %d: clients are not all sent the same %s; it is not recorded", number, differing
             )
-            self._differing = differing
+            self._logged_differing = differing
         return facts
 
 
-def _answers(exchange: Exchange, replies: Iterable[Message]) -> Iterator[tuple[Asked, Content | str]]:
-    """Pair each reply, as it comes, with the message that it answers; replies to none of them are left out."""
+def _match_replies(
+    exchange: Exchange, replies: Iterable[Message]
+) -> Iterator[tuple[ServerMessage, MessageContent | str]]:
+    """Pair each reply, as it comes, with the message that it answers; skip others."""
     answered = set[int]()
     for reply in replies:
-        if (place := exchange.place_of(reply, answered)) is not None:
-            answered.add(place)
-            yield exchange.asked[place], exchange.said(reply)
+        if (index := exchange.index_of(reply, answered)) is not None:
+            answered.add(index)
+            yield exchange.server_messages[index], exchange.read_reply(reply)
 
 
-def in_folder(folder: Path | str) -> Recorder:
-    """A recorder for a new run, in a folder of its own within `folder`: `run-1`, or the next that is not there yet.
+def new_run_recorder(folder: Path | str) -> Recorder:
+    """Return a recorder for a new run in `folder`: in `run-1`, or the next sub-folder that is free.
 
     Raises:
         RunError: the folder cannot be written.
@@ -216,13 +239,13 @@ def in_folder(folder: Path | str) -> Recorder:
     folder = Path(folder).resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        refuse_link(folder)
-        for number in itertools.count(1 + len(list(folder.glob(RUN.format("*"))))):
+        check_no_link(folder)
+        for number in itertools.count(1 + len(list(folder.glob(RUN_FOLDER.format("*"))))):
             try:
-                (run := folder / RUN.format(number)).mkdir()
+                (run := folder / RUN_FOLDER.format(number)).mkdir()
                 break
             except FileExistsError:
                 continue
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
-    return Recorder(run / RECORDING)
+    return Recorder(run / RECORDING_FOLDER)

@@ -1,21 +1,29 @@
-"""Secure aggregation in the round loop of fedsim: what a server learns under SecAgg+ is one sum a group, and no more.
+"""Secure aggregation in fedsim's round loop: the server learns one sum a group, and no more.
 
-The clients of a round are cut into groups. In each, as in Flower's SecAgg+, a client multiplies its update by its
-weight N / N_max, cuts each number to the clipping range, rounds it at random to an integer, and sends the integers
-masked; the masks of those that answered cancel in the sum modulo 2^32, and the server divides by the sum of weights.
-The masks are not drawn here: a sum of masked integers, unmasked, is the sum of the integers, exactly. All other
-arithmetic is done with Flower's own functions, so the result is that of its `SecAggPlusWorkflow` on the same updates.
-Masked vectors look uniformly random to the server, which is why they are not recorded either.
+The clients of a round are split into groups. As in Flower's SecAgg+, each client of a group
 
-Flower's clients send weights, ours the update w_T - w_t (or a gradient), which is what `clip` is meant for; N_max is
-the most examples that any client of the federation reports, and known to all.
+1. multiplies its update by its weight N / N_max,
+2. clips each number to the clipping range and rounds it at random to an integer (`quantise`),
+3. sends the integers masked.
 
-A group of which fewer than the threshold answer is lost: the shares that are left do not unmask its sum. The masks of
-single clients that drop out above it are removed, so these are left out of the sum.
+The masks of the clients that answered cancel in the sum modulo 2^32 (`sum_groups`), and the server
+divides the sum by the sum of weights. The masks are not drawn here: a sum of masked integers,
+unmasked, is exactly the sum of the integers. All other arithmetic is done with Flower's own
+functions, so the result is that of its `SecAggPlusWorkflow` on the same updates. Masked vectors
+look uniformly random to the server, so they are not recorded either.
+
+Flower's clients send weights. fedsim's clients send the update w_T - w_t (or a gradient), whose
+numbers `clip` refers to. N_max is the most examples that any client of the federation reports,
+known to all.
+
+If fewer clients of a group answer than the threshold, its sum is lost: the shares that are left do
+not unmask it. If enough answer, the masks of those that dropped out are removed, and only they are
+left out.
 
 References:
-    Bell et al.: Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020; Bonawitz et al.: Practical
-    Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017. Differs: all pairs of a group share keys.
+    Bell et al.: Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020;
+    Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017.
+    Differs: all pairs of a group share keys.
 """
 
 from __future__ import annotations
@@ -30,32 +38,32 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedsim.engines.arrays import record_of, state_in
-from fedsim.errors import RunError, some_of
+from fedsim.engines.arrays import make_record, read_state
+from fedsim.errors import RunError, join_first
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import SecureAggregationTable
 from fedsim.experiments.secure_aggregation import group_sizes
-from fedsim.randomness import numpy_generator, seeded
-from fedsim.wire.messages import non_finite
-from fedsim.wire.payloads import Dense, Form, Kind, Payload, State
-from strategies.exchange import GROUP, MEMBERS
+from fedsim.randomness import numpy_generator, seed_globals
+from fedsim.wire.messages import non_finite_names
+from fedsim.wire.payloads import Dense, Form, Kind, Payload
+from strategies.exchange import GROUP_RECORD, MEMBERS_KEY
 from strategies.secure_aggregation import weighted_mean
 
 log = logging.getLogger("fedsim." + __name__)
 
-_LOST = 2
-_SHOWN = 10
-"""Most clients named in one line of the log."""
+_LOST_SUM = 2
+"""Code of the error that a client gets whose group's sum cannot be unmasked."""
+_MAX_LOGGED_CLIENTS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum:
-    """The protocol of one federation.
+    """Secure aggregation protocol of one federation.
 
     Attributes:
         table: its settings.
         largest: N_max.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     table: SecureAggregationTable
@@ -63,13 +71,15 @@ class SecureSum:
     seed: int
 
     @classmethod
-    def of(cls, experiment: Experiment) -> SecureSum | None:
-        """That of `experiment`; None where clients send their updates in clear."""
+    def from_experiment(cls, experiment: Experiment) -> SecureSum | None:
+        """Return the protocol of `experiment`; None where clients send their updates in clear."""
         table = experiment.config.secure_aggregation
-        return None if table is None else cls(table=table, largest=max(experiment.reported), seed=experiment.seed)
+        return (
+            None if table is None else cls(table=table, largest=max(experiment.reported_counts), seed=experiment.seed)
+        )
 
-    def groups(self, clients: Iterable[int], number: int) -> list[list[int]]:
-        """The groups of round `number`, drawn by a key that the server has, too; each ascending.
+    def draw_groups(self, clients: Iterable[int], number: int) -> list[list[int]]:
+        """Return the groups of round `number`, each ascending; the server can draw them, too.
 
         Raises:
             RunError: there are too few clients for one group.
@@ -86,54 +96,58 @@ class SecureSum:
         ends = np.cumsum(sizes).tolist()
         return [sorted(present[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
-    def refusal(self, reply: RecordDict, asked: RecordDict) -> str | None:
-        """Why a client would not take part with what it is about to send, or None."""
-        if (count := _count(reply)) > self.largest:
+    def refusal_reason(self, reply: RecordDict, asked: RecordDict) -> str | None:
+        """Return why a client would not take part in the protocol with this reply, or None."""
+        if (count := _num_examples(reply)) > self.largest:
             return f"it reported {count} examples, more than the {self.largest} that weights are multiples of"
-        if broken := non_finite({name: tensor for name, (_, tensor) in _values(reply, asked).items()}):
+        if broken := non_finite_names({name: tensor for name, (_, tensor) in _update_tensors(reply, asked).items()}):
             return f"its '{broken[0]}' holds NaN or infinite values, and nobody could find them in the sum"
         return None
 
-    def sums(self, replies: Iterable[Message], messages: Sequence[Message], number: int) -> Iterator[Message]:
-        """One reply a group, once the last of its clients has replied; errors as they come.
+    def sum_groups(self, replies: Iterable[Message], messages: Sequence[Message], number: int) -> Iterator[Message]:
+        """Yield one reply a group, once all its clients have replied, and errors as they come.
 
-        A reply is added to the sum of its group and emptied. So memory holds the sums of the groups that are not
-        complete, 4 bytes a number.
+        Each reply is added to the sum of its group and emptied, so memory holds only the sums of
+        the groups that are not complete, at 4 bytes a number.
 
         Args:
             replies: one to each of `messages`, all of them accepted.
-            messages: what clients were asked in round `number`.
+            messages: the server's messages in round `number`.
         """
-        asked = {message.metadata.dst_node_id: message for message in messages}
-        groups = [_Group(protocol=self, members=members) for members in self.groups(asked, number)]
-        of = {client: group for group in groups for client in group.members}
+        message_to = {message.metadata.dst_node_id: message for message in messages}
+        groups = [_Group(protocol=self, members=members) for members in self.draw_groups(message_to, number)]
+        group_of = {client: group for group in groups for client in group.members}
         for reply in replies:
             client = reply.metadata.src_node_id
+            group = group_of[client]
             if reply.has_error():
                 yield reply
             else:
-                of[client].add(client, reply.content, asked[client].content, number)
-            of[client].waiting -= 1
-            if not of[client].waiting:
-                yield from of[client].closed(asked, number)
-        self._warn(groups, number)
+                group.add(client, reply.content, message_to[client].content, number)
+            group.num_waiting -= 1
+            if not group.num_waiting:
+                yield from group.close(message_to, number)
+        self._warn_of_clipping(groups, number)
 
-    def _warn(self, groups: Sequence[_Group], number: int) -> None:
-        cut, numbers = sum(group.cut for group in groups), sum(group.numbers for group in groups)
-        if cut:
+    def _warn_of_clipping(self, groups: Sequence[_Group], number: int) -> None:
+        num_clipped = sum(group.num_clipped for group in groups)
+        num_values = sum(group.num_values for group in groups)
+        if num_clipped:
             log.warning(
                 "round %d: %d of %d numbers of weighted updates were beyond secure_aggregation.clip = %g, and cut",
                 number,
-                cut,
-                numbers,
+                num_clipped,
+                num_values,
                 self.table.clip,
             )
 
-    def quantised(self, update: Mapping[str, NDArray[Any]], count: int, *key: int) -> list[NDArray[Any]]:
-        """What a client with `count` examples masks: its weight, then each array of `update`, as integers.
+    def quantise(self, update: Mapping[str, NDArray[Any]], count: int, *key: int) -> list[NDArray[Any]]:
+        """Return the integers that a client masks: its weight, then its weighted arrays.
 
         Args:
-            key: round and client, under which the rounding is drawn.
+            update: its arrays by name.
+            count: N.
+            key: round and client, from which the random rounding is drawn.
         """
         from flwr.common.secure_aggregation.ndarrays_arithmetic import factor_combine, parameters_multiply
         from flwr.common.secure_aggregation.quantization import quantize
@@ -141,99 +155,106 @@ class SecureSum:
         levels = 1 << self.table.bits
         weight = round(count / self.largest * levels)
         weighted = parameters_multiply(list(update.values()), weight / levels)
-        with seeded(self.seed, "secure aggregation", *key):  # Flower draws from NumPy's global generator
+        with seed_globals(self.seed, "secure aggregation", *key):  # Flower draws from NumPy's global generator
             return factor_combine(weight, quantize(weighted, self.table.clip, levels))
 
 
 @dataclass(kw_only=True)
 class _Group:
-    """The sum over one group, as it comes about.
+    """Sum over one group, to which replies are added as they come.
 
     Attributes:
-        members: who is in it.
-        survivors: who of them answered, in this order.
-        waiting: of how many the reply is still to come.
+        protocol: the protocol of the federation.
+        members: its clients.
+        survivors: its clients that answered, in this order.
+        num_waiting: number of clients whose reply is still to come.
         total: sum of the integers, modulo 2^32; empty before the first.
-        forms: by tensor, the kind and the type of what clients sent.
-        examples: sum of N.
-        cut: how many of `numbers` were beyond the clipping range.
+        forms: tensor name to the kind and the type of what clients sent.
+        num_examples: sum of N.
+        num_clipped: how many of `num_values` were beyond the clipping range.
+        num_values: number of values in all updates.
     """
 
     protocol: SecureSum
     members: list[int]
     survivors: list[int] = field(default_factory=list)
-    waiting: int = field(init=False)
+    num_waiting: int = field(init=False)
     total: list[NDArray[np.uint32]] = field(default_factory=list)
     forms: dict[str, tuple[Kind, torch.dtype]] = field(default_factory=dict)
-    examples: int = 0
-    cut: int = 0
-    numbers: int = 0
+    num_examples: int = 0
+    num_clipped: int = 0
+    num_values: int = 0
 
     def __post_init__(self) -> None:
-        self.waiting = len(self.members)
+        self.num_waiting = len(self.members)
 
     def add(self, client: int, reply: RecordDict, asked: RecordDict, number: int) -> None:
-        """Add what `client` sent, and empty its reply."""
-        values, count = _values(reply, asked), _count(reply)
-        self.forms = {name: (kind, tensor.dtype) for name, (kind, tensor) in values.items()}
-        update = {name: tensor.numpy() for name, (_, tensor) in values.items()}
-        own = [np.asarray(part).astype(np.uint32) for part in self.protocol.quantised(update, count, number, client)]
+        """Add the update in the reply of `client` to the sum, and empty the reply."""
+        tensors, count = _update_tensors(reply, asked), _num_examples(reply)
+        self.forms = {name: (kind, tensor.dtype) for name, (kind, tensor) in tensors.items()}
+        update = {name: tensor.numpy() for name, (_, tensor) in tensors.items()}
+        integers = self.protocol.quantise(update, count, number, client)
+        addends = [np.asarray(array).astype(np.uint32) for array in integers]
         if self.total:
-            for part, more in zip(self.total, own, strict=True):
-                part += more
+            for array, addend in zip(self.total, addends, strict=True):
+                array += addend
         else:
-            self.total = own
-        self._note_cut(update, count)
-        self.examples += count
+            self.total = addends
+        self._count_clipped(update, count)
+        self.num_examples += count
         self.survivors.append(client)
         for record in reply.array_records.values():
             record.clear()
 
-    def _note_cut(self, update: Mapping[str, NDArray[Any]], count: int) -> None:
+    def _count_clipped(self, update: Mapping[str, NDArray[Any]], count: int) -> None:
         bound = self.protocol.table.clip * self.protocol.largest / count
-        self.cut += sum(int((np.abs(values) > bound).sum()) for values in update.values())
-        self.numbers += sum(values.size for values in update.values())
+        self.num_clipped += sum(int((np.abs(values) > bound).sum()) for values in update.values())
+        self.num_values += sum(values.size for values in update.values())
 
-    def closed(self, asked: Mapping[int, Message], number: int) -> Iterator[Message]:
-        """The reply of the group, or where it is lost an error for each client that answered in vain."""
+    def close(self, message_to: Mapping[int, Message], number: int) -> Iterator[Message]:
+        """Yield the reply of the group; if its sum is lost, an error for each that answered."""
         total, self.total = self.total, []
-        table, needed = self.protocol.table, self.protocol.table.survivors(len(self.members))
+        table, needed = self.protocol.table, self.protocol.table.min_survivors(len(self.members))
         if len(self.survivors) < needed:
-            why = (
+            reason = (
                 f"its sum is lost: {len(self.survivors)} of its group of {len(self.members)} answered, {needed} have to"
             )
-            log.warning("round %d, group of clients %s: %s", number, some_of(self.members, _SHOWN), why)
+            log.warning(
+                "round %d, group of clients %s: %s", number, join_first(self.members, _MAX_LOGGED_CLIENTS), reason
+            )
             for client in self.survivors:
-                yield Message(Error(code=_LOST, reason=why), reply_to=asked[client])
+                yield Message(Error(code=_LOST_SUM, reason=reason), reply_to=message_to[client])
             return
         mean = weighted_mean(total, len(self.survivors), table.clip, 1 << table.bits)
-        tensors: dict[str, tuple[Kind, Form]] = {
-            name: (kind, Dense(torch.from_numpy(np.asarray(values)).to(dtype)))
-            for (name, (kind, dtype)), values in zip(self.forms.items(), mean, strict=True)
-        }
+        tensors: dict[str, tuple[Kind, Form]] = {}
+        for (name, (kind, dtype)), values in zip(self.forms.items(), mean, strict=True):
+            tensors[name] = (kind, Dense(torch.from_numpy(np.asarray(values)).to(dtype)))
         content: dict[str, Any] = {
-            "arrays": record_of(Payload(tensors).arrays()),
-            "metrics": MetricRecord({"num-examples": self.examples}),
-            GROUP: ConfigRecord({MEMBERS: sorted(self.survivors)}),
+            "arrays": make_record(Payload(tensors).arrays()),
+            "metrics": MetricRecord({"num-examples": self.num_examples}),
+            GROUP_RECORD: ConfigRecord({MEMBERS_KEY: sorted(self.survivors)}),
         }
-        yield Message(RecordDict(content), reply_to=asked[min(self.survivors)])
+        yield Message(RecordDict(content), reply_to=message_to[min(self.survivors)])
 
 
-def _count(reply: RecordDict) -> int:
+def _num_examples(reply: RecordDict) -> int:
     (metrics,) = reply.metric_records.values()
     return int(metrics["num-examples"])  # type: ignore[arg-type]
 
 
-def _values(reply: RecordDict, asked: RecordDict) -> dict[str, tuple[Kind, torch.Tensor]]:
-    """By tensor, what the client adds to the sum: its gradient, or the difference w_T - w_t."""
-    (arrays,), (sent,) = reply.array_records.values(), asked.array_records.values()
-    before = state_in(sent)
-    payload = Payload.from_arrays(state_in(arrays), before)
-    after = payload.after(before)
-    found: dict[Kind, State] = {kind: payload.values(kind, before) for kind in ("delta", "gradient")}
-    return {
-        name: ("gradient", found["gradient"][name].to(tensor.dtype))
-        if name in found["gradient"]
-        else ("delta", found["delta"][name].to(tensor.dtype) if name in found["delta"] else after[name] - tensor)
-        for name, tensor in before.items()
-    }
+def _update_tensors(reply: RecordDict, asked: RecordDict) -> dict[str, tuple[Kind, torch.Tensor]]:
+    """Return the tensors that a client adds to the sum: gradients, or differences w_T - w_t."""
+    (arrays,), (broadcast,) = reply.array_records.values(), asked.array_records.values()
+    before = read_state(broadcast)
+    payload = Payload.from_arrays(read_state(arrays), before)
+    after = payload.weights_after(before)
+    deltas, gradients = payload.values("delta", before), payload.values("gradient", before)
+    tensors: dict[str, tuple[Kind, torch.Tensor]] = {}
+    for name, sent in before.items():
+        if name in gradients:
+            tensors[name] = ("gradient", gradients[name].to(sent.dtype))
+        elif name in deltas:
+            tensors[name] = ("delta", deltas[name].to(sent.dtype))
+        else:
+            tensors[name] = ("delta", after[name] - sent)
+    return tensors

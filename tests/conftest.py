@@ -24,7 +24,7 @@ os.environ |= {
 import pytest
 import torch
 
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
 
 with warnings.catch_warnings(), contextlib.suppress(ImportError):
@@ -58,15 +58,15 @@ def make_tiny_config(**tables: Any) -> Config:
             merged[table] = keys
         else:
             merged[table] = {key: value for key, value in {**old, **keys}.items() if value is not None}
-    return check(Config, merged, "tiny")
+    return validate_tables(Config, merged, "tiny")
 
 
 def run_serial(config: Config, path: Path, **options: bool) -> RunFolder:
     """Federate `config` into the run folder `path`, attack and report nothing."""
-    from fedsim.experiments.simulation import federate
+    from fedsim.experiments.simulation import run_federation
 
     folder = RunFolder(path)
-    federate(config, folder, **options)
+    run_federation(config, folder, **options)
     return folder
 
 

@@ -1,1 +1,1 @@
-"""What attacks that optimise dummy data share."""
+"""Engine of the attacks that optimise dummy data: problems, objectives and the descent."""

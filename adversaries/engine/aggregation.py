@@ -1,7 +1,7 @@
-"""One estimate out of several, some of which may have collapsed: TGIAs-RO, Eq. 15.
+"""Robust aggregation of several estimates, some of which may have collapsed (TGIAs-RO, Eq. 15).
 
-Estimates are `gradient example ...`: one for each of T temporal gradients, the examples in the same order.
-All functions are pure and treat each number, or with Krum each estimate, alike.
+Estimates are `gradient example ...`, one for each of T temporal gradients, with the examples in the
+same order.
 """
 
 from __future__ import annotations
@@ -12,23 +12,28 @@ from fedsim.errors import AttackError
 
 
 def mean(estimates: Tensor) -> Tensor:
-    """The mean; one collapsed estimate is enough to move it anywhere."""
+    """Return the mean; a single collapsed estimate can move it anywhere."""
     return estimates.mean(0)
 
 
 def median(estimates: Tensor) -> Tensor:
-    """The coordinate-wise median, of an even number of estimates the mean of the two in the middle.
+    """Return the coordinate-wise median; for an even number, the mean of the two in the middle.
 
-    Stays between estimates that have not collapsed while fewer than half have (Theorem 1).
+    It stays between the estimates that have not collapsed while fewer than half have (Theorem 1).
+
+    >>> import torch
+    >>> median(torch.tensor([[1.0], [2.0], [4.0], [100.0]]))
+    tensor([3.])
     """
     ranked = estimates.sort(0).values
     return (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
 
 
 def trimmed_mean(estimates: Tensor, *, trim: float) -> Tensor:
-    """The coordinate-wise mean without the smallest and the largest values (Yin et al. 2018).
+    """Return the coordinate-wise mean without the smallest and largest values (Yin et al. 2018).
 
     Args:
+        estimates: `gradient example ...`.
         trim: share that is left out at each end, in [0, 0.5); rounded down to whole estimates.
     """
     cut = int(trim * len(estimates) + 1e-9)
@@ -36,11 +41,13 @@ def trimmed_mean(estimates: Tensor, *, trim: float) -> Tensor:
 
 
 def krum(estimates: Tensor, *, invalid: int) -> Tensor:
-    """The one estimate that is closest to its neighbours (Blanchard et al. 2017).
+    """Return the estimate that is closest to its neighbours (Blanchard et al. 2017).
 
-    Its score is the sum of squared Euclidean distances to its T - f - 2 nearest neighbours.
+    The score of an estimate is the sum of squared Euclidean distances to its T - f - 2 nearest
+    neighbours; the smallest score wins.
 
     Args:
+        estimates: `gradient example ...`.
         invalid: f, how many estimates may have collapsed; Krum needs T of at least 2 f + 3.
 
     Raises:
@@ -48,11 +55,11 @@ def krum(estimates: Tensor, *, invalid: int) -> Tensor:
     """
     if len(estimates) < 2 * invalid + 3:
         raise AttackError(
-            f"krum: {invalid} invalid among {len(estimates)} gradients, expected at least {2 * invalid + 3} gradients; "
-            "lower invalid, use more gradients or aggregate by median"
+            f"krum: {invalid} invalid among {len(estimates)} gradients, expected at least "
+            f"{2 * invalid + 3} gradients; lower invalid, use more gradients or aggregate by median"
         )
     flat = estimates.flatten(1)
     distances = (flat[:, None] - flat[None]).square().sum(2)
-    # The nearest neighbour of each is itself, at distance 0.
+    # The nearest neighbour of each estimate is itself, at distance 0.
     scores = distances.sort(1).values[:, 1 : len(estimates) - invalid - 1].sum(1)
     return estimates[scores.argmin()]

@@ -1,4 +1,4 @@
-"""The objective and its slopes as one compiled graph: the forward pass and both backward passes."""
+"""The objective and its gradients as one compiled graph of the forward and both backward passes."""
 
 from __future__ import annotations
 
@@ -9,86 +9,109 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adversaries.engine.parts import numbers_of, shapes_of, tensors_of, with_tensors
-from adversaries.scene import Scene
+from adversaries.engine.parts import problem_facts, problem_tensors, replace_tensors, tree_shapes
+from adversaries.scene import InversionProblem
 from fedsim.errors import AttackError, FedsimError, first_line
 
-_AGREEMENT = 1e-3
-"""Largest difference of the compiled objective from the traced function's own, relative to its size (at least 1)."""
+_TOLERANCE = 1e-3
+"""Largest difference of the compiled objective from the traced function's, relative to its size (at
+least 1)."""
 
 _cache: dict[Any, Callable[..., list[Tensor]]] = {}
-"""Graphs by what they were traced from. Numbers of the scene, unlike its tensors, become part of a graph."""
+"""Graphs by what they were traced from. The numbers of an inversion problem become part of a graph;
+its tensors are arguments."""
 
 
-def compiled(
+def compile_objective(
     evaluate: Callable[..., list[Tensor]],
     key: tuple[str, ...],
-    scene: Scene,
+    problem: InversionProblem,
     target: list[Tensor],
     sample: tuple[dict[str, Tensor], tuple[Tensor, ...]],
 ) -> Callable[[dict[str, Tensor], tuple[Tensor, ...]], list[Tensor]]:
-    """`evaluate` with its scene, traced and compiled for tensors of these shapes.
+    """Trace and compile `evaluate` with its problem, for tensors of these shapes.
 
-    The graph of one victim serves all others with the same shapes: its tensors are arguments of it. For
-    each victim it is compared with `evaluate` itself at the sample. Where the two differ, they are compared at two
-    points close to it: at a kink of the network, such as a ReLU's, rounding decides which side the sample is on.
+    The graph of one victim serves all others of the same shapes, because its tensors are arguments.
+    For each victim it is compared with `evaluate` at the sample. If the two differ, they are
+    compared at two points close to it: at a kink of the network, such as a ReLU's, rounding decides
+    which side the sample is on.
 
     Args:
-        evaluate: `(values, around, scene, target) -> tensors`, without control flow that depends on values.
-        key: what tells `evaluate` from other functions, such as the attack's settings.
-        sample: values and surroundings to trace it with.
+        evaluate: `(values, iteration_inputs, problem, target) -> tensors`, without control flow
+            that depends on values.
+        key: tells `evaluate` from other functions, such as the attack's settings.
+        problem: whose numbers become constants of the graph.
+        target: what gradients are compared with.
+        sample: values and iteration inputs to trace with.
 
     Raises:
-        AttackError: the model cannot be traced, or its graph does something else.
+        AttackError: the model cannot be traced, or its graph computes something else.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    tensors = tensors_of(scene)
+    tensors = problem_tensors(problem)
 
-    def traced(
-        values: dict[str, Tensor], around: tuple[Tensor, ...], tensors: dict[str, Any], target: list[Tensor]
+    def evaluate_tensors(
+        values: dict[str, Tensor],
+        iteration_inputs: tuple[Tensor, ...],
+        tensors: dict[str, Any],
+        target: list[Tensor],
     ) -> list[Tensor]:
-        return evaluate(values, around, with_tensors(scene, tensors), target)
+        return evaluate(values, iteration_inputs, replace_tensors(problem, tensors), target)
 
-    def both(run: Callable[..., list[Tensor]], beside: int = 0) -> tuple[float, float]:
-        values = _beside(sample[0], beside)
-        ours = run(values, sample[1], tensors, target)[0].item()
-        return ours, evaluate(values, sample[1], scene, target)[0].item()
+    def objectives(run: Callable[..., list[Tensor]], seed: int = 0) -> tuple[float, float]:
+        """Return the objective of the graph and of `evaluate`, at the sample or close to it."""
+        values = _perturb_values(sample[0], seed)
+        graph_objective = run(values, sample[1], tensors, target)[0].item()
+        return graph_objective, evaluate(values, sample[1], problem, target)[0].item()
 
-    def same(run: Callable[..., list[Tensor]]) -> bool:
-        return _agree(*both(run)) or all(_agree(*both(run, beside)) for beside in (1, 2))
+    def is_faithful(run: Callable[..., list[Tensor]]) -> bool:
+        if _agree(*objectives(run)):
+            return True
+        return all(_agree(*objectives(run, seed)) for seed in (1, 2))
 
     arguments = (*sample, tensors, target)
-    whole = (key, repr(scene.model), scene.loss, numbers_of(scene), shapes_of(arguments))
+    cache_key = (
+        key,
+        repr(problem.model),
+        problem.loss,
+        problem_facts(problem),
+        tree_shapes(arguments),
+    )
     try:
-        agreed = whole in _cache and same(_cache[whole])
-        if not agreed:  # new, or a model of the same outline that computes something else
-            _cache[whole] = torch.compile(make_fx(traced)(*arguments), dynamic=False)
-            agreed = same(_cache[whole])
-        run = _cache[whole]
+        faithful = cache_key in _cache and is_faithful(_cache[cache_key])
+        if not faithful:  # new, or a model of the same `repr` that computes something else
+            graph = make_fx(evaluate_tensors)(*arguments)
+            _cache[cache_key] = torch.compile(graph, dynamic=False)
+            faithful = is_faithful(_cache[cache_key])
+        run = _cache[cache_key]
     except FedsimError:
         raise
     except Exception as error:
         raise AttackError(f"the model cannot be compiled ({first_line(error)}); set compile = false") from error
-    if not agreed:
-        ours, theirs = both(run)
-        del _cache[whole]
+    if not faithful:
+        graph_objective, objective = objectives(run)
+        del _cache[cache_key]
         raise AttackError(
-            f"the compiled objective is {ours:.6g} where the model gives {theirs:.6g}: its control flow depends on "
-            "values, or the compiler errs; set compile = false"
+            f"the compiled objective is {graph_objective:.6g} where the model gives "
+            f"{objective:.6g}: its control flow depends on values, or the compiler errs; "
+            "set compile = false"
         )
-    return lambda values, around: run(values, around, tensors, target)
+    return lambda values, iteration_inputs: run(values, iteration_inputs, tensors, target)
 
 
-def _beside(values: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """`values` moved by a hundredth of a standard normal number each; with seed 0 as they are."""
+def _perturb_values(values: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Add Gaussian noise of standard deviation 0.01; return `values` themselves for seed 0."""
     if not seed:
         return values
     rng = torch.Generator().manual_seed(seed)
-    moved = {name: v.detach() + 0.01 * torch.randn(v.shape, generator=rng).to(v) for name, v in values.items()}
-    return {name: v.requires_grad_(values[name].requires_grad) for name, v in moved.items()}
+    perturbed = {}
+    for name, value in values.items():
+        noise = torch.randn(value.shape, generator=rng).to(value)
+        perturbed[name] = (value.detach() + 0.01 * noise).requires_grad_(value.requires_grad)
+    return perturbed
 
 
-def _agree(ours: float, theirs: float) -> bool:
-    both_nan = math.isnan(ours) and math.isnan(theirs)
-    return both_nan or abs(ours - theirs) <= _AGREEMENT * max(1.0, abs(theirs))
+def _agree(graph_objective: float, objective: float) -> bool:
+    both_nan = math.isnan(graph_objective) and math.isnan(objective)
+    return both_nan or abs(graph_objective - objective) <= _TOLERANCE * max(1.0, abs(objective))

@@ -1,4 +1,4 @@
-"""Records from mixtures of them whose weights are known, and whose signs may be lost."""
+"""Unmixing of records: recover them from weighted sums whose weights are known."""
 
 from __future__ import annotations
 
@@ -7,62 +7,71 @@ from itertools import product
 import torch
 from torch import Tensor
 
-MOST = 10
-"""Most records, where all 2^N choices of signs are tried."""
+MAX_RECORDS = 10
+"""Largest number of records, because all 2^N choices of signs are tried."""
 _RIDGE = 1e-3
-_TURNS = 5
-_ALIKE, _SLACK = 3.0, 0.05
-"""Two solutions explain a pixel equally well where one leaves less than three times as much over as the other, and
-a twentieth of the mixtures' squares."""
+_SIGN_ROUNDS = 5
+_ERROR_RATIO, _ERROR_SLACK = 3.0, 0.05
+"""Two solutions explain a pixel equally well if the error of one is below three times the other's
+plus a twentieth of the mixtures' squares."""
 
 
-def records_of(mixtures: Tensor, weights: Tensor, low: Tensor, high: Tensor, *, flipped: bool) -> Tensor:
-    """`record pixel`: what `mixtures` are weighted sums of, in the sense of least squares, each pixel in its range.
+def unmix_records(mixtures: Tensor, weights: Tensor, low: Tensor, high: Tensor, *, signs_lost: bool) -> Tensor:
+    """Find the records, `record pixel`, by least squares, with each pixel clamped to its range.
+
+    If signs are lost, the solutions for all choices of signs of one round's mixtures are improved
+    by turns of the signs and of the records; the best is kept pixel by pixel.
 
     Args:
-        mixtures: `round mixture pixel`, in model units.
+        mixtures: `round mixture pixel`, in the model's range.
         weights: `round mixture record`.
         low: `pixel`, lowest value.
         high: `pixel`, highest value.
-        flipped: the signs of `mixtures` mean nothing.
+        signs_lost: the signs of `mixtures` mean nothing.
     """
-    seen, shares = mixtures.flatten(0, 1), weights.flatten(0, 1)
-    solve = _solver(shares)
-    if not flipped:
-        return (solve @ seen).clamp(low, high)
-    seen = seen.abs()
-    best = torch.zeros(shares.shape[1], seen.shape[1]).to(seen)
-    least = torch.full_like(best[0], torch.inf)
-    for own, part in zip(mixtures.abs(), weights, strict=True):
-        for start in _starts(own, part):
-            found = start.clamp(low, high)
-            for _ in range(_TURNS):
-                found = (solve @ torch.where(shares @ found < 0, -seen, seen)).clamp(low, high)
-            left = _left(found, shares, seen)
-            best, least = torch.where(left < least, found, best), torch.minimum(left, least)
-    return _darker(best, least, shares, seen, low, high)
+    values, all_weights = mixtures.flatten(0, 1), weights.flatten(0, 1)
+    solver = _least_squares_solver(all_weights)
+    if not signs_lost:
+        return (solver @ values).clamp(low, high)
+    sizes = values.abs()
+    best = torch.zeros(all_weights.shape[1], sizes.shape[1]).to(sizes)
+    least_error = torch.full_like(best[0], torch.inf)
+    for round_sizes, round_weights in zip(mixtures.abs(), weights, strict=True):
+        for start in _solutions_by_signs(round_sizes, round_weights):
+            # Improve signs and records in turn.
+            records = start.clamp(low, high)
+            for _ in range(_SIGN_ROUNDS):
+                signed = torch.where(all_weights @ records < 0, -sizes, sizes)
+                records = (solver @ signed).clamp(low, high)
+            # Keep the better solution of each pixel.
+            error = _squared_error(records, all_weights, sizes)
+            best = torch.where(error < least_error, records, best)
+            least_error = torch.minimum(error, least_error)
+    return _prefer_darker(best, least_error, all_weights, sizes, low, high)
 
 
-def _solver(shares: Tensor) -> Tensor:
-    """`record mixture`: what least squares multiplies mixtures with; a small ridge keeps it finite."""
-    squares = shares.mT @ shares
-    solver: Tensor = torch.linalg.solve(squares + _RIDGE * torch.eye(len(squares)).to(squares), shares.mT)
+def _least_squares_solver(weights: Tensor) -> Tensor:
+    """Return `record mixture`, the least-squares inverse; a small ridge keeps it finite."""
+    squares = weights.mT @ weights
+    ridge = _RIDGE * torch.eye(len(squares)).to(squares)
+    solver: Tensor = torch.linalg.solve(squares + ridge, weights.mT)
     return solver
 
 
-def _starts(mixtures: Tensor, weights: Tensor) -> Tensor:
-    """`choice record pixel`: the solution of one round for each choice of signs of its mixtures."""
-    signs = torch.tensor(list(product((-1.0, 1.0), repeat=len(mixtures)))).to(mixtures)
-    return _solver(weights) @ (signs[:, :, None] * mixtures)
+def _solutions_by_signs(sizes: Tensor, weights: Tensor) -> Tensor:
+    """Return `choice record pixel`, the solution of one round for each choice of signs."""
+    signs = torch.tensor(list(product((-1.0, 1.0), repeat=len(sizes)))).to(sizes)
+    return _least_squares_solver(weights) @ (signs[:, :, None] * sizes)
 
 
-def _left(records: Tensor, shares: Tensor, seen: Tensor) -> Tensor:
-    """`pixel`: squares of what `records` leave unexplained of absolute values."""
-    return ((shares @ records).abs() - seen).square().sum(0)
+def _squared_error(records: Tensor, weights: Tensor, sizes: Tensor) -> Tensor:
+    """Return `pixel`, the squared error of the mixtures' absolute values."""
+    return ((weights @ records).abs() - sizes).square().sum(0)
 
 
-def _darker(records: Tensor, left: Tensor, shares: Tensor, seen: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Of a pixel and the same with all signs turned, which explain absolute values alike, the darker one."""
-    turned = (-records).clamp(low, high)
-    alike = _left(turned, shares, seen) < _ALIKE * left + _SLACK * seen.square().sum(0)
-    return torch.where(alike & (turned.sum(0) < records.sum(0)), turned, records)
+def _prefer_darker(records: Tensor, error: Tensor, weights: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Negate pixels that explain absolute values equally well negated, and are darker then."""
+    negated = (-records).clamp(low, high)
+    limit = _ERROR_RATIO * error + _ERROR_SLACK * sizes.square().sum(0)
+    equally_good = _squared_error(negated, weights, sizes) < limit
+    return torch.where(equally_good & (negated.sum(0) < records.sum(0)), negated, records)

@@ -1,8 +1,8 @@
-"""The engine behind gradient inversion: move dummy data until their update looks like the recorded one.
+"""Gradient inversion: change dummy data until their update looks like the recorded one.
 
-An attack is a `recipe`: where the gradient is taken (`places`), how it is compared (`distances`), what
-else is asked of the data (`priors`), and how all that is minimised. The files of the attacks have
-little else in them.
+An attack is a `Recipe`: how the update of the dummy data is computed (`update_models`), how it is
+compared with the recorded one (`distances`), which priors are added, and how the sum is minimised.
+The files of the attacks have little else in them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,32 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from adversaries.batch_norm import normalising_by_batch, trained_by_batch
-from adversaries.engine.compiled import compiled
-from adversaries.engine.descent import Step, Trial, descending, diverged, ended
-from adversaries.engine.recipe import MEAN_GRADIENT, MOMENTS, Recipe
-from adversaries.engine.restart import Around, Matching, Moving, Restart, labels_of, objective_of
+from adversaries.batch_norm import copy_with_batch_statistics, used_batch_statistics
+from adversaries.engine.compiled import compile_objective
+from adversaries.engine.descent import Step, Trial, divergence_error, iterate_descent, run_to_end
+from adversaries.engine.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe
+from adversaries.engine.restart import (
+    GradientNames,
+    InversionTask,
+    IterationInputs,
+    Restart,
+    dummy_labels,
+    objective_and_gradients,
+)
 from adversaries.engine.settings import check_choices
-from adversaries.engine.slopes import check_inputs, check_slope
-from adversaries.engine.together import Entry, at_once, fit, pays
-from adversaries.engine.turns import taking_turns
+from adversaries.engine.slopes import check_differentiability, check_inputs
+from adversaries.engine.together import BatchEntry, batched_steps, batching_pays, fit_in_memory
+from adversaries.engine.turns import run_round_robin
 from adversaries.labels.updates import count_labels
-from adversaries.scene import STEPPING, Scene, known_steps, scene_of, warn_of_dropout, warn_unless_plain
-from fedsim.attacks import FAILURES, Attack, Knowledge, Order, Outcome, Progress, single_update
+from adversaries.scene import (
+    OPTIMIZER_FACTS,
+    InversionProblem,
+    build_problem,
+    known_steps,
+    warn_of_dropout,
+    warn_unless_plain_sgd,
+)
+from fedsim.attacks import FAILURES, Attack, Knowledge, Outcome, Progress, VictimTask, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
@@ -45,15 +59,20 @@ _SNAPSHOTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 class GradientInversion(Attack):
     """Base of the attacks that reconstruct a victim's data from one update by matching gradients.
 
-    A subclass has its hyperparameters as fields and writes a `_recipe`.
+    A subclass has its hyperparameters as fields and writes a `_recipe`. The base
+
+    1. builds the inversion problem of the update (`_problem`),
+    2. takes the labels that are granted, or counts them (`_labels`),
+    3. draws dummy data for each restart and minimises the recipe's objective (`invert`),
+    4. claims the restart that matches best (`_conclude`).
 
     Args:
         iterations: steps of the optimizer.
         restarts: random starts; the one with the smallest objective at its end is the finding.
-        patience: stop when the objective has not fallen by a hundredth of itself for so many
-            iterations; 0 never stops early.
-        compile: trace and compile the double backward pass, once for each shape, which takes minutes for small networks
-            too. Not for models whose control flow depends on values.
+        patience: stop when the objective has not fallen by 1 % in so many iterations; 0 never
+            stops early.
+        compile: trace and compile the double backward pass, once for each shape, which takes
+            minutes even for small networks. Not for models whose control flow depends on values.
         precision: `bfloat16` computes convolutions and linear layers in it, on hardware that can.
     """
 
@@ -64,7 +83,7 @@ class GradientInversion(Attack):
     precision: Literal["float32", "bfloat16"] = "float32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    uses: ClassVar[frozenset[str]] = MOMENTS | MEAN_GRADIENT | STEPPING | {"labels", "defenses"}
+    uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels", "defenses"}
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -72,247 +91,311 @@ class GradientInversion(Attack):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
 
+    # What a subclass may override.
+
     @abstractmethod
-    def _recipe(self, scene: Scene) -> Recipe:
-        """What to minimise, and how; may ask `scene` for facts, and raise where they are withheld."""
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        """Return the objective and the optimizer.
+
+        It may read facts of the problem, and raise if they are withheld.
+        """
 
     def _update(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Update:
-        """What is attacked; its `num_examples` is how many examples are looked for."""
+        """Return the update that is attacked; its `num_examples` examples are looked for."""
         return single_update(transcript, victim)
 
-    def _scene(self, update: Update, knowledge: Knowledge) -> Scene:
-        """What is matched, and the model it is matched on."""
-        return scene_of(update, knowledge)
+    def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
+        """Build the inversion problem, without labels."""
+        return build_problem(update, knowledge)
 
-    def _labels(self, scene: Scene, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
-        """Labels that are granted, or else counted from the last layer."""
+    def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
+        """Return the labels that are granted, or count them from the last layer."""
         if knowledge.labels is None:
-            before, after = (
-                dict(zip(scene.names, weights, strict=True)) | dict(scene.buffers)
-                for weights in (scene.before, scene.after or scene.before)  # where a gradient was sent
-            )
-            return count_labels(update, knowledge, scene.model, before, after, rng)
+            buffers = dict(problem.buffers)
+            after_weights = problem.after or problem.before  # if a gradient was sent
+            before = dict(zip(problem.parameter_names, problem.before, strict=True)) | buffers
+            after = dict(zip(problem.parameter_names, after_weights, strict=True)) | buffers
+            return count_labels(update, knowledge, problem.model, before, after, rng)
         if len(knowledge.labels) != update.num_examples:
-            granted, count = len(knowledge.labels), update.num_examples
-            raise AttackError(f"{scene.where}: {granted} labels are granted, but the client reported N = {count}")
+            raise AttackError(
+                f"{problem.where}: {len(knowledge.labels)} labels are granted, "
+                f"but the client reported N = {update.num_examples}"
+            )
         return knowledge.labels
 
+    def _conclude(self, ends: Sequence[tuple[Restart, Trial]]) -> Reconstruction:
+        """Return the finding from the restarts that did not diverge; here the best match."""
+        restart, trial = best_restart(ends)
+        return restart.finding(trial, self._merge_epochs)
+
+    def _merge_epochs(self, data: Tensor, problem: InversionProblem) -> Tensor:
+        """Merge the `epochs` images of each example into one; here there is one already."""
+        return data
+
+    # Running the attack on one victim.
+
     def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
+        self,
+        transcript: Transcript,
+        knowledge: Knowledge,
+        victim: int,
+        rng: torch.Generator,
+        progress: Progress,
     ) -> Finding:
         return self.invert(self._update(transcript, knowledge, victim), knowledge, rng, progress)
 
     def invert(self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress) -> Reconstruction:
-        """Minimise the recipe's objective over the dummy data.
+        """Minimise the recipe's objective over the dummy data and return the reconstruction.
 
-        The result is the last iterate of the restart whose objective is smallest; nothing is picked
+        The result is the last iterate of the restart whose objective is smallest; nothing is chosen
         with hindsight. Curves hold each iteration's values before its step, as in SME's released
-        code, so their last is that of the last iterate but one.
+        code, so their last value is that of the last iterate but one.
 
         Args:
             update: is matched; its `num_examples` is how many examples are looked for.
             knowledge: what is granted of the data and the model of that update.
+            rng: source of every random draw.
+            progress: called after iterations.
 
         Raises:
             AttackError: the update cannot be matched, or all restarts diverged.
         """
-        return self._concluded(self._ended(update, knowledge, rng, progress))
+        return self._conclude(self._run_restarts(update, knowledge, rng, progress))
 
-    def _concluded(self, ends: Sequence[tuple[Restart, Trial]]) -> Reconstruction:
-        """The finding, out of the restarts that did not diverge; by default that of the one that matches best."""
-        best, trial = best_of(ends)
-        return best.finding(trial, self._merged)
-
-    def _matched(
+    def _best_restart(
         self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress
     ) -> tuple[Restart, Trial]:
-        """The restart that matches best, at its end."""
-        return best_of(self._ended(update, knowledge, rng, progress))
+        """Run all restarts and return the one that matches best, at its end."""
+        return best_restart(self._run_restarts(update, knowledge, rng, progress))
 
-    def _ended(
+    def _run_restarts(
         self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress
     ) -> list[tuple[Restart, Trial]]:
-        """The restarts that did not diverge, at their ends."""
-        matching = self._matching(update, knowledge, rng)
-        several = len(matching.restarts) > 1 and self._joins(matching)
-        steps = at_once([Entry.of(matching)])[0] if several else None
-        return ended(self._descending(matching, steps, progress))
+        """Run all restarts and return those that did not diverge, at their ends."""
+        task = self._prepare_task(update, knowledge, rng)
+        steps = None
+        if len(task.restarts) > 1 and self._can_batch(task):
+            steps = batched_steps([BatchEntry.from_task(task)])[0]
+        return run_to_end(self._descent_turns(task, steps, progress))
 
-    def _run_several(self, orders: Iterable[Order]) -> Iterator[tuple[Order, Outcome]]:
-        if type(self)._run is not GradientInversion._run:  # it does something else with what is matched
+    # Running the attack on several victims.
+
+    def _run_several(self, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+        if type(self)._run is not GradientInversion._run:  # it does more than matching
             yield from super()._run_several(orders)
             return
-        waiting: list[tuple[Order, Entry]] = []
+        waiting: list[tuple[VictimTask, BatchEntry]] = []
         for order in orders:
             try:
-                with order.turn():
+                with order.log_context():
                     update = self._update(order.transcript, order.knowledge, order.victim)
-                    matching = self._matching(update, order.knowledge, order.rng, order.turn)
-                    entry = Entry.of(matching) if self._joins(matching) else None
+                    task = self._prepare_task(update, order.knowledge, order.rng, order.log_context)
+                    entry = BatchEntry.from_task(task) if self._can_batch(task) else None
             except FAILURES as error:
                 yield order, error
                 continue
             if entry is None:
-                yield from taking_turns({order: self._concluding(matching, None, order.progress)})
+                yield from run_round_robin({order: self._inversion_turns(task, None, order.progress)})
                 continue
-            if not fit([*(other for _, other in waiting), entry]):
-                yield from self._together(waiting)
+            # Run those that are waiting if one more does not fit in the memory.
+            if not fit_in_memory([*(waiting_entry for _, waiting_entry in waiting), entry]):
+                yield from self._run_waiting(waiting)
                 waiting = []
             waiting.append((order, entry))
-        yield from self._together(waiting)
+        yield from self._run_waiting(waiting)
 
-    def _together(self, waiting: Sequence[tuple[Order, Entry]]) -> Iterator[tuple[Order, Outcome]]:
-        """Those that can be computed at once in step, the others one after the other."""
-        turns, apart = {}, []
-        for (order, entry), steps in zip(waiting, at_once([entry for _, entry in waiting]), strict=True):
-            turns[order] = self._concluding(entry.matching, steps, order.progress)
+    def _run_waiting(self, waiting: Sequence[tuple[VictimTask, BatchEntry]]) -> Iterator[tuple[VictimTask, Outcome]]:
+        """Run victims that can be batched in round robin, the others one after the other."""
+        turns, unbatched = {}, []
+        all_steps = batched_steps([entry for _, entry in waiting])
+        for (order, entry), steps in zip(waiting, all_steps, strict=True):
+            turns[order] = self._inversion_turns(entry.task, steps, order.progress)
             if steps is None:
-                apart.append(order)
-        for order in apart:
-            yield from taking_turns({order: turns.pop(order)})
-        yield from taking_turns(turns)
+                unbatched.append(order)
+        for order in unbatched:
+            yield from run_round_robin({order: turns.pop(order)})
+        yield from run_round_robin(turns)
 
-    def _matching(
+    # Preparing a task.
+
+    def _prepare_task(
         self,
         update: Update,
         knowledge: Knowledge,
         rng: torch.Generator,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> Matching:
-        """All that comes before the first iteration."""
-        scene = self._scene(update, knowledge)
-        recipe = self._recipe(scene)
-        self._warn(recipe, scene, update, knowledge)
+        victim_context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> InversionTask:
+        """Do all that comes before the first iteration."""
+        problem = self._problem(update, knowledge)
+        recipe = self._recipe(problem)
+        self._warn_of_mismatch(recipe, problem, update, knowledge)
         if recipe.normalised_by_batch:
-            scene = replace(scene, model=normalising_by_batch(scene.model), by_batch=True)
+            model = copy_with_batch_statistics(problem.model)
+            problem = replace(problem, model=model, uses_batch_statistics=True)
+        # Check the shapes of inputs and outputs.
         shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
-        classes = check_inputs(scene, scene.before[0].new_zeros(shape)).shape[1:]
-        if any(defense.mixes for defense in scene.defenses):
-            recipe, scene = _of_mixtures(recipe, scene, tuple(classes))
-        if recipe.joint_labels is None:
-            scene = self._labelled(recipe, scene, update, knowledge, rng)
+        classes = check_inputs(problem, problem.before[0].new_zeros(shape)).shape[1:]
+        # Prepare the labels.
+        if any(defense.mixes for defense in problem.defenses):
+            recipe, problem = _match_mixtures(recipe, problem, tuple(classes))
+        if recipe.label_step_size is None:
+            problem = self._add_labels(recipe, problem, update, knowledge, rng)
         elif knowledge.num_classes not in (None, *classes[-1:]) or len(classes) != 1:
             raise AttackError(
-                f"{scene.where}: the model gives outputs of shape {tuple(classes)} for each example, num_classes is "
-                f"{knowledge.num_classes}; grant the right one"
+                f"{problem.where}: the model gives outputs of shape {tuple(classes)} for each "
+                f"example, num_classes is {knowledge.num_classes}; grant the right one"
             )
-        restarts = [Restart(recipe, scene, shape, tuple(classes), self.iterations, rng) for _ in range(self.restarts)]
-        for restart in restarts:
+        # Draw the restarts, which share their consensus.
+        restarts = []
+        for _ in range(self.restarts):
+            restart = Restart(recipe, problem, shape, tuple(classes), self.iterations, rng)
+            restarts.append(restart)
             restart.consensus = restarts[0].consensus
-        target = recipe.distance.target(scene)
+        target = recipe.distance.target(problem)
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:
-            labels = labels_of(recipe, scene, values)
-            gradient = recipe.place.gradient(scene, values, values["dummy"], labels)
-            return recipe.distance(scene.defended(gradient), target)
+            labels = dummy_labels(recipe, problem, values)
+            gradient = recipe.update_model.gradient(problem, values, values["dummy"], labels)
+            return recipe.distance(problem.apply_defenses(gradient), target)
 
-        first = restarts[0].values()
-        check_slope(scene, first, labels_of(recipe, scene, first), distance_of)
-        computing = partial(self._computing, scene.labels.device)
-        return Matching(recipe=recipe, scene=scene, target=target, restarts=restarts, computing=computing, turn=turn)
+        start = restarts[0].values()
+        check_differentiability(problem, start, dummy_labels(recipe, problem, start), distance_of)
+        return InversionTask(
+            recipe=recipe,
+            problem=problem,
+            target=target,
+            restarts=restarts,
+            precision_context=partial(self._precision_context, problem.labels.device),
+            victim_context=victim_context,
+        )
 
-    def _warn(self, recipe: Recipe, scene: Scene, update: Update, knowledge: Knowledge) -> None:
-        """Say so where the client trained otherwise than the attack assumes."""
-        steps = known_steps(scene, update.num_examples)
+    def _warn_of_mismatch(
+        self, recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge
+    ) -> None:
+        """Warn if the client trained differently from what the attack assumes."""
+        steps = known_steps(problem, update.num_examples)
         if recipe.one_step and steps != 1:
-            count = "an unknown number of" if steps is None else str(steps)
             log.warning(
-                "%s on %s: assumes one local step, the update is of %s; expect little", self.called, scene.where, count
+                "%s on %s: assumes one local step, the update is of %s; expect little",
+                self.title,
+                problem.where,
+                "an unknown number of" if steps is None else str(steps),
             )
-        if scene.sent is None:
-            warn_unless_plain(self, knowledge, scene.where, simulated=recipe.place.simulates)
-        warn_of_dropout(self, scene.model, knowledge, scene.where)
-        if not (recipe.normalised_by_batch or scene.by_batch) and trained_by_batch(update, scene.model):
+        if problem.sent_gradient is None:
+            warn_unless_plain_sgd(self, knowledge, problem.where, simulated=recipe.update_model.simulates)
+        warn_of_dropout(self, problem.model, knowledge, problem.where)
+        uses_batch_statistics = recipe.normalised_by_batch or problem.uses_batch_statistics
+        if not uses_batch_statistics and used_batch_statistics(update, problem.model):
             log.warning(
-                "%s on %s: the client's BatchNorm layers normalised by the batch, this attack normalises by the "
-                "running statistics; expect little",
-                self.called,
-                scene.where,
+                "%s on %s: the client's BatchNorm layers normalised by the batch, this attack "
+                "normalises by the running statistics; expect little",
+                self.title,
+                problem.where,
             )
 
-    def _labelled(
-        self, recipe: Recipe, scene: Scene, update: Update, knowledge: Knowledge, rng: torch.Generator
-    ) -> Scene:
-        """The scene with a label for each dummy example."""
-        labels = self._labels(scene, update, knowledge, rng).to(knowledge.device)
-        if recipe.place.cuts and (scene.batch_size or 0) < len(labels):
-            # In ascending order a mini-batch would be of one class or two.
+    def _add_labels(
+        self,
+        recipe: Recipe,
+        problem: InversionProblem,
+        update: Update,
+        knowledge: Knowledge,
+        rng: torch.Generator,
+    ) -> InversionProblem:
+        """Return the problem with a label for each dummy example."""
+        labels = self._labels(problem, update, knowledge, rng).to(knowledge.device)
+        if recipe.update_model.splits_batches and (problem.batch_size or 0) < len(labels):
+            # In ascending order a mini-batch would have one or two classes.
             labels = labels[torch.randperm(len(labels), generator=rng).to(labels.device)]
-        return replace(scene, labels=labels.repeat(recipe.epochs))
+        return replace(problem, labels=labels.repeat(recipe.epochs))
 
-    def _concluding(
-        self, matching: Matching, steps: Sequence[Step] | None, progress: Progress
+    def _precision_context(self, device: torch.device) -> AbstractContextManager[object]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(device.type, torch.bfloat16)
+
+    # The descent.
+
+    def _inversion_turns(
+        self, task: InversionTask, steps: Sequence[Step] | None, progress: Progress
     ) -> Generator[None, None, Reconstruction]:
-        """The finding, an iteration a turn; without `steps`, each restart is computed by itself."""
-        return self._concluded((yield from self._descending(matching, steps, progress)))
+        """Run a task, one iteration for each `next`; return its finding."""
+        return self._conclude((yield from self._descent_turns(task, steps, progress)))
 
-    def _descending(
-        self, matching: Matching, steps: Sequence[Step] | None, progress: Progress
+    def _descent_turns(
+        self, task: InversionTask, steps: Sequence[Step] | None, progress: Progress
     ) -> Generator[None, None, list[tuple[Restart, Trial]]]:
-        """Move all restarts together; those that did not diverge."""
-        given = zip(matching.restarts, steps or self._steps(matching), strict=True)
-        trials = {restart.trial(step): restart for restart, step in given}
-        where = matching.scene.where
-        left = yield from descending(
-            list(trials),
+        """Run all restarts, one iteration for each `next`; return those that did not diverge.
+
+        Args:
+            task: whose restarts these are.
+            steps: of each restart, if they are computed in batches.
+            progress: called after iterations.
+        """
+        pairs = zip(task.restarts, steps or self._restart_steps(task), strict=True)
+        restarts_by_trial = {restart.make_trial(step): restart for restart, step in pairs}
+        trials = list(restarts_by_trial)
+        remaining = yield from iterate_descent(
+            trials,
             self.iterations,
             progress,
-            where=where,
+            where=task.problem.where,
             patience=self.patience,
             snapshots=_SNAPSHOTS,
-            before=lambda left: matching.agree([trial.point() for trial in left]),
+            before_iteration=lambda active: task.update_consensus([trial.point() for trial in active]),
         )
-        if not left:
-            raise diverged(list(trials), where, "step_size")
-        return [(trials[trial], trial) for trial in left]
+        if not remaining:
+            raise divergence_error(trials, task.problem.where, "step_size")
+        return [(restarts_by_trial[trial], trial) for trial in remaining]
 
-    def _computing(self, device: torch.device) -> AbstractContextManager[object]:
-        """What is entered around each evaluation of the objective."""
-        return nullcontext() if self.precision == "float32" else torch.autocast(device.type, torch.bfloat16)
+    def _can_batch(self, task: InversionTask) -> bool:
+        """Tell whether restarts can be batched, with one another and with other victims'."""
+        if self.compile or task.recipe.optimizer == "lbfgs":  # evaluates several times a step
+            return False
+        return batching_pays(task.problem.labels.device)
 
-    def _merged(self, data: Tensor, scene: Scene) -> Tensor:
-        """One image an example, out of `epochs` of them; by default they are one already."""
-        return data
-
-    def _joins(self, matching: Matching) -> bool:
-        """Whether its restarts can be computed at once, and with those of other victims."""
-        steps_alike = matching.recipe.optimizer != "lbfgs"  # which asks another number of times a step
-        return steps_alike and not self.compile and pays(matching.scene.labels.device)
-
-    def _steps(self, matching: Matching) -> Sequence[Step]:
-        """Of each restart by itself."""
+    def _restart_steps(self, task: InversionTask) -> Sequence[Step]:
+        """Return the steps of each restart, computed by itself."""
         if not self.compile:
-            return [restart.stepping(matching.alone(restart)) for restart in matching.restarts]
-        recipe, scene, target = matching.recipe, matching.scene, matching.target
-        graphs: dict[Moving, Callable[..., list[Tensor]]] = {}
+            return [restart.make_step(task.restart_evaluation(restart)) for restart in task.restarts]
+        recipe, problem, target = task.recipe, task.problem, task.target
+        graphs: dict[GradientNames, Callable[..., list[Tensor]]] = {}
 
         def evaluate(
-            values: dict[str, Tensor], around: Around, scene: Scene, target: list[Tensor], moving: Moving
+            values: dict[str, Tensor],
+            iteration_inputs: IterationInputs,
+            problem: InversionProblem,
+            target: list[Tensor],
+            names: GradientNames,
         ) -> list[Tensor]:
-            with matching.computing():
-                return objective_of(recipe, scene, values, around, target, moving)
+            with task.precision_context():
+                return objective_and_gradients(recipe, problem, values, iteration_inputs, target, names)
 
-        def by_graph(restart: Restart, iteration: int) -> list[Tensor]:
-            given, moving = (restart.values(), restart.around(iteration)), restart.moving(iteration)
-            if moving not in graphs:
-                key = (type(self).__name__, repr(self), *moving)
-                graphs[moving] = compiled(partial(evaluate, moving=moving), key, scene, target, given)
-            return graphs[moving](*given)
+        def evaluate_compiled(restart: Restart, iteration: int) -> list[Tensor]:
+            inputs, names = (restart.values(), restart.iteration_inputs(iteration)), restart.gradient_names(iteration)
+            if names not in graphs:
+                key = (type(self).__name__, repr(self), *names)
+                function = partial(evaluate, names=names)
+                graphs[names] = compile_objective(function, key, problem, target, inputs)
+            return graphs[names](*inputs)
 
-        return [restart.stepping(partial(by_graph, restart)) for restart in matching.restarts]
+        return [restart.make_step(partial(evaluate_compiled, restart)) for restart in task.restarts]
 
 
-def best_of(ends: Sequence[tuple[Restart, Trial]]) -> tuple[Restart, Trial]:
-    """The restart with the smallest objective in the end."""
+def best_restart(ends: Sequence[tuple[Restart, Trial]]) -> tuple[Restart, Trial]:
+    """Return the restart with the smallest objective at its end."""
     return min(ends, key=lambda end: end[1].objective)
 
 
-def _of_mixtures(recipe: Recipe, scene: Scene, classes: tuple[int, ...]) -> tuple[Recipe, Scene]:
-    """How mixtures of records are matched: the dummy records are mixed, too.
+def _match_mixtures(
+    recipe: Recipe, problem: InversionProblem, classes: tuple[int, ...]
+) -> tuple[Recipe, InversionProblem]:
+    """Return recipe and problem for clients that mix records: the dummy records are mixed, too.
 
-    Labels of classes are probabilities then, and who was mixed with whom is not known, so they are found together with
-    the data, whether or not the records' labels are granted. Targets of a regression stay as they are.
+    Labels of classes are probabilities then, and the pairs that were mixed are not known, so labels
+    are optimised together with the data, whether or not the records' labels are granted. Targets of
+    a regression stay as they are.
     """
-    if recipe.joint_labels is None and classes != (1,):
-        recipe = replace(recipe, joint_labels=recipe.step_size)
-    return recipe, replace(scene, mixing=[defense for defense in scene.defenses if defense.mixes])
+    if recipe.label_step_size is None and classes != (1,):
+        recipe = replace(recipe, label_step_size=recipe.step_size)
+    mixing = [defense for defense in problem.defenses if defense.mixes]
+    return recipe, replace(problem, mixing_defenses=mixing)

@@ -1,57 +1,81 @@
-"""A scene taken apart into its tensors and the rest, so that one computation serves the tensors of others."""
+"""Tensors of an inversion problem, and the same problem with other tensors.
+
+So a computation that is traced or batched for one victim serves others of the same shapes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from adversaries.scene import Scene, Units
+from adversaries.scene import InputScaling, InversionProblem
 
-_UNITS = [item.name for item in dataclasses.fields(Units)]
+_SCALING_FIELDS = [item.name for item in dataclasses.fields(InputScaling)]
 
 
-def tensors_of(scene: Scene) -> dict[str, Any]:
-    """Every tensor of the scene, in lists and dicts."""
-    seen = {name: list(own) for name in ("sent", "moved") if (own := getattr(scene, name)) is not None}
+def problem_tensors(problem: InversionProblem) -> dict[str, Any]:
+    """Return every tensor of the problem, by attribute, in lists and dicts."""
+    tensors: dict[str, Any] = {}
+    if problem.sent_gradient is not None:
+        tensors["sent_gradient"] = list(problem.sent_gradient)
+    if problem.sent_pseudo_gradient is not None:
+        tensors["sent_pseudo_gradient"] = list(problem.sent_pseudo_gradient)
     return {
-        "before": list(scene.before),
-        "after": list(scene.after),
-        **seen,
-        "buffers": dict(scene.buffers),
-        "returned_buffers": dict(scene.returned_buffers),
-        "labels": scene.labels,
-        "units": [getattr(scene.units, name) for name in _UNITS],
+        "before": list(problem.before),
+        "after": list(problem.after),
+        **tensors,
+        "buffers": dict(problem.buffers),
+        "returned_buffers": dict(problem.returned_buffers),
+        "labels": problem.labels,
+        "scaling": [getattr(problem.scaling, name) for name in _SCALING_FIELDS],
     }
 
 
-def with_tensors(scene: Scene, tensors: dict[str, Any]) -> Scene:
-    """The scene with other tensors in the place of its own, as `tensors_of` gives them."""
-    given = dict(zip(_UNITS, tensors["units"], strict=True))
-    kept = all(tensor is getattr(scene.units, name) for name, tensor in given.items())
-    units = scene.units if kept else dataclasses.replace(scene.units, **given)  # which keep what they have computed
-    return dataclasses.replace(scene, **{**tensors, "units": units})
+def replace_tensors(problem: InversionProblem, tensors: dict[str, Any]) -> InversionProblem:
+    """Return the problem with other tensors in place of its own.
 
-
-def numbers_of(scene: Scene) -> tuple[Any, ...]:
-    """The facts of a scene that are no tensors, besides its model and loss."""
-    facts = (
-        "names",
-        "num_examples",
-        "learning_rate",
-        "local_epochs",
-        "local_steps",
-        "batch_size",
-        "optimizer",
-        "momentum",
-        "weight_decay",
-        "proximal_mu",
-        "by_batch",
+    Args:
+        tensors: in the form of `problem_tensors`.
+    """
+    scaling_tensors = dict(zip(_SCALING_FIELDS, tensors["scaling"], strict=True))
+    scaling = problem.scaling
+    unchanged = [tensor is getattr(scaling, name) for name, tensor in scaling_tensors.items()]
+    if not all(unchanged):  # the same scaling keeps what it has cached
+        scaling = dataclasses.replace(scaling, **scaling_tensors)
+    return dataclasses.replace(
+        problem,
+        before=tensors["before"],
+        after=tensors["after"],
+        sent_gradient=tensors.get("sent_gradient", problem.sent_gradient),
+        sent_pseudo_gradient=tensors.get("sent_pseudo_gradient", problem.sent_pseudo_gradient),
+        buffers=tensors["buffers"],
+        returned_buffers=tensors["returned_buffers"],
+        labels=tensors["labels"],
+        scaling=scaling,
     )
-    return repr(scene.defenses), repr(scene.mixing), *(getattr(scene, name) for name in facts)
 
 
-def shapes_of(tree: Any) -> tuple[Any, ...]:
-    """Shape, type and device of each tensor in nested lists and dicts."""
+def problem_facts(problem: InversionProblem) -> tuple[Any, ...]:
+    """Return the facts of a problem that are no tensors, besides its model and loss."""
+    return (
+        repr(problem.defenses),
+        repr(problem.mixing_defenses),
+        problem.parameter_names,
+        problem.num_examples,
+        problem.learning_rate,
+        problem.local_epochs,
+        problem.local_steps,
+        problem.batch_size,
+        problem.optimizer,
+        problem.momentum,
+        problem.weight_decay,
+        problem.proximal_mu,
+        problem.uses_batch_statistics,
+    )
+
+
+def tree_shapes(tree: Any) -> tuple[Any, ...]:
+    """Return shape, type and device of each tensor in nested lists and dicts."""
     from torch.utils._pytree import tree_leaves
 
     return tuple((tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in tree_leaves(tree))

@@ -1,4 +1,4 @@
-"""Dummy rows of a table whose categories are probabilities, and whose numbers stay between their bounds."""
+"""Relaxed rows of a table: categories are probabilities, numbers stay between their bounds."""
 
 from __future__ import annotations
 
@@ -9,59 +9,68 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from adversaries.scene import Units
+from adversaries.scene import InputScaling
 
 
 @dataclass(frozen=True)
-class RelaxedUnits(Units):
-    """Units in which whatever dummy data become rows of a table (TabLeak, softmax and sigmoid).
+class RelaxedScaling(InputScaling):
+    """Map that turns any dummy data into rows of a table (TabLeak, softmax and sigmoid).
 
-    In [0, 1], the range of the inputs, the features of a categorical column are the softmax of the values that they
-    would have without it, and a number is the sigmoid of its dummy value.
+    In [0, 1], the range of the inputs, the features of a categorical column are the softmax of the
+    values that `InputScaling` would give, and a number is the sigmoid of its dummy value.
 
     Attributes:
-        columns: how many features each column has, in their order: 1 is a number, more are categories.
+        columns: number of features of each column, in their order: 1 is a number, more are
+            categories.
     """
 
     columns: tuple[int, ...] = ()
 
     @classmethod
-    def relaxing(cls, units: Units, columns: Sequence[int]) -> RelaxedUnits:
-        """`units`, relaxed, with a value for each feature."""
-        centre, scale, low, high = (
-            part.expand(sum(columns)) for part in (units.centre, units.scale, units.low, units.high)
-        )
+    def from_scaling(cls, units: InputScaling, columns: Sequence[int]) -> RelaxedScaling:
+        """Relax `scaling`, with a value for each feature."""
+        tensors = (units.centre, units.scale, units.low, units.high)
+        centre, scale, low, high = (tensor.expand(sum(columns)) for tensor in tensors)
         return cls(centre, scale, low, high, tuple(columns))
 
     def to_model(self, dummy: Tensor) -> Tensor:
-        """What the model is fed with.
+        """Return the model's inputs for dummy data.
 
         Args:
             dummy: `example feature`.
         """
         width = self.high - self.low
         logits = (super().to_model(dummy) - self.low) / width
-        take, absent, back, numbers = self._places
-        padded = logits.index_select(1, take).reshape(-1, *absent.shape).masked_fill(absent, -torch.inf)
-        shares = padded.softmax(2).flatten(1).index_select(1, back)
-        return self.low + width * torch.where(numbers, dummy.sigmoid(), shares)
+        cell_features, padding, feature_cells, is_number = self._layout
+        cells = logits.index_select(1, cell_features).reshape(-1, *padding.shape)
+        probabilities = cells.masked_fill(padding, -torch.inf).softmax(2)
+        probabilities = probabilities.flatten(1).index_select(1, feature_cells)
+        return self.low + width * torch.where(is_number, dummy.sigmoid(), probabilities)
 
     @cached_property
-    def _places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """How columns are laid out side by side, each filled up to the widest.
+    def _layout(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Lay out the columns as rows of cells, each padded to the widest.
 
         Returns:
-            `column x widest`, the feature at each place; `column widest`, which places are filling; `feature`, its
-            place; `feature`, whether it is a number.
+            `cell`, the feature of each of columns x widest cells; `column widest`, which cells are
+            padding; `feature`, its cell; `feature`, whether it is a number.
         """
-        widest, starts = max(self.columns), [sum(self.columns[:place]) for place in range(len(self.columns))]
-        cells = [(place, at) for place in range(len(self.columns)) for at in range(widest)]
-        inside = [at < self.columns[place] for place, at in cells]
-        take = [starts[place] + min(at, self.columns[place] - 1) for place, at in cells]
-        numbers = [size == 1 for size in self.columns for _ in range(size)]
-
-        def made(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, device=self.low.device)
-
-        absent = ~made(inside).reshape(len(self.columns), widest)
-        return made(take), absent, made([at for at, there in enumerate(inside) if there]), made(numbers)
+        widest = max(self.columns)
+        cell_features: list[int] = []
+        padding: list[bool] = []
+        is_number: list[bool] = []
+        start = 0
+        for size in self.columns:
+            for offset in range(widest):
+                cell_features.append(start + min(offset, size - 1))
+                padding.append(offset >= size)
+            is_number += [size == 1] * size
+            start += size
+        feature_cells = [cell for cell, padded in enumerate(padding) if not padded]
+        device = self.low.device
+        return (
+            torch.tensor(cell_features, device=device),
+            torch.tensor(padding, device=device).reshape(len(self.columns), widest),
+            torch.tensor(feature_cells, device=device),
+            torch.tensor(is_number, device=device),
+        )

@@ -1,4 +1,4 @@
-"""The restarts of an attack that matches gradients: from a random start over the objective's slopes to a finding."""
+"""Restarts of an attack that matches gradients: random starts, the objective and its gradients."""
 
 from __future__ import annotations
 
@@ -10,177 +10,226 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adversaries.engine.descent import Curves, Step, Trial, steps_of
-from adversaries.engine.distances import Cosine, length
-from adversaries.engine.places import Variable
+from adversaries.engine.descent import Curves, Step, Trial, make_optimizer_step
+from adversaries.engine.distances import Cosine, global_norm
+from adversaries.engine.places import OptimisedVariable
 from adversaries.engine.recipe import Recipe
-from adversaries.scene import Scene
+from adversaries.scene import InversionProblem
 from fedsim.findings import Reconstruction
 from fedsim.training.optimizers import SGD, Adam, Optimizer
 
-Around = tuple[Tensor, Tensor]
-"""What changes from iteration to iteration besides the values: the emphasis, and the restarts' consensus."""
-Moving = tuple[str, ...]
-"""Names of the values whose slopes are asked for."""
+IterationInputs = tuple[Tensor, Tensor]
+"""The factor of the distance and the restarts' consensus, which change with the iteration."""
+GradientNames = tuple[str, ...]
+"""Names of the values whose gradients are computed in an iteration."""
 Evaluate = Callable[[int], list[Tensor]]
-"""`iteration -> [objective, distance, L_sim, slope of each that moves]`, at the present values of a restart."""
+"""`iteration -> [objective, distance, L_sim, gradients of GradientNames]`, at the present
+values of a restart."""
 
 
-def objective_of(
-    recipe: Recipe, scene: Scene, given: Mapping[str, Tensor], around: Around, target: list[Tensor], moving: Moving
+def objective_and_gradients(
+    recipe: Recipe,
+    problem: InversionProblem,
+    start: Mapping[str, Tensor],
+    iteration_inputs: IterationInputs,
+    target: list[Tensor],
+    names: GradientNames,
 ) -> list[Tensor]:
-    """The objective and its slopes, by one double backward pass."""
-    values = {name: value.detach().requires_grad_(name in moving) for name, value in given.items()}
-    objective, distance, l_sim = terms_of(recipe, scene, values, around, target)
-    slopes = torch.autograd.grad(objective, [values[name] for name in moving], materialize_grads=True)
-    return [objective.detach(), distance, l_sim, *slopes]
+    """Compute the objective and its gradients by one double backward pass.
+
+    Returns:
+        What `Evaluate` returns.
+    """
+    values = {}
+    for name, value in start.items():
+        values[name] = value.detach().requires_grad_(name in names)
+    objective, distance, l_sim = objective_terms(recipe, problem, values, iteration_inputs, target)
+    inputs = [values[name] for name in names]
+    gradients = torch.autograd.grad(objective, inputs, materialize_grads=True)
+    return [objective.detach(), distance, l_sim, *gradients]
 
 
-def terms_of(
-    recipe: Recipe, scene: Scene, values: Mapping[str, Tensor], around: Around, target: list[Tensor]
+def objective_terms(
+    recipe: Recipe,
+    problem: InversionProblem,
+    values: Mapping[str, Tensor],
+    iteration_inputs: IterationInputs,
+    target: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The objective, differentiable in `values`, the distance and L_sim."""
-    emphasis, consensus = around
-    dummy = values["dummy"]
-    gradient = scene.defended(recipe.place.gradient(scene, values, dummy, labels_of(recipe, scene, values)))
+    """Compute the objective, differentiable in `values`, the distance and L_sim."""
+    distance_factor, consensus = iteration_inputs
+    dummy, labels = values["dummy"], dummy_labels(recipe, problem, values)
+    gradient = problem.apply_defenses(recipe.update_model.gradient(problem, values, dummy, labels))
     distance = recipe.distance(gradient, target)
-    objective = emphasis * distance
+    objective = distance_factor * distance
     for weight, prior in recipe.priors:
         if weight:
-            objective = objective + weight * prior(scene, dummy, consensus)
+            objective = objective + weight * prior(problem, dummy, consensus)
     if recipe.distance == Cosine():
         l_sim = distance
     else:
         with torch.no_grad():  # SME compares attacks of all distances by it (Table 2)
-            l_sim = 1 - (1 - Cosine()(gradient, target)) / length(target)
+            l_sim = 1 - (1 - Cosine()(gradient, target)) / global_norm(target)
     return objective, distance.detach(), l_sim.detach()
 
 
-def labels_of(recipe: Recipe, scene: Scene, values: Mapping[str, Tensor]) -> Tensor:
-    """Class indices, targets, or probabilities that are optimised with the data."""
-    return scene.labels if recipe.joint_labels is None else values["label_logits"].softmax(1)
+def dummy_labels(recipe: Recipe, problem: InversionProblem, values: Mapping[str, Tensor]) -> Tensor:
+    """Return class indices or targets, or the probabilities that are optimised with the data."""
+    return problem.labels if recipe.label_step_size is None else values["label_logits"].softmax(1)
 
 
-def set_slopes(recipe: Recipe, values: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
-    """Leave slopes to the optimizer; values for which there is none keep the one that they had."""
-    for name, slope in slopes.items():
-        # Attention leaves transposed slopes, which L-BFGS does not take.
-        values[name].grad = (slope.sign() if recipe.signed and name == "dummy" else slope).contiguous()
+def set_gradients(recipe: Recipe, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+    """Set the `grad` of each value; a value without a new gradient keeps its last one."""
+    for name, gradient in gradients.items():
+        if recipe.signed and name == "dummy":
+            gradient = gradient.sign()
+        # Attention gives transposed gradients, which L-BFGS does not take.
+        values[name].grad = gradient.contiguous()
 
 
-def curves_of(recipe: Recipe, objective: Tensor, distance: Tensor, l_sim: Tensor, own: Mapping[str, Tensor]) -> Curves:
-    """What the report shows of an iteration."""
-    besides = {} if recipe.distance == Cosine() else {"distance": distance}
-    return {"objective": objective, "l_sim": l_sim, **besides, **own}
+def report_curves(
+    recipe: Recipe,
+    objective: Tensor,
+    distance: Tensor,
+    l_sim: Tensor,
+    variables: Mapping[str, Tensor],
+) -> Curves:
+    """Return the curves that the report shows of an iteration."""
+    distance_curve = {} if recipe.distance == Cosine() else {"distance": distance}
+    return {"objective": objective, "l_sim": l_sim, **distance_curve, **variables}
 
 
 class Restart:
-    """One restart: the values that are optimised, and how.
+    """One random start: the values that are optimised, and how.
 
     Attributes:
-        scene: what it is matched in.
-        consensus: the mean of the dummy data of all restarts before each step, which those of a victim share.
+        problem: the inversion problem.
+        dummy: the dummy data, `example ...`, standardised.
+        consensus: the mean of the dummy data of all restarts before each step; the restarts of a
+            victim share this tensor.
     """
 
     def __init__(
         self,
         recipe: Recipe,
-        scene: Scene,
+        problem: InversionProblem,
         shape: tuple[int, ...],
         classes: tuple[int, ...],
         iterations: int,
         rng: torch.Generator,
     ) -> None:
-        self._recipe, self.scene, self._iterations, self._rng = recipe, scene, iterations, rng
-        like = scene.before[0]
+        self._recipe, self.problem, self._iterations, self._rng = recipe, problem, iterations, rng
+        like = problem.before[0]
         self.dummy = torch.randn(shape, generator=rng).to(like)
         if recipe.bounded:
-            scene.units.clamp_(self.dummy)
+            problem.scaling.clamp_(self.dummy)
         self.consensus = torch.zeros_like(self.dummy)
-        self._taken = 0
-        self._jump()
-        self._variables = recipe.place.variables(scene)
-        if recipe.joint_labels is not None:
+        self._steps_taken = 0
+        self._take_discrete_step()
+        self._variables = recipe.update_model.variables(problem)
+        if recipe.label_step_size is not None:
             logits = torch.randn((shape[0], *classes), generator=rng).to(like)
-            self._variables["label_logits"] = Variable(logits, recipe.joint_labels, -math.inf, math.inf)
-        self._own = {name: variable.start.clone() for name, variable in self._variables.items()}
+            label_variable = OptimisedVariable(logits, recipe.label_step_size, -math.inf, math.inf)
+            self._variables["label_logits"] = label_variable
+        self._variable_values = {name: variable.start.clone() for name, variable in self._variables.items()}
 
     def values(self) -> dict[str, Tensor]:
-        """What is optimised, the dummy data first."""
-        return {"dummy": self.dummy, **self._own}
+        """Return all that is optimised by name, `dummy` first."""
+        return {"dummy": self.dummy, **self._variable_values}
 
-    def moving(self, iteration: int) -> Moving:
-        """Whose slopes are due."""
-        return "dummy", *(name for name in self._own if iteration % self._variables[name].every == 0)
+    def gradient_names(self, iteration: int) -> GradientNames:
+        """Return the names of the values whose gradients are computed in this iteration."""
+        names = ["dummy"]
+        for name, variable in self._variables.items():
+            if iteration % variable.gradient_interval == 0:
+                names.append(name)
+        return tuple(names)
 
-    def around(self, iteration: int) -> Around:
-        """See `Around`."""
-        return self.consensus.new_tensor(self._recipe.emphasis(iteration, self._iterations)), self.consensus
+    def iteration_inputs(self, iteration: int) -> IterationInputs:
+        """Return the factor of the distance in this iteration and the consensus."""
+        factor = self._recipe.distance_schedule(iteration, self._iterations)
+        return self.consensus.new_tensor(factor), self.consensus
 
-    def course(self) -> tuple[tuple[float, float], ...]:
-        """Of each iteration, the factor of all step sizes and that of the distance."""
-        recipe, whole = self._recipe, self._iterations
-        return tuple(
-            (recipe.schedule(iteration, whole), recipe.emphasis(iteration, whole)) for iteration in range(whole)
-        )
+    def schedule_values(self) -> tuple[tuple[float, float], ...]:
+        """Return for each iteration the factors of all step sizes and of the distance."""
+        recipe, iterations = self._recipe, self._iterations
+        factors = []
+        for iteration in range(iterations):
+            step_factor = recipe.schedule(iteration, iterations)
+            factors.append((step_factor, recipe.distance_schedule(iteration, iterations)))
+        return tuple(factors)
 
-    def factor(self, iteration: int) -> float:
-        """Of all step sizes."""
+    def step_size_factor(self, iteration: int) -> float:
+        """Return the factor of all step sizes."""
         return self._recipe.schedule(iteration, self._iterations)
 
-    def optimizer(self, values: Mapping[str, Tensor]) -> Optimizer | torch.optim.Optimizer:
-        """One that moves its values, or those of several restarts."""
+    def make_optimizer(self, values: Mapping[str, Tensor]) -> Optimizer | torch.optim.Optimizer:
+        """Return an optimizer of `values`, which may be those of several restarts."""
         recipe = self._recipe
-        sizes = {"dummy": recipe.step_size} | {name: variable.step_size for name, variable in self._variables.items()}
-        groups: list[dict[str, object]] = [{"params": [values[name]], "lr": size} for name, size in sizes.items()]
+        sizes = {"dummy": recipe.step_size}
+        for name, variable in self._variables.items():
+            sizes[name] = variable.step_size
+        groups: list[dict[str, object]] = []
+        for name, size in sizes.items():
+            groups.append({"params": [values[name]], "lr": size})
         if recipe.optimizer == "adam":
             return Adam(groups, recipe.step_size)
         if recipe.optimizer == "sgd":
             return SGD(groups, recipe.step_size)
         return torch.optim.LBFGS([values[name] for name in sizes], lr=recipe.step_size)
 
-    def hold(self, values: Mapping[str, Tensor]) -> None:
-        """Go on in these tensors, which hold its values."""
+    def store_values_in(self, values: Mapping[str, Tensor]) -> None:
+        """Keep the values in these tensors from now on; they must hold the present values."""
         self.dummy = values["dummy"]
-        self._own = {name: values[name] for name in self._own}
+        self._variable_values = {name: values[name] for name in self._variable_values}
 
-    def stepping(self, evaluate: Evaluate) -> Step:
-        """Steps of an optimizer of its own."""
+    def make_step(self, evaluate: Evaluate) -> Step:
+        """Return steps of an optimizer of this restart alone."""
 
-        def slopes(iteration: int) -> Curves:
-            values, moving = self.values(), self.moving(iteration)
-            objective, distance, l_sim, *found = evaluate(iteration)
-            set_slopes(self._recipe, values, dict(zip(moving, found, strict=True)))
-            own = {name: value.mean() for name, value in self._own.items() if name != "label_logits"}
-            return curves_of(self._recipe, objective, distance, l_sim, own)
+        def compute_gradients(iteration: int) -> Curves:
+            values, names = self.values(), self.gradient_names(iteration)
+            objective, distance, l_sim, *gradients = evaluate(iteration)
+            set_gradients(self._recipe, values, dict(zip(names, gradients, strict=True)))
+            means = {}
+            for name, value in self._variable_values.items():
+                if name != "label_logits":
+                    means[name] = value.mean()
+            return report_curves(self._recipe, objective, distance, l_sim, means)
 
-        return steps_of(self.optimizer(self.values()), slopes, factor=self.factor, project=self.project)
+        optimizer = self.make_optimizer(self.values())
+        return make_optimizer_step(optimizer, compute_gradients, factor=self.step_size_factor, project=self.project)
 
-    def trial(self, step: Step) -> Trial:
-        """The trial that moves its values by these steps."""
-        return Trial(step=step, point=lambda: self.dummy, shown=self.scene.units.to_unit_range)
+    def make_trial(self, step: Step) -> Trial:
+        """Return the trial that changes this restart's values by `step`."""
+        return Trial(step=step, point=lambda: self.dummy, to_snapshot=self.problem.scaling.to_unit_range)
 
     def project(self) -> None:
-        """What follows a step: noise, then all values back into their ranges."""
+        """Finish a step: add noise, clamp all values to their ranges, take a discrete step."""
         if self._recipe.noise:
             noise = torch.randn(self.dummy.shape, generator=self._rng).to(self.dummy)
-            self.dummy.add_(noise, alpha=self._recipe.noise * self._recipe.step_size * self.factor(self._taken))
+            deviation = self._recipe.noise * self._recipe.step_size
+            self.dummy.add_(noise, alpha=deviation * self.step_size_factor(self._steps_taken))
         if self._recipe.bounded:
-            self.scene.units.clamp_(self.dummy)
+            self.problem.scaling.clamp_(self.dummy)
         for name, variable in self._variables.items():
-            self._own[name].clamp_(variable.low, variable.high)
-        self._taken += 1
-        self._jump()
+            self._variable_values[name].clamp_(variable.low, variable.high)
+        self._steps_taken += 1
+        self._take_discrete_step()
 
-    def _jump(self) -> None:
-        if self._recipe.jump is not None:
-            self._recipe.jump(self.scene, self.dummy, self._taken, self._iterations, self._rng)
+    def _take_discrete_step(self) -> None:
+        if self._recipe.discrete_step is not None:
+            self._recipe.discrete_step(self.problem, self.dummy, self._steps_taken, self._iterations, self._rng)
 
-    def finding(self, trial: Trial, merged: Callable[[Tensor, Scene], Tensor]) -> Reconstruction:
-        """What was reconstructed."""
-        data = [merged(images, self.scene) for images in trial.snapshots.values()]
-        logits = self._own.get("label_logits")
-        labels = self.scene.labels[: self.scene.num_examples] if logits is None else logits.argmax(1)
+    def finding(self, trial: Trial, merge_epochs: Callable[[Tensor, InversionProblem], Tensor]) -> Reconstruction:
+        """Return what was reconstructed.
+
+        Args:
+            trial: of this restart, at its end.
+            merge_epochs: makes one image an example of `Recipe.epochs` of them.
+        """
+        data = [merge_epochs(images, self.problem) for images in trial.snapshots.values()]
+        logits = self._variable_values.get("label_logits")
+        labels = self.problem.labels[: self.problem.num_examples] if logits is None else logits.argmax(1)
         return Reconstruction(
             data=data[-1],
             labels=labels.cpu(),
@@ -191,36 +240,45 @@ class Restart:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Matching:
-    """An attack on one update, before its first iteration.
+class InversionTask:
+    """Inversion of one update that is ready for its first iteration.
 
     Attributes:
+        recipe: objective and optimizer.
+        problem: the inversion problem.
         target: what gradients are compared with.
         restarts: at least one.
-        computing: entered around each call of the network, as for another precision.
-        turn: entered around what is done for this victim alone.
+        precision_context: entered around each call of the network, as for another precision.
+        victim_context: entered around what is done for this victim alone.
     """
 
     recipe: Recipe
-    scene: Scene
+    problem: InversionProblem
     target: list[Tensor]
     restarts: Sequence[Restart]
-    computing: Callable[[], AbstractContextManager[object]]
-    turn: Callable[[], AbstractContextManager[object]] = nullcontext
+    precision_context: Callable[[], AbstractContextManager[object]]
+    victim_context: Callable[[], AbstractContextManager[object]] = nullcontext
 
-    def alone(self, restart: Restart) -> Evaluate:
-        """One restart by itself."""
+    def restart_evaluation(self, restart: Restart) -> Evaluate:
+        """Return the function that evaluates one restart by itself."""
 
         def evaluate(iteration: int) -> list[Tensor]:
-            around, moving = restart.around(iteration), restart.moving(iteration)
-            with self.computing():
-                return objective_of(self.recipe, self.scene, restart.values(), around, self.target, moving)
+            iteration_inputs, names = restart.iteration_inputs(iteration), restart.gradient_names(iteration)
+            with self.precision_context():
+                return objective_and_gradients(
+                    self.recipe,
+                    self.problem,
+                    restart.values(),
+                    iteration_inputs,
+                    self.target,
+                    names,
+                )
 
         return evaluate
 
     @torch.no_grad()
-    def agree(self, points: Sequence[Tensor]) -> None:
-        """Set the consensus to the mean of these; one that has just diverged must not take the others with it."""
+    def update_consensus(self, points: Sequence[Tensor]) -> None:
+        """Set the consensus to the mean of `points`, without those that have just diverged."""
         consensus = self.restarts[0].consensus
         if len(points) == 1:
             consensus.copy_(points[0])

@@ -1,4 +1,4 @@
-"""The values of several restarts as rows of the same tensors, which one optimizer moves."""
+"""Several restarts whose values are rows of the same tensors, moved by one optimizer."""
 
 from __future__ import annotations
 
@@ -8,62 +8,70 @@ import torch
 from torch import Tensor
 
 from adversaries.engine.recipe import Recipe
-from adversaries.engine.restart import Restart, set_slopes
+from adversaries.engine.restart import Restart, set_gradients
+from fedsim.training.optimizers import Optimizer
 
 
-class Rows:
-    """From now on, the values of `restarts` lie in rows.
+class StackedRestarts:
+    """Values of several restarts, stacked; from now on the restarts' own values are views of them.
 
-    The optimizers of inversion move each number by its own slope, so all restarts take a step in the kernels of one.
+    The optimizers of inversion change each number by its own gradient, so one step in few kernels
+    moves all restarts.
 
     Attributes:
-        restarts: whose values they are.
+        restarts: whose values these are.
         values: by name, `restart ...`.
     """
 
     def __init__(self, recipe: Recipe, restarts: Sequence[Restart]) -> None:
         self.restarts = list(restarts)
-        self.values = stacked(restarts)
+        self.values = stack_values(restarts)
         self._recipe = recipe
-        self._optimizer = restarts[0].optimizer(self.values)
-        self._sizes = [group["lr"] for group in self._optimizer.param_groups]
-        self._share()
+        self._optimizer = restarts[0].make_optimizer(self.values)
+        self._step_sizes = [group["lr"] for group in self._optimizer.param_groups]
+        self._point_restarts_to_rows()
 
-    def only(self, left: Sequence[Restart]) -> None:
-        """Go on with these alone."""
-        if len(left) == len(self.restarts):
+    def keep_restarts(self, remaining: Sequence[Restart]) -> None:
+        """Drop all restarts but these, with their rows of values, gradients and optimizer state."""
+        if len(remaining) == len(self.restarts):
             return
-        first = next(iter(self.values.values()))
-        at = torch.tensor([self.restarts.index(restart) for restart in left]).to(first.device)
-        self.restarts, whole = list(left), self.values
-        self.values = {name: tensor.index_select(0, at) for name, tensor in whole.items()}
+        device = next(iter(self.values.values())).device
+        rows = torch.tensor([self.restarts.index(restart) for restart in remaining]).to(device)
+        self.restarts, previous = list(remaining), self.values
+        self.values = {name: tensor.index_select(0, rows) for name, tensor in previous.items()}
         for name, tensor in self.values.items():
-            slope = whole[name].grad
-            tensor.grad = None if slope is None else slope.index_select(0, at)
+            gradient = previous[name].grad
+            tensor.grad = None if gradient is None else gradient.index_select(0, rows)
         for group, tensor in zip(self._optimizer.param_groups, self.values.values(), strict=True):
             group["params"] = [tensor]
-        for memory in getattr(self._optimizer, "memory", ()):
-            memory.update({name: tensor.index_select(0, at) for name, tensor in memory.items() if tensor.ndim})
-        self._share()
+        if isinstance(self._optimizer, Optimizer):
+            for state in self._optimizer.memory:
+                for name, tensor in state.items():
+                    if tensor.ndim:
+                        state[name] = tensor.index_select(0, rows)
+        self._point_restarts_to_rows()
 
-    def move(self, iteration: int, slopes: Mapping[str, Tensor]) -> None:
-        """One step of all."""
-        set_slopes(self._recipe, self.values, slopes)
-        for group, size in zip(self._optimizer.param_groups, self._sizes, strict=True):
-            group["lr"] = size * self.restarts[0].factor(iteration)
+    def step(self, iteration: int, gradients: Mapping[str, Tensor]) -> None:
+        """Take one optimizer step with all restarts."""
+        set_gradients(self._recipe, self.values, gradients)
+        for group, size in zip(self._optimizer.param_groups, self._step_sizes, strict=True):
+            group["lr"] = size * self.restarts[0].step_size_factor(iteration)
         self._optimizer.step()
 
-    def means(self) -> dict[str, Tensor]:
-        """Of each restart, the mean of what the report shows beside the objective."""
-        shown = {name: value for name, value in self.values.items() if name not in ("dummy", "label_logits")}
-        return {name: value.reshape(len(value), -1).mean(1) for name, value in shown.items()}
+    def variable_means(self) -> dict[str, Tensor]:
+        """Return `restart` means of the variables that the report shows as curves, by name."""
+        means = {}
+        for name, value in self.values.items():
+            if name not in ("dummy", "label_logits"):
+                means[name] = value.reshape(len(value), -1).mean(1)
+        return means
 
-    def _share(self) -> None:
+    def _point_restarts_to_rows(self) -> None:
         for row, restart in enumerate(self.restarts):
-            restart.hold({name: tensor[row] for name, tensor in self.values.items()})
+            restart.store_values_in({name: tensor[row] for name, tensor in self.values.items()})
 
 
-def stacked(restarts: Sequence[Restart]) -> dict[str, Tensor]:
-    """The values of all, by name, `restart ...`."""
-    each = [restart.values() for restart in restarts]
-    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+def stack_values(restarts: Sequence[Restart]) -> dict[str, Tensor]:
+    """Return the values of all restarts by name, `restart ...`."""
+    values = [restart.values() for restart in restarts]
+    return {name: torch.stack([row[name] for row in values]) for name in values[0]}

@@ -1,4 +1,4 @@
-"""Checks that the settings of several attacks share."""
+"""Checks of settings that several attacks share."""
 
 from __future__ import annotations
 
@@ -10,26 +10,22 @@ from fedsim.errors import ConfigError
 
 
 def check_choices(attack: Attack) -> None:
-    """Check that each setting whose type is a `Literal` has one of its values.
-
-    Raises:
-        ConfigError: a setting has another value.
-    """
+    """Raise ConfigError unless each setting whose type is a `Literal` has one of its values."""
     for name, kind in get_type_hints(type(attack)).items():
         if get_origin(kind) is Literal and getattr(attack, name) not in get_args(kind):
-            told = ", ".join(map(str, get_args(kind)))
-            raise ConfigError(f"{name}: expected one of {told}, got {getattr(attack, name)!r}")
+            choices = ", ".join(map(str, get_args(kind)))
+            raise ConfigError(f"{name}: expected one of {choices}, got {getattr(attack, name)!r}")
 
 
 def check_positive(attack: Any, *names: str) -> None:
-    """Raise ConfigError where one of these settings is not a finite value above 0."""
+    """Raise ConfigError unless each of these settings is finite and above 0."""
     for name in names:
         if not 0 < getattr(attack, name) < math.inf:
             raise ConfigError(f"{name}: expected a finite value above 0, got {getattr(attack, name)}")
 
 
 def check_not_negative(attack: Any, *names: str) -> None:
-    """Raise ConfigError where one of these settings is not a finite value of at least 0."""
+    """Raise ConfigError unless each of these settings is finite and at least 0."""
     for name in names:
         if not 0 <= getattr(attack, name) < math.inf:
             raise ConfigError(f"{name}: expected a finite value of at least 0, got {getattr(attack, name)}")

@@ -1,4 +1,4 @@
-"""How far dummy data are from several gradients of one mini-batch, each taken at weights of its own."""
+"""Objective of several gradients of one mini-batch, each computed at weights of its own."""
 
 from __future__ import annotations
 
@@ -9,121 +9,152 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from adversaries.engine.lbfgs import Slopes
+from adversaries.engine.lbfgs import ValuesAndGradients
 from adversaries.engine.priors import BatchNormStatistics, total_variation
-from adversaries.scene import Scene
-from fedsim.training.gradients import rows_of_examples
+from adversaries.scene import InversionProblem
+from fedsim.training.gradients import flatten_examples
 
-Layers = Literal["increasing", "decreasing", "equal", "relative"]
+LayerWeighting = Literal["increasing", "decreasing", "equal", "relative"]
 
 
 def temporal_objective(
-    scenes: Sequence[Scene],
+    problems: Sequence[InversionProblem],
     *,
     distance: Literal["l2", "cosine"],
-    layers: Layers,
+    layers: LayerWeighting,
     bn_weight: float = 0.0,
     tv_weight: float = 0.0,
     vectorise: bool = True,
-) -> Slopes:
-    """The function `points -> (f_t, slopes)`, both `gradient ...`: one point for each gradient (TGIAs-RO, Eq. 4).
+) -> ValuesAndGradients:
+    """Return the function `points -> (f_t, gradients)`, one point for each of T recorded gradients.
+
+    f_t is `gradient` and the gradients are `gradient ...` (TGIAs-RO, Eq. 4).
 
     Args:
-        scenes: one for each gradient, with the labels of the mini-batch.
-        distance: `l2`, squared Euclidean over the recorded gradient's squared norm, or one minus the `cosine`.
-        layers: how the parameter tensors weigh in it, see `layer_weights`.
-        bn_weight: of the distance of BatchNorm statistics to those that the client returned.
+        problems: one for each recorded gradient, with the labels of the mini-batch.
+        distance: `l2`, squared Euclidean over the recorded gradient's squared norm, or one minus
+            the `cosine`.
+        layers: weighting of the parameter tensors, see `layer_weights`.
+        bn_weight: of the distance of BatchNorm statistics from those that the client returned.
         tv_weight: of total variation.
         vectorise: compute the gradients at all weights in one call; otherwise in a loop.
     """
-    targets = [
-        rows_of_examples(torch.stack(tensors)) for tensors in zip(*(s.mean_gradient for s in scenes), strict=True)
-    ]
-    apart = _distances(targets, distance, layers)
-    gradients = _all_at_once(scenes) if vectorise else _one_by_one(scenes)
+    targets = []
+    for tensors in zip(*(problem.mean_gradient for problem in problems), strict=True):
+        targets.append(flatten_examples(torch.stack(tensors)))
+    distances = _distance_function(targets, distance, layers)
+    gradients = _vectorised_gradients(problems) if vectorise else _looped_gradients(problems)
 
     def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
-            values = apart([rows_of_examples(tensor) for tensor in _defended(scenes, gradients(points))])
+            defended = _apply_defenses(problems, gradients(points))
+            values = distances([flatten_examples(tensor) for tensor in defended])
             if bn_weight:
-                prior = BatchNormStatistics(exact=scenes[0].by_batch)
-                each = [prior(scene, images, images) for scene, images in zip(scenes, points, strict=True)]
-                values = values + bn_weight * torch.stack(each)
+                prior = BatchNormStatistics(exact=problems[0].uses_batch_statistics)
+                terms = []
+                for problem, images in zip(problems, points, strict=True):
+                    terms.append(prior(problem, images, images))
+                values = values + bn_weight * torch.stack(terms)
             if tv_weight:
-                values = values + tv_weight * torch.stack([total_variation(images) for images in points])
-            (slopes,) = torch.autograd.grad(values.sum(), points, materialize_grads=True)
-        return values.detach(), slopes
+                variations = torch.stack([total_variation(images) for images in points])
+                values = values + tv_weight * variations
+            (point_gradients,) = torch.autograd.grad(values.sum(), points, materialize_grads=True)
+        return values.detach(), point_gradients
 
     return evaluate
 
 
-def _distances(
-    targets: Sequence[Tensor], distance: Literal["l2", "cosine"], layers: Layers
+def _distance_function(
+    targets: Sequence[Tensor], distance: Literal["l2", "cosine"], layers: LayerWeighting
 ) -> Callable[[Sequence[Tensor]], Tensor]:
-    """A function from dummy gradients to their distances from the targets; both are tensors `gradient number`."""
+    """Return a function from dummy gradients to their distances from the targets, `gradient`.
+
+    Args:
+        targets: `gradient number` for each parameter tensor, as are the dummy gradients.
+    """
     weights = layer_weights(targets, layers)
 
-    def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
-        pairs = zip(weights, left, right, strict=True)
-        return torch.stack([weight * (a * b).sum(1) for weight, a, b in pairs]).sum(0)
+    def inner_products(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+        triples = zip(weights, left, right, strict=True)
+        return torch.stack([weight * (a * b).sum(1) for weight, a, b in triples]).sum(0)
 
-    size = inner(targets, targets)
-    tiny = torch.finfo(size.dtype).tiny
+    squared_norms = inner_products(targets, targets)
+    tiny = torch.finfo(squared_norms.dtype).tiny
 
     def distances(dummy: Sequence[Tensor]) -> Tensor:
         if distance == "cosine":
-            return 1 - inner(dummy, targets) / (inner(dummy, dummy) * size).clamp_min(tiny).sqrt()
-        apart = [a - b for a, b in zip(dummy, targets, strict=True)]
-        return inner(apart, apart) / size
+            norms = (inner_products(dummy, dummy) * squared_norms).clamp_min(tiny).sqrt()
+            return 1 - inner_products(dummy, targets) / norms
+        differences = [a - b for a, b in zip(dummy, targets, strict=True)]
+        return inner_products(differences, differences) / squared_norms
 
     return distances
 
 
-def layer_weights(targets: Sequence[Tensor], layers: Layers) -> Sequence[float | Tensor]:
-    """Of each parameter tensor's share of the distance: one number with mean one, or `gradient` each.
+def layer_weights(targets: Sequence[Tensor], layers: LayerWeighting) -> Sequence[float | Tensor]:
+    """Return the weight of each parameter tensor in the distance.
 
     Args:
-        targets: the recorded gradients, `gradient number` for each parameter tensor in the model's order.
-        layers: `increasing` linearly from the first parameter tensor to the last, `decreasing`, `equal`, or
-            `relative` to the inverse of the recorded gradient's squared norm.
+        targets: the recorded gradients, `gradient number` for each parameter tensor in the model's
+            order.
+        layers: `increasing` linearly from the first parameter tensor to the last, `decreasing`,
+            `equal`, or `relative` to the inverse of the recorded gradient's squared norm.
+
+    Returns:
+        Numbers of mean 1, or with `relative` tensors `gradient`.
     """
     count = len(targets)
     if layers == "relative":
-        return [1 / target.square().sum(1).clamp_min(torch.finfo(target.dtype).tiny) for target in targets]
+        weights = []
+        for target in targets:
+            squared_norms = target.square().sum(1)
+            weights.append(1 / squared_norms.clamp_min(torch.finfo(target.dtype).tiny))
+        return weights
     if layers == "equal":
         return (1.0,) * count
-    rising = tuple(2 * (place + 1) / (count + 1) for place in range(count))
+    rising = tuple(2 * (index + 1) / (count + 1) for index in range(count))
     return rising if layers == "increasing" else rising[::-1]
 
 
-def _defended(scenes: Sequence[Scene], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-    """`gradients`, tensors `gradient ...` in the model's order, as the known defenses would have made them."""
-    if not scenes[0].defenses:
+def _apply_defenses(problems: Sequence[InversionProblem], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Apply the adversary models of known defenses to `gradients`, tensors `gradient ...`."""
+    if not problems[0].defenses:
         return gradients
-    each = [scene.defended([tensor[place] for tensor in gradients]) for place, scene in enumerate(scenes)]
-    return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
+    defended = []
+    for index, problem in enumerate(problems):
+        defended.append(problem.apply_defenses([tensor[index] for tensor in gradients]))
+    return [torch.stack(tensors) for tensors in zip(*defended, strict=True)]
 
 
-def _all_at_once(scenes: Sequence[Scene]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Gradients at all w_t by one vectorised call, tensors `gradient ...` in the model's order."""
-    first = scenes[0]
-    weights = tuple(torch.stack(tensors) for tensors in zip(*(scene.before for scene in scenes), strict=True))
-    buffers = {name: torch.stack([scene.buffers[name] for scene in scenes]) for name in first.buffers}
+def _vectorised_gradients(problems: Sequence[InversionProblem]) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Return a function that computes the gradients at all w_t in one call.
 
-    def loss_of(weights: Sequence[Tensor], buffers: Mapping[str, Tensor], dummy: Tensor) -> Tensor:
-        state = {**dict(zip(first.names, weights, strict=True)), **buffers}
-        return first.loss(functional_call(first.model, state, (first.units.to_model(dummy),)), first.labels)
+    They are tensors `gradient ...`, in the order of the model's parameters.
+    """
+    first = problems[0]
+    states = zip(*(problem.before for problem in problems), strict=True)
+    weights = tuple(torch.stack(tensors) for tensors in states)
+    buffers = {}
+    for name in first.buffers:
+        buffers[name] = torch.stack([problem.buffers[name] for problem in problems])
 
-    gradient = vmap(grad(loss_of))
+    def compute_loss(weights: Sequence[Tensor], buffers: Mapping[str, Tensor], dummy: Tensor) -> Tensor:
+        state = {**dict(zip(first.parameter_names, weights, strict=True)), **buffers}
+        outputs = functional_call(first.model, state, (first.scaling.to_model(dummy),))
+        return first.loss(outputs, first.labels)
+
+    gradient = vmap(grad(compute_loss))
     return lambda points: gradient(weights, buffers, points)
 
 
-def _one_by_one(scenes: Sequence[Scene]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """The same in a loop."""
+def _looped_gradients(problems: Sequence[InversionProblem]) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Return a function that computes the same gradients one after the other."""
 
     def gradients(points: Tensor) -> Sequence[Tensor]:
-        each = [s.gradient(s.before, dummy, s.labels) for s, dummy in zip(scenes, points, strict=True)]
-        return [torch.stack(tensors) for tensors in zip(*each, strict=True)]
+        rows = []
+        for problem, dummy in zip(problems, points, strict=True):
+            rows.append(problem.gradient(problem.before, dummy, problem.labels))
+        return [torch.stack(tensors) for tensors in zip(*rows, strict=True)]
 
     return gradients

@@ -1,7 +1,7 @@
-"""Restarts of several victims in one call of the network.
+"""Batched restarts: restarts of several victims in one call of the network.
 
-An accelerator computes many restarts of a small network in the time of one, most of which goes into starting its
-kernels. A CPU gains nothing by it.
+An accelerator computes many restarts of a small network in the time of one, because most of that
+time goes into starting its kernels. A CPU gains nothing by it.
 """
 
 from __future__ import annotations
@@ -17,284 +17,339 @@ from torch import Tensor
 from torch.func import vmap
 
 from adversaries.engine.descent import Curves, Step
-from adversaries.engine.parts import numbers_of, shapes_of, tensors_of, with_tensors
-from adversaries.engine.restart import Around, Matching, Restart, curves_of, terms_of
-from adversaries.engine.rows import Rows, stacked
-from adversaries.scene import Scene
+from adversaries.engine.parts import problem_facts, problem_tensors, replace_tensors, tree_shapes
+from adversaries.engine.restart import InversionTask, IterationInputs, Restart, objective_terms, report_curves
+from adversaries.engine.rows import StackedRestarts, stack_values
+from adversaries.scene import InversionProblem
 from fedsim.errors import first_line
 
 log = logging.getLogger("fedsim." + __name__)
 
-BUDGET = 1 << 32
-"""Bytes of memory that one call may take."""
-_AGREEMENT = 1e-3
-"""By how much what is computed for several at once may differ from what is computed for one, relative to its size."""
-_NOTHING = 1e-3
-"""Sizes below it count as this: slopes that are all rounding have no size of their own."""
+MEMORY_BUDGET = 1 << 32
+"""Largest number of bytes that one call may take."""
+_TOLERANCE = 1e-3
+"""Largest difference of a batched result from that of a restart alone, relative to its size."""
+_LEAST_SIZE = 1e-3
+"""Smaller sizes count as this one: gradients that are all rounding have no size of their own."""
 
 
-def pays(device: torch.device) -> bool:
-    """Whether several restarts at once take less time than one after the other."""
+def batching_pays(device: torch.device) -> bool:
+    """Tell whether a batch of restarts takes less time than one restart after the other."""
     return device.type != "cpu"
 
 
 @dataclass(kw_only=True, eq=False)
-class Entry:
-    """A victim whose restarts may be computed at once, and with those of others.
+class BatchEntry:
+    """Victim whose restarts may be batched, with one another and with those of other victims.
 
     Attributes:
-        own: by restart, what it is computed by itself before the first iteration.
-        bytes: about how much memory a restart takes in a call.
+        task: the victim's inversion.
+        solo_results: by restart, what evaluating it by itself gives before the first iteration.
+        bytes_per_restart: about how much memory a restart takes in a call.
     """
 
-    matching: Matching
-    own: Sequence[list[Tensor]]
-    bytes: int
+    task: InversionTask
+    solo_results: Sequence[list[Tensor]]
+    bytes_per_restart: int
 
     @classmethod
-    def of(cls, matching: Matching) -> Entry:
-        """With what is computed of each restart by itself."""
-        first, *others = (partial(matching.alone(restart), 0) for restart in matching.restarts)
-        kept, own = _kept_and_result(first)
-        return cls(matching=matching, own=[own, *(compute() for compute in others)], bytes=kept + _bytes_of(matching))
+    def from_task(cls, task: InversionTask) -> BatchEntry:
+        """Evaluate each restart by itself and measure its memory."""
+        first, *others = (partial(task.restart_evaluation(restart), 0) for restart in task.restarts)
+        saved_bytes, first_result = _measure_saved_bytes(first)
+        results = [first_result, *(evaluate() for evaluate in others)]
+        return cls(task=task, solo_results=results, bytes_per_restart=saved_bytes + _tensor_bytes(task))
 
     @cached_property
     def leaves(self) -> list[Tensor]:
-        """The tensors that may differ from those of other victims in a call."""
+        """Return the tensors that may differ from those of other victims in a call."""
         from torch.utils._pytree import tree_leaves
 
-        return tree_leaves(_differing(self.matching))
+        return tree_leaves(_task_tensors(self.task))
 
     @cached_property
-    def kind(self) -> tuple[Any, ...]:
-        """What has to be equal in all victims of a call."""
-        recipe, scene = self.matching.recipe, self.matching.scene
+    def batch_key(self) -> tuple[Any, ...]:
+        """Return what has to be equal for all victims of a call."""
+        recipe, problem = self.task.recipe, self.task.problem
+        restart = self.task.restarts[0]
         return (
-            (recipe.place, recipe.distance, tuple(recipe.priors), recipe.joint_labels),
-            (recipe.optimizer, recipe.step_size, recipe.signed, self.matching.restarts[0].course()),
-            (repr(scene.model), scene.loss, type(scene.units), *numbers_of(scene)),
-            shapes_of(self.leaves),
-            shapes_of([*self.matching.restarts[0].values().values()]),
+            (recipe.update_model, recipe.distance, tuple(recipe.priors), recipe.label_step_size),
+            (recipe.optimizer, recipe.step_size, recipe.signed, restart.schedule_values()),
+            (repr(problem.model), problem.loss, type(problem.scaling), *problem_facts(problem)),
+            tree_shapes(self.leaves),
+            tree_shapes([*restart.values().values()]),
         )
 
 
-def fit(entries: Sequence[Entry]) -> bool:
-    """Whether the memory lasts for all of these at once, or there is but one, whose restarts may be parted."""
-    return len(entries) == 1 or sum(entry.bytes * len(entry.matching.restarts) for entry in entries) <= BUDGET
+def fit_in_memory(entries: Sequence[BatchEntry]) -> bool:
+    """Tell whether all these restarts fit in the memory at once.
+
+    A single victim always does, because its restarts may be split over several calls.
+    """
+    total = sum(entry.bytes_per_restart * len(entry.task.restarts) for entry in entries)
+    return len(entries) == 1 or total <= MEMORY_BUDGET
 
 
-def at_once(entries: Sequence[Entry]) -> list[list[Step] | None]:
-    """For each victim the steps of its restarts, computed for as many at once as are alike and the memory allows.
+def batched_steps(entries: Sequence[BatchEntry]) -> list[list[Step] | None]:
+    """Return for each victim the steps of its restarts, batched as far as the memory allows.
 
     Returns:
-        None for a victim that is to be computed by itself: where nothing is like it, where no two restarts fit into the
-        memory, and where the model, or a defense that is known, cannot be computed for several at once or gives other
-        values then, which is told.
+        None for a victim that is to be computed by itself: if no other is of its kind, if no two
+        restarts fit in the memory, or if the model, or a known defense, cannot be batched or gives
+        other values then, which is logged.
     """
-    found: dict[Entry, list[Step]] = {}
-    for alike in _alike(entries):
-        places = [(entry, restart) for entry in alike for restart in range(len(entry.matching.restarts))]
-        many = BUDGET // max(entry.bytes for entry in alike)
-        if min(many, len(places)) < 2:
+    steps_by_entry: dict[BatchEntry, list[Step]] = {}
+    for group in _group_by_key(entries):
+        slots = []
+        for entry in group:
+            slots += [(entry, restart) for restart in range(len(entry.task.restarts))]
+        batch_size = MEMORY_BUDGET // max(entry.bytes_per_restart for entry in group)
+        if min(batch_size, len(slots)) < 2:
             continue
-        calls = [_Call(places[start : start + many]) for start in range(0, len(places), many)]
-        faults = {entry: why for call in calls for entry, why in call.faults().items()}
-        for entry, why in faults.items():
-            with entry.matching.turn():
-                log.warning("%s: restarts are computed one after the other%s", entry.matching.scene.where, why)
+        starts = range(0, len(slots), batch_size)
+        calls = [_BatchedCall(slots[start : start + batch_size]) for start in starts]
+        # Leave out the victims that cannot be batched.
+        faults: dict[BatchEntry, str] = {}
         for call in calls:
-            for place, (entry, _) in enumerate(call.places):
+            faults.update(call.faults())
+        for entry, cause in faults.items():
+            with entry.task.victim_context():
+                log.warning(
+                    "%s: restarts are computed one after the other%s",
+                    entry.task.problem.where,
+                    cause,
+                )
+        for call in calls:
+            for slot, (entry, _) in enumerate(call.slots):
                 if entry not in faults:
-                    found.setdefault(entry, []).append(call.step(place))
-    return [found.get(entry) for entry in entries]
+                    steps_by_entry.setdefault(entry, []).append(call.step(slot))
+    return [steps_by_entry.get(entry) for entry in entries]
 
 
-def _alike(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """In groups of those that can be computed in one call."""
-    groups: list[list[Entry]] = []
+def _group_by_key(entries: Sequence[BatchEntry]) -> list[list[BatchEntry]]:
+    """Group victims that can be computed in one call."""
+    groups: list[list[BatchEntry]] = []
     for entry in entries:
-        group = next((group for group in groups if group[0].kind == entry.kind), None)
-        if group is None:
-            groups.append([entry])
+        for group in groups:
+            if group[0].batch_key == entry.batch_key:
+                group.append(entry)
+                break
         else:
-            group.append(entry)
+            groups.append([entry])
     return groups
 
 
 @dataclass(eq=False)
-class _Call:
-    """Restarts that are computed at once, each with its victim.
+class _BatchedCall:
+    """Restarts that are computed in one call of the network.
 
-    Each of them asks once in an iteration, before any of them moves, and the first one that asks has all of them
-    computed and moved. A restart that no longer asks is at its end; what waits for it says so, and it is left out then.
-    Where the memory turns out not to last for all, it is halves that are computed at once from then on.
+    In an iteration each restart's `Step` is called once, before the next iteration begins. The
+    first one computes and moves all restarts and keeps the others' curves, which their steps then
+    return. A restart that has ended no longer calls its step, so its curves are still there in the
+    next iteration, and it is left out. If memory runs out, the restarts are computed in halves from
+    then on.
+
+    Attributes:
+        slots: the restarts, each as a victim and the index of one of its restarts.
     """
 
-    places: Sequence[tuple[Entry, int]]
-    _taken: list[int] = field(init=False, default_factory=list)
-    _rows: Rows | None = field(init=False, default=None)
-    _waiting: dict[int, Curves] = field(init=False, default_factory=dict)
-    _stacked: tuple[list[int], dict[int, Tensor]] = field(init=False, default=([], {}))
-    _most: int = field(init=False)
+    slots: Sequence[tuple[BatchEntry, int]]
+    _active_slots: list[int] = field(init=False, default_factory=list)
+    _stacked_restarts: StackedRestarts | None = field(init=False, default=None)
+    _curves_by_slot: dict[int, Curves] = field(init=False, default_factory=dict)
+    _leaves_cache: tuple[list[int], dict[int, Tensor]] = field(init=False, default=([], {}))
+    _batch_size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._most = len(self.places)
+        self._batch_size = len(self.slots)
 
     @cached_property
-    def _first(self) -> Matching:
-        """The victim whose recipe and scene serve all."""
-        first = self.places[0][0].matching
-        return replace(first, scene=replace(first.scene, transformed=True))
+    def _first_task(self) -> InversionTask:
+        """Return the task whose recipe and problem serve all restarts."""
+        task = self.slots[0][0].task
+        return replace(task, problem=replace(task.problem, uses_func_transforms=True))
 
     @cached_property
-    def _differ(self) -> list[int]:
-        """The places among the leaves at which those of the victims are not all equal."""
-        victims = dict.fromkeys(entry for entry, _ in self.places)
+    def _differing_leaves(self) -> list[int]:
+        """Return the indices of the leaves that are not equal for all victims."""
+        victims = dict.fromkeys(entry for entry, _ in self.slots)
         if len(victims) == 1:
             return []
-        stacks = (torch.stack(tensors) for tensors in zip(*(entry.leaves for entry in victims), strict=True))
-        same = torch.stack([(stack == stack[0]).all() for stack in stacks]).tolist()
-        return [place for place, equal in enumerate(same) if not equal]
+        equal = []
+        for tensors in zip(*(entry.leaves for entry in victims), strict=True):
+            stack = torch.stack(tensors)
+            equal.append((stack == stack[0]).all())
+        same_for_all = torch.stack(equal).tolist()
+        return [index for index, same in enumerate(same_for_all) if not same]
 
-    def step(self, place: int) -> Step:
-        """Of one restart, which is computed here from now on."""
-        self._taken.append(place)
-        restart = self._restart(place)
+    def step(self, slot: int) -> Step:
+        """Return the step of one restart, which is computed in this call from now on."""
+        self._active_slots.append(slot)
+        restart = self._restart(slot)
 
         def step(iteration: int) -> Curves:
-            if place not in self._waiting:
-                self._waiting.update(self._moved(iteration))
+            if slot not in self._curves_by_slot:
+                self._curves_by_slot.update(self._advance(iteration))
             restart.project()
-            return self._waiting.pop(place)
+            return self._curves_by_slot.pop(slot)
 
         return step
 
-    def faults(self) -> dict[Entry, str]:
-        """Before the first iteration, the victims that cannot be computed here, and why."""
-        everyone = list(range(len(self.places)))
+    def faults(self) -> dict[BatchEntry, str]:
+        """Return the victims that cannot be batched, with the cause, before the first iteration."""
+        slots = list(range(len(self.slots)))
         try:
-            found = self._computed(everyone, stacked([self._restart(place) for place in everyone]), 0)
+            values = stack_values([self._restart(slot) for slot in slots])
+            columns = self._compute_in_parts(slots, values, 0)
         except (RuntimeError, NotImplementedError) as error:
-            return {entry: f" ({first_line(error)})" for entry, _ in self.places}
-        pairs = [
-            (row, entry.own[restart])
-            for row, (entry, restart) in zip(zip(*found, strict=True), self.places, strict=True)
-        ]
-        same = torch.stack([torch.stack([*map(_agree, row, own)]).all() for row, own in pairs]).tolist()
-        told = "; several at once gave other values"
-        return {entry: told for (entry, _), alike in zip(self.places, same, strict=True) if not alike}
+            return {entry: f" ({first_line(error)})" for entry, _ in self.slots}
+        # Compare with each restart computed by itself.
+        agreements = []
+        for batched, (entry, restart) in zip(zip(*columns, strict=True), self.slots, strict=True):
+            agreements.append(torch.stack([*map(_agree, batched, entry.solo_results[restart])]).all())
+        cause = "; several at once gave other values"
+        faults = {}
+        for (entry, _), agrees in zip(self.slots, torch.stack(agreements).tolist(), strict=True):
+            if not agrees:
+                faults[entry] = cause
+        return faults
 
-    def _restart(self, place: int) -> Restart:
-        entry, restart = self.places[place]
-        return entry.matching.restarts[restart]
+    def _restart(self, slot: int) -> Restart:
+        entry, restart = self.slots[slot]
+        return entry.task.restarts[restart]
 
-    def _moved(self, iteration: int) -> dict[int, Curves]:
-        """Move all for whom nothing waits, and give what the report shows of each."""
-        left = [place for place in self._taken if place not in self._waiting]
-        restarts, recipe = [self._restart(place) for place in left], self._first.recipe
-        if self._rows is None:
-            self._rows = Rows(recipe, restarts)
-        self._rows.only(restarts)
-        objective, distance, l_sim, *slopes = self._computed(left, self._rows.values, iteration)
-        own = self._rows.means()
-        self._rows.move(iteration, dict(zip(restarts[0].moving(iteration), slopes, strict=True)))
-        return {
-            place: curves_of(recipe, objective[row], distance[row], l_sim[row], {n: t[row] for n, t in own.items()})
-            for row, place in enumerate(left)
-        }
+    def _advance(self, iteration: int) -> dict[int, Curves]:
+        """Move all restarts that have not ended; return their curves by slot."""
+        slots = [slot for slot in self._active_slots if slot not in self._curves_by_slot]
+        restarts, recipe = [self._restart(slot) for slot in slots], self._first_task.recipe
+        if self._stacked_restarts is None:
+            self._stacked_restarts = StackedRestarts(recipe, restarts)
+        stack = self._stacked_restarts
+        stack.keep_restarts(restarts)
+        results = self._compute_in_parts(slots, stack.values, iteration)
+        objective, distance, l_sim, *gradients = results
+        means = stack.variable_means()
+        stack.step(iteration, dict(zip(restarts[0].gradient_names(iteration), gradients, strict=True)))
+        curves = {}
+        for row, slot in enumerate(slots):
+            row_means = {name: values[row] for name, values in means.items()}
+            curves[slot] = report_curves(recipe, objective[row], distance[row], l_sim[row], row_means)
+        return curves
 
-    def _computed(self, left: list[int], values: dict[str, Tensor], iteration: int) -> list[Tensor]:
-        """As `compute`, in as many parts as the memory asks for."""
+    def _compute_in_parts(self, slots: list[int], values: dict[str, Tensor], iteration: int) -> list[Tensor]:
+        """Call `compute` for as many restarts at once as the memory allows; join the results."""
         while True:
-            starts = range(0, len(left), self._most)
             try:
-                parts = [
-                    self.compute(left[some], {name: tensor[some] for name, tensor in values.items()}, iteration)
-                    for some in (slice(start, start + self._most) for start in starts)
-                ]
-                return parts[0] if len(parts) == 1 else [torch.cat(rows) for rows in zip(*parts, strict=True)]
+                parts = []
+                for start in range(0, len(slots), self._batch_size):
+                    part = slice(start, start + self._batch_size)
+                    part_values = {name: tensor[part] for name, tensor in values.items()}
+                    parts.append(self.compute(slots[part], part_values, iteration))
+                if len(parts) == 1:
+                    return parts[0]
+                return [torch.cat(rows) for rows in zip(*parts, strict=True)]
             except torch.OutOfMemoryError as error:
-                if (many := min(self._most, len(left))) < 2:
+                batch_size = min(self._batch_size, len(slots))
+                if batch_size < 2:
                     raise
-                why = first_line(error)
-            self._most, self._stacked = (many + 1) // 2, ([], {})  # here, what the error held on to is free
-            where = self.places[left[0]][0].matching.scene.where
+                cause = first_line(error)
+            # Only outside of `except` is the memory free that the error's traceback held.
+            self._batch_size, self._leaves_cache = (batch_size + 1) // 2, ([], {})
             log.warning(
                 "%s: the memory does not last for %d restarts at once, so it is %d from now on (%s)",
-                where,
-                many,
-                self._most,
-                why,
+                self.slots[slots[0]][0].task.problem.where,
+                batch_size,
+                self._batch_size,
+                cause,
             )
 
-    def compute(self, left: list[int], values: dict[str, Tensor], iteration: int) -> list[Tensor]:
-        """As `objective_of`, a row for each place that is left."""
-        restarts = [self._restart(place) for place in left]
-        recipe, moving = self._first.recipe, restarts[0].moving(iteration)
-        values = {name: value.detach().requires_grad_(name in moving) for name, value in values.items()}
-        around, axes = _around(restarts, iteration)
+    def compute(self, slots: list[int], values: dict[str, Tensor], iteration: int) -> list[Tensor]:
+        """Compute what `objective_and_gradients` does for several restarts, one row for each.
+
+        Args:
+            slots: of the restarts.
+            values: by name, `restart ...`.
+            iteration: of all of them.
+        """
+        restarts = [self._restart(slot) for slot in slots]
+        recipe, names = self._first_task.recipe, restarts[0].gradient_names(iteration)
+        values = {name: value.detach().requires_grad_(name in names) for name, value in values.items()}
+        iteration_inputs, axes = _stack_iteration_inputs(restarts, iteration)
 
         def terms(
-            values: dict[str, Tensor], tensors: dict[int, Tensor], around: Around
+            values: dict[str, Tensor], leaves: dict[int, Tensor], iteration_inputs: IterationInputs
         ) -> tuple[Tensor, Tensor, Tensor]:
-            scene, target = self._with(tensors)
-            return terms_of(recipe, scene, values, around, target)
+            problem, target = self._with_leaves(leaves)
+            return objective_terms(recipe, problem, values, iteration_inputs, target)
 
-        with self._first.computing():
-            objective, distance, l_sim = vmap(terms, (0, 0, axes))(values, self._tensors(left), around)
-            slopes = torch.autograd.grad(objective.sum(), [values[name] for name in moving], materialize_grads=True)
-        return [objective.detach(), distance, l_sim, *slopes]
+        with self._first_task.precision_context():
+            batched_terms = vmap(terms, (0, 0, axes))
+            objective, distance, l_sim = batched_terms(values, self._stacked_leaves(slots), iteration_inputs)
+            inputs = [values[name] for name in names]
+            gradients = torch.autograd.grad(objective.sum(), inputs, materialize_grads=True)
+        return [objective.detach(), distance, l_sim, *gradients]
 
-    def _tensors(self, left: list[int]) -> dict[int, Tensor]:
-        """By their places among the leaves, those in which victims differ, a row for each restart that is left."""
-        if self._stacked[0] != left:
-            entries = [self.places[place][0] for place in left]
-            self._stacked = left, {at: torch.stack([entry.leaves[at] for entry in entries]) for at in self._differ}
-        return self._stacked[1]
+    def _stacked_leaves(self, slots: list[int]) -> dict[int, Tensor]:
+        """Return by index the leaves in which victims differ, one row for each restart."""
+        if self._leaves_cache[0] != slots:
+            entries = [self.slots[slot][0] for slot in slots]
+            leaves = {}
+            for index in self._differing_leaves:
+                leaves[index] = torch.stack([entry.leaves[index] for entry in entries])
+            self._leaves_cache = slots, leaves
+        return self._leaves_cache[1]
 
-    def _with(self, tensors: dict[int, Tensor]) -> tuple[Scene, list[Tensor]]:
-        """The scene and the target of the first victim, with these of their leaves exchanged."""
+    def _with_leaves(self, leaves: dict[int, Tensor]) -> tuple[InversionProblem, list[Tensor]]:
+        """Return problem and target of the first victim, with some leaves replaced."""
         from torch.utils._pytree import tree_flatten, tree_unflatten
 
-        leaves, outline = tree_flatten(_differing(self._first))
-        scene, target = tree_unflatten([tensors.get(at, leaf) for at, leaf in enumerate(leaves)], outline)
-        return with_tensors(self._first.scene, scene), target
+        first_leaves, outline = tree_flatten(_task_tensors(self._first_task))
+        replaced = [leaves.get(index, leaf) for index, leaf in enumerate(first_leaves)]
+        tensors, target = tree_unflatten(replaced, outline)
+        return replace_tensors(self._first_task.problem, tensors), target
 
 
-def _differing(matching: Matching) -> tuple[dict[str, Any], list[Tensor]]:
-    """The tensors in which victims may differ."""
-    return tensors_of(matching.scene), list(matching.target)
+def _task_tensors(task: InversionTask) -> tuple[dict[str, Any], list[Tensor]]:
+    """Return the tensors in which victims may differ."""
+    return problem_tensors(task.problem), list(task.target)
 
 
-def _around(restarts: Sequence[Restart], iteration: int) -> tuple[Around, tuple[None, int | None]]:
-    """The emphasis, which all have in common, and the consensus; and the axis of the restarts in each."""
-    emphasis, consensus = restarts[0].around(iteration)
+def _stack_iteration_inputs(
+    restarts: Sequence[Restart], iteration: int
+) -> tuple[IterationInputs, tuple[None, int | None]]:
+    """Return distance factor and consensus, and the axis of the restarts in each.
+
+    All restarts have the same factor, and those of one victim share their consensus.
+    """
+    distance_factor, consensus = restarts[0].iteration_inputs(iteration)
     if all(restart.consensus is consensus for restart in restarts):
-        return (emphasis, consensus), (None, None)
-    return (emphasis, torch.stack([restart.consensus for restart in restarts])), (None, 0)
+        return (distance_factor, consensus), (None, None)
+    stack = torch.stack([restart.consensus for restart in restarts])
+    return (distance_factor, stack), (None, 0)
 
 
-def _agree(some: Tensor, other: Tensor) -> Tensor:
-    """Whether they differ by rounding alone, or neither is finite."""
-    same: Tensor = (some - other).norm() <= _AGREEMENT * other.norm().clamp_min(_NOTHING)
-    return same | ~(some.isfinite().all() | other.isfinite().all())
+def _agree(batched: Tensor, solo: Tensor) -> Tensor:
+    """Tell whether two results differ by rounding only, or neither is finite."""
+    limit = _TOLERANCE * solo.norm().clamp_min(_LEAST_SIZE)
+    same: Tensor = (batched - solo).norm() <= limit
+    return same | ~(batched.isfinite().all() | solo.isfinite().all())
 
 
-def _bytes_of(matching: Matching) -> int:
+def _tensor_bytes(task: InversionTask) -> int:
     from torch.utils._pytree import tree_leaves
 
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(_differing(matching)))
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(_task_tensors(task)))
 
 
-def _kept_and_result(compute: Callable[[], list[Tensor]]) -> tuple[int, list[Tensor]]:
-    """About how much memory `compute` takes, which is what its passes keep, and what it returns."""
-    kept = 0
+def _measure_saved_bytes(compute: Callable[[], list[Tensor]]) -> tuple[int, list[Tensor]]:
+    """Return the bytes that the passes of `compute` save, about its memory, and its result."""
+    saved_bytes = 0
 
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal kept
-        kept += tensor.numel() * tensor.element_size()
+    def count_bytes(tensor: Tensor) -> Tensor:
+        nonlocal saved_bytes
+        saved_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        found = compute()
-    return kept, found
+    with torch.autograd.graph.saved_tensors_hooks(count_bytes, lambda tensor: tensor):
+        result = compute()
+    return saved_bytes, result

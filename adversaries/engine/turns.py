@@ -1,27 +1,32 @@
-"""Victims that go on in step: each takes a turn, then the next one."""
+"""Round robin of victims: each victim's attack advances by one iteration, then the next one's."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 
-from fedsim.attacks import FAILURES, Order, Outcome
+from fedsim.attacks import FAILURES, Outcome, VictimTask
 from fedsim.findings import Finding
 
 
-def taking_turns(turns: Mapping[Order, Generator[None, None, Finding]]) -> Iterator[tuple[Order, Outcome]]:
-    """Have each take its turns, all in step, and give what comes of each as soon as it ends.
+def run_round_robin(
+    turns: Mapping[VictimTask, Generator[None, None, Finding]],
+) -> Iterator[tuple[VictimTask, Outcome]]:
+    """Advance the attacks in turn; yield the outcome of each one as soon as it ends.
 
-    What one raises ends it alone.
+    An attack that raises ends alone; the others go on.
+
+    Args:
+        turns: by victim, an attack that yields once an iteration.
     """
-    left = dict(turns)
-    while left:
-        for order in list(left):
+    running = dict(turns)
+    while running:
+        for order in list(running):
             try:
-                with order.turn():
-                    next(left[order])
+                with order.log_context():
+                    next(running[order])
             except StopIteration as end:
-                del left[order]
+                del running[order]
                 yield order, end.value
             except FAILURES as error:
-                del left[order]
+                del running[order]
                 yield order, error

@@ -1,1 +1,1 @@
-"""Attacks that read a client's inputs off the update of a first linear layer, to float precision."""
+"""Attacks that read exact inputs off the update of a first linear layer."""

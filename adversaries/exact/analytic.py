@@ -1,4 +1,4 @@
-"""The first attack on linear layers: an input is a row of the update over that of the bias (Phong et al. 2018)."""
+"""Analytic attack: a row of the first layer's update over its bias is an input (Phong, 2018)."""
 
 from __future__ import annotations
 
@@ -8,31 +8,36 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.exact.attack import finding_of
-from adversaries.exact.layer import Layer, read_layer
+from adversaries.exact.attack import build_finding
+from adversaries.exact.layer import FirstLayer, read_first_layer
 from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
 
-_ALIKE = 1e-3
-"""Inputs whose largest difference, as a share of the range, is below this are one."""
-_OUTSIDE = 1e-2
-"""By how much of the range an input may be outside of it, by rounding."""
+_SAME_INPUT = 1e-3
+"""Inputs are the same if their largest difference is below this share of the range."""
+_MAX_EXCESS = 1e-2
+"""Largest share of the range by which rounding may move an input out of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analytic(Attack):
     """Divide each unit's row by its bias: where a unit saw one example only, that is the example.
 
-    A unit that saw several gives a weighted sum of them. Its weights mostly have either sign, so that it leaves the
-    range of an input; of a client that holds one class alone they have one sign, and means of several are claimed, too.
-    Of the rows that stay in the range, those that several units give come first; no more than N are claimed. One
-    example alone is recovered whole by any unit; of a batch only what is alone in a unit, which is rare.
+    1. Divide the rows of the update by the bias (`_candidates`). A unit that several examples fired
+       gives a weighted sum of them, whose weights mostly have both signs, so that it leaves the
+       range of an input. For a client with a single class they have one sign, and means of several
+       examples are claimed, too.
+    2. Group equal inputs; claim at most N, those that most units give first (`_run`).
+
+    A single example is recovered by any unit; of a batch only the examples that fire a unit alone,
+    which is rare.
 
     References:
-        Phong et al.: Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, IEEE TIFS 2018, Sect. 3.
-        Differs: for batches and updates of several steps, where the paper has one example and its gradient.
+        Phong et al.: Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, IEEE
+        TIFS 2018, Sect. 3. Differs: for batches and updates of several steps, where the paper has
+        one example and its gradient.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
@@ -47,28 +52,34 @@ class Analytic(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        layer = read_layer(self, single_update(transcript, victim), knowledge, relu=False)
-        inputs = _within(layer)
-        if not len(inputs):
+        layer = read_first_layer(single_update(transcript, victim), knowledge, relu=False)
+        candidates = _candidates(layer)
+        if not len(candidates):
             raise AttackError(
-                f"{layer.scene.where}: no unit of '{layer.name}' gives an input within the range, so "
-                "each saw several examples; choose 'spear-ica'"
+                f"{layer.problem.where}: no unit of '{layer.name}' gives an input within the range, "
+                "so each saw several examples; choose 'spear-ica'"
             )
         groups: list[list[Tensor]] = []
-        for one in inputs:
-            group = next((g for g in groups if float((g[0] - one).abs().max()) < _ALIKE * layer.extent), None)
-            if group is None:
-                groups.append(group := [])
-            group.append(one)
-        groups = sorted(groups, key=len, reverse=True)[: layer.scene.num_examples]
+        tolerance = _SAME_INPUT * layer.range_width
+        for candidate in candidates:
+            for group in groups:
+                if float((group[0] - candidate).abs().max()) < tolerance:
+                    group.append(candidate)
+                    break
+            else:
+                groups.append([candidate])
+        groups = sorted(groups, key=len, reverse=True)[: layer.problem.num_examples]
         progress(1, 1, {"objective": 0.0})
-        return finding_of(layer, torch.stack([group[0] for group in groups]))
+        return build_finding(layer, torch.stack([group[0] for group in groups]))
 
 
-def _within(layer: Layer) -> Tensor:
-    """`candidate input`: rows over biases that are inputs, those of the largest biases first, as they are surest."""
+def _candidates(layer: FirstLayer) -> Tensor:
+    """Return `candidate input`, rows over biases that are in the range of an input.
+
+    Those of the largest biases come first, as their rounding is smallest.
+    """
     order = layer.bias.abs().argsort(descending=True)
     order = order[(layer.bias[order] != 0) & layer.weight[order].any(1)]
     inputs = layer.weight[order] / layer.bias[order, None]
-    outside = (inputs - layer.clamped(inputs)).abs().amax(1)
-    return inputs[outside <= _OUTSIDE * layer.extent]
+    excess = (inputs - layer.clamp_inputs(inputs)).abs().amax(1)
+    return inputs[excess <= _MAX_EXCESS * layer.range_width]

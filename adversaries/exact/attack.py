@@ -1,4 +1,4 @@
-"""What the attacks on a first linear layer share: from columns of the mixture to a finding."""
+"""Base of the attacks on a first linear layer: from columns of the mixture to a finding."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.exact.consistency import certified, cleaned, repaired
-from adversaries.exact.layer import Layer, labels_of, read_layer
-from adversaries.exact.mixture import Mixture
+from adversaries.exact.consistency import certify_inputs, repair_columns, subtract_unknown_inputs
+from adversaries.exact.layer import FirstLayer, read_first_layer, read_labels
+from adversaries.exact.mixture import InputMixture
 from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
@@ -23,13 +23,19 @@ log = logging.getLogger("fedsim." + __name__)
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLayerAttack(Attack):
-    """Base of the attacks that read a client's inputs off the update of the first linear layer of a model.
+    """Base of the attacks that read a client's inputs off the first linear layer's update.
 
-    They need no labels, number of steps, batch size or learning rate, and read one update of any number of steps of
-    SGD, with momentum, weight decay, clipping or a proximal term; Adam and noise leave the span of the inputs. N need
-    only be an upper bound, up to what the layer can tell apart, but nothing is certified then. Weights and biases of
-    the layer are taken to have one learning rate, and the examples to enter the model unchanged: where each is seen
-    once, what is found is the augmented example. A subclass finds columns of the mixture.
+    1. Read the layer's update (`_layer`) and factor it as a mixture of inputs (`InputMixture`).
+    2. Find columns of the mixture, which a subclass does (`_columns`).
+    3. If all are found, replace sums of several (`repair_columns`).
+    4. Solve for the inputs, and certify those that are exact (`certify_inputs`).
+
+    The attacks need no labels, number of steps, batch size or learning rate, and read one update of
+    any number of steps of SGD, with momentum, weight decay, clipping or a proximal term; Adam and
+    noise leave the span of the inputs. N need only be an upper bound, up to what the layer can tell
+    apart, but nothing is certified then. Weights and biases of the layer must have one learning
+    rate. Examples must enter the model unchanged; of an example that is augmented and seen once,
+    the augmented version is recovered.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
@@ -43,56 +49,76 @@ class FirstLayerAttack(Attack):
 
     @property
     @abstractmethod
-    def turns(self) -> int:
-        """How often `_columns` tells of its progress, at most."""
+    def progress_steps(self) -> int:
+        """Return the largest number of times that `_columns` reports its progress."""
 
     @abstractmethod
     def _columns(
-        self, mixture: Mixture, layer: Layer, rng: torch.Generator, tell: Callable[[int], None]
+        self, mixture: InputMixture, layer: FirstLayer, rng: torch.Generator, tell: Callable[[int], None]
     ) -> tuple[list[Tensor], Tensor]:
-        """Columns that are certain, `rank` each, and estimates of the others, `rank rest`.
+        """Return columns that are certain, `rank` each, and estimates of the others, `rank rest`.
 
         Args:
-            tell: is told after each turn how many columns are certain.
+            mixture: the factored update.
+            layer: whose update it is.
+            rng: source of every random draw.
+            tell: called after each step with the number of columns that are certain.
         """
 
-    def _layer(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Layer:
-        """The first layer of the one update that is attacked."""
-        return read_layer(self, single_update(transcript, victim), knowledge)
+    def _layer(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> FirstLayer:
+        """Return the first layer of the update that is attacked."""
+        return read_first_layer(single_update(transcript, victim), knowledge)
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
         layer = self._layer(transcript, knowledge, victim)
-        where = f"{self.called} on {layer.scene.where}"
-        mixture = Mixture.of(layer.weight, layer.bias, layer.scene.num_examples, layer.scene.where)
-        if mixture.rank < layer.scene.num_examples:
+        where = f"{self.title} on {layer.problem.where}"
+        mixture = InputMixture.from_update(layer.weight, layer.bias, layer.problem.num_examples, layer.problem.where)
+        if mixture.rank < layer.problem.num_examples:
             log.warning(
-                "%s: the update spans %d inputs, N is %d; examples that are equal, nearly equal or fire no unit cannot "
-                "be told apart, so none is certified",
+                "%s: the update spans %d inputs, N is %d; examples that are equal, nearly equal or "
+                "fire no unit cannot be told apart, so none is certified",
                 where,
                 mixture.rank,
-                layer.scene.num_examples,
+                layer.problem.num_examples,
             )
-        steps = iter(range(1, self.turns + 1))
+        total_steps = self.progress_steps + 1
+        step_numbers = iter(range(1, total_steps))
 
-        def tell(found: int) -> None:
-            progress(next(steps), self.turns + 1, {"objective": 1 - found / mixture.rank})
+        def report(count: int) -> None:
+            progress(next(step_numbers), total_steps, {"objective": 1 - count / mixture.rank})
 
-        only = torch.ones(1, dtype=torch.float64)  # of a single input, which needs no unmixing
-        found, rest = ([only], only[None, :0]) if mixture.rank == 1 else self._columns(mixture, layer, rng, tell)
-        progress(self.turns + 1, self.turns + 1, {"objective": 1 - len(found) / mixture.rank})
-        if complete := not rest.shape[1]:
-            found = repaired(mixture, layer, found)
-        columns = mixture.scaled(torch.cat([*(column[:, None] for column in found), rest], 1))
-        inputs = mixture.unmixed(columns)
-        sure = certified(mixture, layer, columns) if complete else torch.zeros(len(inputs), dtype=torch.bool)
-        if found and not complete:
-            inputs = torch.cat([cleaned(layer, inputs, len(found)), inputs[len(found) :]])
-        return finding_of(layer, inputs, sure)
+        # Find columns.
+        if mixture.rank == 1:  # a single input needs no unmixing
+            certain = [torch.ones(1, dtype=torch.float64)]
+            estimates = certain[0][None, :0]
+        else:
+            certain, estimates = self._columns(mixture, layer, rng, report)
+        progress(total_steps, total_steps, {"objective": 1 - len(certain) / mixture.rank})
+        complete = not estimates.shape[1]
+        if complete:
+            certain = repair_columns(mixture, layer, certain)
+        # Solve for the inputs.
+        single_columns = [column[:, None] for column in certain]
+        columns = mixture.scale_columns(torch.cat([*single_columns, estimates], 1))
+        inputs = mixture.unmix_inputs(columns)
+        is_certified = torch.zeros(len(inputs), dtype=torch.bool)
+        if complete:
+            is_certified = certify_inputs(mixture, layer, columns)
+        elif certain:
+            count = len(certain)
+            inputs = torch.cat([subtract_unknown_inputs(layer, inputs, count), inputs[count:]])
+        return build_finding(layer, inputs, is_certified)
 
 
-def finding_of(layer: Layer, inputs: Tensor, sure: Tensor | None = None) -> Reconstruction:
-    """The claim that the client trained on `inputs`, `example input`, some of which are certified to be exact."""
-    data, labels = layer.to_unit_range(inputs), labels_of(layer, layer.clamped(inputs))
-    return Reconstruction(data=data, labels=labels, certified=sure)
+def build_finding(layer: FirstLayer, inputs: Tensor, is_certified: Tensor | None = None) -> Reconstruction:
+    """Build the claim that the client trained on `inputs`.
+
+    Args:
+        layer: whose update was attacked.
+        inputs: `example input`, in the model's range.
+        is_certified: `example`, which inputs are exact for sure.
+    """
+    data, labels = layer.to_unit_range(inputs), read_labels(layer, layer.clamp_inputs(inputs))
+    return Reconstruction(data=data, labels=labels, certified=is_certified)

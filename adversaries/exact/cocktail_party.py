@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 import torch
 
 from adversaries.engine.settings import check_choices
-from adversaries.exact.attack import finding_of
-from adversaries.exact.components import unmixing
-from adversaries.exact.layer import read_layer
-from adversaries.exact.mixture import Mixture
-from adversaries.exact.refinement import refined
+from adversaries.exact.attack import build_finding
+from adversaries.exact.components import separate_components
+from adversaries.exact.layer import read_first_layer
+from adversaries.exact.mixture import InputMixture
+from adversaries.exact.refinement import refine_inputs
 from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding
@@ -23,19 +23,24 @@ from fedsim.recording.transcript import Transcript
 class CocktailParty(Attack):
     """Take the rows of the first linear layer's update for mixtures of the inputs, and separate these.
 
-    Works behind any activation and with noise on the update, of which it keeps the N largest directions. The
-    reconstructions are never exact.
+    1. Keep the N largest directions of the update (`InputMixture`).
+    2. Separate independent components (`separate_components`).
+    3. Scale them so that they add up to the update of the bias (`scale_columns`).
+    4. With `refine`, fit them to the whole update (`refine_inputs`).
+
+    Works behind any activation and with noise on the update. The reconstructions are never exact.
 
     Args:
-        of: what is held to be independent of one input and another: its `values`, as published, or the `differences`
-            between neighbouring pixels, which are nearly so.
+        of: what has to be independent between inputs: their `values`, as published, or the
+            `differences` of neighbouring pixels, which nearly are.
         iterations: of FastICA, at most.
-        refine: fit them to the whole update in the end, with zeros where ReLU leaves a unit silent (ours); needs ReLU.
+        refine: fit the inputs to the whole update in the end, with zero gradients where ReLU leaves
+            a unit silent (ours); needs ReLU.
 
     References:
-        Kariyappa et al.: Cocktail Party Attack, ICML 2023. Differs: scikit-learn's FastICA finds the components, where
-        the paper descends on an objective with priors on images; signs and sizes are those with which the inputs add
-        up to the update of the bias.
+        Kariyappa et al.: Cocktail Party Attack, ICML 2023. Differs: scikit-learn's FastICA finds
+        the components, where the paper descends on an objective with priors on images; signs and
+        sizes are those with which the inputs add up to the update of the bias.
     """
 
     of: Literal["values", "differences"] = "values"
@@ -60,13 +65,13 @@ class CocktailParty(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        layer = read_layer(self, single_update(transcript, victim), knowledge, relu=self.refine)
-        where = layer.scene.where
+        layer = read_first_layer(single_update(transcript, victim), knowledge, relu=self.refine)
+        where = layer.problem.where
         if self.of == "differences" and len(layer.shape) != 3:
             raise AttackError(f"{where}: differences between neighbours are those of images; set of = 'values'")
-        mixture = Mixture.of(layer.weight, layer.bias, layer.scene.num_examples, where, exact=False)
+        mixture = InputMixture.from_update(layer.weight, layer.bias, layer.problem.num_examples, where, exact=False)
         seed = int(torch.randint(1 << 31, (1,), generator=rng))
-        columns = unmixing(mixture.inputs, layer.shape, self.of, seed, self.iterations)
+        columns = separate_components(mixture.inputs, layer.shape, self.of, seed, self.iterations)
         progress(1, 1, {"objective": 0.0})
-        inputs = mixture.unmixed(mixture.scaled(columns))
-        return finding_of(layer, refined(layer, inputs) if self.refine else inputs)
+        inputs = mixture.unmix_inputs(mixture.scale_columns(columns))
+        return build_finding(layer, refine_inputs(layer, inputs) if self.refine else inputs)

@@ -1,139 +1,174 @@
-"""Whether columns of a mixture and the inputs that they give go together, and what to do where they do not."""
+"""Consistency of a mixture's columns with the inputs that they give, and repair of columns."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from adversaries.exact.components import differences
-from adversaries.exact.layer import Layer
-from adversaries.exact.mixture import Mixture
+from adversaries.exact.components import neighbour_differences
+from adversaries.exact.layer import FirstLayer
+from adversaries.exact.mixture import InputMixture
 from adversaries.exact.ratios import shared_ratios
-from adversaries.exact.silence import trimmed
+from adversaries.exact.silence import fit_trimmed_column
 
-CERTIFIED = 60.0
-"""PSNR in dB that an input which is certified exact is sure to reach: its error stays below 1/1000 of the range."""
-_MARGIN = 2.0
-"""By this factor the estimated standard deviation of an input's error must be below what `CERTIFIED` allows."""
-_AGREEMENT = 0.75
-"""Least share of units about which an input that is certified and its column agree; that of a sum of two."""
-_ALIKE, _SPREADS = 0.03, 6.0
-"""Where ratios are shared: how far it may be below its median over all inputs, at all and in median deviations."""
-_WORST = 4
-"""So many of the inputs that agree least with their columns are looked at in a turn, and so many turns are taken."""
-_PINNED = 0.999
-"""Leverage from which on a column is no more than pinned by a unit, which other columns may be as well."""
-_WITHIN = 0.9
-"""Share of the zeros of a sum that are zeros of each of its parts, at least."""
-_SAME = 1 - 1e-6
-_TURNS, _SMALL = 20, 1e-6
+CERTIFIED_PSNR = 60.0
+"""PSNR in dB that a certified input is sure to reach: its error stays below 1/1000 of the range."""
+_ERROR_MARGIN = 2.0
+"""Factor by which an input's estimated error must be below what `CERTIFIED_PSNR` allows."""
+_LEAST_AGREEMENT = 0.75
+"""Smallest share of units about which a certified input and its column must agree."""
+_LEAST_DROP, _DEVIATIONS = 0.03, 6.0
+"""If ratios are shared, an input's agreement may be below the median by this, or by this many
+median deviations."""
+_NUM_WORST = 4
+"""Number of the least consistent inputs that are examined in a round, and number of rounds."""
+_PINNING_LEVERAGE = 0.999
+"""Leverage from which a unit alone determines a column, as any other column could be."""
+_SHARED_ZEROS = 0.9
+"""Smallest share of the zeros of a sum that are zeros of each of its parts."""
+_SAME_COSINE = 1 - 1e-6
+_ABSOLUTE_ROUNDS, _SMALL = 20, 1e-6
 
 
-def certified(mixture: Mixture, layer: Layer, columns: Tensor) -> Tensor:
-    """`example`: which inputs are sure to be exact, given all columns, scaled.
+def certify_inputs(mixture: InputMixture, layer: FirstLayer, columns: Tensor) -> Tensor:
+    """Tell which inputs are exact for sure, `example`.
 
-    The error that rounding makes of it must stay well below what `CERTIFIED` allows, and it must lie in the range of an
-    input. No column may be `odd`, and there must be one for each of the N examples: two examples whose gradients are
-    proportional, as nearly equal ones may have, share a column, which gives a mean of both.
+    An input is certified if its error by rounding is well below what `CERTIFIED_PSNR` allows, and
+    if it lies in the range of an input. Besides, no column may be a sum (`find_sum_column`), and
+    there must be one for each of the N examples: two examples whose gradients are proportional, as
+    nearly equal ones may have, share a column, which gives a mean of both.
+
+    Args:
+        mixture: the factored update.
+        layer: whose update it is.
+        columns: all of them, scaled.
     """
-    most = layer.extent * 10 ** (-CERTIFIED / 20)
-    inputs = mixture.unmixed(columns)
-    within = (inputs - layer.clamped(inputs)).abs().amax(1) < most
-    whole = mixture.rank == layer.scene.num_examples and odd(mixture, layer, columns) is None
-    return (_MARGIN * mixture.errors(columns) < most) & within & whole
+    largest_error = layer.range_width * 10 ** (-CERTIFIED_PSNR / 20)
+    inputs = mixture.unmix_inputs(columns)
+    in_range = (inputs - layer.clamp_inputs(inputs)).abs().amax(1) < largest_error
+    has_all = mixture.rank == layer.problem.num_examples
+    complete = has_all and find_sum_column(mixture, layer, columns) is None
+    return (_ERROR_MARGIN * mixture.input_errors(columns) < largest_error) & in_range & complete
 
 
-def odd(mixture: Mixture, layer: Layer, columns: Tensor) -> int | None:
-    """The one of all columns, scaled, that most looks like a sum of several; None if all are of one example each.
+def find_sum_column(mixture: InputMixture, layer: FirstLayer, columns: Tensor) -> int | None:
+    """Return the column that most looks like a sum of several; None if each is of one example.
 
-    Each column must be determined by those of its zeros that its own input leaves silent: of two examples that fire
-    nearly the same units, a sum may have zeros where they cancel.
+    Each column must be determined by those of its zeros that its own input leaves silent: of two
+    examples that fire nearly the same units, a sum may have zeros where they cancel.
 
-    As many columns as there are examples, none of which depends on the others, are of one example each if no two have
-    an example in common. Two that do have `shared_ratios`, unless they are sums of so many that few units fire for one
-    alone; but then there are few zeros, and many units that the column's own input leaves silent are none of them. Two
-    of one example each may have a shared ratio as well: after one step of a network with one hidden layer, those of a
-    class. Then a column is odd if it is zero only where the other one is, too, or if it agrees worse with the signs of
-    its own input than the others do with theirs.
+    As many independent columns as there are examples are of one example each if no two have an
+    example in common. Two that do have `shared_ratios`, unless they are sums of so many that few
+    units fire for one alone; but then there are few zeros, and many units that the column's own
+    input leaves silent are none of them. Two columns of one example each may have a shared ratio as
+    well: after one step of a network with one hidden layer, those of a class. Then a column is a
+    sum if it is zero only where the other one is, too, or if it agrees worse with the signs of its
+    own input than the others do with theirs.
+
+    Args:
+        mixture: the factored update.
+        layer: whose update it is.
+        columns: all of them, scaled.
     """
-    inputs, zeros = layer.clamped(mixture.unmixed(columns)), mixture.zeros(columns)
-    silent = zeros.T & (layer.silence(inputs)[:, mixture.units] > 0)
-    for place, units in enumerate(silent):
-        if mixture.rank > 1 and not mixture.determined(units, _PINNED):
-            return place
+    inputs, zeros = layer.clamp_inputs(mixture.unmix_inputs(columns)), mixture.find_zeros(columns)
+    silent = zeros.T & (layer.silence(inputs)[:, mixture.unit_indices] > 0)
+    # Look for columns that their zeros do not determine.
+    for index, units in enumerate(silent):
+        if mixture.rank > 1 and not mixture.is_determined(units, _PINNING_LEVERAGE):
+            return index
+    # Look for sums of an example and another column.
     ratios = shared_ratios(mixture, columns)
-    if sums := _sums(mixture, columns, ratios):
+    if sums := _sum_pairs(mixture, columns, ratios):
         return sums[0][0]
-    agreement = layer.agreement(inputs, zeros, mixture.units)
-    least = _AGREEMENT
+    # Look for columns that disagree with their inputs.
+    agreement = layer.agreement(inputs, zeros, mixture.unit_indices)
+    least = _LEAST_AGREEMENT
     if ratios.isfinite().any():
-        usual = float(agreement.median())
-        least = max(least, usual - max(_ALIKE, _SPREADS * float((agreement - usual).abs().median())))
+        median = float(agreement.median())
+        deviation = float((agreement - median).abs().median())
+        least = max(least, median - max(_LEAST_DROP, _DEVIATIONS * deviation))
     return None if agreement.min() > least else int(agreement.argmin())
 
 
-def _sums(mixture: Mixture, columns: Tensor, ratios: Tensor) -> list[tuple[int, int]]:
-    """Pairs of columns with a shared ratio, of which the first is zero only where the second is, too."""
-    zeros = mixture.zeros(columns).double()
-    within = zeros.T @ zeros / zeros.sum(0)[:, None]
-    return [(one, other) for one, other in (ratios.isfinite() & (within > _WITHIN)).nonzero().tolist()]
+def _sum_pairs(mixture: InputMixture, columns: Tensor, ratios: Tensor) -> list[tuple[int, int]]:
+    """Return pairs with a shared ratio, of which the first is zero only where the second is."""
+    zeros = mixture.find_zeros(columns).double()
+    shared_zeros = zeros.T @ zeros / zeros.sum(0)[:, None]
+    pairs = (ratios.isfinite() & (shared_zeros > _SHARED_ZEROS)).nonzero().tolist()
+    return [(sum_index, part_index) for sum_index, part_index in pairs]
 
 
-def repaired(mixture: Mixture, layer: Layer, found: list[Tensor]) -> list[Tensor]:
-    """As many columns as there are inputs, without those that are sums of several.
+def repair_columns(mixture: InputMixture, layer: FirstLayer, columns: list[Tensor]) -> list[Tensor]:
+    """Replace columns that are sums of several examples; their number stays the same.
 
-    Where a column is a sum of a missing one and one that is there, their ratio tells the missing one. Where it is a sum
-    of a missing one and others, what is unmixed with it is nevertheless the input of the missing one, whose silence
-    then leads to its column.
+    If a column is a sum of a missing one and one that is there, their ratio gives the missing one.
+    If it is a sum of a missing one and several others, the input that is unmixed with it is
+    nevertheless that of the missing one, whose silence then leads to its column.
     """
-    found = _parted(mixture, found)
-    for _ in range(_WORST):
-        columns = mixture.scaled(torch.stack(found, 1))
-        inputs = layer.clamped(mixture.unmixed(columns))
-        worst = layer.agreement(inputs, mixture.zeros(columns), mixture.units).argsort()[:_WORST]
-        silence = layer.silence(inputs)[:, mixture.units]
-        for place in worst.tolist():
-            others, column = found[:place] + found[place + 1 :], trimmed(mixture, silence[place])
-            if column is None or float((column @ found[place]).abs()) > _SAME:
+    columns = _subtract_parts(mixture, columns)
+    for _ in range(_NUM_WORST):
+        # Examine the inputs that agree least with their columns.
+        scaled = mixture.scale_columns(torch.stack(columns, 1))
+        inputs = layer.clamp_inputs(mixture.unmix_inputs(scaled))
+        agreement = layer.agreement(inputs, mixture.find_zeros(scaled), mixture.unit_indices)
+        silence = layer.silence(inputs)[:, mixture.unit_indices]
+        for index in agreement.argsort()[:_NUM_WORST].tolist():
+            others = columns[:index] + columns[index + 1 :]
+            column = fit_trimmed_column(mixture, silence[index])
+            if column is None or float((column @ columns[index]).abs()) > _SAME_COSINE:
                 continue
-            if mixture.add(others, column):
-                found = others
+            if mixture.add_column(others, column):
+                columns = others
                 break
         else:
             break
-    return found
+    return columns
 
 
-def _parted(mixture: Mixture, found: list[Tensor]) -> list[Tensor]:
-    """The columns, of which sums are replaced by what is left of them without their other part."""
-    for _ in range(len(found)):
-        columns = torch.stack(found, 1)
-        ratios = shared_ratios(mixture, columns)
-        for one, other in _sums(mixture, columns, ratios):
-            others, left = found[:one] + found[one + 1 :], columns[:, one] - ratios[one, other] * columns[:, other]
-            column = mixture.column(left / left.norm())
-            if column is not None and mixture.add(others, column):
-                found = others
+def _subtract_parts(mixture: InputMixture, columns: list[Tensor]) -> list[Tensor]:
+    """Replace sums by what remains of them without their other part."""
+    for _ in range(len(columns)):
+        matrix = torch.stack(columns, 1)
+        ratios = shared_ratios(mixture, matrix)
+        for sum_index, part_index in _sum_pairs(mixture, matrix, ratios):
+            others = columns[:sum_index] + columns[sum_index + 1 :]
+            part = ratios[sum_index, part_index] * matrix[:, part_index]
+            difference = matrix[:, sum_index] - part
+            column = mixture.refine_column(difference / difference.norm())
+            if column is not None and mixture.add_column(others, column):
+                columns = others
                 break
         else:
             break
-    return found
+    return columns
 
 
-def cleaned(layer: Layer, inputs: Tensor, found: int) -> Tensor:
-    """`example input`: the first inputs, without what they hold of the others.
+def subtract_unknown_inputs(layer: FirstLayer, inputs: Tensor, count: int) -> Tensor:
+    """Subtract from the first `count` inputs what they contain of the others, `example input`.
 
-    While columns are missing, each input is known but for multiples of those whose columns they are. Those are taken
-    away whose absence makes the neighbouring values of an image differ least, in the sum of absolute differences; of
-    a table the values themselves.
+    While columns are missing, each input is known but for multiples of those whose columns are
+    missing. Those multiples are subtracted without which the neighbouring values of an image differ
+    least, in the sum of absolute differences; for a table, the values themselves.
+
+    Args:
+        layer: whose update was attacked.
+        inputs: `example input`, first those whose columns are certain.
+        count: number of certain columns.
     """
-    seen = differences(inputs.reshape(-1, *layer.shape)) if len(layer.shape) == 3 else inputs
-    cleaned = []
-    for index in range(found):
-        weights = torch.ones(seen.shape[1], dtype=seen.dtype)
-        for _ in range(_TURNS):  # least absolute values by weighted least squares
-            parts = torch.linalg.lstsq((seen[found:] * weights).T, (seen[index] * weights)[:, None]).solution[:, 0]
-            weights = (seen[index] - parts @ seen[found:]).abs().clamp_min(_SMALL).rsqrt()
-        left = 1 - parts.sum()
-        cleaned.append((inputs[index] - parts @ inputs[found:]) / torch.where(left.abs() > _SMALL, left, 1))
-    return torch.stack(cleaned)
+    values = inputs
+    if len(layer.shape) == 3:
+        values = neighbour_differences(inputs.reshape(-1, *layer.shape))
+    others = values[count:]
+    results = []
+    for index in range(count):
+        # Least absolute values by reweighted least squares.
+        weights = torch.ones(values.shape[1], dtype=values.dtype)
+        for _ in range(_ABSOLUTE_ROUNDS):
+            target = (values[index] * weights)[:, None]
+            multiples = torch.linalg.lstsq((others * weights).T, target).solution[:, 0]
+            residual = values[index] - multiples @ others
+            weights = residual.abs().clamp_min(_SMALL).rsqrt()
+        own_share = 1 - multiples.sum()
+        divisor = torch.where(own_share.abs() > _SMALL, own_share, 1)
+        results.append((inputs[index] - multiples @ inputs[count:]) / divisor)
+    return torch.stack(results)

@@ -1,4 +1,4 @@
-"""What an attack reads of a first linear layer: how it moved, and which units it leaves silent."""
+"""First linear layer of an update: how it changed, and which units an input leaves silent."""
 
 from __future__ import annotations
 
@@ -10,219 +10,259 @@ import torch
 from torch import Tensor
 
 from adversaries.labels.last_layer import output_layer
-from adversaries.scene import Scene, scene_of
-from fedsim.attacks import Attack, Knowledge
+from adversaries.scene import InversionProblem, build_problem
+from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, KnowledgeError
 from fedsim.randomness import generator
-from fedsim.training.first_layer import first_layer, rectified
+from fedsim.training.first_layer import find_first_layer, is_rectified
 from fedsim.wire.messages import Update
 
 log = logging.getLogger("fedsim." + __name__)
 
-INSTEAD = "choose an attack that matches gradients, such as sme"
-"""What an error says where the first layer gives nothing away."""
-_PROBES = 8
-_TURNS, _WORTH, _TINY = 30, 0.9, 1e-300
+_REMEDY = "choose an attack that matches gradients, such as sme"
+_NUM_PROBES = 8
+_DECAY_ROUNDS, _WORTHWHILE, _TINY = 30, 0.9, 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
-    """The first linear layer z = W x + c of an update, in float64 on the CPU.
+class FirstLayer:
+    """First linear layer z = W x + c of an update, in float64 on the CPU.
 
     Attributes:
-        scene: the update as a whole.
+        problem: the update as a whole.
         shape: of one example.
         name: of the layer.
         weight: `unit input`, W_0 - W_T, or the gradient that was sent.
-        bias: `unit`, likewise of c.
-        ends: W, `unit input`, and c, `unit`, at w_0 and at w_T, or at w_0 alone where a gradient was sent.
+        bias: `unit`, likewise for c.
+        endpoints: W, `unit input`, and c, `unit`, at w_0 and at w_T, or only at w_0 if a gradient
+            was sent.
     """
 
-    scene: Scene
+    problem: InversionProblem
     shape: tuple[int, ...]
     name: str
     weight: Tensor
     bias: Tensor
-    ends: tuple[tuple[Tensor, Tensor], ...]
+    endpoints: tuple[tuple[Tensor, Tensor], ...]
 
     def silence(self, inputs: Tensor) -> Tensor:
-        """`example unit`: how far below 0 the unit stays for the example at w_0 and at w_T; negative where it fires.
+        """Return `example unit`, how far z stays below 0 at w_0 and w_T; negative if it fires.
 
         Args:
             inputs: `example input`, float64.
         """
-        return -self._before_relu(inputs).amax(0)
+        return -self._preactivations(inputs).amax(0)
 
     def agreement(self, inputs: Tensor, zeros: Tensor, units: Tensor) -> Tensor:
-        """`example`: of how many units that are silent, or fire, at both ends the update says the same, as a share.
+        """Return `example`, the share of units about which inputs and update agree.
+
+        Units count if they are silent at both ends for the example, or fire at both.
 
         Args:
             inputs: `example input`, float64.
             zeros: `unit example`, where no gradient of the example reached the unit.
-            units: `unit`, which they are.
+            units: `unit`, their indices.
         """
-        seen = self._before_relu(inputs)[:, :, units]
-        silent, fires = seen.amax(0) < 0, seen.amin(0) > 0
+        preactivations = self._preactivations(inputs)[:, :, units]
+        silent, fires = preactivations.amax(0) < 0, preactivations.amin(0) > 0
         wrong = (silent & ~zeros.T) | (fires & zeros.T)
         return 1 - wrong.sum(1) / (silent | fires).sum(1).clamp_min(1)
 
-    def _before_relu(self, inputs: Tensor) -> Tensor:
-        """`end example unit`, z at w_0 and at w_T."""
-        return torch.stack([inputs @ weight.T + bias for weight, bias in self.ends])
+    def _preactivations(self, inputs: Tensor) -> Tensor:
+        """Return `end example unit`, z at w_0 and at w_T."""
+        return torch.stack([inputs @ weight.T + bias for weight, bias in self.endpoints])
 
-    def clamped(self, inputs: Tensor) -> Tensor:
-        """`example input`: each value brought into the range that an input can have."""
-        units, values = self.scene.units, inputs.reshape(-1, *self.shape)
-        return values.clamp(units.low.double().cpu(), units.high.double().cpu()).flatten(1)
+    def clamp_inputs(self, inputs: Tensor) -> Tensor:
+        """Clamp inputs, `example input`, to the range of an input."""
+        scaling, values = self.problem.scaling, inputs.reshape(-1, *self.shape)
+        return values.clamp(scaling.low.double().cpu(), scaling.high.double().cpu()).flatten(1)
 
     def to_unit_range(self, inputs: Tensor) -> Tensor:
-        """`example ...` of `example input`, as a finding holds them: float32 in [0, 1]."""
-        units, values = self.scene.units, inputs.reshape(-1, *self.shape)
-        low, high = units.low.double().cpu(), units.high.double().cpu()
+        """Return the data of a finding, `example ...`, for `example input`: float32 in [0, 1]."""
+        scaling, values = self.problem.scaling, inputs.reshape(-1, *self.shape)
+        low, high = scaling.low.double().cpu(), scaling.high.double().cpu()
         return ((values - low) / (high - low)).clamp(0, 1).float()
 
     @property
-    def extent(self) -> float:
-        """How wide the range of an input is; of several channels the narrowest."""
-        return float((self.scene.units.high - self.scene.units.low).min())
+    def range_width(self) -> float:
+        """Return the width of the range of an input; for several channels the narrowest."""
+        return float((self.problem.scaling.high - self.problem.scaling.low).min())
 
 
-def read_layer(attack: Attack, update: Update, knowledge: Knowledge, *, relu: bool = True) -> Layer:
-    """The first linear layer of an update.
+def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True) -> FirstLayer:
+    """Read the first linear layer of an update, without what weight decay did to it.
 
     Args:
-        relu: the attack reads its zeros, and so needs a ReLU behind it.
+        update: that is attacked.
+        knowledge: what is granted.
+        relu: the attack reads the zeros of ReLU, and so needs one behind the layer.
 
     Raises:
-        AttackError: the inputs do not enter a linear layer with a bias, or no ReLU follows it; or nothing moved.
+        AttackError: the inputs do not enter a linear layer with a bias, or no ReLU follows it; or
+            it did not change.
     """
     assert knowledge.input_shape is not None
-    scene = scene_of(update, knowledge)
-    probes = torch.randn((_PROBES, *knowledge.input_shape), generator=generator("first layer"))
-    probes = probes.to(scene.before[0])
-    weight = first_layer(scene.model, probes)
-    if weight is None or weight not in scene.names:
+    problem = build_problem(update, knowledge)
+    # Find the layer.
+    shape = (_NUM_PROBES, *knowledge.input_shape)
+    probes = torch.randn(shape, generator=generator("first layer")).to(problem.before[0])
+    weight = find_first_layer(problem.model, probes)
+    if weight is None or weight not in problem.parameter_names:
         raise AttackError(
-            f"{scene.where}: no linear layer that is trained takes the inputs themselves "
-            f"(convolutions, embeddings, dropout or a normalisation come first); {INSTEAD}"
+            f"{problem.where}: no linear layer that is trained takes the inputs themselves "
+            f"(convolutions, embeddings, dropout or a normalisation come first); {_REMEDY}"
         )
     name = weight.rpartition(".")[0]
     bias = f"{name}.bias".removeprefix(".")
-    if bias not in scene.names:
+    if bias not in problem.parameter_names:
         raise AttackError(
-            f"{scene.where}: the first linear layer '{name}' has no bias that is trained, from "
-            f"which the scale of each input is read; {INSTEAD}"
+            f"{problem.where}: the first linear layer '{name}' has no bias that is trained, from "
+            f"which the scale of each input is read; {_REMEDY}"
         )
-    if relu and not rectified(scene.model, name, probes):
+    if relu and not is_rectified(problem.model, name, probes):
         raise AttackError(
-            f"{scene.where}: no ReLU directly follows the first linear layer '{name}', whose zeros "
-            "tell the inputs apart; choose 'cocktail-party', which needs none"
+            f"{problem.where}: no ReLU directly follows the first linear layer '{name}', whose "
+            "zeros tell the inputs apart; choose 'cocktail-party', which needs none"
         )
-    at = [scene.names.index(weight), scene.names.index(bias)]
-    ends = (scene.before, scene.after) if scene.after else (scene.before,)
-    moved_weight, moved_bias = (scene.direction[place].double().cpu() for place in at)
-    if not moved_weight.any():
+    # Read how it changed.
+    weight_index, bias_index = problem.parameter_names.index(weight), problem.parameter_names.index(bias)
+    direction = problem.direction
+    weight_change = direction[weight_index].double().cpu()
+    bias_change = direction[bias_index].double().cpu()
+    if not weight_change.any():
         raise AttackError(
-            f"{scene.where}: the first linear layer '{name}' did not move, as where all its units are dead or all "
-            f"inputs are 0; {INSTEAD}"
+            f"{problem.where}: the first linear layer '{name}' did not move, as where all its "
+            f"units are dead or all inputs are 0; {_REMEDY}"
         )
-    if not moved_bias.any():
+    if not bias_change.any():
         raise AttackError(
-            f"{scene.where}: the bias of the first linear layer '{name}' did not move, from which the scale of each "
-            f"input is read; {INSTEAD}"
+            f"{problem.where}: the bias of the first linear layer '{name}' did not move, from "
+            f"which the scale of each input is read; {_REMEDY}"
         )
-    return undecayed(
-        Layer(
-            scene=scene,
-            shape=tuple(knowledge.input_shape),
-            name=name,
-            weight=moved_weight,
-            bias=moved_bias,
-            ends=tuple((end[at[0]].double().cpu(), end[at[1]].double().cpu()) for end in ends),
-        )
+    # Read its weights at both ends.
+    ends = []
+    for state in (problem.before, problem.after) if problem.after else (problem.before,):
+        ends.append((state[weight_index].double().cpu(), state[bias_index].double().cpu()))
+    layer = FirstLayer(
+        problem=problem,
+        shape=tuple(knowledge.input_shape),
+        name=name,
+        weight=weight_change,
+        bias=bias_change,
+        endpoints=tuple(ends),
+    )
+    return _remove_weight_decay(layer)
+
+
+def _remove_weight_decay(layer: FirstLayer) -> FirstLayer:
+    """Return the layer's change without the part of weight decay, if there is any.
+
+    In each step of SGD, with momentum or without, weight decay adds a multiple of the weights to
+    the gradient, and the same or another one, often none, of the biases. So in the end multiples of
+    w_0 were added to what the inputs made of the update. The latter has a rank of N at most, which
+    gives the multiples: they minimise what remains without the N largest directions.
+    """
+    weight, bias = layer.endpoints[0]
+    num_examples = layer.problem.num_examples
+    starts = [
+        torch.cat([weight, 0 * bias[:, None]], 1),
+        torch.cat([0 * weight, bias[:, None]], 1),
+    ]
+    change = torch.cat([layer.weight, layer.bias[:, None]], 1)
+    if len(change) < change.shape[1]:
+        change, starts = change.T, [start.T for start in starts]
+    if num_examples >= change.shape[1]:  # nothing would be left
+        return layer
+    multiples = [0.0, 0.0]
+    for _ in range(_DECAY_ROUNDS):
+        # Take away the multiples so far, and then the N largest directions.
+        decay = sum(multiple * start for multiple, start in zip(multiples, starts, strict=True))
+        data_part = change - decay
+        largest = torch.linalg.eigh(data_part.T @ data_part).eigenvectors[:, -num_examples:]
+        residual = data_part - data_part @ largest @ largest.T
+        start_residuals = [(start - start @ largest @ largest.T).flatten() for start in starts]
+        design = torch.stack(start_residuals, 1)
+        # Fit the residual by multiples of w_0.
+        norms = torch.stack([start.norm() for start in starts]).clamp_min(_TINY)
+        gram = design.T @ design / norms / norms[:, None] + _TINY * torch.eye(2, dtype=norms.dtype)
+        target = (design.T @ residual.flatten() / norms)[:, None]
+        steps = torch.linalg.lstsq(gram, target).solution[:, 0] / norms
+        unexplained = float((residual.flatten() - design @ steps).norm())
+        if unexplained > _WORTHWHILE * float(residual.norm()):
+            break
+        multiples = [m + float(step) for m, step in zip(multiples, steps, strict=True)]
+    if not any(multiples):
+        return layer
+    return replace(
+        layer,
+        weight=layer.weight - multiples[0] * weight,
+        bias=layer.bias - multiples[1] * bias,
     )
 
 
-def undecayed(layer: Layer) -> Layer:
-    """The layer without what weight decay did to it, where it did anything.
+def stack_layers(layers: Sequence[FirstLayer]) -> FirstLayer:
+    """Stack the layers of several updates that are made of the same inputs, with the units of all.
 
-    In each step of SGD, with momentum or without, weight decay adds a multiple of the weights to the gradient, and the
-    same or another one, often none, of the biases. So in the end multiples of w_0 have come to what the inputs made of
-    the update. The latter has a rank of N at most, which tells the multiples: they are those without which the least is
-    left beside the N largest directions.
+    N of the result is the largest of theirs.
     """
-    weight, bias = layer.ends[0]
-    starts = [torch.cat([weight, 0 * bias[:, None]], 1), torch.cat([0 * weight, bias[:, None]], 1)]
-    moved = torch.cat([layer.weight, layer.bias[:, None]], 1)
-    if len(moved) < moved.shape[1]:
-        moved, starts = moved.T, [start.T for start in starts]
-    if layer.scene.num_examples >= moved.shape[1]:  # nothing would be left
-        return layer
-    shares = [0.0, 0.0]
-    for _ in range(_TURNS):
-        left = moved - sum(share * start for share, start in zip(shares, starts, strict=True))
-        largest = torch.linalg.eigh(left.T @ left).eigenvectors[:, -layer.scene.num_examples :]
-        beside = left - left @ largest @ largest.T
-        of_starts = torch.stack([(start - start @ largest @ largest.T).flatten() for start in starts], 1)
-        sizes = torch.stack([start.norm() for start in starts]).clamp_min(_TINY)
-        gram = of_starts.T @ of_starts / sizes / sizes[:, None] + _TINY * torch.eye(2, dtype=sizes.dtype)
-        steps = torch.linalg.lstsq(gram, (of_starts.T @ beside.flatten() / sizes)[:, None]).solution[:, 0] / sizes
-        if float((beside.flatten() - of_starts @ steps).norm()) > _WORTH * float(beside.norm()):
-            break
-        shares = [share + float(step) for share, step in zip(shares, steps, strict=True)]
-    if not any(shares):
-        return layer
-    return replace(layer, weight=layer.weight - shares[0] * weight, bias=layer.bias - shares[1] * bias)
-
-
-def stacked(layers: Sequence[Layer]) -> Layer:
-    """Layers of several updates that are made of the same inputs, as one with the units of all.
-
-    Its N is the largest of theirs.
-    """
-    ends = zip(*(layer.ends for layer in layers), strict=True)
-    largest = max(layers, key=lambda layer: layer.scene.num_examples)
-    names = [layer.scene.where for layer in layers]
+    largest = max(layers, key=lambda layer: layer.problem.num_examples)
+    names = [layer.problem.where for layer in layers]
     where = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    ends = []
+    for states in zip(*(layer.endpoints for layer in layers), strict=True):
+        weights, biases = zip(*states, strict=True)
+        ends.append((torch.cat(weights), torch.cat(biases)))
     return replace(
         largest,
-        scene=replace(largest.scene, where=where),
+        problem=replace(largest.problem, where=where),
         weight=torch.cat([layer.weight for layer in layers]),
         bias=torch.cat([layer.bias for layer in layers]),
-        ends=tuple((torch.cat([w for w, _ in end]), torch.cat([c for _, c in end])) for end in ends),
+        endpoints=tuple(ends),
     )
 
 
-def labels_of(layer: Layer, inputs: Tensor) -> Tensor:
-    """`example`: the class of each input, whose logit the last layer's update moved up for it.
+def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
+    """Recover the label of each input, `example`, from the update of the last layer.
 
-    With the cross-entropy the update of the last layer is G^T H, where H holds the features of one example a row and
-    G, `example class`, is below 0 at the true class alone. G is found by least squares for the features at w_0. Where
-    the model does not end in such a layer, labels are what the returned model, or else that at w_0, predicts.
+    With the cross-entropy the update of the last layer is G^T H, where H holds the features of one
+    example a row and G, `example class`, is below 0 at the true class only. G is found by least
+    squares for the features at w_0. If the model does not end in such a layer, labels are what the
+    returned model, or else that at w_0, predicts.
 
     Args:
-        inputs: `example input`, in the model's units.
+        layer: the first layer, whose update was attacked.
+        inputs: `example input`, in the model's range.
     """
-    scene = layer.scene
-    values = inputs.reshape(-1, *layer.shape).to(scene.before[0])
+    problem = layer.problem
+    values = inputs.reshape(-1, *layer.shape).to(problem.before[0])
     try:
-        _outputs(scene, scene.before, values)
-        name, given = output_layer(scene.model, values)
-        places = [scene.names.index(f"{name}.{kind}".removeprefix(".")) for kind in ("weight", "bias")]
+        _load_and_predict(problem, problem.before, values)
+        name, last_inputs = output_layer(problem.model, values)
+        weight_index = problem.parameter_names.index(f"{name}.weight".removeprefix("."))
+        bias_index = problem.parameter_names.index(f"{name}.bias".removeprefix("."))
     except (KnowledgeError, ValueError):
-        outputs = _outputs(scene, scene.after or scene.before, values)
-        log.warning("%s: labels cannot be read from the last layer; they are what the model predicts", scene.where)
-        return outputs.argmax(1).cpu() if outputs.shape[1] > 1 else outputs[:, 0].float().cpu()
-    weight, bias = (scene.direction[place].double().cpu() for place in places)
-    features = torch.cat([given.double().cpu(), torch.ones(len(values), 1, dtype=torch.float64)], 1)
-    moved = torch.cat([weight, bias[:, None]], 1)
-    slopes: Tensor = torch.linalg.lstsq(features.T, moved.T, driver="gelsd").solution
-    return slopes.argmin(1)
+        outputs = _load_and_predict(problem, problem.after or problem.before, values)
+        log.warning(
+            "%s: labels cannot be read from the last layer; they are what the model predicts",
+            problem.where,
+        )
+        if outputs.shape[1] > 1:
+            return outputs.argmax(1).cpu()
+        return outputs[:, 0].float().cpu()
+    direction = problem.direction
+    weight = direction[weight_index].double().cpu()
+    bias = direction[bias_index].double().cpu()
+    ones = torch.ones(len(values), 1, dtype=torch.float64)
+    features = torch.cat([last_inputs.double().cpu(), ones], 1)
+    change = torch.cat([weight, bias[:, None]], 1)
+    gradients: Tensor = torch.linalg.lstsq(features.T, change.T, driver="gelsd").solution
+    return gradients.argmin(1)
 
 
 @torch.no_grad()
-def _outputs(scene: Scene, weights: Sequence[Tensor], values: Tensor) -> Tensor:
-    """What the model, which is left with these weights, makes of inputs."""
-    scene.model.load_state_dict({**dict(zip(scene.names, weights, strict=True)), **scene.buffers}, strict=False)
-    outputs: Tensor = scene.model(values)
+def _load_and_predict(problem: InversionProblem, weights: Sequence[Tensor], values: Tensor) -> Tensor:
+    """Load weights into the model, where they stay, and return its outputs."""
+    state = {**dict(zip(problem.parameter_names, weights, strict=True)), **problem.buffers}
+    problem.model.load_state_dict(state, strict=False)
+    outputs: Tensor = problem.model(values)
     return outputs.reshape(len(values), -1)

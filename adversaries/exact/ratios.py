@@ -1,4 +1,4 @@
-"""Whether columns of a mixture have examples in common."""
+"""Ratios that two columns of a mixture share, which tell that they have an example in common."""
 
 from __future__ import annotations
 
@@ -7,56 +7,78 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from adversaries.exact.mixture import Mixture
+from adversaries.exact.mixture import InputMixture
 
-_ERRORS = 4.0
-"""Rounding errors within which two ratios are the same."""
-_LEAST = 1e-9
-_FEW, _CROWD, _AROUND = 5, 6.0, 20.0
-_APART = 1e3
-"""More than the logarithms of any two ratios differ by."""
+_ROUNDINGS = 4.0
+"""Rounding errors within which two ratios are equal."""
+_LEAST_ERROR = 1e-9
+_LEAST_CROWD, _DENSITY_FACTOR, _NEIGHBOURHOOD = 5, 6.0, 20.0
+_LOG_GAP = 1e3
+"""Larger than the difference of the logarithms of any two ratios."""
 
 
-def shared_ratios(mixture: Mixture, columns: Tensor) -> Tensor:
-    """`example example`: the one ratio that the gradients of two columns have at many units, NaN where there is none.
+def shared_ratios(mixture: InputMixture, columns: Tensor) -> Tensor:
+    """Return `example example`, the ratio of two columns' gradients that many units share, or NaN.
 
-    Columns of different examples have as many ratios as units. Two sums that have an example in common have one at all
-    units that fire for it alone. Many are more than a few, and more than `_CROWD` times as many as its neighbourhood,
-    `_AROUND` times as wide, lets expect.
+    Columns of different examples have as many ratios as units. Two sums that have an example in
+    common have the same ratio at all units that fire for it alone. Units are many if they are more
+    than `_LEAST_CROWD`, and more than `_DENSITY_FACTOR` times as many as expected from a
+    neighbourhood that is `_NEIGHBOURHOOD` times as wide.
 
     Args:
+        mixture: the factored update.
         columns: `rank example`.
     """
     gradients = (mixture.rows @ columns).T
-    relative = mixture.rounding(columns)[:, None] / gradients.abs()
+    relative_errors = mixture.gradient_rounding(columns)[:, None] / gradients.abs()
     ratios = torch.full((len(gradients),) * 2, torch.nan, dtype=torch.float64)
-    if gradients.shape[1] <= _FEW:  # too few units for many to share anything
+    if gradients.shape[1] <= _LEAST_CROWD:  # too few units for many to share anything
         return ratios
-    for one in range(len(gradients) - 1):
-        quotients, error = gradients[one] / gradients[one + 1 :], _ERRORS * (relative[one] + relative[one + 1 :])
-        for other, ratio in _crowds(quotients, error.clamp_min(_LEAST)):
-            ratios[one, one + 1 + other], ratios[one + 1 + other, one] = ratio, 1 / ratio
+    for first in range(len(gradients) - 1):
+        quotients = gradients[first] / gradients[first + 1 :]
+        errors = _ROUNDINGS * (relative_errors[first] + relative_errors[first + 1 :])
+        for offset, ratio in _crowded_ratios(quotients, errors.clamp_min(_LEAST_ERROR)):
+            second = first + 1 + offset
+            ratios[first, second], ratios[second, first] = ratio, 1 / ratio
     return ratios
 
 
-def _crowds(quotients: Tensor, error: Tensor) -> Iterator[tuple[int, float]]:
-    """Each row of `row unit` in which many quotients are one within their relative errors, and that quotient."""
-    telling = error < 1
-    # Signs are kept apart, and units that tell nothing lie far from all others.
-    places = quotients.abs().log() + torch.where(quotients > 0, 0, _APART)
-    places = torch.where(telling, places, _APART * torch.arange(2, 2 + error.shape[1], dtype=error.dtype))
-    error = torch.where(telling, error, _LEAST)
-    order, index = places.sort(dim=1)
-    reach = error.gather(1, index).unfold(1, _FEW + 1, 1).amax(2)
-    dense = (order[:, _FEW:] - order[:, :-_FEW] <= 2 * reach).any(1).nonzero()[:, 0]  # most rows are not
-    quotients, places, error, order = quotients[dense], places[dense], error[dense], order[dense]
-    crowd = _around(order, places, error) - _CROWD / _AROUND * _around(order, places, _AROUND * error) - _FEW
-    most = crowd.argmax(1)
-    for row in (crowd.amax(1) > 0).nonzero()[:, 0].tolist():
-        yield int(dense[row]), float(quotients[row, most[row]])
+def _crowded_ratios(quotients: Tensor, errors: Tensor) -> Iterator[tuple[int, float]]:
+    """Yield each row of `row unit` in which many quotients are equal, and that quotient.
+
+    Args:
+        quotients: `row unit`.
+        errors: `row unit`, relative; quotients are equal within them.
+    """
+    # Place the quotients on a line: by logarithm, far apart by sign, and uncertain ones far away.
+    certain = errors < 1
+    places = quotients.abs().log() + torch.where(quotients > 0, 0, _LOG_GAP)
+    far_places = _LOG_GAP * torch.arange(2, 2 + errors.shape[1], dtype=errors.dtype)
+    places = torch.where(certain, places, far_places)
+    errors = torch.where(certain, errors, _LEAST_ERROR)
+    # Keep the rows with a crowd; most have none.
+    ordered, index = places.sort(dim=1)
+    reach = errors.gather(1, index).unfold(1, _LEAST_CROWD + 1, 1).amax(2)
+    widths = ordered[:, _LEAST_CROWD:] - ordered[:, :-_LEAST_CROWD]
+    dense = (widths <= 2 * reach).any(1).nonzero()[:, 0]
+    quotients, places, errors = quotients[dense], places[dense], errors[dense]
+    ordered = ordered[dense]
+    # Compare each crowd with its neighbourhood.
+    crowd = _count_neighbours(ordered, places, errors)
+    neighbourhood = _count_neighbours(ordered, places, _NEIGHBOURHOOD * errors)
+    excess = crowd - _DENSITY_FACTOR / _NEIGHBOURHOOD * neighbourhood - _LEAST_CROWD
+    best_unit = excess.argmax(1)
+    for row in (excess.amax(1) > 0).nonzero()[:, 0].tolist():
+        yield int(dense[row]), float(quotients[row, best_unit[row]])
 
 
-def _around(order: Tensor, places: Tensor, error: Tensor) -> Tensor:
-    """`row unit`: how many places of its row, which `order` has in order, are within the error of each."""
-    above = torch.searchsorted(order, places + error, right=True)
-    return above - torch.searchsorted(order, places - error)
+def _count_neighbours(ordered: Tensor, places: Tensor, errors: Tensor) -> Tensor:
+    """Count for each of `row unit` the places of its row that are within its error.
+
+    Args:
+        ordered: `row unit`, the places in ascending order.
+        places: `row unit`.
+        errors: `row unit`.
+    """
+    above = torch.searchsorted(ordered, places + errors, right=True)
+    return above - torch.searchsorted(ordered, places - errors)

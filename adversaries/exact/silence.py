@@ -1,4 +1,4 @@
-"""Columns of a mixture from units that are silent for one example: by sampling, or by an estimate of who is silent."""
+"""Columns of a mixture from the units that are silent for one example, estimated or sampled."""
 
 from __future__ import annotations
 
@@ -7,175 +7,210 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from adversaries.exact.mixture import Mixture
+from adversaries.exact.mixture import InputMixture
 
 _TRIMS = 3
-_KEPT = 0.8
-_SHARES = (1.0, 0.75, 0.5, 0.3)
-_AMONG = (1.3, 2.0, 3.0)
-_TURNS, _SHARPER, _SHARPEST = 40, 0.7, 1e-9
+_KEPT_SHARE = 0.8
+_SILENT_SHARES = (1.0, 0.75, 0.5, 0.3)
+_UNITS_PER_RANK = (1.3, 2.0, 3.0)
+_REWEIGHTINGS, _FLOOR_FACTOR, _LEAST_FLOOR = 40, 0.7, 1e-9
 _RIDGE = 1e-12
-_TRIED, _AS_MANY, _SAME = 5, 0.65, 1 - 1e-6
-_ONCE = 1 << 22
-"""Numbers of the drawn rows that are worked on at once."""
+_MAX_TRIALS, _ZEROS_SHARE, _SAME_COSINE = 5, 0.65, 1 - 1e-6
+_CHUNK_NUMBERS = 1 << 22
+"""Numbers of the drawn rows that are computed at once."""
 
 
-def trimmed(mixture: Mixture, silence: Tensor) -> Tensor | None:
-    """The column of an example of which an estimate is known, by least trimmed squares.
+def fit_trimmed_column(mixture: InputMixture, silence: Tensor) -> Tensor | None:
+    """Fit the column of an example with estimated silence, by least trimmed squares.
 
-    The rows of its silent units map the column to zero. Some units that are thought silent are not, mostly those that
-    nearly fire: so fewer and surer ones are tried until a column is certain, and among them the rows that fit worst
-    are left out.
+    The rows of its silent units map the column to zero. Some units that are estimated silent are
+    not, mostly those that nearly fire: so fewer and surer ones are tried until a column is certain,
+    and among them the rows that fit worst are left out.
 
     Args:
-        silence: `unit`, of each unit of the mixture how surely it is silent for the example; above 0 where it is.
+        mixture: the factored update.
+        silence: `unit`, how surely each unit of the mixture is silent for the example; above 0 if
+            it is.
+
+    Returns:
+        `rank`; None if no column is certain.
     """
     order = silence.argsort(descending=True)[: int((silence > 0).sum())]
     fewest = mixture.rank + 2
-    for share in _SHARES:
+    for share in _SILENT_SHARES:
         rows = mixture.rows[order[: int(share * len(order))]]
         if len(rows) < fewest:
             break
-        kept = rows
+        best_rows = rows
         for _ in range(_TRIMS):
-            misfit = (rows @ _null(kept.mT @ kept)).abs()
-            kept = rows[misfit.argsort()[: max(fewest, int(_KEPT * len(rows)))]]
-        if (column := mixture.column(_null(kept.mT @ kept))) is not None:
+            misfit = (rows @ _null_vector(best_rows.mT @ best_rows)).abs()
+            count = max(fewest, int(_KEPT_SHARE * len(rows)))
+            best_rows = rows[misfit.argsort()[:count]]
+        column = mixture.refine_column(_null_vector(best_rows.mT @ best_rows))
+        if column is not None:
             return column
     return None
 
 
-def guided(mixture: Mixture, silence: Tensor, draws: int, rng: torch.Generator) -> Tensor | None:
-    """Likewise by SPEAR's draws among the units that are most surely silent, for estimates that are further off."""
+def draw_guided_column(mixture: InputMixture, silence: Tensor, draws: int, rng: torch.Generator) -> Tensor | None:
+    """Find an example's column by SPEAR's draws among the units that are most surely silent.
+
+    For estimates that are too rough for `fit_trimmed_column`; see there.
+    """
     order = silence.argsort(descending=True)[: int((silence > 0).sum())]
-    for times in _AMONG:
-        among = order[: int(times * mixture.rank) + 3]
-        if len(among) < mixture.rank:
+    for units_per_rank in _UNITS_PER_RANK:
+        units = order[: int(units_per_rank * mixture.rank) + 3]
+        if len(units) < mixture.rank:
             break
-        for column in drawn(mixture, among, draws, rng, most=1):
+        for column in draw_columns(mixture, units, draws, rng, most=1):
             return column
     return None
 
 
-def followed(mixture: Mixture, silence: Tensor, estimates: Tensor, found: Sequence[Tensor]) -> list[Tensor]:
-    """Columns by least absolute values from estimates of them, all examples at once.
+def follow_estimates(
+    mixture: InputMixture, silence: Tensor, estimates: Tensor, known: Sequence[Tensor]
+) -> list[Tensor]:
+    """Find columns near estimates of them by least absolute values, for all examples at once.
 
-    A column is the q that makes the sum of |U q| smallest over the units that are thought silent, of which some are
-    not. The columns that were found make that sum small, too. So at first the part of an estimate that is not theirs
-    stays, and only what to add of them is sought; from there on all of q is.
+    A column is the q that minimises the sum of |U q| over the units that are estimated silent, of
+    which some are not. The known columns make that sum small, too. So at first the part of an
+    estimate that is not theirs is kept, and only what to add of them is optimised; from there on
+    all of q is.
 
     Args:
-        silence: `example unit`, see `trimmed`; fewer and surer units are tried until a column is certain.
-        estimates: `rank example`, orthogonal to the columns that were found.
-        found: columns.
+        mixture: the factored update.
+        silence: `example unit`, see `fit_trimmed_column`; fewer and surer units are tried until a
+            column is certain.
+        estimates: `rank example`, orthogonal to the known columns.
+        known: columns that are certain.
     """
     rows, columns = mixture.directions, list[Tensor]()
-    known = torch.linalg.qr(torch.stack(list(found), 1)).Q if found else estimates[:, :0]
+    known_basis = estimates[:, :0]
+    if known:
+        known_basis = torch.linalg.qr(torch.stack(list(known), 1)).Q
     guesses = (estimates / estimates.norm(dim=0)).T
-    for share in _SHARES:
-        thought = _surest(silence, share)
-        enough = thought.sum(1) >= mixture.rank + 2
-        thought, silence, guesses = thought[enough], silence[enough], guesses[enough]
+    for share in _SILENT_SHARES:
+        # Leave out examples with too few silent units.
+        is_silent = _surest_silent_units(silence, share)
+        has_enough = is_silent.sum(1) >= mixture.rank + 2
+        is_silent, silence, guesses = is_silent[has_enough], silence[has_enough], guesses[has_enough]
         if not len(guesses):
             break
-        near = guesses + _least_absolute(rows @ known, guesses @ rows.T, thought) @ known.T
-        certain = [mixture.column(column) for column in _smallest_absolute(rows, near, thought)]
-        columns += [column for column in certain if column is not None]
-        left = torch.tensor([column is None for column in certain])
-        silence, guesses = silence[left], guesses[left]
+        # Optimise the part of the known columns, then all.
+        known_parts = _minimise_known_part(rows @ known_basis, guesses @ rows.T, is_silent)
+        starts = guesses + known_parts @ known_basis.T
+        results = [mixture.refine_column(c) for c in _minimise_column(rows, starts, is_silent)]
+        columns += [column for column in results if column is not None]
+        # Go on with the examples without a certain column.
+        is_open = torch.tensor([column is None for column in results])
+        silence, guesses = silence[is_open], guesses[is_open]
     return columns
 
 
-def _surest(silence: Tensor, share: float) -> Tensor:
-    """`example unit`, 1 at a share of the units that are thought silent, those that are surely so, else 0."""
-    most = (share * (silence > 0).sum(1)).long()
-    places = silence.argsort(dim=1, descending=True).argsort(dim=1)
-    return (places < most[:, None]).double()
+def _surest_silent_units(silence: Tensor, share: float) -> Tensor:
+    """Return `example unit`, 1 for the surest `share` of the units that are estimated silent."""
+    count = (share * (silence > 0).sum(1)).long()
+    ranks = silence.argsort(dim=1, descending=True).argsort(dim=1)
+    return (ranks < count[:, None]).double()
 
 
-def _least_absolute(rows: Tensor, fixed: Tensor, thought: Tensor) -> Tensor:
-    """`example known`: the p with the smallest sum of |fixed + rows p|, over the units that are thought silent."""
+def _minimise_known_part(rows: Tensor, fixed: Tensor, is_silent: Tensor) -> Tensor:
+    """Return `example known`, the p that minimise |fixed + rows p|, summed over silent units."""
     ridge = _RIDGE * torch.eye(rows.shape[1], dtype=rows.dtype)
 
-    def solved(weights: Tensor) -> Tensor:
+    def solve(weights: Tensor) -> Tensor:
         gram = torch.einsum("eu,ui,uj->eij", weights, rows, rows) + ridge
-        parts: Tensor = torch.linalg.solve(gram, (weights * fixed) @ rows)
-        return -parts
+        solution: Tensor = torch.linalg.solve(gram, (weights * fixed) @ rows)
+        return -solution
 
-    return _reweighted(solved, lambda parts: fixed + parts @ rows.T, thought, thought)
-
-
-def _smallest_absolute(rows: Tensor, guesses: Tensor, thought: Tensor) -> Tensor:
-    """`example rank`: near each guess the unit vector q with the smallest sum of |rows q|, likewise."""
-
-    def solved(weights: Tensor) -> Tensor:
-        return _null(torch.einsum("eu,ui,uj->eij", weights, rows, rows))
-
-    misfit = (guesses @ rows.T).abs()
-    weights = _weights(misfit, thought, _typical(misfit, thought))
-    return _reweighted(solved, lambda vectors: vectors @ rows.T, thought, weights)
+    return _reweight(solve, lambda parts: fixed + parts @ rows.T, is_silent, is_silent)
 
 
-def _reweighted(
-    solved: Callable[[Tensor], Tensor], misfit: Callable[[Tensor], Tensor], thought: Tensor, weights: Tensor
+def _minimise_column(rows: Tensor, starts: Tensor, is_silent: Tensor) -> Tensor:
+    """Return `example rank`, unit vectors q near `starts` that minimise |rows q|, likewise."""
+
+    def solve(weights: Tensor) -> Tensor:
+        return _null_vector(torch.einsum("eu,ui,uj->eij", weights, rows, rows))
+
+    misfit = (starts @ rows.T).abs()
+    weights = _inverse_misfit_weights(misfit, is_silent, _median_misfit(misfit, is_silent))
+    return _reweight(solve, lambda vectors: vectors @ rows.T, is_silent, weights)
+
+
+def _reweight(
+    solve: Callable[[Tensor], Tensor],
+    compute_misfit: Callable[[Tensor], Tensor],
+    is_silent: Tensor,
+    weights: Tensor,
 ) -> Tensor:
-    """Least absolute values by least squares whose weights are those of the last solution, ever sharper."""
-    floor = None
-    for _ in range(_TURNS):
-        solution = solved(weights)
-        off = misfit(solution).abs()
-        floor = _typical(off, thought) if floor is None else (floor * _SHARPER).clamp_min(_SHARPEST)
-        weights = _weights(off, thought, floor)
+    """Minimise absolute values by least squares, reweighted with ever smaller floors."""
+    floor: Tensor | None = None
+    for _ in range(_REWEIGHTINGS):
+        solution = solve(weights)
+        misfit = compute_misfit(solution).abs()
+        floor = _median_misfit(misfit, is_silent) if floor is None else _lower_floor(floor)
+        weights = _inverse_misfit_weights(misfit, is_silent, floor)
     return solution
 
 
-def _weights(misfit: Tensor, thought: Tensor, floor: Tensor) -> Tensor:
-    """`example unit`, at most 1."""
-    weights = thought / (misfit.square() + floor.square()).sqrt()
+def _lower_floor(floor: Tensor) -> Tensor:
+    return (floor * _FLOOR_FACTOR).clamp_min(_LEAST_FLOOR)
+
+
+def _inverse_misfit_weights(misfit: Tensor, is_silent: Tensor, floor: Tensor) -> Tensor:
+    """Return `example unit`, at most 1."""
+    weights = is_silent / (misfit.square() + floor.square()).sqrt()
     largest: Tensor = weights.amax(1, keepdim=True)
     return weights / largest
 
 
-def _typical(misfit: Tensor, thought: Tensor) -> Tensor:
-    """`example 1`: the median over the units that are thought silent."""
-    return misfit.where(thought > 0, torch.nan).nanmedian(1, keepdim=True).values
+def _median_misfit(misfit: Tensor, is_silent: Tensor) -> Tensor:
+    """Return `example 1`, the median over silent units."""
+    return misfit.where(is_silent > 0, torch.nan).nanmedian(1, keepdim=True).values
 
 
-def drawn(mixture: Mixture, among: Tensor, draws: int, rng: torch.Generator, most: int) -> list[Tensor]:
-    """Columns from random sets of rank - 1 units: what they all map to zero is a column if one example silences all.
+def draw_columns(mixture: InputMixture, units: Tensor, draws: int, rng: torch.Generator, most: int) -> list[Tensor]:
+    """Find columns from random sets of rank - 1 units (SPEAR).
+
+    The vector that the rows of a set map to zero is a column if one example silences all of them.
 
     Args:
-        among: `candidate`, indices of units of the mixture, at least rank - 1.
+        mixture: the factored update.
+        units: `candidate`, indices of units of the mixture, at least rank - 1.
         draws: number of sets.
-        most: stop at so many columns.
+        rng: draws them.
+        most: stop at this number of columns.
     """
-    found: list[Tensor] = []
+    columns: list[Tensor] = []
     size = mixture.rank - 1
-    at_once = max(1, _ONCE // (mixture.rank * max(mixture.rank, len(mixture.rows))))
-    for start in range(0, draws, at_once):
-        count = min(at_once, draws - start)
-        chosen = torch.rand(count, len(among), generator=rng).topk(size, dim=1).indices
-        taken = mixture.directions[among[chosen]]
-        solved = torch.linalg.solve_ex(taken[:, :, :-1], -taken[:, :, -1]).result
+    chunk = max(1, _CHUNK_NUMBERS // (mixture.rank * max(mixture.rank, len(mixture.rows))))
+    for start in range(0, draws, chunk):
+        # Solve for the vectors that random sets map to zero, with a last entry of 1.
+        count = min(chunk, draws - start)
+        subsets = torch.rand(count, len(units), generator=rng).topk(size, dim=1).indices
+        rows = mixture.directions[units[subsets]]
+        solved = torch.linalg.solve_ex(rows[:, :, :-1], -rows[:, :, -1]).result
         guesses = torch.cat([solved, torch.ones(count, 1, dtype=solved.dtype)], 1)
-        zeros = mixture.zeros(guesses.T).sum(0)
+        zeros = mixture.find_zeros(guesses.T).sum(0)
         guesses = guesses / guesses.norm(dim=1, keepdim=True)
+        # Try those with most zeros.
         tried: list[Tensor] = []
         for index in zeros.argsort(descending=True).tolist():
-            enough = max(mixture.rank + 2, _AS_MANY * int(zeros.max()))
-            if zeros[index] < enough or len(tried) == _TRIED + most or len(found) == most:
+            enough = max(mixture.rank + 2, _ZEROS_SHARE * int(zeros.max()))
+            if zeros[index] < enough or len(tried) == _MAX_TRIALS + most or len(columns) == most:
                 break
-            if any(float((guesses[index] @ other).abs()) > _SAME for other in (*found, *tried)):
+            guess = guesses[index]
+            if any(float((guess @ other).abs()) > _SAME_COSINE for other in (*columns, *tried)):
                 continue
-            tried.append(guesses[index])
-            if (column := mixture.column(guesses[index])) is not None:
-                mixture.add(found, column)
-        if len(found) == most:
+            tried.append(guess)
+            if (column := mixture.refine_column(guess)) is not None:
+                mixture.add_column(columns, column)
+        if len(columns) == most:
             break
-    return found
+    return columns
 
 
-def _null(gram: Tensor) -> Tensor:
-    """The unit vector, `... rank`, that a Gram matrix `... rank rank` makes smallest."""
+def _null_vector(gram: Tensor) -> Tensor:
+    """Return the unit vector, `... rank`, that a Gram matrix `... rank rank` makes smallest."""
     vectors: Tensor = torch.linalg.eigh(gram).eigenvectors
     return vectors[..., 0]

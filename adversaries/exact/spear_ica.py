@@ -1,4 +1,4 @@
-"""Exact inputs of updates after many local steps: independent components as the start, then the zeros of ReLU."""
+"""SPEAR after many local steps: independent components as the start, then the zeros of ReLU."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.attack import FirstLayerAttack
-from adversaries.exact.components import Looked, unmixing
-from adversaries.exact.layer import Layer
-from adversaries.exact.mixture import Mixture
-from adversaries.exact.silence import drawn, followed, guided, trimmed
+from adversaries.exact.components import ComponentSource, separate_components
+from adversaries.exact.layer import FirstLayer
+from adversaries.exact.mixture import InputMixture
+from adversaries.exact.silence import draw_columns, draw_guided_column, fit_trimmed_column, follow_estimates
 from fedsim.errors import ConfigError
 
-_GUIDED, _MORE, _GUIDED_AT_MOST = 150, 6, 10_000
+_GUIDED_DRAWS, _DRAWS_FACTOR, _MAX_GUIDED_DRAWS = 150, 6, 10_000
+"""Draws of sets of units for each example, their factor after each pass without a new column, and
+their number for all examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpearIca(FirstLayerAttack):
     """Find columns of the mixture from estimates of the inputs, take their inputs away, and go on with the rest.
 
-    Each pass separates what is left of the update into independent components, which are rough estimates of the inputs
-    that are not found yet. An estimate says which units are silent for its example, at w_0 and at w_T; the zeros of
-    these units, without those that do not fit, give the column. A column counts only if its zeros certify it, so no
-    pass can do harm, and the next one separates fewer inputs. Where no estimate leads on, units are drawn blindly, as
-    in SPEAR; inputs whose columns were not found remain estimates.
+    Each pass
+
+    1. separates what is left of the update into independent components, which are rough estimates
+       of the inputs that are not found yet (`_estimate_columns`);
+    2. estimates which units are silent for each example, at w_0 and at w_T (`_estimate_silence`);
+    3. computes columns from the zeros of these units, without those that do not fit (`_search`).
+
+    A column counts only if its zeros certify it, so no pass can do harm, and the next one separates
+    fewer inputs. If passes find nothing, units are drawn blindly, as in SPEAR; inputs whose columns
+    were not found remain estimates.
 
     Args:
         passes: at most.
@@ -34,9 +41,10 @@ class SpearIca(FirstLayerAttack):
         draws: blind draws of sets of units, in all.
 
     References:
-        Dimitrov et al.: SPEAR, NeurIPS 2024, for the zeros; Kariyappa et al.: Cocktail Party Attack, ICML 2023, for
-        independent components. Differs: both are for one step, this reads local steps; the components are those of
-        differences, silence comes from estimates, inputs are taken away as they are found, and some are certified.
+        Dimitrov et al.: SPEAR, NeurIPS 2024, for the zeros; Kariyappa et al.: Cocktail Party
+        Attack, ICML 2023, for independent components. Differs: both are for one step, this reads
+        local steps; the components are those of differences, silence comes from estimates, inputs
+        are taken away as they are found, and some are certified.
     """
 
     passes: int = 40
@@ -49,68 +57,103 @@ class SpearIca(FirstLayerAttack):
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
 
     @property
-    def turns(self) -> int:
-        """See `FirstLayerAttack`."""
+    def progress_steps(self) -> int:
+        """Return the largest number of progress reports."""
         return self.passes
 
     def _columns(
-        self, mixture: Mixture, layer: Layer, rng: torch.Generator, tell: Callable[[int], None]
+        self, mixture: InputMixture, layer: FirstLayer, rng: torch.Generator, tell: Callable[[int], None]
     ) -> tuple[list[Tensor], Tensor]:
-        found: list[Tensor] = []
-        rest, stuck, drew = torch.eye(mixture.rank, dtype=torch.float64), 0, self.draws == 0
+        columns: list[Tensor] = []
+        stalled_passes = 0
+        drew_blindly = self.draws == 0
         for _ in range(self.passes):
-            before = len(found)
-            rest = self._estimates(mixture, layer, mixture.left(found), stuck)
-            draws = min(_GUIDED * _MORE**stuck, _GUIDED_AT_MOST // (mixture.rank - before))
-            self._search(mixture, _silence(mixture, layer, rest), rest, found, draws, rng)
-            if len(found) == before and stuck == self.patience - 1 and not drew:
-                drew = True
-                for column in drawn(mixture, torch.arange(len(mixture.rows)), self.draws, rng, most=mixture.rank):
-                    mixture.add(found, column)
-            stuck = stuck + 1 if len(found) == before else 0
-            tell(len(found))
-            if len(found) == mixture.rank:
-                return found, rest[:, :0]
-            if stuck == self.patience:
+            count_before = len(columns)
+            # Estimate the remaining columns, and search near the estimates.
+            remaining = mixture.remaining_directions(columns)
+            estimates = self._estimate_columns(mixture, layer, remaining, stalled_passes)
+            silence = _estimate_silence(mixture, layer, estimates)
+            draws = min(
+                _GUIDED_DRAWS * _DRAWS_FACTOR**stalled_passes,
+                _MAX_GUIDED_DRAWS // (mixture.rank - count_before),
+            )
+            self._search(mixture, silence, estimates, columns, draws, rng)
+            # Draw units blindly once, before giving up.
+            is_stalled = len(columns) == count_before
+            if is_stalled and stalled_passes == self.patience - 1 and not drew_blindly:
+                drew_blindly = True
+                all_units = torch.arange(len(mixture.rows))
+                for column in draw_columns(mixture, all_units, self.draws, rng, most=mixture.rank):
+                    mixture.add_column(columns, column)
+            stalled_passes = stalled_passes + 1 if len(columns) == count_before else 0
+            tell(len(columns))
+            if len(columns) == mixture.rank:
+                return columns, estimates[:, :0]
+            if stalled_passes == self.patience:
                 break
-        return found, self._estimates(mixture, layer, mixture.left(found), 0)
+        return columns, self._estimate_columns(mixture, layer, mixture.remaining_directions(columns), 0)
 
-    def _estimates(self, mixture: Mixture, layer: Layer, left: Tensor, stuck: int) -> Tensor:
-        """`rank rest`, columns in the span of `left`, by independent components.
+    def _estimate_columns(
+        self, mixture: InputMixture, layer: FirstLayer, remaining: Tensor, stalled_passes: int
+    ) -> Tensor:
+        """Estimate columns, `rank rest`, in the span of `remaining`, by independent components.
 
         Args:
-            stuck: passes since the last new column. After each, other estimates are made than in the last one.
+            mixture: the factored update.
+            layer: whose update it is.
+            remaining: `rank rest`, see `InputMixture.remaining_directions`.
+            stalled_passes: passes since the last new column. Each makes other estimates than the
+                last one.
         """
-        of: Looked = "differences" if len(layer.shape) == 3 and stuck % 2 == 0 else "values"
-        return left @ unmixing(left.T @ mixture.inputs, layer.shape, of, stuck)
+        source: ComponentSource = "values"
+        if len(layer.shape) == 3 and stalled_passes % 2 == 0:
+            source = "differences"
+        mixtures = remaining.T @ mixture.inputs
+        return remaining @ separate_components(mixtures, layer.shape, source, stalled_passes)
 
     def _search(
         self,
-        mixture: Mixture,
+        mixture: InputMixture,
         silence: Tensor,
-        rest: Tensor,
-        found: list[Tensor],
+        estimates: Tensor,
+        columns: list[Tensor],
         draws: int,
         rng: torch.Generator,
     ) -> None:
-        """Put columns into `found`, of examples whose silence, `example unit`, and column are estimated."""
-        known, left = list(found), torch.ones(len(silence), dtype=torch.bool)
+        """Search columns near estimates and add them to `columns`.
+
+        Args:
+            mixture: the factored update.
+            silence: `example unit`, estimated.
+            estimates: `rank example`, of the columns.
+            columns: that are certain.
+            draws: of sets of units for each example.
+            rng: draws them.
+        """
+        known = list(columns)
+        is_open = torch.ones(len(silence), dtype=torch.bool)
         for example, units in enumerate(silence):
-            if (column := trimmed(mixture, units)) is not None:
-                mixture.add(found, column)
-                left[example] = False
-        for column in followed(mixture, silence[left], rest[:, left], known):
-            mixture.add(found, column)
-        if len(found) == len(known):
+            if (column := fit_trimmed_column(mixture, units)) is not None:
+                mixture.add_column(columns, column)
+                is_open[example] = False
+        for column in follow_estimates(mixture, silence[is_open], estimates[:, is_open], known):
+            mixture.add_column(columns, column)
+        if len(columns) == len(known):
             for units in silence:
-                if (column := guided(mixture, units, draws, rng)) is not None:
-                    mixture.add(found, column)
+                if (column := draw_guided_column(mixture, units, draws, rng)) is not None:
+                    mixture.add_column(columns, column)
 
 
-def _silence(mixture: Mixture, layer: Layer, rest: Tensor) -> Tensor:
-    """`example unit`: see `Layer.silence`, of the inputs that these columns, `rank rest`, stand for."""
-    left, mixed = torch.linalg.qr(rest)
-    of_bias = left.T @ mixture.of_bias
-    scales = torch.linalg.solve(mixed, of_bias)
-    inputs = torch.linalg.solve(mixed * scales, left.T @ mixture.inputs)
-    return layer.silence(layer.clamped(inputs))[:, mixture.units]
+def _estimate_silence(mixture: InputMixture, layer: FirstLayer, estimates: Tensor) -> Tensor:
+    """Return `example unit`, see `FirstLayer.silence`, for the inputs that estimates stand for.
+
+    Args:
+        mixture: the factored update.
+        layer: whose update it is.
+        estimates: `rank rest`, of columns.
+    """
+    basis, mixed = torch.linalg.qr(estimates)
+    bias_coordinates = basis.T @ mixture.bias_coordinates
+    scales = torch.linalg.solve(mixed, bias_coordinates)
+    inputs = torch.linalg.solve(mixed * scales, basis.T @ mixture.inputs)
+    return layer.silence(layer.clamp_inputs(inputs))[:, mixture.unit_indices]

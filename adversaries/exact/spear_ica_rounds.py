@@ -1,4 +1,4 @@
-"""Exact inputs from several rounds of a client that trains on the same examples in each of them."""
+"""SPEAR with independent components on several rounds of a client with the same examples."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from adversaries.exact.layer import Layer, read_layer, stacked
+from adversaries.exact.layer import FirstLayer, read_first_layer, stack_layers
 from adversaries.exact.spear_ica import SpearIca
-from adversaries.local_updates import rounds_of
+from adversaries.local_updates import participation_rounds
 from fedsim.attacks import Knowledge, Progress, single_update
 from fedsim.errors import AttackError
 from fedsim.findings import Finding
@@ -20,16 +20,17 @@ from fedsim.recording.transcript import Transcript
 class SpearIcaRounds(SpearIca):
     """`spear-ica` on the updates of several rounds at once.
 
-    All updates of a client that trains on the same examples are made of the same inputs. So the units of its first
-    layer count once for each round, as if the layer were so many times as wide, and columns that are not determined by
-    the zeros of one round are by those of several.
+    All updates of a client that trains on the same examples are made of the same inputs. So the
+    units of the first layer are stacked over the rounds, as if the layer were wider
+    (`stack_layers`), and columns that are not determined by the zeros of one round are by those of
+    several.
 
     Args:
         passes, patience, draws: as of `spear-ica`.
 
     References:
-        Dimitrov et al.: SPEAR, NeurIPS 2024; Kariyappa et al.: Cocktail Party Attack, ICML 2023. Differs: as
-        `spear-ica`, and it reads several rounds together.
+        Dimitrov et al.: SPEAR, NeurIPS 2024; Kariyappa et al.: Cocktail Party Attack, ICML 2023.
+        Differs: as `spear-ica`, and it reads several rounds together.
     """
 
     temporal: ClassVar[bool] = True
@@ -42,6 +43,9 @@ class SpearIcaRounds(SpearIca):
         except AttackError as error:
             raise AttackError(f"{error}; if the client's examples change, read one round with 'spear-ica'") from error
 
-    def _layer(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Layer:
-        numbers = rounds_of(transcript, victim)
-        return stacked([read_layer(self, single_update(transcript.only([n]), victim), knowledge) for n in numbers])
+    def _layer(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> FirstLayer:
+        layers = []
+        for number in participation_rounds(transcript, victim):
+            update = single_update(transcript.restrict_to([number]), victim)
+            layers.append(read_first_layer(update, knowledge))
+        return stack_layers(layers)

@@ -1,1 +1,1 @@
-"""Attacks on top of a model or an update: sources, attributes, samples."""
+"""Inference attacks: membership, properties, attributes, labels, sources and typical samples."""

@@ -1,4 +1,4 @@
-"""FedMIA: membership by how far a client stands out from all others of a round."""
+"""FedMIA: membership inference that compares a client with all other clients of its round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from adversaries.inference.membership import Candidates, beside_others
+from adversaries.inference.membership import CandidateScorer, score_against_other_clients
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
@@ -15,23 +15,28 @@ from fedsim.recording.transcript import Transcript
 
 @dataclass(frozen=True, kw_only=True)
 class FedMia(Attack):
-    """Claim that a client trained on the candidates for which it stands out from the other clients of a round.
+    """Claim that a client trained on the candidates for which it stands out in its round.
 
-    Of each client of a round something is measured that is larger for what it trained on. The other clients, who do
-    not hold the victim's records, say how this is distributed for a record that a client does not hold: the score is
-    the one-tailed probability Phi((victim - mean) / deviation), mean over rounds.
+    The other clients of a round do not have the victim's data, so their statistics of a candidate
+    show how that statistic is distributed for a non-member.
+
+    1. Compute a statistic of each candidate and client that is larger for members (`measure`).
+    2. Fit a normal distribution to the other clients' values and score the candidate by the
+       one-tailed probability Phi((victim - mean) / deviation) (`score_against_other_clients`).
+    3. Average over rounds.
 
     Args:
-        measure: `cosine` of the gradient of a candidate's loss at w_t with w_t - w_k (FedMIA-II), or minus the `loss`
-            on w_k (FedMIA-I).
-        probability: whether Phi is taken. Where it is near 1 it hardly differs between candidates; without it the
-            score is the mean number of deviations.
+        measure: `cosine` of the gradient of a candidate's loss at w_t with w_t - w_k (FedMIA-II),
+            or minus the `loss` on w_k (FedMIA-I).
+        probability: whether Phi is applied. Near 1 it hardly differs between candidates; without it
+            the score is the mean number of deviations.
 
     References:
-        Zhu et al.: FedMIA: An Effective Membership Inference Attack Exploiting "All for One" Principle in Federated
-        Learning, CVPR 2025. Differs: outliers among the other clients are not filtered, since among up to ten values
-        none is three of their own deviations from their mean; mean and deviation are those of the same candidate, which
-        the released evaluation confuses for non-members by shuffling them client by client.
+        Zhu et al.: FedMIA: An Effective Membership Inference Attack Exploiting "All for One"
+        Principle in Federated Learning, CVPR 2025. Differs: outliers among the other clients are
+        not filtered, since among up to ten values none is three of their own deviations from their
+        mean; mean and deviation are those of the same candidate, which the released evaluation
+        confuses for non-members by shuffling them client by client.
     """
 
     measure: Literal["cosine", "loss"] = "cosine"
@@ -52,6 +57,6 @@ class FedMia(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        candidates = Candidates(knowledge)
-        measure = candidates.cosines if self.measure == "cosine" else candidates.fits
-        return beside_others(transcript, victim, measure, progress, probability=self.probability)
+        candidates = CandidateScorer(knowledge)
+        statistic = candidates.gradient_cosines if self.measure == "cosine" else candidates.negative_losses
+        return score_against_other_clients(transcript, victim, statistic, progress, probability=self.probability)

@@ -1,4 +1,4 @@
-"""The label distribution of a client: what each of its messages says, round by round."""
+"""The loop over rounds that attacks on a client's label distribution share."""
 
 from __future__ import annotations
 
@@ -7,48 +7,52 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from adversaries.local_updates import rounds_of
+from adversaries.local_updates import participation_rounds
 from fedsim.attacks import Knowledge, Progress, single_update
 from fedsim.errors import AttackError, KnowledgeError
 from fedsim.findings import LabelDistribution
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
 
-Rule = Callable[[Update], Tensor]
-"""From one message to `class`, how often each class occurs among what it was computed from, on any scale."""
+ClassCounter = Callable[[Update], Tensor]
+"""`message -> class`, how often each class occurs in the victim's data, on any scale."""
 
 
-def over_rounds(
-    transcript: Transcript, victim: int, knowledge: Knowledge, rule: Rule, progress: Progress
+def infer_label_distribution(
+    transcript: Transcript, victim: int, knowledge: Knowledge, rule: ClassCounter, progress: Progress
 ) -> LabelDistribution:
-    """What `rule` says of each message of the victim, as shares of classes.
+    """Estimate the shares of classes from each message of the victim.
 
-    Where it is known that clients smooth their labels, the part of all classes alike is taken off again. The objective
-    that is reported is the total variation distance of a round to the mean of the rounds so far.
+    Where clients are known to smooth their labels, the uniform part is subtracted. The reported
+    objective is the total variation distance of a round to the mean of the rounds so far.
+
+    Args:
+        rule: counts the classes of one message.
 
     Raises:
-        AttackError: the victim took part in no round, or a message says nothing of labels.
+        AttackError: the victim took part in no round, or labels cannot be read from a message.
     """
-    rounds, found = rounds_of(transcript, victim), list[Tensor]()
-    for done, number in enumerate(rounds, start=1):
-        update = single_update(transcript.only([number]), victim)
+    rounds = participation_rounds(transcript, victim)
+    shares_by_round: list[Tensor] = []
+    for rounds_so_far, number in enumerate(rounds, start=1):
+        update = single_update(transcript.restrict_to([number]), victim)
         where = f"round {number}, client {victim}"
         if update.num_examples < 1:
             raise AttackError(f"{where}: N is {update.num_examples}; attack a client that reports its num_examples")
         try:
             counts = rule(update).double().cpu()
-        except KnowledgeError as error:  # what it says of granting labels is of no use here
+        except KnowledgeError as error:  # its remedy, to grant the labels, does not help here
             raise AttackError(
                 f"{where}: {str(error).partition(';')[0]}; attack a model that ends in a linear layer with a bias, "
                 "which is trained, and whose outputs are classes"
             ) from error
-        found.append(_unsmoothed(counts, knowledge.label_smoothing or 0.0))
-        apart = (found[-1] - torch.stack(found).mean(0)).abs().sum() / 2
-        progress(done, len(rounds), {"objective": float(apart)})
-    return LabelDistribution(rounds=torch.tensor(rounds), shares=torch.stack(found))
+        shares_by_round.append(_subtract_smoothing(counts, knowledge.label_smoothing or 0.0))
+        distance = (shares_by_round[-1] - torch.stack(shares_by_round).mean(0)).abs().sum() / 2
+        progress(rounds_so_far, len(rounds), {"objective": float(distance)})
+    return LabelDistribution(rounds=torch.tensor(rounds), shares=torch.stack(shares_by_round))
 
 
-def _unsmoothed(counts: Tensor, smoothing: float) -> Tensor:
-    """`class`, shares; where nothing is left of them, all alike."""
+def _subtract_smoothing(counts: Tensor, smoothing: float) -> Tensor:
+    """Return shares of classes without label smoothing; uniform where nothing remains."""
     shares = (counts / counts.sum() - smoothing / len(counts)).clamp_min(0)
     return shares / shares.sum() if shares.any() else torch.full_like(shares, 1 / len(shares))

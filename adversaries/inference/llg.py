@@ -1,4 +1,4 @@
-"""LLG: the label distribution of a client from signs and sizes of the last layer's rows."""
+"""LLG: label distribution inference from row sums of the last layer's gradient."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.inference.label_distribution import over_rounds
-from adversaries.labels.last_layer import last_layer, untrained
+from adversaries.inference.label_distribution import infer_label_distribution
+from adversaries.labels.last_layer import last_layer, untrained_layer_error
 from adversaries.labels.logit_gradient import logit_gradient
-from adversaries.scene import scene_of
+from adversaries.scene import build_problem
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError
 from fedsim.findings import Finding
@@ -24,17 +24,21 @@ log = logging.getLogger("fedsim." + __name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LabelLeakage(Attack):
-    """Claim the shares of classes that the sums of the last layer's rows tell, without any data.
+    """Claim the shares of classes by row sums of the last layer's gradient, without any data.
 
-    Behind a ReLU, the sum of a class's row of the gradient is negative only if the class occurs, and every example of
-    it makes the sum smaller by about the same amount, the impact. So each class whose sum is negative is claimed once,
-    then again and again the class whose sum is smallest, with the impact taken off each time, until there are N
-    labels. Of an update of several steps, w_t - w_k takes the place of the gradient; the scale does not matter.
+    Behind a ReLU, the sum of a class's gradient row is negative only if the class occurs, and each
+    of its examples lowers the sum by about the same amount, the impact.
+
+    1. Sum each row of the last layer's weight gradient; after several local steps, w_t - w_k takes
+       the place of the gradient, since the scale does not matter.
+    2. Estimate the impact from the negative sums (`count_labels_by_row_sums`).
+    3. Claim each class with a negative sum once and subtract the impact from its sum.
+    4. Until there are N labels, claim the class with the smallest sum and subtract the impact.
 
     References:
-        Wainakh et al.: User-Level Label Leakage from Gradients in Federated Learning, PoPETs 2022, LLG, the variant
-        that sees the shared gradient alone. Differs: one label an example, whatever the number of local steps; the
-        mean over rounds.
+        Wainakh et al.: User-Level Label Leakage from Gradients in Federated Learning, PoPETs 2022,
+        LLG, the variant that uses the shared gradient alone. Differs: one label an example,
+        whatever the number of local steps; shares are averaged over rounds.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -50,54 +54,62 @@ class LabelLeakage(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        def counted(update: Update) -> Tensor:
-            scene = scene_of(update, knowledge)
-            noise = torch.randn((_PROBES, *(knowledge.input_shape or ())), generator=rng)
-            layer = last_layer(scene, noise.to(scene.before[0]))
+        def count_classes(update: Update) -> Tensor:
+            problem = build_problem(update, knowledge)
+            noise = torch.randn((_NUM_PROBES, *(knowledge.input_shape or ())), generator=rng)
+            layer = last_layer(problem, noise.to(problem.before[0]))
             if not layer.weight_gradient.any():
-                raise untrained("the weight")
+                raise untrained_layer_error("the weight")
             if len(layer.weight) < 3:
                 raise AttackError(
-                    f"{scene.where}: of two classes the rows of the last layer's gradient are each other's negatives, "
-                    "of which LLG would always claim one class alone; take label-counts"
+                    f"{problem.where}: of two classes the rows of the last layer's gradient are each other's "
+                    "negatives, so that LLG would always claim one class alone; take label-counts"
                 )
-            if not logit_gradient(scene.loss, len(layer.weight), knowledge.device).treats_classes_alike:
+            if not logit_gradient(problem.loss, len(layer.weight), knowledge.device).treats_classes_alike:
                 raise AttackError(
-                    f"{scene.where}: clients minimise a loss with class weights, and LLG is of one without; take "
+                    f"{problem.where}: clients minimise a loss with class weights, which LLG does not model; take "
                     "label-counts"
                 )
             if not layer.non_negative:
                 log.warning(
-                    "%s: %s: the last layer's inputs may be below 0, which LLG excludes", self.called, scene.where
+                    "%s: %s: the last layer's inputs may be below 0, which LLG excludes", self.title, problem.where
                 )
-            return counts_by_rows(layer.weight_gradient.sum(1), update.num_examples)
+            return count_labels_by_row_sums(layer.weight_gradient.sum(1), update.num_examples)
 
-        return over_rounds(transcript, victim, knowledge, counted, progress)
-
-
-_PROBES = 64
+        return infer_label_distribution(transcript, victim, knowledge, count_classes, progress)
 
 
-def counts_by_rows(sums: Tensor, num_examples: int) -> Tensor:
-    """`class`, how often each occurs among `num_examples`.
+_NUM_PROBES = 64
+"""Noise inputs that show whether the last layer's inputs can be negative."""
 
-    Where more sums are negative than there are examples, the smallest count. Where none is, there is no impact, and all
-    classes count alike.
+
+def count_labels_by_row_sums(sums: Tensor, num_examples: int) -> Tensor:
+    """Count how often each class occurs among `num_examples`, `class`.
+
+    If more sums are negative than there are examples, the smallest sums count. If none is negative,
+    the impact is unknown and all classes count equally.
 
     Args:
-        sums: `class`, of the rows of the last layer's gradient, on any scale.
+        sums: `class`, sums of the rows of the last layer's gradient, on any scale.
+
+    >>> count_labels_by_row_sums(torch.tensor([-3.0, -1.0, 2.0]), num_examples=4)
+    tensor([3., 1., 0.])
     """
-    classes = len(sums)
+    num_classes = len(sums)
     negative = sums < 0
     if not negative.any():
-        return torch.ones(classes)
-    impact = float(sums[negative].sum()) / num_examples * (1 + 1 / classes)
-    first = sums.argsort()[: min(int(negative.sum()), num_examples)]
-    counts, left = torch.zeros(classes), sums.clone()
-    counts[first] = 1
-    left[first] -= impact
-    for _ in range(num_examples - len(first)):
-        place = left.argmin()
-        counts[place] += 1
-        left[place] -= impact
+        return torch.ones(num_classes)
+    impact = float(sums[negative].sum()) / num_examples * (1 + 1 / num_classes)
+    counts, remaining_sums = torch.zeros(num_classes), sums.clone()
+
+    # Claim each class whose sum is negative once.
+    present = sums.argsort()[: min(int(negative.sum()), num_examples)]
+    counts[present] = 1
+    remaining_sums[present] -= impact
+
+    # Claim the class with the smallest sum until there are N labels.
+    for _ in range(num_examples - len(present)):
+        label = remaining_sums.argmin()
+        counts[label] += 1
+        remaining_sums[label] -= impact
     return counts

@@ -1,4 +1,8 @@
-"""What a server that only listens measures of candidate records, to tell which of them a client trained on."""
+"""Membership inference by an honest-but-curious server.
+
+Each attack chooses one statistic of `CandidateScorer` and averages it over the victim's rounds,
+by itself or relative to the other clients of the round.
+"""
 
 from __future__ import annotations
 
@@ -10,55 +14,62 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from adversaries.local_models.model_sources import Network, known, losses, matched, outputs, returned
-from adversaries.local_updates import rounds_of
+from adversaries.local_models.model_sources import (
+    LoadableNetwork,
+    compute_losses,
+    compute_outputs,
+    match_state,
+    returned_weights,
+    unpack_records,
+)
+from adversaries.local_updates import participation_rounds
 from adversaries.named_states import named_states
 from fedsim.attacks import Knowledge, Paper, Progress
 from fedsim.errors import AttackError
 from fedsim.findings import Membership
 from fedsim.recording.transcript import Transcript
-from fedsim.training.gradients import example_gradients, rows_of_examples
+from fedsim.training.gradients import example_gradients, flatten_examples
 from fedsim.wire.messages import State, Update
 
-_FEWEST = 3
-"""Clients in a round: the victim, and two others, which have a mean and a deviation."""
-PASSIVE = Paper(
+_MIN_CLIENTS_PER_ROUND = 3
+"""The victim and two other clients, the fewest that have a mean and a standard deviation."""
+PASSIVE_INFERENCE_PAPER = Paper(
     title="Effective Passive Membership Inference Attacks in Federated Learning against Overparameterized Models",
     authors="Li, Li, Ribeiro",
     venue="ICLR",
     year=2023,
     url="https://openreview.net/forum?id=QsCSLPP55Ku",
 )
-_AT_ONCE = 1 << 25
-"""Most numbers in the gradients of candidates that are held at once, 128 MB."""
-_WIDTH = 1000
-"""Candidates in a forward pass."""
-_LAYERS = 3
-"""Of how many of the last layers gradients are features, where nobody says."""
-_INSTEAD = "take an attack that reads gradients, as membership-cosine"
-_SHORTEST = 1e-8
-"""Length of a gradient at which its logarithm is cut off; what is learnt by heart has none in float32."""
+_GRADIENT_CHUNK_NUMEL = 1 << 25
+"""Most numbers in the candidates' gradients that are in memory at once, 128 MB."""
+_FORWARD_CHUNK = 1000
+"""Candidates in one forward pass."""
+_DEFAULT_LAYERS = 3
+"""Number of last layers whose gradients are features where `layers` is None."""
+_GRADIENT_REMEDY = "take an attack that reads gradients, as membership-cosine"
+_MIN_GRADIENT_NORM = 1e-8
+"""Least gradient norm before the logarithm; a memorised example has gradient 0 in float32."""
 
-Measure = Callable[[Sequence[Update]], Tensor]
-"""From messages of one round to `client candidate`, higher for what the client trained on."""
+CandidateStatistic = Callable[[Sequence[Update]], Tensor]
+"""`messages of one round -> client candidate`, higher where the client trained on the candidate."""
 
 
-class Products(NamedTuple):
-    """What relates the gradient g of a candidate's loss at w_t to what a client did, I = w_t - w_k.
+class GradientProducts(NamedTuple):
+    """Products of clients' updates I = w_t - w_k and candidates' loss gradients g at w_t.
 
     Attributes:
-        inner: `client candidate`, the inner product of I and g.
-        moves: `client`, the length of I.
-        slopes: `candidate`, the length of g.
+        inner_products: `client candidate`, the inner product of I and g.
+        update_norms: `client`, the L2 norm of I.
+        gradient_norms: `candidate`, the L2 norm of g.
     """
 
-    inner: Tensor
-    moves: Tensor
-    slopes: Tensor
+    inner_products: Tensor
+    update_norms: Tensor
+    gradient_norms: Tensor
 
 
-class Candidates:
-    """The candidate records, and a network that each model is put into in turn.
+class CandidateScorer:
+    """Candidate records, with the statistics that membership attacks compute on them.
 
     Raises:
         AttackError: there are none, or some have no label.
@@ -68,42 +79,54 @@ class Candidates:
         assert knowledge.candidates is not None
         if not len(knowledge.candidates.inputs):
             raise AttackError("there are no candidate records; grant some under adversary.knowledge.candidates")
-        self._inputs, self._labels = known(knowledge.candidates, knowledge.device)
-        self._loss, self._network = knowledge.loss, Network(knowledge)
+        self._inputs, self._labels = unpack_records(knowledge.candidates, knowledge.device)
+        self._loss, self._network = knowledge.loss, LoadableNetwork(knowledge)
 
-    def fits(self, updates: Sequence[Update]) -> Tensor:
-        """`client candidate`, minus the loss of each on the model that each client returned."""
+    def negative_losses(self, updates: Sequence[Update]) -> Tensor:
+        """Return minus each candidate's loss on each returned model, `client candidate`."""
         loss = self._loss
         assert loss is not None
-        # A loss is a mean by contract, so that of one record is the mean over it alone.
-        each = vmap(lambda output, label: loss(output[None], label[None]))
-        return -torch.stack([losses(each, made, self._labels, where) for made, where in self._answers(updates)])
+        # A loss is a mean over examples by contract, so a batch of one gives the example's loss.
+        example_loss = vmap(lambda output, label: loss(output[None], label[None]))
+        client_losses = [
+            compute_losses(example_loss, logits, self._labels, where)
+            for logits, where in self._iterate_outputs(updates)
+        ]
+        return -torch.stack(client_losses)
 
-    def margins(self, updates: Sequence[Update]) -> Tensor:
-        """`client candidate`, log p / (1 - p) of each one's class on the model that each client returned."""
+    def confidence_log_odds(self, updates: Sequence[Update]) -> Tensor:
+        """Return log p / (1 - p) of candidates' classes on returned models, `client candidate`."""
         rows = []
-        for made, where in self._answers(updates):
-            if not self._of_classes(made):
+        for logits, where in self._iterate_outputs(updates):
+            if not self._are_class_logits(logits):
                 raise AttackError(
-                    f"{where}: {tuple(made.shape)} outputs are no confidences in the classes of the candidates; take "
-                    "membership-loss"
+                    f"{where}: {tuple(logits.shape)} outputs are no confidences in the classes of the candidates; "
+                    "take membership-loss"
                 )
-            rows.append(_margins(made, self._labels))
+            rows.append(_class_log_odds(logits, self._labels))
         return torch.stack(rows)
 
-    def features(self, update: Update, layers: int | None) -> Tensor:
-        """`candidate feature`, of the model that the client returned.
+    def white_box_features(self, update: Update, layers: int | None) -> Tensor:
+        """Compute white-box features of each candidate on the model that the client returned.
 
-        The loss, log10 of the length of its gradient in each of the last `layers` modules that are trained (None is
-        three, or all of fewer), and where the model tells classes log p / (1 - p) of the candidate's own and the
-        entropy of all.
+        They are the loss, log10 of its gradient's norm in each of the last `layers` trained
+        modules, and for a classifier log p / (1 - p) of the candidate's class and the entropy of
+        the prediction.
+
+        Args:
+            layers: None takes three, or all where there are fewer.
+
+        Returns:
+            `candidate feature`.
 
         Raises:
-            AttackError: there are not so many, or BatchNorm needs more than one candidate.
+            AttackError: the network has fewer layers, or BatchNorm normalises by the batch.
         """
         assert self._loss is not None
-        [(made, where)] = self._answers([update])
-        network = self._alone(returned(update, _INSTEAD), where)
+        [(logits, where)] = self._iterate_outputs([update])
+        network = self._load_per_example_network(returned_weights(update, _GRADIENT_REMEDY), where)
+
+        # Choose the last trained modules.
         trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
         modules = list(dict.fromkeys(name.rpartition(".")[0] for name in trained))
         if layers is not None and layers > len(modules):
@@ -111,151 +134,186 @@ class Candidates:
                 f"{where}: layers is {layers}, and the network has {len(modules)} layers with weights that are "
                 "trained; name fewer"
             )
-        modules = modules[-(layers or _LAYERS) :]
+        modules = modules[-(layers or _DEFAULT_LAYERS) :]
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(name in trained and name.rpartition(".")[0] in modules)
-        found, loss = example_gradients(network, self._inputs, self._labels, self._loss)  # type: ignore[arg-type]
+
+        # Compute each candidate's loss and its gradient norm in each module.
+        gradients, loss = example_gradients(network, self._inputs, self._labels, self._loss)  # type: ignore[arg-type]
         columns = [loss.detach()]
         for module in modules:
-            own = [rows_of_examples(gradient) for name, gradient in found.items() if name.rpartition(".")[0] == module]
-            columns.append(torch.cat(own, 1).norm(dim=1).clamp_min(_SHORTEST).log10())
-        if self._of_classes(made):
-            columns += [_margins(made, self._labels), torch.special.entr(made.softmax(1)).sum(1)]
+            module_gradients = [
+                flatten_examples(gradient) for name, gradient in gradients.items() if name.rpartition(".")[0] == module
+            ]
+            norms = torch.cat(module_gradients, 1).norm(dim=1)
+            columns.append(norms.clamp_min(_MIN_GRADIENT_NORM).log10())
+
+        if self._are_class_logits(logits):
+            entropy = torch.special.entr(logits.softmax(1)).sum(1)
+            columns += [_class_log_odds(logits, self._labels), entropy]
         return torch.stack(columns, 1)
 
-    def _of_classes(self, made: Tensor) -> bool:
-        whole = not self._labels.is_floating_point()
-        return whole and made.ndim == 2 and int(self._labels.max()) < made.shape[1]
+    def _are_class_logits(self, logits: Tensor) -> bool:
+        class_labels = not self._labels.is_floating_point()
+        return class_labels and logits.ndim == 2 and int(self._labels.max()) < logits.shape[1]
 
     @torch.no_grad()
-    def _answers(self, updates: Sequence[Update]) -> Iterator[tuple[Tensor, str]]:
-        """`candidate output` of what each client returned."""
+    def _iterate_outputs(self, updates: Sequence[Update]) -> Iterator[tuple[Tensor, str]]:
+        """Yield each returned model's outputs `candidate output`, and the message's description."""
         for update in updates:
-            where = _where(update)
-            network = self._network.holding(returned(update, _INSTEAD), where)
-            yield torch.cat([outputs(network, part, where) for part in equal_parts(self._inputs, _WIDTH)]), where
+            where = _describe_message(update)
+            network = self._network.load(returned_weights(update, _GRADIENT_REMEDY), where)
+            chunks = [compute_outputs(network, chunk, where) for chunk in split_evenly(self._inputs, _FORWARD_CHUNK)]
+            yield torch.cat(chunks), where
 
-    def cosines(self, updates: Sequence[Update]) -> Tensor:
-        """`client candidate`, the cosine of I and g, see `Products`; 0 where either is zero."""
-        found = self.products(updates)
-        return found.inner / (found.moves[:, None] * found.slopes).clamp_min(torch.finfo(torch.float64).tiny)
+    def gradient_cosines(self, updates: Sequence[Update]) -> Tensor:
+        """Return the cosine of update and gradient, `client candidate`; 0 where either is zero."""
+        products = self.gradient_products(updates)
+        norms = products.update_norms[:, None] * products.gradient_norms
+        return products.inner_products / norms.clamp_min(torch.finfo(torch.float64).tiny)
 
-    def products(self, updates: Sequence[Update]) -> Products:
-        """Of the messages of one round, in float64.
+    def gradient_products(self, updates: Sequence[Update]) -> GradientProducts:
+        """Compute the products of one round's updates and the candidates' gradients, in float64.
 
         Raises:
-            AttackError: the messages hold NaN, or BatchNorm needs more than one candidate.
+            AttackError: the messages hold NaN, or BatchNorm normalises by the batch.
         """
         assert self._loss is not None
-        network = self._alone(updates[0].before, _where(updates[0]))
-        moves = self._moves(updates, network)
-        width = max(1, _AT_ONCE // sum(rows.shape[1] for rows in moves.values()))
-        inner, slopes = [], []
-        for inputs, labels in zip(equal_parts(self._inputs, width), equal_parts(self._labels, width), strict=True):
-            found, _ = example_gradients(network, inputs, labels, self._loss)  # type: ignore[arg-type]
-            flat = {name: rows_of_examples(gradient) for name, gradient in found.items()}
-            inner.append(torch.stack([moves[name] @ gradient.T for name, gradient in flat.items()]).sum(0))
-            slopes.append(torch.stack([gradient.square().sum(1) for gradient in flat.values()]).sum(0))
-        lengths = torch.stack([rows.double().square().sum(1) for rows in moves.values()]).sum(0).sqrt()
-        return Products(torch.cat(inner, 1).double(), lengths, torch.cat(slopes).double().sqrt())
+        network = self._load_per_example_network(updates[0].before, _describe_message(updates[0]))
+        client_updates = self._stack_updates(updates, network)
 
-    def _alone(self, state: State, where: str) -> nn.Module:
-        """The network with the weights of `state`, in which each candidate has a gradient of its own."""
-        network = self._network.holding(state, where)
-        if matched(network, state, where)[1]:
+        # Compute the candidates' gradients in chunks that fit in memory.
+        chunk_size = max(1, _GRADIENT_CHUNK_NUMEL // sum(rows.shape[1] for rows in client_updates.values()))
+        input_chunks = split_evenly(self._inputs, chunk_size)
+        label_chunks = split_evenly(self._labels, chunk_size)
+        inner_products, squared_norms = [], []
+        for inputs, labels in zip(input_chunks, label_chunks, strict=True):
+            gradients, _ = example_gradients(network, inputs, labels, self._loss)  # type: ignore[arg-type]
+            rows = {name: flatten_examples(gradient) for name, gradient in gradients.items()}
+            by_parameter = [client_updates[name] @ gradient.T for name, gradient in rows.items()]
+            inner_products.append(torch.stack(by_parameter).sum(0))
+            squares = [gradient.square().sum(1) for gradient in rows.values()]
+            squared_norms.append(torch.stack(squares).sum(0))
+
+        update_squares = [rows.double().square().sum(1) for rows in client_updates.values()]
+        return GradientProducts(
+            torch.cat(inner_products, 1).double(),
+            torch.stack(update_squares).sum(0).sqrt(),
+            torch.cat(squared_norms).double().sqrt(),
+        )
+
+    def _load_per_example_network(self, state: State, where: str) -> nn.Module:
+        """Load `state` and check that each candidate has its own gradient."""
+        network = self._network.load(state, where)
+        if match_state(network, state, where)[1]:
             raise AttackError(
                 f"{where}: the model normalises by the batch, and clients do not share BatchNorm's running statistics, "
                 "so that a candidate has no gradient of its own; take an attack on losses, as membership-loss"
             )
         return network
 
-    def _moves(self, updates: Sequence[Update], network: nn.Module) -> dict[str, Tensor]:
-        """`client number` of each trained parameter: I."""
-        named = [named_states(update, network, _where(update)) for update in updates]
-        trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-        moves = {name: torch.stack([one.direction(name).flatten() for one in named]) for name in trained}
-        for place, update in enumerate(updates):
-            if not all(rows[place].isfinite().all() for rows in moves.values()):
+    def _stack_updates(self, updates: Sequence[Update], network: nn.Module) -> dict[str, Tensor]:
+        """Return the update I of each trained parameter, `client number`."""
+        client_states = [named_states(update, network, _describe_message(update)) for update in updates]
+        parameters = dict(network.named_parameters())
+        trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        stacked = {}
+        for name in trained:
+            directions = [states.direction(name).flatten() for states in client_states]
+            stacked[name] = torch.stack(directions)
+        for index, update in enumerate(updates):
+            if not all(rows[index].isfinite().all() for rows in stacked.values()):
                 raise AttackError(
-                    f"{_where(update)}: its update holds NaN or infinite values; inspect other rounds or attack "
-                    "another victim"
+                    f"{_describe_message(update)}: its update holds NaN or infinite values; inspect other rounds or "
+                    "attack another victim"
                 )
-        like = dict(network.named_parameters())
-        return {name: rows.to(like[name]) for name, rows in moves.items()}
+        return {name: rows.to(parameters[name]) for name, rows in stacked.items()}
 
 
-def of_victim(transcript: Transcript, victim: int, measure: Measure, progress: Progress) -> Membership:
-    """The mean of what is measured of the victim's messages over its rounds."""
-    return _mean(
-        rounds_of(transcript, victim), lambda number: measure([transcript.update(number, victim)])[0], progress
-    )
+def score_victim(transcript: Transcript, victim: int, statistic: CandidateStatistic, progress: Progress) -> Membership:
+    """Score candidates by the mean of a statistic over the victim's rounds."""
+
+    def score_round(number: int) -> Tensor:
+        return statistic([transcript.update(number, victim)])[0]
+
+    return _average_rounds(participation_rounds(transcript, victim), score_round, progress)
 
 
-def beside_others(
+def score_against_other_clients(
     transcript: Transcript,
     victim: int,
-    measure: Measure,
+    statistic: CandidateStatistic,
     progress: Progress,
     *,
     pooled: bool = False,
     probability: bool = False,
 ) -> Membership:
-    """The mean, over the victim's rounds, of how far it stands out from all other clients of a round.
+    """Score candidates by how far the victim's statistic lies above that of other clients.
 
-    What is measured of the victim is told in standard deviations from the mean of what is measured of the other
-    clients, for the same candidate. Rounds in which fewer than two others took part are left out.
+    The victim's value is expressed in standard deviations from the mean of the other clients'
+    values for the same candidate; the score is the mean over the victim's rounds. Rounds with
+    fewer than two other clients are left out.
 
     Args:
-        pooled: one deviation a round, the root mean square over candidates, instead of one a candidate.
-        probability: the one-tailed probability of so many deviations under a normal distribution, in their place.
+        pooled: one deviation a round, the root mean square over candidates, not one a candidate.
+        probability: score with the one-tailed normal probability of the deviation instead.
 
     Raises:
-        AttackError: there is no such round.
+        AttackError: no round has two other clients.
     """
-    rounds = [number for number in rounds_of(transcript, victim) if len(transcript.clients(number)) >= _FEWEST]
+    rounds = [
+        number
+        for number in participation_rounds(transcript, victim)
+        if len(transcript.clients(number)) >= _MIN_CLIENTS_PER_ROUND
+    ]
     if not rounds:
         raise AttackError(
-            f"client {victim}: in none of its rounds at least {_FEWEST - 1} other clients are recorded, which it is "
-            "compared with; record more clients, or take membership-cosine, which reads the victim alone"
+            f"client {victim}: in none of its rounds at least {_MIN_CLIENTS_PER_ROUND - 1} other clients are recorded, "
+            "which it is compared with; record more clients, or take membership-cosine, which reads the victim alone"
         )
 
-    def of_round(number: int) -> Tensor:
-        others = [client for client in transcript.clients(number) if client != victim]
-        found = measure([transcript.update(number, client) for client in (victim, *others)]).double()
-        spread = found[1:].var(0)
-        spread = (spread.mean() if pooled else spread).sqrt()
-        deviations = (found[0] - found[1:].mean(0)) / spread.clamp_min(torch.finfo(torch.float32).tiny)
-        return torch.special.ndtr(deviations) if probability else deviations
+    def score_round(number: int) -> Tensor:
+        clients = [victim, *(client for client in transcript.clients(number) if client != victim)]
+        values = statistic([transcript.update(number, client) for client in clients]).double()
+        victim_value, other_values = values[0], values[1:]
+        variance = other_values.var(0)
+        deviation = (variance.mean() if pooled else variance).sqrt()
+        tiny = torch.finfo(torch.float32).tiny
+        standardised = (victim_value - other_values.mean(0)) / deviation.clamp_min(tiny)
+        return torch.special.ndtr(standardised) if probability else standardised
 
-    return _mean(rounds, of_round, progress)
+    return _average_rounds(rounds, score_round, progress)
 
 
-def _mean(rounds: Sequence[int], score: Callable[[int], Tensor], progress: Progress) -> Membership:
-    """The mean of `score(round)`, `candidate`, over rounds."""
+def _average_rounds(rounds: Sequence[int], score_round: Callable[[int], Tensor], progress: Progress) -> Membership:
     total: Tensor | None = None
-    for done, number in enumerate(rounds, start=1):
-        found = score(number).double().cpu()
-        if not found.isfinite().all():
-            raise AttackError(f"round {number}: what is measured of candidates is infinite; inspect other rounds")
-        total = found if total is None else total + found
-        progress(done, len(rounds), {"objective": float(-total.mean() / done)})
+    for rounds_so_far, number in enumerate(rounds, start=1):
+        scores = score_round(number).double().cpu()
+        if not scores.isfinite().all():
+            raise AttackError(f"round {number}: the score of a candidate is NaN or infinite; inspect other rounds")
+        total = scores if total is None else total + scores
+        progress(rounds_so_far, len(rounds), {"objective": float(-total.mean() / rounds_so_far)})
     assert total is not None
     return Membership(scores=total / len(rounds))
 
 
-def _margins(made: Tensor, labels: Tensor) -> Tensor:
-    """`record`, log p / (1 - p) of its class, of outputs `record class`."""
-    own = labels[:, None]
-    return made.gather(1, own).squeeze(1) - made.scatter(1, own, -torch.inf).logsumexp(1)
+def _class_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return log p / (1 - p) of each record's class, from outputs `record class`."""
+    classes = labels[:, None]
+    other_logits = logits.scatter(1, classes, -torch.inf)
+    return logits.gather(1, classes).squeeze(1) - other_logits.logsumexp(1)
 
 
-def _where(update: Update) -> str:
+def _describe_message(update: Update) -> str:
     return f"round {update.round}, client {update.client}"
 
 
-def equal_parts(values: Tensor, most: int) -> tuple[Tensor, ...]:
-    """Cut `example ...` into parts of nearly one size and at most `most` examples.
+def split_evenly(values: Tensor, max_size: int) -> tuple[Tensor, ...]:
+    """Split `example ...` into chunks of nearly equal size, at most `max_size` examples each.
 
-    A network that normalises by the batch would treat a few that are left over otherwise than all others.
+    A small last chunk would be normalised differently where BatchNorm normalises by the batch.
+
+    >>> [len(chunk) for chunk in split_evenly(torch.zeros(10, 2), max_size=4)]
+    [4, 3, 3]
     """
-    return values.tensor_split(max(1, math.ceil(len(values) / most)))
+    return values.tensor_split(max(1, math.ceil(len(values) / max_size)))

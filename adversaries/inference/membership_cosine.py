@@ -1,4 +1,4 @@
-"""Membership by the direction of the gradient of a candidate beside that of a client's update."""
+"""Membership inference by the cosine of a candidate's gradient and a client's update."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from adversaries.inference.membership import PASSIVE, Candidates, of_victim
+from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateScorer, score_victim
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
@@ -17,17 +17,20 @@ from fedsim.recording.transcript import Transcript
 class MembershipCosine(Attack):
     """Claim that a client trained on the candidates whose gradients point along its updates.
 
-    The score of a candidate is the cosine of the gradient of its loss at w_t with w_t - w_k, mean over rounds. In large
-    networks the gradients of different examples are nearly orthogonal, so that an update, a sum of gradients, is
-    correlated with those of the examples that it was made of.
+    In overparameterised networks the gradients of different examples are nearly orthogonal. An
+    update is a sum of gradients, so it correlates with those of the examples that were trained on.
+
+    1. Compute the gradient of each candidate's loss at w_t.
+    2. Score the candidate by its cosine with w_t - w_k (`CandidateScorer.gradient_cosines`).
+    3. Average over rounds (`score_victim`).
 
     References:
-        Li, Li, Ribeiro: Effective Passive Membership Inference Attacks in Federated Learning against Overparameterized
-        Models, ICLR 2023, the attack by cosine. Differs: the mean over rounds is what FedMIA (Zhu et al., CVPR 2025)
-        compares with as the cosine series.
+        Li, Li, Ribeiro: Effective Passive Membership Inference Attacks in Federated Learning
+        against Overparameterized Models, ICLR 2023, the cosine attack. Differs: scores are averaged
+        over rounds, which is the cosine series that FedMIA (Zhu et al., CVPR 2025) compares with.
     """
 
-    paper: ClassVar[Paper] = PASSIVE
+    paper: ClassVar[Paper] = PASSIVE_INFERENCE_PAPER
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
@@ -35,4 +38,4 @@ class MembershipCosine(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        return of_victim(transcript, victim, Candidates(knowledge).cosines, progress)
+        return score_victim(transcript, victim, CandidateScorer(knowledge).gradient_cosines, progress)

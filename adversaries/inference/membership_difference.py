@@ -1,4 +1,4 @@
-"""Membership by how much of a client's update the gradient of a candidate explains."""
+"""Membership inference by how much of a client's update a candidate's gradient explains."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.inference.membership import PASSIVE, Candidates, of_victim
-from adversaries.local_updates import rounds_of
-from adversaries.scene import STEPPING, known_steps, warn_unless_plain
+from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateScorer, score_victim
+from adversaries.local_updates import participation_rounds
+from adversaries.scene import OPTIMIZER_FACTS, known_steps, warn_unless_plain_sgd
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
@@ -20,46 +20,54 @@ from fedsim.wire.messages import Update
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipDifference(Attack):
-    """Claim that a client trained on the candidates without whose share its updates would be shorter.
+    """Claim that a client trained on the candidates that explain part of its update's norm.
 
-    With I = w_t - w_k and the share h that one example has in it, the score is |I|^2 - |I - h|^2, mean over rounds. h
-    is the gradient of the candidate's loss at w_t, times learning rate x T / N for T local steps on N examples, or
-    1 / N where the client sends a gradient. If the gradients of different examples are orthogonal, the score is |h|^2
-    for what the client trained on and -|h|^2 for all else. This is the share in steps of plain SGD; where clients train
-    otherwise, the attack warns.
+    If the gradients of different examples are orthogonal, removing an example's contribution h from
+    the update I = w_t - w_k lowers |I|^2 by |h|^2 for a member and raises it by |h|^2 for others.
+
+    1. Compute the gradient of each candidate's loss at w_t (`CandidateScorer.gradient_products`).
+    2. Scale it to the contribution h of one example: times learning rate x T / N for T local steps
+       on N examples, or 1 / N where the client sends a gradient (`_contribution_scale`).
+    3. Score the candidate by |I|^2 - |I - h|^2 and average over rounds (`score_victim`).
+
+    This is the contribution in steps of plain SGD; where clients train otherwise, the attack warns.
 
     References:
-        Li, Li, Ribeiro: Effective Passive Membership Inference Attacks in Federated Learning against Overparameterized
-        Models, ICLR 2023, the attack by gradient difference. Differs: the gradient is scaled to the share of one
-        example, without which |h|^2 drowns the rest wherever learning rate x T / N is far from 1; momentum is left
-        out of it; the mean over rounds.
+        Li, Li, Ribeiro: Effective Passive Membership Inference Attacks in Federated Learning
+        against Overparameterized Models, ICLR 2023, the gradient difference attack. Differs: the
+        gradient is scaled to the contribution of one example, without which |h|^2 dominates
+        wherever learning rate x T / N is far from 1; momentum is ignored; scores are averaged over
+        rounds.
     """
 
-    paper: ClassVar[Paper] = PASSIVE
+    paper: ClassVar[Paper] = PASSIVE_INFERENCE_PAPER
     needs: ClassVar[frozenset[str]] = frozenset(
         {"model", "loss", "candidates", "learning_rate", "local_epochs", "batch_size"}
     )
-    uses: ClassVar[frozenset[str]] = STEPPING
+    uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        candidates = Candidates(knowledge)
-        if any(transcript.update(number, victim).gradient is None for number in rounds_of(transcript, victim)):
-            warn_unless_plain(self, knowledge, f"client {victim}")
+        candidates = CandidateScorer(knowledge)
+        if any(
+            transcript.update(number, victim).gradient is None for number in participation_rounds(transcript, victim)
+        ):
+            warn_unless_plain_sgd(self, knowledge, f"client {victim}")
 
-        def explained(updates: Sequence[Update]) -> Tensor:
-            found = candidates.products(updates)
-            share = _share(knowledge, updates[0])
-            return share * (2 * found.inner - share * found.slopes.square())
+        def norm_reduction(updates: Sequence[Update]) -> Tensor:
+            products = candidates.gradient_products(updates)
+            scale = _contribution_scale(knowledge, updates[0])
+            # |I|^2 - |I - h|^2 with h = scale * g, multiplied out
+            return scale * (2 * products.inner_products - scale * products.gradient_norms.square())
 
-        return of_victim(transcript, victim, explained, progress)
+        return score_victim(transcript, victim, norm_reduction, progress)
 
 
-def _share(knowledge: Knowledge, update: Update) -> float:
-    """Of one example's gradient in what the client sent."""
+def _contribution_scale(knowledge: Knowledge, update: Update) -> float:
+    """Return the factor of one example's gradient in the update."""
     if update.gradient is not None:
         return 1 / update.num_examples
     steps = known_steps(knowledge, update.num_examples)

@@ -1,4 +1,4 @@
-"""Membership by a likelihood ratio whose shadow models are those of other clients."""
+"""Membership inference by LiRA, with the models of other clients as shadow models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from adversaries.inference.membership import Candidates, beside_others
+from adversaries.inference.membership import CandidateScorer, score_against_other_clients
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
@@ -15,17 +15,23 @@ from fedsim.recording.transcript import Transcript
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipLira(Attack):
-    """Claim that a client trained on the candidates in which its models are more confident than those of others.
+    """Claim that a client trained on the candidates that its models are unusually confident in.
 
-    The models that other clients of a round returned stand for LiRA's shadow models that have not seen a record. What
-    is measured is log p / (1 - p) of the candidate's class, which is close to normal; the score is how many deviations
-    the victim's lies above the mean of the others', mean over rounds. There are few clients, so one deviation is used
-    for all candidates of a round.
+    The models that the round's other clients returned serve as LiRA's shadow models, which were not
+    trained on the candidate.
+
+    1. Compute log p / (1 - p) of the candidate's class on each model, which is close to normally
+       distributed (`CandidateScorer.confidence_log_odds`).
+    2. Score the candidate by how many standard deviations the victim's value lies above the mean of
+       the other clients (`score_against_other_clients`). Clients are few, so all candidates of a
+       round share one deviation.
+    3. Average over rounds.
 
     References:
-        Carlini et al.: Membership Inference Attacks From First Principles, IEEE S&P 2022, the offline attack with a
-        global variance. Differs: no shadow models are trained, other clients' models, which start from the same w_t,
-        take their place; the mean over rounds, which are no independent trials.
+        Carlini et al.: Membership Inference Attacks From First Principles, IEEE S&P 2022, the
+        offline attack with a global variance. Differs: no shadow models are trained, other clients'
+        models, which start from the same w_t, take their place; scores are averaged over rounds,
+        which are no independent trials.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -42,4 +48,6 @@ class MembershipLira(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        return beside_others(transcript, victim, Candidates(knowledge).margins, progress, pooled=True)
+        return score_against_other_clients(
+            transcript, victim, CandidateScorer(knowledge).confidence_log_odds, progress, pooled=True
+        )

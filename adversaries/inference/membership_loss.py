@@ -1,4 +1,4 @@
-"""Membership by the loss of candidates on what a client returned, over rounds."""
+"""Membership inference by the loss of candidates on the models that a client returned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from adversaries.inference.membership import Candidates, of_victim
+from adversaries.inference.membership import CandidateScorer, score_victim
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
@@ -15,14 +15,17 @@ from fedsim.recording.transcript import Transcript
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipLoss(Attack):
-    """Claim that a client trained on the candidates whose loss is small on the models that it returned.
+    """Claim that a client trained on the candidates whose loss is small on its models.
 
-    The score of a candidate is minus its loss, mean over rounds: what a client trains on fits its model best.
+    A model fits the examples that it was trained on better than others. The score of a candidate is
+    minus its loss on the returned model (`CandidateScorer.negative_losses`), averaged over rounds
+    (`score_victim`).
 
     References:
-        Yeom et al.: Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting, CSF 2018, Adversary 1;
-        over rounds as the loss series of Zhu et al.: FedMIA, CVPR 2025, Table 1. Differs: Yeom et al. compare the loss
-        with the mean training loss, which is one point of the curve that all thresholds make.
+        Yeom et al.: Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting, CSF
+        2018, Adversary 1; over rounds as the loss series of Zhu et al.: FedMIA, CVPR 2025, Table 1.
+        Differs: Yeom et al. threshold the loss at the mean training loss, which is one point of the
+        ROC curve that all thresholds make.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -39,4 +42,4 @@ class MembershipLoss(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        return of_victim(transcript, victim, Candidates(knowledge).fits, progress)
+        return score_victim(transcript, victim, CandidateScorer(knowledge).negative_losses, progress)

@@ -1,4 +1,4 @@
-"""Membership learnt from records whose membership is known: the passive global attack of Nasr et al."""
+"""White-box membership inference by a classifier trained on known records (Nasr et al.)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.inference.membership import Candidates
-from adversaries.local_updates import rounds_of
+from adversaries.inference.membership import CandidateScorer
+from adversaries.local_updates import participation_rounds
 from fedsim.attacks import CLIENT, Attack, Knowledge, KnownCandidates, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, Membership
@@ -19,24 +19,29 @@ from fedsim.recording.transcript import Transcript
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipWhiteBox(Attack):
-    """Claim that a client trained on the candidates that look like records which it is known to have trained on.
+    """Claim that a client trained on the candidates whose features resemble those of known members.
 
-    The adversary knows some records of the victim, and others that it does not hold. On the models that the victim
-    returned it computes features of each record: the loss, the outputs, and the lengths of the gradient of the loss in
-    the last layers. A logistic regression on the features of all rounds together learns on the known records to tell
-    members from others; the score of a candidate is its log-odds. The known records are no candidates.
+    The adversary knows some records that the victim trained on and some that it did not; none of
+    them is a candidate.
+
+    1. Compute features of each record on every model that the victim returned: the loss, the
+       confidence, and the norm of the loss gradient in the last layers
+       (`CandidateScorer.white_box_features`).
+    2. Fit a logistic regression of membership on the known records' features of all rounds.
+    3. Score each candidate by its log-odds (`_membership_log_odds`).
 
     Args:
-        layers: of how many of the last layers that have weights the gradient is measured; None takes three, or all
-            where there are fewer.
-        strength: inverse weight of the regression's L2 penalty, for standardised features; few known records want
-            little.
+        layers: number of last layers with weights whose gradient norms are features; None takes
+            three, or all where there are fewer.
+        strength: inverse weight of the regression's L2 penalty, for standardised features; keep it
+            small where few records are known.
 
     References:
-        Nasr, Shokri, Houmansadr: Comprehensive Privacy Analysis of Deep Learning, IEEE S&P 2019, the passive global
-        attack in the supervised setting. Differs: of gradients only lengths are features, of outputs the confidence in
-        the candidate's class and the entropy, and the attack model is linear; the paper feeds whole gradients and
-        activations to a network of convolutions and encoders, for which it knows thousands of records.
+        Nasr, Shokri, Houmansadr: Comprehensive Privacy Analysis of Deep Learning, IEEE S&P 2019,
+        the passive global attack in the supervised setting. Differs: of gradients only norms are
+        features, of outputs the confidence in the candidate's class and the entropy, and the attack
+        model is linear; the paper feeds whole gradients and activations to a network of
+        convolutions and encoders, for which it knows thousands of records.
     """
 
     layers: int | None = None
@@ -63,20 +68,34 @@ class MembershipWhiteBox(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        known = knowledge.known_candidates
-        assert known is not None
-        held = _held(known)
-        records = Candidates(replace(knowledge, candidates=known)), Candidates(knowledge)
-        rounds, learnt, asked = rounds_of(transcript, victim), list[Tensor](), list[Tensor]()
-        for done, number in enumerate(rounds, start=1):
-            update = transcript.update(number, victim)
-            for features, of in zip((learnt, asked), records, strict=True):
-                features.append(of.features(update, self.layers).double().cpu())
-            progress(done, len(rounds), {"objective": float(asked[-1][:, 0].mean())})
-        return Membership(scores=self._log_odds(torch.cat(learnt, 1), held, torch.cat(asked, 1)))
+        known_candidates = knowledge.known_candidates
+        assert known_candidates is not None
+        members = _membership_labels(known_candidates)
+        known_records = CandidateScorer(replace(knowledge, candidates=known_candidates))
+        candidates = CandidateScorer(knowledge)
 
-    def _log_odds(self, learnt: Tensor, held: Tensor, asked: Tensor) -> Tensor:
-        """`candidate`, of features `known feature` and `candidate feature`."""
+        # Compute the features of all records in each round.
+        rounds = participation_rounds(transcript, victim)
+        known_features: list[Tensor] = []
+        candidate_features: list[Tensor] = []
+        for rounds_so_far, number in enumerate(rounds, start=1):
+            update = transcript.update(number, victim)
+            known_features.append(known_records.white_box_features(update, self.layers).double().cpu())
+            candidate_features.append(candidates.white_box_features(update, self.layers).double().cpu())
+            mean_loss = candidate_features[-1][:, 0].mean()
+            progress(rounds_so_far, len(rounds), {"objective": float(mean_loss)})
+
+        scores = self._membership_log_odds(torch.cat(known_features, 1), members, torch.cat(candidate_features, 1))
+        return Membership(scores=scores)
+
+    def _membership_log_odds(self, known_features: Tensor, members: Tensor, candidate_features: Tensor) -> Tensor:
+        """Fit a logistic regression on known records; return each candidate's log-odds.
+
+        Args:
+            known_features: `known feature`.
+            members: `known`.
+            candidate_features: `candidate feature`.
+        """
         from sklearn.linear_model import LogisticRegression  # takes a second
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
@@ -84,24 +103,24 @@ class MembershipWhiteBox(Attack):
 
         model = make_pipeline(StandardScaler(), LogisticRegression(C=self.strength, max_iter=10_000))
         with threadpool_limits(1):  # the number of threads changes float sums
-            model.fit(learnt.numpy(), held.numpy())
-            return torch.from_numpy(model.decision_function(asked.numpy()))
+            model.fit(known_features.numpy(), members.numpy())
+            return torch.from_numpy(model.decision_function(candidate_features.numpy()))
 
 
-def _held(known: KnownCandidates) -> Tensor:
-    """`record`, whether it is known to be a member.
+def _membership_labels(known: KnownCandidates) -> Tensor:
+    """Return whether each known record is a member, `record`.
 
     Raises:
-        AttackError: that is not said of each, or there is nothing to tell apart.
+        AttackError: a record has no such label, or all records have the same one.
     """
-    held = known.members.bool().cpu()
-    if held.shape != known.inputs.shape[:1]:
+    members = known.members.bool().cpu()
+    if members.shape != known.inputs.shape[:1]:
         raise AttackError(
-            f"of {len(known.inputs)} known records {held.numel()} are said to be members or not; say so of each"
+            f"of {len(known.inputs)} known records {members.numel()} are said to be members or not; say so of each"
         )
-    if not 0 < int(held.sum()) < len(held):
+    if not 0 < int(members.sum()) < len(members):
         raise AttackError(
-            f"of {len(held)} known records {int(held.sum())} are members; this attack learns from members and from "
-            "others, grant both"
+            f"of {len(members)} known records {int(members.sum())} are members; this attack learns from members and "
+            "from others, grant both"
         )
-    return held
+    return members

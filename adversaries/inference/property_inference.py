@@ -1,4 +1,4 @@
-"""Property inference: do many of the examples behind a client's message have a property that the task does not need?"""
+"""Property inference: whether many of a client's examples have a property unrelated to the task."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool1d
 
-from adversaries.local_updates import rounds_of
-from adversaries.scene import STEPPING
+from adversaries.local_updates import participation_rounds
+from adversaries.scene import OPTIMIZER_FACTS
 from adversaries.simulated import SimulatedClients
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress, PropertyRecords, single_update
 from fedsim.errors import AttackError, ConfigError
@@ -26,38 +26,44 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedsim." + __name__)
 
-_WIDTH = 20_000
-"""Numbers of an update that the classifier is shown; longer ones are pooled."""
-_LEAF = 5
-_LEAST = {"simulated": 2 * _LEAF, "trees": 50}
-"""With fewer trees some simulated client would be in all samples, and nobody could be asked about it."""
+_MAX_FEATURES = 20_000
+"""Features that the classifier takes; longer updates are pooled to this length."""
+_MIN_LEAF_SIZE = 5
+_LEAST_SETTINGS = {"simulated": 2 * _MIN_LEAF_SIZE, "trees": 50}
+"""With fewer trees a simulated client may be in every bootstrap sample, out of bag of no tree."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PropertyInference(Attack):
-    """Claim how likely many of the examples behind each message have a property, by a classifier of simulated clients.
+    """Claim how likely each message's training data have a property, by a classifier of updates.
 
-    In each round, from the model that the server sent, the victim's training is simulated many times on as many
-    auxiliary records as it has examples. Half of the simulated clients hold the property in a share `present`, half in
-    a share `absent`. A random forest learns to tell their updates apart (absolute values over their length,
-    standardised), and is shown the update of the victim and those of all others in the round, so that clients can be
-    compared. What else it knows of the clients is that they train alike: one with another number of examples than the
-    victim is read as if it had as many.
+    In each round:
+
+    1. Simulate the victim's training many times from the model that the server sent, on as many
+       auxiliary records as it has examples. Half of the simulated clients have the property in a
+       share `present` of their records, half in a share `absent` (`_Batches.draw`).
+    2. Train a random forest to tell their updates apart (`_train_classifier`), from absolute values
+       divided by their norm and standardised (`_update_features`).
+    3. Classify the updates of the victim and of all other clients of the round, so that clients can
+       be compared (`_client_features`).
+
+    All clients are assumed to train alike: an update of a client with another number of examples
+    than the victim is classified as if it had as many.
 
     Args:
-        present: share of records with the property among those of a simulated client that has it.
-        absent: likewise of one that has not.
-        same_classes: draw records of both kinds from each class alike, so that the classifier learns the property,
-            and not the classes that go along with it. Of a regression there are none.
-        simulated: clients of either kind a round.
+        present: share of records with the property in a simulated client that has the property.
+        absent: the same share in a simulated client that does not have it.
+        same_classes: draw records with and without the property from the same classes, so that the
+            classifier learns the property and not a correlated class. No effect in a regression.
+        simulated: clients simulated a round, of either kind.
         trees: of the random forest, each with leaves of at least five simulated clients.
 
     References:
-        Melis et al.: Exploiting Unintended Feature Leakage in Collaborative Learning, IEEE S&P 2019, passive property
-        inference; details as in the released code. Differs: the server attacks, who sees each client's update, where
-        the paper's adversary is a client; a classifier for each round instead of one for all; classes are drawn alike,
-        since properties of tables go along with them; an update of more than 20 000 numbers is pooled by the largest
-        of neighbours.
+        Melis et al.: Exploiting Unintended Feature Leakage in Collaborative Learning, IEEE S&P
+        2019, passive property inference; details as in the released code. Differs: the server
+        attacks, who sees each client's update, where the paper's adversary is a client; a
+        classifier for each round instead of one for all; classes are balanced, since properties of
+        tables correlate with them; an update of more than 20 000 numbers is max-pooled.
     """
 
     present: float = 0.5
@@ -76,7 +82,7 @@ class PropertyInference(Attack):
     needs: ClassVar[frozenset[str]] = frozenset(
         {"model", "loss", "property_records", "learning_rate", "local_epochs", "batch_size"}
     )
-    uses: ClassVar[frozenset[str]] = STEPPING | {"defenses", "num_classes", "value_range"}
+    uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"defenses", "num_classes", "value_range"}
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
 
@@ -85,7 +91,7 @@ class PropertyInference(Attack):
             raise ConfigError(
                 f"absent: expected shares with 0 <= absent < present <= 1, got {self.absent} and {self.present}"
             )
-        for name, least in _LEAST.items():
+        for name, least in _LEAST_SETTINGS.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
 
@@ -93,17 +99,20 @@ class PropertyInference(Attack):
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
         assert knowledge.property_records is not None
-        rounds, found = rounds_of(transcript, victim), list[tuple[int, int, float]]()
-        clients, batches = SimulatedClients(knowledge), _Batches(knowledge.property_records, same=self.same_classes)
-        for done, number in enumerate(rounds, start=1):
-            only = transcript.only([number])
+        rounds = participation_rounds(transcript, victim)
+        clients = SimulatedClients(knowledge)
+        batches = _Batches(knowledge.property_records, same=self.same_classes)
+        claims: list[tuple[int, int, float]] = []
+        for rounds_so_far, number in enumerate(rounds, start=1):
+            one_round = transcript.restrict_to([number])
             seed = int(torch.randint(1 << 32, (), generator=rng))
-            classifier, error = self._taught(clients, batches, single_update(only, victim), seed)
-            seen = self._seen(clients, only, victim)
-            likely = classifier.predict_proba(np.stack(list(seen.values())))[:, 1]
-            found += [(client, number, float(score)) for client, score in zip(seen, likely, strict=True)]
-            progress(done, len(rounds), {"objective": error})
-        senders, numbers, scores = zip(*found, strict=True)
+            classifier, error = self._train_classifier(clients, batches, single_update(one_round, victim), seed)
+            features = self._client_features(clients, one_round, victim)
+            probabilities = classifier.predict_proba(np.stack(list(features.values())))[:, 1]
+            for client, probability in zip(features, probabilities, strict=True):
+                claims.append((client, number, float(probability)))
+            progress(rounds_so_far, len(rounds), {"objective": error})
+        senders, numbers, scores = zip(*claims, strict=True)
         return PropertyPresence(
             clients=client_ids(senders),
             rounds=torch.tensor(numbers),
@@ -111,50 +120,57 @@ class PropertyInference(Attack):
             shares=torch.tensor([self.absent, self.present]),
         )
 
-    def _seen(self, clients: SimulatedClients, only: Transcript, victim: int) -> dict[int, NDArray[np.float32]]:
-        """What the clients of a round sent; others than the victim whose message says nothing are left out."""
-        found = {}
-        for client in only.clients(only.rounds[0]):
+    def _client_features(
+        self, clients: SimulatedClients, one_round: Transcript, victim: int
+    ) -> dict[int, NDArray[np.float32]]:
+        """Return the features of a round's updates, without other clients' unreadable ones."""
+        features = {}
+        for client in one_round.clients(one_round.rounds[0]):
             try:
-                found[client] = _features(clients.read(single_update(only, client)))
-            except AttackError as broken:
+                features[client] = _update_features(clients.flatten_update(single_update(one_round, client)))
+            except AttackError as error:
                 if client == victim:
                     raise
-                log.warning("%s on client %d: leaves another out: %s", self.called, victim, broken)
-        return found
+                log.warning("%s on client %d: leaves another out: %s", self.title, victim, error)
+        return features
 
-    def _taught(
+    def _train_classifier(
         self, clients: SimulatedClients, batches: _Batches, update: Update, seed: int
     ) -> tuple[Pipeline, float]:
-        """A classifier of updates, and the share of simulated clients that it takes for the other kind, out of bag."""
+        """Train a classifier of simulated updates; return it and its out-of-bag error."""
         from sklearn.ensemble import RandomForestClassifier  # takes seconds
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        where, made = f"round {update.round}, client {update.client}", []
-        count = update.num_examples
+        where, count = f"round {update.round}, client {update.client}", update.num_examples
         if round(self.absent * count) == round(self.present * count):
             raise AttackError(
                 f"{where}: N is {count}, of which {self.absent:g} and {self.present:g} are as many examples; choose "
                 "shares that are further apart, or attack a client that holds more"
             )
-        kinds = np.repeat([False, True], self.simulated)
-        for place, kind in enumerate(kinds):
-            share = self.present if kind else self.absent
-            inputs, labels = batches.drawn(count, share, (seed, place), where)
-            made.append(_features(clients.send(update, inputs, labels, ("property", seed, place))))
-        forest = RandomForestClassifier(self.trees, min_samples_leaf=_LEAF, random_state=seed, oob_score=True)
-        return make_pipeline(StandardScaler(), forest).fit(np.stack(made), kinds), 1 - float(forest.oob_score_)
+
+        # Simulate clients without and with the property.
+        has_property = np.repeat([False, True], self.simulated)
+        features = []
+        for index, has in enumerate(has_property):
+            share = self.present if has else self.absent
+            inputs, labels = batches.draw(count, share, (seed, index), where)
+            simulated_update = clients.simulate_update(update, inputs, labels, ("property", seed, index))
+            features.append(_update_features(simulated_update))
+
+        forest = RandomForestClassifier(self.trees, min_samples_leaf=_MIN_LEAF_SIZE, random_state=seed, oob_score=True)
+        classifier = make_pipeline(StandardScaler(), forest).fit(np.stack(features), has_property)
+        return classifier, 1 - float(forest.oob_score_)
 
 
 class _Batches:
-    """Auxiliary records, drawn with and without the property.
+    """Auxiliary records, from which batches with a given share of the property are drawn.
 
     Args:
-        same: whether the property is to tell nothing of the class.
+        same: draw records with and without the property from the same classes.
 
     Raises:
-        AttackError: some record has no label, or nobody says whether it has the property, or all have it, or none.
+        AttackError: a record lacks a label or a property value, or all records have the same one.
     """
 
     def __init__(self, records: PropertyRecords, *, same: bool) -> None:
@@ -169,41 +185,49 @@ class _Batches:
                 f"{'each' if has.all() else 'none'} of the {len(has)} auxiliary records has the property; grant "
                 "records with it and records without it"
             )
-        alike = same and not records.labels.is_floating_point()
-        self._classes = (records.labels if alike else torch.zeros(len(has), dtype=torch.long)).numpy()
-        self._places = {
-            (label, kind): np.flatnonzero((self._classes == label) & (has.numpy() == kind))
-            for label in np.unique(self._classes).tolist()
-            for kind in (False, True)
-        }
+        by_class = same and not records.labels.is_floating_point()
+        self._classes = (records.labels if by_class else torch.zeros(len(has), dtype=torch.long)).numpy()
 
-    def drawn(self, count: int, share: float, key: tuple[int, int], where: str) -> tuple[Tensor, Tensor]:
-        """`count` of them, inputs and labels, `share` with the property, no record twice."""
-        rng, having, known = np.random.default_rng(key), round(share * count), len(self._classes)
-        if count > known:
+        # Group the indices of records by class and property.
+        self._groups: dict[tuple[int, bool], NDArray[np.intp]] = {}
+        for label in np.unique(self._classes).tolist():
+            for value in (False, True):
+                in_group = (self._classes == label) & (has.numpy() == value)
+                self._groups[label, value] = np.flatnonzero(in_group)
+
+    def draw(self, count: int, share: float, key: tuple[int, int], where: str) -> tuple[Tensor, Tensor]:
+        """Draw inputs and labels of `count` records, `share` with the property, no record twice."""
+        rng, num_having, num_records = np.random.default_rng(key), round(share * count), len(self._classes)
+        if count > num_records:
             raise AttackError(
-                f"{where}: N is {count}, and there are {known} auxiliary records; raise adversary.auxiliary, or attack "
-                "a client that holds fewer"
+                f"{where}: N is {count}, and there are {num_records} auxiliary records; raise adversary.auxiliary, or "
+                "attack a client that holds fewer"
             )
-        classes, has = self._classes[rng.permutation(known)[:count]], rng.permutation(count) < having
-        chosen = []
-        for (label, kind), places in self._places.items():
-            wanted = int(((classes == label) & (has == kind)).sum())
-            if wanted > len(places):
+
+        # Draw class and property independently of each other.
+        classes = self._classes[rng.permutation(num_records)[:count]]
+        has = rng.permutation(count) < num_having
+
+        # Draw records of each class and property.
+        drawn = []
+        for (label, value), group in self._groups.items():
+            group_count = int(((classes == label) & (has == value)).sum())
+            if group_count > len(group):
                 raise AttackError(
-                    f"{where}: a client as large as the victim takes {wanted} auxiliary records of class {label} "
-                    f"{'with' if kind else 'without'} the property, and there are {len(places)}; raise "
+                    f"{where}: a client as large as the victim takes {group_count} auxiliary records of class {label} "
+                    f"{'with' if value else 'without'} the property, and there are {len(group)}; raise "
                     "adversary.auxiliary, choose other shares, or set same_classes = false"
                 )
-            chosen.append(rng.choice(places, wanted, replace=False))
-        index = torch.from_numpy(rng.permutation(np.concatenate(chosen)))
-        return self._records.inputs[index], self._records.labels[index]
+            drawn.append(rng.choice(group, group_count, replace=False))
+        indices = torch.from_numpy(rng.permutation(np.concatenate(drawn)))
+        return self._records.inputs[indices], self._records.labels[indices]
 
 
-def _features(moved: Tensor) -> NDArray[np.float32]:
-    """Absolute values over their length, at most `_WIDTH` of them."""
-    size = moved.detach().abs()
-    if len(size) > _WIDTH:
-        size = adaptive_max_pool1d(size[None], _WIDTH)[0]
-    scaled: NDArray[np.float32] = (size / size.norm().clamp_min(torch.finfo(size.dtype).tiny)).cpu().numpy()
-    return scaled
+def _update_features(update: Tensor) -> NDArray[np.float32]:
+    """Return absolute values divided by their norm, pooled to at most `_MAX_FEATURES`."""
+    magnitudes = update.detach().abs()
+    if len(magnitudes) > _MAX_FEATURES:
+        magnitudes = adaptive_max_pool1d(magnitudes[None], _MAX_FEATURES)[0]
+    norm = magnitudes.norm().clamp_min(torch.finfo(magnitudes.dtype).tiny)
+    features: NDArray[np.float32] = (magnitudes / norm).cpu().numpy()
+    return features

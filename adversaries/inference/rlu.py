@@ -1,4 +1,4 @@
-"""RLU: the label distribution of a client by least squares, with what the model makes of labelled auxiliary data."""
+"""RLU: label distribution inference by least squares, with confidences on auxiliary data."""
 
 from __future__ import annotations
 
@@ -12,54 +12,57 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.inference.label_distribution import over_rounds
-from adversaries.labels.last_layer import apportioned, last_bias, untrained
+from adversaries.inference.label_distribution import infer_label_distribution
+from adversaries.labels.last_layer import apportion_counts, last_bias_name, untrained_layer_error
 from adversaries.labels.logit_gradient import logit_gradient
-from adversaries.labels.updates import layer_directions, steps_times_rate
-from adversaries.local_models.model_sources import Network, outputs
+from adversaries.labels.updates import layer_directions, total_step_size
+from adversaries.local_models.model_sources import LoadableNetwork, compute_outputs
 from adversaries.named_states import named_states
-from adversaries.scene import STEPPING, known_steps, warn_unless_plain
-from adversaries.simulated import training_of
+from adversaries.scene import OPTIMIZER_FACTS, known_steps, warn_unless_plain_sgd
+from adversaries.simulated import training_plan
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError, RunError
 from fedsim.findings import Finding
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.wire.messages import State, Update
 
 log = logging.getLogger("fedsim." + __name__)
 
-_PLACES = 8
-"""At most so many local steps at which confidences are taken, spread evenly."""
-_WIDTH = 1000
+_MAX_EVALUATION_POINTS = 8
+"""At most so many local steps, evenly spaced, at which confidences are computed."""
+_FORWARD_CHUNK = 1000
 """Auxiliary records in a forward pass."""
-_SUM = 1e3
-"""Weight of the condition that shares sum to 1, beside equations whose sides are below 1."""
+_SUM_CONSTRAINT_WEIGHT = 1e3
+"""Weight of the equation that shares sum to 1; the other equations have entries below 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelsFromUpdates(Attack):
-    """Claim the shares of classes with which the last layer's bias would have moved as it did.
+    """Claim the shares of classes that explain the update of the last layer's bias.
 
-    Over a round the bias moves by -s (S' pi - pi), where s = learning rate x local steps, pi are the shares of classes
-    and S_kc is how sure the model is of class c about examples of class k, on average over the steps. S is that of
-    auxiliary records; its values off the diagonal are the erroneous confidence. pi is the solution of these
-    equations by least squares, not negative and with sum 1.
+    Over a round the bias changes by -s (S' pi - pi), where s = learning rate x local steps, pi are
+    the shares of classes, and S_kc is the model's mean confidence in class c on examples of class
+    k, averaged over the local steps. S is estimated on auxiliary records; its off-diagonal entries
+    are the erroneous confidence.
 
-    For one step, as behind a gradient, S is taken at w_t. For several steps a first pi comes from logits that go
-    straight from what w_t makes of the auxiliary records to what w_k does. Then the client's training is simulated on
-    auxiliary records of these shares, S is taken along the way, and pi moves half the way to the solution; and so on.
-    The claim is the mean of the last half of them, because the records are drawn anew each time.
+    1. Estimate S: for one step, as with a gradient, at w_t; for several steps from logits
+       interpolated between those at w_t and at w_k (`_Confidences.interpolate`).
+    2. Solve for pi by least squares, with pi >= 0 and sum 1 (`_solve_shares`).
+    3. After several steps, refine (`_refine_by_simulation`): simulate the client's training on
+       auxiliary records with shares pi, estimate S along it (`_Confidences.simulate`), move pi half
+       of the way to the new solution, and repeat. The claim is the mean over the last half of the
+       iterations, because records are drawn anew in each.
 
     Args:
-        simulations: of the client's training; 0 leaves pi as it is first.
+        simulations: number of simulated trainings; 0 claims the first pi.
 
     References:
-        Chen and Vikalo: Recovering Labels from Local Updates in Federated Learning, ICML 2024. Differs: of the paper
-        only abstract and summaries were to be had; where it draws logits of each epoch from distributions that it
-        moves along (Monte Carlo), whole trainings are simulated; steps of SGD only, where the paper takes any
-        optimizer.
+        Chen and Vikalo: Recovering Labels from Local Updates in Federated Learning, ICML 2024.
+        Differs: of the paper only abstract and summaries were available; where it draws each
+        epoch's logits from distributions that it updates (Monte Carlo), whole trainings are
+        simulated; steps of SGD only, where the paper takes any optimizer.
     """
 
     simulations: int = 10
@@ -72,7 +75,7 @@ class LabelsFromUpdates(Attack):
         url="https://arxiv.org/abs/2405.00955",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"model", "auxiliary", "learning_rate", "local_epochs", "batch_size"})
-    uses: ClassVar[frozenset[str]] = STEPPING | {"defenses", "label_smoothing", "loss"}
+    uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"defenses", "label_smoothing", "loss"}
     temporal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -82,151 +85,176 @@ class LabelsFromUpdates(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        warn_unless_plain(self, knowledge, f"client {victim}", simulated={"momentum", "weight_decay", "proximal_mu"})
+        warn_unless_plain_sgd(
+            self, knowledge, f"client {victim}", simulated={"momentum", "weight_decay", "proximal_mu"}
+        )
         confidences = _Confidences(self, knowledge)
 
-        def solved(update: Update) -> Tensor:
+        def solve_shares(update: Update) -> Tensor:
             where = f"round {update.round}, client {update.client}"
-            name = confidences.bias(update.before, where)
-            states = named_states(update, confidences.network.holding(update.before, where), where)
-            moved = layer_directions(name, states, knowledge.defenses or ())[name]
-            if not moved.any():
-                raise untrained(name)
-            form = logit_gradient(knowledge.loss or cross_entropy, len(moved), knowledge.device)
+
+            # Read the change of the last layer's bias.
+            name = confidences.bias_name(update.before, where)
+            states = named_states(update, confidences.network.load(update.before, where), where)
+            bias_change = layer_directions(name, states, knowledge.defenses or ())[name]
+            if not bias_change.any():
+                raise untrained_layer_error(name)
+            form = logit_gradient(knowledge.loss or cross_entropy, len(bias_change), knowledge.device)
             if form.divisors is None or not form.treats_classes_alike:
                 raise AttackError(
-                    f"{where}: clients minimise a loss with class weights, or a sum, and RLU is of the mean without; "
-                    "take label-counts"
+                    f"{where}: clients minimise a loss with class weights, or a sum over examples, and RLU needs a "
+                    "mean without weights; take label-counts"
                 )
             if update.gradient is not None:
-                return _shares(confidences.between(update.before, update.before, 1, where), moved)
-            scale, steps = steps_times_rate(update.num_examples, knowledge), known_steps(knowledge, update.num_examples)
+                return _solve_shares(confidences.interpolate(update.before, update.before, 1, where), bias_change)
+
+            # Divide by learning rate x steps.
+            scale, steps = total_step_size(update.num_examples, knowledge), known_steps(knowledge, update.num_examples)
             if scale is None or steps is None:
                 raise AttackError(
                     f"{where}: clients step with {knowledge.optimizer}, and how far that moves a weight is not known; "
                     "take label-counts"
                 )
-            first = _shares(confidences.between(update.before, update.after, steps, where), moved / scale)
+            gradient = bias_change / scale
+            shares = _solve_shares(confidences.interpolate(update.before, update.after, steps, where), gradient)
             if steps == 1 or not self.simulations:
-                return first
-            return self._simulated(first, confidences, update, moved / scale, rng)
+                return shares
+            return self._refine_by_simulation(shares, confidences, update, gradient, rng)
 
-        return over_rounds(transcript, victim, knowledge, solved, progress)
+        return infer_label_distribution(transcript, victim, knowledge, solve_shares, progress)
 
-    def _simulated(
-        self, shares: Tensor, confidences: _Confidences, update: Update, slope: Tensor, rng: torch.Generator
+    def _refine_by_simulation(
+        self, shares: Tensor, confidences: _Confidences, update: Update, gradient: Tensor, rng: torch.Generator
     ) -> Tensor:
-        """`class`, shares that explain `slope` by trainings which are simulated with them."""
-        found = []
+        """Alternate simulated training and least squares; return the mean of the last half."""
+        shares_by_iteration = []
         for _ in range(self.simulations):
-            sure = confidences.along(update, shares, rng)
-            shares = (shares + _shares(sure, slope)) / 2
-            found.append(shares)
-        return torch.stack(found[len(found) // 2 :]).mean(0)
+            confidence = confidences.simulate(update, shares, rng)
+            shares = (shares + _solve_shares(confidence, gradient)) / 2
+            shares_by_iteration.append(shares)
+        last_half = shares_by_iteration[len(shares_by_iteration) // 2 :]
+        return torch.stack(last_half).mean(0)
 
 
 class _Confidences:
-    """Auxiliary records, and a network that each model is put into in turn."""
+    """Estimates the confidence matrix S on auxiliary records."""
 
     def __init__(self, attack: Attack, knowledge: Knowledge) -> None:
         assert knowledge.auxiliary is not None
         self._inputs = knowledge.auxiliary.inputs.to(knowledge.device)
         self._labels = knowledge.auxiliary.labels.cpu()
-        self.network = Network(knowledge)
-        self._called, self._knowledge, self._told = attack.called, knowledge, False
+        self.network = LoadableNetwork(knowledge)
+        self._title, self._knowledge, self._has_warned = attack.title, knowledge, False
         if not len(self._inputs) or self._labels.is_floating_point() or len(self._labels) != len(self._inputs):
             raise AttackError(
                 f"of {len(self._inputs)} auxiliary records {len(self._labels)} have labels that are classes, expected "
                 "one each; grant others with adversary.knowledge.auxiliary"
             )
 
-    def bias(self, before: State, where: str) -> str:
-        """Name of the last layer's bias."""
-        return last_bias(self.network.holding(before, where), self._inputs[:2])
+    def bias_name(self, before: State, where: str) -> str:
+        """Return the name of the last layer's bias."""
+        return last_bias_name(self.network.load(before, where), self._inputs[:2])
 
-    def between(self, before: State, after: State, steps: int, where: str) -> Tensor:
-        """`class class`, how sure of each class models between two are about records of each class, a mean."""
-        start = self._logits(before, where)
-        end = start if after is before else self._logits(after, where)
-        parts = torch.linspace(0, 1 - 1 / steps, min(steps, _PLACES), dtype=torch.float64)
-        return self._by_class(torch.stack([((1 - part) * start + part * end).softmax(1) for part in parts]), where)
+    def interpolate(self, before: State, after: State, steps: int, where: str) -> Tensor:
+        """Estimate S, `class class`, from logits interpolated between those of two models."""
+        start = self._state_logits(before, where)
+        end = start if after is before else self._state_logits(after, where)
+        points = torch.linspace(0, 1 - 1 / steps, min(steps, _MAX_EVALUATION_POINTS), dtype=torch.float64)
+        confidences = [((1 - point) * start + point * end).softmax(1) for point in points]
+        return self._average_by_class(torch.stack(confidences), where)
 
-    def along(self, update: Update, shares: Tensor, rng: torch.Generator) -> Tensor:
-        """The same of models at the steps of a training that is simulated with records of these shares of classes.
+    def simulate(self, update: Update, shares: Tensor, rng: torch.Generator) -> Tensor:
+        """Estimate S along a simulated training on auxiliary records with these shares of classes.
 
         Raises:
             AttackError: the training diverged.
         """
-        where, known, count = f"round {update.round}, client {update.client}", self._knowledge, update.num_examples
-        places = [(self._labels == label).nonzero().flatten() for label in range(len(shares))]
-        there = torch.tensor([float(len(own) > 0) for own in places])
-        chosen = torch.cat(
-            [
-                own[torch.randint(len(own), (often,), generator=rng)]
-                for own, often in zip(places, apportioned(shares * there, count).tolist(), strict=True)
-                if often
-            ]
-        )
-        model = self.network.holding(update.before, where)
-        every = max(1, (known_steps(known, count) or 1) // _PLACES)
-        found: list[Tensor] = []
+        where, knowledge = f"round {update.round}, client {update.client}", self._knowledge
+        num_examples = update.num_examples
+        drawn = self._draw_records(shares, num_examples, rng)
+        inputs, labels = self._inputs[drawn], self._labels[drawn].to(self._inputs.device)
+
+        # Note the confidences in the middle of each of a few equal spans of steps.
+        model = self.network.load(update.before, where)
+        interval = max(1, (known_steps(knowledge, num_examples) or 1) // _MAX_EVALUATION_POINTS)
+        confidences: list[Tensor] = []
         step = itertools.count()
 
-        def look() -> None:
-            if next(step) % every == every // 2:
-                found.append(self._answers(model, where).softmax(1))
+        def record_confidences() -> None:
+            if next(step) % interval == interval // 2:
+                confidences.append(self._model_logits(model, where).softmax(1))
 
         key = ("rlu", int(torch.randint(1 << 62, (), generator=rng)))
-        inputs, labels = self._inputs[chosen], self._labels[chosen].to(self._inputs.device)
-        plan = training_of(known, count, label_smoothing=known.label_smoothing or 0.0)
+        training = training_plan(knowledge, num_examples, label_smoothing=knowledge.label_smoothing or 0.0)
         try:
-            local_update(model, state_of(model), inputs, labels, plan, key=key, before_step=look)
+            local_update(model, copy_state(model), inputs, labels, training, key=key, before_step=record_confidences)
         except RunError as error:
             raise AttackError(
                 f"{where}: training that is simulated on auxiliary records diverged ({error}); set simulations = 0"
             ) from error
-        return self._by_class(torch.stack(found), where)
+        return self._average_by_class(torch.stack(confidences), where)
 
-    def _by_class(self, sure: Tensor, where: str) -> Tensor:
-        """Means over models and over records of each class of `model record class`.
+    def _draw_records(self, shares: Tensor, count: int, rng: torch.Generator) -> Tensor:
+        """Draw indices of `count` records with replacement, in these shares of classes."""
+        indices_by_class = [(self._labels == label).nonzero().flatten() for label in range(len(shares))]
+        available = torch.tensor([float(len(indices) > 0) for indices in indices_by_class])
+        class_counts = apportion_counts(shares * available, count).tolist()
+        drawn = []
+        for indices, class_count in zip(indices_by_class, class_counts, strict=True):
+            if class_count:
+                drawn.append(indices[torch.randint(len(indices), (class_count,), generator=rng)])
+        return torch.cat(drawn)
 
-        Of a class without auxiliary records it is the mean over all records, which a warning says once.
+    def _average_by_class(self, confidences: Tensor, where: str) -> Tensor:
+        """Average `model record class` over models and over the records of each class.
+
+        A class without auxiliary records gets the mean over all records; a warning says so once.
         """
-        each, classes = sure.mean(0), sure.shape[2]
-        if int(self._labels.max()) >= classes:
+        record_means, num_classes = confidences.mean(0), confidences.shape[2]
+        if int(self._labels.max()) >= num_classes:
             raise AttackError(
-                f"{where}: the model has {classes} outputs, and an auxiliary record is of class "
+                f"{where}: the model has {num_classes} outputs, and an auxiliary record is of class "
                 f"{int(self._labels.max())}; grant records of the federation's classes"
             )
-        counts = self._labels.bincount(minlength=classes)
-        if (missing := (counts == 0).nonzero().flatten().tolist()) and not self._told:
-            self._told = True
+        counts = self._labels.bincount(minlength=num_classes)
+        missing = (counts == 0).nonzero().flatten().tolist()
+        if missing and not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "%s: %s: there is no auxiliary record of class %s; the mean of all stands in",
-                self._called,
+                self._title,
                 where,
                 ", ".join(map(str, missing)),
             )
-        sums = torch.zeros((classes, classes), dtype=torch.float64).index_add_(0, self._labels, each)
-        return torch.where((counts > 0)[:, None], sums / counts.clamp_min(1)[:, None], each.mean(0))
+        sums = torch.zeros((num_classes, num_classes), dtype=torch.float64)
+        sums.index_add_(0, self._labels, record_means)
+        class_means = sums / counts.clamp_min(1)[:, None]
+        return torch.where((counts > 0)[:, None], class_means, record_means.mean(0))
 
-    def _logits(self, state: State, where: str) -> Tensor:
-        """`record class`, float64, of a model for the auxiliary records."""
-        return self._answers(self.network.holding(state, where), where)
+    def _state_logits(self, state: State, where: str) -> Tensor:
+        return self._model_logits(self.network.load(state, where), where)
 
     @torch.no_grad()
-    def _answers(self, network: nn.Module, where: str) -> Tensor:
+    def _model_logits(self, network: nn.Module, where: str) -> Tensor:
+        """Return the logits of the auxiliary records, `record class` in float64."""
         training = network.training
         network.eval()
-        made = torch.cat([outputs(network, part, where) for part in torch.split(self._inputs, _WIDTH)])
+        chunks = [compute_outputs(network, chunk, where) for chunk in torch.split(self._inputs, _FORWARD_CHUNK)]
         network.train(training)
-        return made.double().cpu()
+        return torch.cat(chunks).double().cpu()
 
 
-def _shares(sure: Tensor, slope: Tensor) -> Tensor:
-    """`class`, shares pi >= 0 of sum 1 for which `sure`' pi - pi is nearest to `slope`, the bias's mean gradient."""
+def _solve_shares(confidences: Tensor, gradient: Tensor) -> Tensor:
+    """Solve S' pi - pi = g for shares pi >= 0 of sum 1 by least squares.
+
+    Args:
+        confidences: `class class`, S.
+        gradient: `class`, g, the mean gradient of the bias.
+    """
     from scipy.optimize import nnls  # takes a while
 
-    equations = np.vstack([(sure.T - torch.eye(len(sure))).numpy(), np.full((1, len(sure)), _SUM)])
-    solution, _ = nnls(equations, np.append(slope.numpy(), _SUM))
-    return torch.from_numpy(solution)
+    num_classes = len(confidences)
+    sum_equation = np.full((1, num_classes), _SUM_CONSTRAINT_WEIGHT)
+    equations = np.vstack([(confidences.T - torch.eye(num_classes)).numpy(), sum_equation])
+    shares, _ = nnls(equations, np.append(gradient.numpy(), _SUM_CONSTRAINT_WEIGHT))
+    return torch.from_numpy(shares)

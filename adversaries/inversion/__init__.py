@@ -1,1 +1,1 @@
-"""Attacks that reconstruct examples from updates."""
+"""Gradient inversion: attacks that reconstruct training examples from updates."""

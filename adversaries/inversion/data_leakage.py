@@ -11,42 +11,52 @@ from torch import Tensor
 
 from adversaries.engine.distances import SquaredL2
 from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import AlongTraining
+from adversaries.engine.places import UnrolledTraining
 from adversaries.engine.priors import EpochConsistency, SoftBounds, SquaredTotalVariation
-from adversaries.engine.recipe import MEAN_GRADIENT, Recipe
+from adversaries.engine.recipe import MEAN_GRADIENT_FACTS, Recipe
 from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import Scene
+from adversaries.scene import InversionProblem
 from fedsim.attacks import Paper
 from fedsim.errors import ConfigError
-from fedsim.metrics import match
+from fedsim.metrics import match_examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataLeakage(GradientInversion):
-    """Simulate the client's whole local training on dummy data, a set for each epoch, and match its outcome.
+    """Simulate the client's whole local training on dummy data and match the resulting update.
 
-    The "full input reconstruction with epoch order-invariant prior". Cost and memory grow with the
-    number of local steps. Needs to know E or T, B and the learning rate. Follows momentum, weight decay and FedProx's
-    proximal term where they are granted, and is refused where clients are known to train by another optimizer than SGD.
+    The "full input reconstruction with epoch order-invariant prior":
+
+    1. Give each local epoch its own set of dummy data (`num_epochs`).
+    2. Unroll all local steps on them, and minimise the weighted squared distance between simulated
+       and recorded update, with priors (`_recipe`).
+    3. Keep the epochs' mean images equal by a prior, as all epochs see the same data in another
+       order.
+    4. Match the epochs' images to those of the first epoch and average (`average_epochs`).
+
+    Cost and memory grow with the number of local steps. Needs to know E or T, B and the learning
+    rate. Simulates momentum, weight decay and FedProx's proximal term where they are granted;
+    refuses clients that are known to train with another optimizer than SGD.
 
     Args:
         iterations: steps of Adam.                                             [released code: 400]
-        step_size: Adam's, in standard deviations of the inputs.               [FEMNIST .4, CIFAR .1]
-        decay: factor of the step size each ten iterations.                    [FEMNIST .995; .9985]
-        emphasis: the distance's factor at the start and at its end.           [FEMNIST 1, 2; 4, 2]
-        emphasis_iterations: from start to end, geometrically.                 [released code: 200]
-        tv_weight: of squared total variation.                                 [FEMNIST .001; .0002]
-        bounds_weight: of squared distance to the range of pixels.             [FEMNIST 2; 10]
-        order_weight: of the difference between the epochs' mean images.       [FEMNIST 1000]
+        step_size: Adam's, in standard deviations of the inputs.              [FEMNIST .4, CIFAR .1]
+        decay: factor of the step size every ten iterations.                   [FEMNIST .995; .9985]
+        emphasis: first and last factor of the distance in the objective.      [FEMNIST 1, 2; 4, 2]
+        emphasis_iterations: over which the factor changes geometrically.      [released code: 200]
+        tv_weight: weight of squared total variation.                          [FEMNIST .001; .0002]
+        bounds_weight: weight of the squared distance to the pixels' range.    [FEMNIST 2; 10]
+        order_weight: weight of the difference of the epochs' mean images.     [FEMNIST 1000]
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022; sizes from its
-        released code. Differs: the order prior is the mean image of an epoch for all data (the code
-        takes maxima of random features for CIFAR); labels are in one random order, the same in each epoch.
+        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022; hyperparameters from its
+        released code. Differs: the order prior compares mean images for all data sets (the code
+        takes maxima of random features for CIFAR); labels are in one random order, the same in each
+        epoch.
     """
 
     iterations: int = 400
@@ -65,7 +75,7 @@ class DataLeakage(GradientInversion):
         year=2022,
         url="https://arxiv.org/abs/2206.12395",
     )
-    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT
+    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,16 +84,16 @@ class DataLeakage(GradientInversion):
             raise ConfigError(f"emphasis: expected two finite values above 0, got {list(self.emphasis)}")
         check_not_negative(self, "tv_weight", "bounds_weight", "order_weight")
 
-    def _recipe(self, scene: Scene) -> Recipe:
+    def _recipe(self, problem: InversionProblem) -> Recipe:
         first, last = self.emphasis
 
         def emphasis(iteration: int, iterations: int) -> float:
             return float(first * (last / first) ** min(1.0, iteration / self.emphasis_iterations))
 
         return Recipe(
-            place=AlongTraining(),
+            update_model=UnrolledTraining(),
             # The code compares sums of gradients and divides by their number; here they are means.
-            distance=SquaredL2(layers=tuple(scene.steps * weight for weight in _layer_weights(scene))),
+            distance=SquaredL2(layers=tuple(problem.steps * weight for weight in _layer_weights(problem))),
             priors=[
                 (self.tv_weight, SquaredTotalVariation()),
                 (self.bounds_weight, SoftBounds()),
@@ -91,30 +101,35 @@ class DataLeakage(GradientInversion):
             ],
             step_size=self.step_size,
             schedule=lambda iteration, iterations: float(self.decay ** (iteration / 10)),
-            emphasis=emphasis,
+            distance_schedule=emphasis,
             bounded=False,
-            epochs=epochs_of(scene),
+            epochs=num_epochs(problem),
         )
 
-    def _merged(self, data: Tensor, scene: Scene) -> Tensor:
-        return mean_of_epochs(data, scene)
+    def _merge_epochs(self, data: Tensor, problem: InversionProblem) -> Tensor:
+        return average_epochs(data, problem)
 
 
-def mean_of_epochs(data: Tensor, scene: Scene) -> Tensor:
-    """The mean of the epochs' examples, each assigned to those of the first epoch by least squared error."""
-    assert scene.batch_size is not None
-    whole = max(1, scene.steps // math.ceil(scene.num_examples / scene.batch_size))
-    first, *others = torch.split(data, scene.num_examples)[:whole]  # of a pass cut short some examples were not used
-    return torch.stack([first, *(epoch[match(epoch, first)] for epoch in others)]).mean(0)
+def average_epochs(data: Tensor, problem: InversionProblem) -> Tensor:
+    """Average each example over epochs, matched to the first epoch's by least squared error."""
+    assert problem.batch_size is not None
+    # Some examples of an epoch that was cut short were never used.
+    whole_epochs = max(1, problem.steps // math.ceil(problem.num_examples / problem.batch_size))
+    first, *later_epochs = torch.split(data, problem.num_examples)[:whole_epochs]
+    return torch.stack([first, *(epoch[match_examples(epoch, first)] for epoch in later_epochs)]).mean(0)
 
 
-def epochs_of(scene: Scene) -> int:
-    """How many passes the client took over its examples, the last one perhaps cut short."""
-    assert scene.batch_size is not None
-    return math.ceil(scene.steps / math.ceil(scene.num_examples / scene.batch_size))
+def num_epochs(problem: InversionProblem) -> int:
+    """Return the number of local epochs, counting a last one that was cut short."""
+    assert problem.batch_size is not None
+    return math.ceil(problem.steps / math.ceil(problem.num_examples / problem.batch_size))
 
 
-def _layer_weights(scene: Scene) -> list[float]:
-    """1, 1/e, 1/e^2 ... from the first layer on; a layer's weight and bias share theirs."""
-    layers: dict[str, int] = {}
-    return [math.exp(-layers.setdefault(name.rpartition(".")[0], len(layers))) for name in scene.names]
+def _layer_weights(problem: InversionProblem) -> list[float]:
+    """Return 1, 1/e, 1/e^2, ... for the layers in their order, one entry a parameter tensor."""
+    depths: dict[str, int] = {}
+    weights = []
+    for name in problem.parameter_names:
+        depth = depths.setdefault(name.rpartition(".")[0], len(depths))
+        weights.append(math.exp(-depth))
+    return weights

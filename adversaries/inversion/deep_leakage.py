@@ -10,20 +10,25 @@ from torch import Tensor
 
 from adversaries.engine.distances import SquaredL2
 from adversaries.engine.matching import GradientInversion
-from adversaries.engine.recipe import MEAN_GRADIENT, MOMENTS, Recipe, constant
+from adversaries.engine.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule
 from adversaries.engine.settings import check_positive
 from adversaries.labels.gradients import sign_rule
-from adversaries.scene import STEPPING, Scene
+from adversaries.scene import OPTIMIZER_FACTS, InversionProblem
 from fedsim.attacks import Knowledge, Paper
 from fedsim.wire.messages import Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepLeakage(GradientInversion):
-    """Match one gradient in Euclidean distance, the labels together with the data, by L-BFGS.
+    """Match one gradient in squared Euclidean distance by L-BFGS, optimising data and labels.
 
-    Assumes one local step; an update of more is divided by their number, and the attack warns. Each
-    iteration is a call of torch's L-BFGS, of up to 20 evaluations. Diverges easily: lower `step_size`.
+    1. Start from Gaussian dummy data and label logits.
+    2. Compute the dummy gradient at w_0, of the data and the softmax of the logits.
+    3. Minimise its squared distance to the recorded gradient by L-BFGS (`_lbfgs_recipe`).
+
+    Assumes one local step; an update of several steps is divided by their number, and the attack
+    warns. Each iteration is one call of torch's L-BFGS, with up to 20 evaluations. Diverges easily:
+    lower `step_size`.
 
     Args:
         iterations: calls of the optimizer.                                [released code: 300]
@@ -34,8 +39,9 @@ class DeepLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1. Differs: dummy data are
-        drawn in standardised units where clients standardise; pixels are clamped for the finding only.
+        Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1. Differs: dummy data
+        are drawn in standardised units where clients standardise; pixels are clamped only in the
+        finding.
     """
 
     iterations: int = 300
@@ -48,20 +54,23 @@ class DeepLeakage(GradientInversion):
         year=2019,
         url="https://arxiv.org/abs/1906.08935",
     )
-    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT | {"num_classes"}
-    uses: ClassVar[frozenset[str]] = MOMENTS | STEPPING | {"defenses"}
+    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS | {"num_classes"}
+    uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS | {"defenses"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "step_size")
 
-    def _recipe(self, scene: Scene) -> Recipe:
-        return _by_lbfgs(self.step_size, joint_labels=True)
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        return _lbfgs_recipe(self.step_size, joint_labels=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImprovedDeepLeakage(GradientInversion):
-    """DLG for one example, whose label the sign of the last layer's gradient gives away.
+    """Run DLG on one example, with the label read from the sign of the last layer's gradient.
+
+    1. Claim the only class whose entry in the last bias's gradient is negative (`_labels`).
+    2. Optimise the data alone, as DLG does (`_lbfgs_recipe`).
 
     Assumes one local step and, unless the labels are granted, one example.
 
@@ -74,7 +83,8 @@ class ImprovedDeepLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Zhao, Mopuri, Bilen: iDLG, 2020. Differs: as `dlg`; the sign is that of the last bias, not of its weights.
+        Zhao, Mopuri, Bilen: iDLG, 2020. Differs: as `dlg`; the sign is that of the last bias, not
+        of its weights.
     """
 
     iterations: int = 300
@@ -87,29 +97,28 @@ class ImprovedDeepLeakage(GradientInversion):
         year=2020,
         url="https://arxiv.org/abs/2001.02610",
     )
-    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT
+    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "step_size")
 
-    def _labels(self, scene: Scene, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
+    def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
         if knowledge.labels is not None:
-            return super()._labels(scene, update, knowledge, rng)
-        return sign_rule(scene, scene.before[0].new_zeros((1, *(knowledge.input_shape or ()))))
+            return super()._labels(problem, update, knowledge, rng)
+        return sign_rule(problem, problem.before[0].new_zeros((1, *(knowledge.input_shape or ()))))
 
-    def _recipe(self, scene: Scene) -> Recipe:
-        return _by_lbfgs(self.step_size, joint_labels=False)
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        return _lbfgs_recipe(self.step_size, joint_labels=False)
 
 
-def _by_lbfgs(step_size: float, *, joint_labels: bool) -> Recipe:
-    """What both attacks minimise, and how."""
+def _lbfgs_recipe(step_size: float, *, joint_labels: bool) -> Recipe:
     return Recipe(
         distance=SquaredL2(),
         optimizer="lbfgs",
         step_size=step_size,
-        schedule=constant,
+        schedule=constant_schedule,
         bounded=False,
-        joint_labels=step_size if joint_labels else None,
+        label_step_size=step_size if joint_labels else None,
         one_step=True,
     )

@@ -7,25 +7,28 @@ from typing import ClassVar
 
 from adversaries.engine.matching import GradientInversion
 from adversaries.engine.priors import TotalVariation
-from adversaries.engine.recipe import Recipe, by_tenths, constant
+from adversaries.engine.recipe import Recipe, constant_schedule, step_decay_schedule
 from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import Scene
+from adversaries.scene import InversionProblem
 from fedsim.attacks import Paper
 
 
 @dataclass(frozen=True, kw_only=True)
 class InvertingGradients(GradientInversion):
-    """Take the victim's whole update for one gradient at w_0, and match it.
+    """Match the victim's update as if it were one gradient at w_0, in cosine distance.
 
-    With more than one local step the update is no gradient at w_0. The error that makes
-    (SME, Eq. 2) is what `sme` removes.
+    1. Compute the gradient of the dummy data at w_0.
+    2. Minimise 1 - cosine between it and w_0 - w_T, plus total variation, by Adam (`_recipe`).
+
+    With more than one local step the update is no gradient at w_0; `sme` removes the error that
+    this causes (SME, Eq. 2).
 
     Args:
         iterations: K.                                                        [SME App. D: 1000]
         step_size: Adam's for the dummy data, in standard deviations of the inputs. [App. D: 1]
         tv_weight: lambda, dimensionless.                                     [App. D: 0.01]
         signed: feed Adam the sign of each pixel's gradient.    [Geiping et al.: yes; SME: no]
-        decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the way. [released code of both papers]
+        decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the iterations. [released code of both]
         restarts: random starts; the one with the smallest objective is the finding.  [papers: 1]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
         compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
@@ -56,10 +59,10 @@ class InvertingGradients(GradientInversion):
         check_positive(self, "step_size")
         check_not_negative(self, "tv_weight")
 
-    def _recipe(self, scene: Scene) -> Recipe:
+    def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(
             priors=[(self.tv_weight, TotalVariation())],
             step_size=self.step_size,
             signed=self.signed,
-            schedule=by_tenths if self.decay else constant,
+            schedule=step_decay_schedule if self.decay else constant_schedule,
         )

@@ -1,4 +1,4 @@
-"""Long strides: SME's idea with a bent path in place of the line, fedsim's own."""
+"""Long strides: fedsim's own variant of SME, with a curved path in place of the line."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import AlongStrides
+from adversaries.engine.places import MidpointTraining
 from adversaries.engine.priors import TotalVariation
-from adversaries.engine.recipe import Recipe, by_tenths, constant
+from adversaries.engine.recipe import Recipe, constant_schedule, step_decay_schedule
 from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import Scene
+from adversaries.scene import InversionProblem
 from fedsim.attacks import Paper
 from fedsim.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongStrides(GradientInversion):
-    """Simulate local training in a few long strides of the midpoint rule, and match its outcome.
+    """Simulate local training by a few long steps of the midpoint rule and match its update.
 
-    Between `sme`, which takes one gradient on the line between w_0 and w_T, and `dlfa`, which unrolls
-    all T steps: an iteration costs 2 x strides gradients, whatever T is. Needs no knowledge of E, B or the
-    learning rate. Made for many local steps, of plain SGD.
+    A compromise between `sme`, which takes one gradient on the line between w_0 and w_T, and
+    `dlfa`, which unrolls all T steps: an iteration costs 2 x strides gradients, independently of T.
+    Needs no knowledge of E, B or the learning rate. Meant for many local steps of plain SGD.
 
     Args:
         iterations: K.                                                     [as `sme`: 1000]
         step_size: Adam's for the dummy data, in standard deviations of the inputs. [as `sme`: 1]
         tv_weight: lambda, dimensionless.                                  [as `sme`: 0.01]
-        decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the way.         [as `sme`]
-        strides: how many.
+        decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the iterations.  [as `sme`]
+        strides: number of long steps.
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Unpublished. Differs: from SME (Zhu et al., ICML 2023), whose settings it has, by a bent path in
-        place of the line; from DLFA (Dimitrov et al., TMLR 2022) by strides in place of steps, and one
-        dummy image an example.
+        Unpublished. Differs: from SME (Zhu et al., ICML 2023), whose settings it has, by a curved
+        path in place of the line; from DLFA (Dimitrov et al., TMLR 2022) by strides in place of
+        local steps, and by one dummy image an example.
     """
 
     step_size: float = 1.0
@@ -59,10 +59,10 @@ class LongStrides(GradientInversion):
         if self.strides < 1:
             raise ConfigError(f"strides: expected at least 1, got {self.strides}")
 
-    def _recipe(self, scene: Scene) -> Recipe:
+    def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(
-            place=AlongStrides(strides=self.strides),
+            update_model=MidpointTraining(strides=self.strides),
             priors=[(self.tv_weight, TotalVariation())],
             step_size=self.step_size,
-            schedule=by_tenths if self.decay else constant,
+            schedule=step_decay_schedule if self.decay else constant_schedule,
         )

@@ -7,17 +7,21 @@ from typing import ClassVar
 
 from adversaries.engine.distances import GaussianKernel
 from adversaries.engine.matching import GradientInversion
-from adversaries.engine.recipe import MEAN_GRADIENT, Recipe, by_tenths
+from adversaries.engine.recipe import MEAN_GRADIENT_FACTS, Recipe, step_decay_schedule
 from adversaries.engine.settings import check_positive
-from adversaries.scene import Scene
+from adversaries.scene import InversionProblem
 from fedsim.attacks import Paper
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfAdaptiveLeakage(GradientInversion):
-    """Match one gradient by a Gaussian kernel a layer, as wide as that layer's gradient varies.
+    """Match one gradient by a Gaussian kernel for each layer, whose width adapts to the gradient.
 
-    Assumes one local step; an update of more is divided by their number, and the attack warns.
+    1. Set each layer's kernel width by the variance of its recorded gradient (`GaussianKernel`).
+    2. Minimise the kernel distances of dummy and recorded gradient, summed over layers (`_recipe`).
+
+    Assumes one local step; an update of several steps is divided by their number, and the attack
+    warns.
 
     Args:
         iterations: steps of Adam.
@@ -28,9 +32,10 @@ class SelfAdaptiveLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Wang et al.: SAPAG, 2020. Written from what TGIAs-RO (Sect. 4.1) says of it as a baseline: DLG with
-        a Gaussian kernel in place of the squared distance. Differs: Adam, bounded pixels, labels that are
-        granted or counted; all layers weigh the same; see `GaussianKernel` for its width.
+        Wang et al.: SAPAG, 2020. Written from its description as a baseline in TGIAs-RO (Sect.
+        4.1): DLG with a Gaussian kernel in place of the squared distance. Differs: Adam, bounded
+        pixels, labels that are granted or counted; all layers weigh the same; see `GaussianKernel`
+        for its width.
     """
 
     iterations: int = 1000
@@ -43,11 +48,11 @@ class SelfAdaptiveLeakage(GradientInversion):
         year=2020,
         url="https://arxiv.org/abs/2009.06228",
     )
-    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT
+    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "step_size")
 
-    def _recipe(self, scene: Scene) -> Recipe:
-        return Recipe(distance=GaussianKernel(), step_size=self.step_size, schedule=by_tenths, one_step=True)
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        return Recipe(distance=GaussianKernel(), step_size=self.step_size, schedule=step_decay_schedule, one_step=True)

@@ -10,11 +10,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from adversaries.engine.distances import SquaredL2
 from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import AlongTraining, AtBroadcast
-from adversaries.engine.priors import BatchNormStatistics, GroupConsistency, Norm, TotalVariation
-from adversaries.engine.recipe import MEAN_GRADIENT, Recipe, by_cosine
+from adversaries.engine.places import GradientAtBroadcast, UnrolledTraining
+from adversaries.engine.priors import BatchNormStatistics, GroupConsistency, MeanSquare, TotalVariation
+from adversaries.engine.recipe import MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
 from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import Scene, scene_of
+from adversaries.scene import InversionProblem, build_problem
 from fedsim.attacks import Knowledge, Paper
 from fedsim.errors import AttackError
 from fedsim.wire.messages import Update
@@ -22,36 +22,43 @@ from fedsim.wire.messages import Update
 
 @dataclass(frozen=True, kw_only=True)
 class SeeThroughGradients(GradientInversion):
-    """Match one gradient in Euclidean distance with BatchNorm statistics and a group of restarts as priors.
+    """Match one gradient in squared Euclidean distance with BatchNorm and group consistency priors.
 
-    The restarts are optimised in step, each drawn towards their mean. Assumes one local step; an
-    update of more is divided by their number, and the attack warns, but for `exact_statistics`.
+    1. Optimise several restarts in step (`restarts`).
+    2. Minimise, for each, the squared distance of gradients, plus total variation, the mean squared
+       pixel, the distance to the client's BatchNorm statistics and the distance to the mean of the
+       restarts (`_recipe`).
+    3. Add Langevin noise after each step.
+    4. Claim the restart with the smallest objective.
+
+    Assumes one local step, unless `exact_statistics` is set; an update of several steps is divided
+    by their number, and the attack warns.
 
     Args:
         iterations: steps of Adam.                                              [breaching: 20 000]
         step_size: Adam's, in standard deviations of the inputs.
-        gradient_weight: of the squared distance between gradients.             [breaching: 1e-4]
-        tv_weight: of total variation.                                          [breaching: 1e-4]
-        norm_weight: of the mean squared pixel.                                 [breaching: 1e-6]
-        bn_weight: of the distance to the BatchNorm statistics that the client returned. [breaching: 0.1]
-        group_weight: of the distance to the mean of the restarts.
+        gradient_weight: weight of the squared distance between gradients.      [breaching: 1e-4]
+        tv_weight: weight of total variation.                                   [breaching: 1e-4]
+        norm_weight: weight of the mean squared pixel.                          [breaching: 1e-6]
+        bn_weight: weight of the distance to the client's BatchNorm statistics. [breaching: 0.1]
+        group_weight: weight of the distance to the mean of the restarts.
         noise: Langevin noise after each step, in step sizes.                   [breaching: 0.01]
-        exact_statistics: the client trained in training mode, for one epoch at most: its mini-batches' own
-            statistics follow from the running ones before and after, and the dummy data are normalised by
-            theirs. Several steps are simulated. Where no statistics are sent, the dummy data are
-            normalised so with `bn_weight = 0`.
-        restarts: size of the group; the one with the smallest objective is the finding.
+        exact_statistics: assume that the client trained in training mode, for one epoch at most.
+            The statistics of its mini-batches are computed from the running ones before and after,
+            and dummy data are normalised by their own. Several steps are simulated. If no
+            statistics are sent, dummy data are normalised in this way with `bn_weight = 0`.
+        restarts: size of the group.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Yin et al.: See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021; sizes from
-        `breaching`'s preset of it, where the paper's were not available. Differs: gradients, pixels and the
-        group are compared by squared, the latter two by mean squared distances; the group's mean is taken
-        without registration; the final iterate of the best restart is the finding; labels may repeat,
-        since they are granted or counted; several local steps may be simulated, with `exact_statistics`;
-        2000 iterations and 8 restarts by default.
+        Yin et al.: See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021;
+        hyperparameters from `breaching`'s preset where the paper's were not available. Differs:
+        gradients are compared by squared distances, pixels and the group by mean squared distances;
+        the group's mean is taken without registration; the final iterate of the best restart is the
+        finding; labels may repeat, since they are granted or counted; several local steps may be
+        simulated, with `exact_statistics`; 2000 iterations and 8 restarts by default.
     """
 
     iterations: int = 2000
@@ -72,41 +79,47 @@ class SeeThroughGradients(GradientInversion):
         year=2021,
         url="https://arxiv.org/abs/2104.07586",
     )
-    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT
+    needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "step_size", "gradient_weight")
         check_not_negative(self, "tv_weight", "norm_weight", "bn_weight", "group_weight", "noise")
 
-    def _scene(self, update: Update, knowledge: Knowledge) -> Scene:
-        return scene_of(update, knowledge, by_batch=self.exact_statistics)
+    def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
+        return build_problem(update, knowledge, use_batch_statistics=self.exact_statistics)
 
-    def _recipe(self, scene: Scene) -> Recipe:
-        layers = [name for name, module in scene.model.named_modules() if isinstance(module, _BatchNorm)]
-        kept = {f"{name}.running_mean".removeprefix(".") for name in layers} & scene.returned_buffers.keys()
-        if self.bn_weight and (not layers or len(kept) < len(layers)):
-            what = "the client returned no statistics of theirs" if layers else "the model has none"
-            raise AttackError(f"{scene.where}: bn_weight is a prior on BatchNorm layers, and {what}; set bn_weight = 0")
-        assert scene.batch_size is not None
-        several = self.exact_statistics and scene.steps > 1
-        if several and scene.steps > math.ceil(scene.num_examples / scene.batch_size):
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        # Check that the client returned what the BatchNorm prior needs.
+        layers = [name for name, module in problem.model.named_modules() if isinstance(module, _BatchNorm)]
+        means = {f"{name}.running_mean".removeprefix(".") for name in layers}
+        returned_means = means & problem.returned_buffers.keys()
+        if self.bn_weight and (not layers or len(returned_means) < len(layers)):
+            reason = "the client returned no statistics of theirs" if layers else "the model has none"
             raise AttackError(
-                f"{scene.where}: exact_statistics follow from at most one epoch, not from {scene.steps} local steps of "
-                f"B = {scene.batch_size} on {scene.num_examples} examples; set it to false"
+                f"{problem.where}: bn_weight is a prior on BatchNorm layers, and {reason}; set bn_weight = 0"
+            )
+
+        # Simulate the local steps of at most one epoch.
+        assert problem.batch_size is not None
+        unrolls_training = self.exact_statistics and problem.steps > 1
+        if unrolls_training and problem.steps > math.ceil(problem.num_examples / problem.batch_size):
+            raise AttackError(
+                f"{problem.where}: exact_statistics follow from at most one epoch, not from {problem.steps} local "
+                f"steps of B = {problem.batch_size} on {problem.num_examples} examples; set it to false"
             )
         return Recipe(
-            place=AlongTraining() if several else AtBroadcast(),
+            update_model=UnrolledTraining() if unrolls_training else GradientAtBroadcast(),
             distance=SquaredL2(),
             priors=[
                 (self.tv_weight / self.gradient_weight, TotalVariation()),
-                (self.norm_weight / self.gradient_weight, Norm()),
+                (self.norm_weight / self.gradient_weight, MeanSquare()),
                 (self.bn_weight / self.gradient_weight, BatchNormStatistics(exact=self.exact_statistics)),
                 (self.group_weight / self.gradient_weight, GroupConsistency()),
             ],
             step_size=self.step_size,
-            schedule=by_cosine,
+            schedule=cosine_schedule,
             normalised_by_batch=self.exact_statistics,
             noise=self.noise,
-            one_step=not several,
+            one_step=not unrolls_training,
         )

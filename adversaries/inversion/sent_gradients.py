@@ -1,4 +1,4 @@
-"""The gradients that one client sent in several rounds, read when they are used."""
+"""The gradients that one client sent in several rounds, loaded on demand."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from adversaries.batch_norm import normalising_by_batch, trained_by_batch
-from adversaries.scene import Scene, scene_of
+from adversaries.batch_norm import copy_with_batch_statistics, used_batch_statistics
+from adversaries.scene import InversionProblem, build_problem
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update, non_finite
+from fedsim.wire.messages import Update, non_finite_names
 
 log = logging.getLogger("fedsim." + __name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Messages:
-    """What one client sent, round by round.
+class ClientUpdates:
+    """Messages of one client, read round by round.
 
     Attributes:
         client: its id.
         rounds: in which it took part, ascending; at least one.
-        read: its update in one of these rounds.
+        read: function from one of these rounds to the update.
     """
 
     client: int
@@ -35,51 +35,54 @@ class Messages:
     read: Callable[[int], Update]
 
     @classmethod
-    def of(cls, transcript: Transcript, client: int) -> Self:
-        """All that the transcript has of this client.
+    def from_transcript(cls, transcript: Transcript, client: int) -> Self:
+        """Collect the messages of a client in a transcript.
 
         Raises:
-            AttackError: it took part in none of the rounds.
+            AttackError: the client took part in none of the rounds.
         """
         rounds = [number for number in transcript.rounds if client in transcript.clients(number)]
         if not rounds:
             raise AttackError(f"client {client} is in none of the rounds {transcript.rounds}; choose another victim")
         return cls(client=client, rounds=rounds, read=lambda number: transcript.update(number, client))
 
-    def changed(self, change: Callable[[Update], Update]) -> Messages:
-        """The same messages, each as `change` makes it."""
+    def map_updates(self, change: Callable[[Update], Update]) -> ClientUpdates:
+        """Return these messages with `change` applied to each update."""
         return replace(self, read=lambda number: change(self.read(number)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentGradients:
-    """The gradients among a client's messages that can be matched.
+class ClientGradients:
+    """Those gradients of a client that can be matched, one inversion problem a round.
 
     Attributes:
-        messages: all of the client's.
-        knowledge: with one network for all rounds.
-        rounds: in which it sent a gradient that can be matched, ascending.
-        sizes: N of these rounds, ascending, each once.
-        by_batch: whether BatchNorm layers normalise by the batch.
+        messages: all messages of the client.
+        knowledge: whose model is one network for all rounds.
+        rounds: with a gradient that can be matched, ascending.
+        sizes: distinct N of these rounds, ascending.
+        uses_batch_statistics: BatchNorm layers normalise by the batch.
     """
 
-    messages: Messages
+    messages: ClientUpdates
     knowledge: Knowledge
     rounds: Sequence[int]
     sizes: Sequence[int]
-    by_batch: bool
+    uses_batch_statistics: bool
 
     @classmethod
-    def among(cls, messages: Messages, knowledge: Knowledge, by_batch: bool | None) -> Self:
-        """Those of one client; where `by_batch` is None, as it trained.
+    def from_messages(cls, messages: ClientUpdates, knowledge: Knowledge, use_batch_statistics: bool | None) -> Self:
+        """Select the gradients that can be matched; warn of the others.
+
+        Args:
+            use_batch_statistics: BatchNorm layers normalise by the batch; None decides as the client trained.
 
         Raises:
-            AttackError: it sent weights, or its first gradient cannot be matched.
+            AttackError: weights were sent, or the first gradient cannot be matched.
         """
-        sound, sizes = [], set()
+        usable_rounds, sizes = [], set()
         for number in messages.rounds:
             update = messages.read(number)
-            fault = _fault(update)
+            fault = _describe_fault(update)
             if fault and number == messages.rounds[0]:
                 raise AttackError(
                     f"round {number}, client {messages.client}: {fault}, and its mini-batch is the one to be found; "
@@ -88,33 +91,37 @@ class SentGradients:
             if fault:
                 log.warning("round %d, client %d: %s; the round is left out", number, messages.client, fault)
             else:
-                sound.append(number)
+                usable_rounds.append(number)
                 sizes.add(update.num_examples)
+
+        # Build one network for all rounds.
         assert knowledge.model is not None
         model = knowledge.model().to(knowledge.device).eval()
-        if by_batch is None:
-            by_batch = trained_by_batch(messages.read(messages.rounds[0]), model)
-        own = normalising_by_batch(model) if by_batch else model
+        if use_batch_statistics is None:
+            use_batch_statistics = used_batch_statistics(messages.read(messages.rounds[0]), model)
+        network = copy_with_batch_statistics(model) if use_batch_statistics else model
         return cls(
             messages=messages,
-            knowledge=replace(knowledge, model=lambda: own),
-            rounds=sound,
+            knowledge=replace(knowledge, model=lambda: network),
+            rounds=usable_rounds,
             sizes=sorted(sizes),
-            by_batch=by_batch,
+            uses_batch_statistics=use_batch_statistics,
         )
 
     @property
     def victim(self) -> int:
-        """The client's id."""
+        """Return the client's id."""
         return self.messages.client
 
-    def scene(self, number: int) -> Scene:
-        """One round."""
-        return scene_of(self.messages.read(number), self.knowledge, by_batch=self.by_batch)
+    def build_problem(self, number: int) -> InversionProblem:
+        """Build the inversion problem of one round."""
+        return build_problem(
+            self.messages.read(number), self.knowledge, use_batch_statistics=self.uses_batch_statistics
+        )
 
 
-def _fault(update: Update) -> str:
-    """Why the gradient of a round cannot be matched, or an empty text.
+def _describe_fault(update: Update) -> str:
+    """Say why a gradient cannot be matched; return an empty string if it can.
 
     Raises:
         AttackError: weights were sent.
@@ -124,31 +131,38 @@ def _fault(update: Update) -> str:
             f"round {update.round}, client {update.client}: weights were sent, expected a gradient; attack rounds of "
             "FedSGD, or updates with another attack"
         )
-    for state, what in ((update.before, "weight"), (update.gradient, "gradient of"), (update.after, "returned")):
-        if broken := non_finite(state):
-            return f"the {what} {broken[0]} holds NaN or infinite values"
-    return "" if any(bool((slope != 0).any()) for slope in update.gradient.values()) else "the gradient is zero"
+    for state, kind in ((update.before, "weight"), (update.gradient, "gradient of"), (update.after, "returned")):
+        if broken := non_finite_names(state):
+            return f"the {kind} {broken[0]} holds NaN or infinite values"
+    is_zero = not any(bool((gradient != 0).any()) for gradient in update.gradient.values())
+    return "the gradient is zero" if is_zero else ""
 
 
-def of_other_labels(scenes: Sequence[Scene], labels: Tensor) -> list[Scene]:
-    """Those whose last bias has a slope below 0, by more than a little noise, for a class that is not among `labels`.
+def problems_with_other_labels(problems: Sequence[InversionProblem], labels: Tensor) -> list[InversionProblem]:
+    """Return the problems whose gradient indicates a class that is not among `labels`.
 
-    With cross-entropy that slope is p_c - n_c / b, so not below 0 for a class that does not occur.
+    With cross-entropy the last bias has the gradient p_c - n_c / B for class c, which is negative
+    only if the class occurs; a margin allows for noise.
     """
-    first = scenes[0]
-    layer = first.model.get_submodule(first.names[-1].rpartition(".")[0])
+    first = problems[0]
+    layer = first.model.get_submodule(first.parameter_names[-1].rpartition(".")[0])
     if not isinstance(layer, nn.Linear) or layer.bias is None or labels.is_floating_point():
         return []
     absent = torch.ones(layer.out_features, dtype=torch.bool)
     absent[labels.cpu()] = False
-    return [scene for scene in scenes if (scene.mean_gradient[-1].cpu()[absent] < -0.25 / len(labels)).any()]
+    return [problem for problem in problems if (problem.mean_gradient[-1].cpu()[absent] < -0.25 / len(labels)).any()]
 
 
-def rounds_of(scenes: Sequence[Scene]) -> str:
-    """The rounds of these scenes in words."""
-    return in_words([scene.where.split(",")[0].removeprefix("round ") for scene in scenes])
+def describe_problem_rounds(problems: Sequence[InversionProblem]) -> str:
+    """Describe the rounds of these problems as `format_rounds` does."""
+    return format_rounds([problem.where.split(",")[0].removeprefix("round ") for problem in problems])
 
 
-def in_words(rounds: Sequence[int | str]) -> str:
-    """Rounds as `round 3` or `rounds 1, 3, 4`."""
-    return f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
+def format_rounds(rounds: Sequence[int | str]) -> str:
+    """Name rounds in a sentence.
+
+    >>> format_rounds([3]), format_rounds([1, 3, 4])
+    ('round 3', 'rounds 1, 3, 4')
+    """
+    noun = "rounds" if len(rounds) > 1 else "round"
+    return f"{noun} {', '.join(map(str, rounds))}"

@@ -6,37 +6,42 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import OnLine
+from adversaries.engine.places import SurrogatePoint
 from adversaries.engine.priors import TotalVariation
-from adversaries.engine.recipe import Recipe, by_tenths, constant
+from adversaries.engine.recipe import Recipe, constant_schedule, step_decay_schedule
 from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import Scene
+from adversaries.scene import InversionProblem
 from fedsim.attacks import Paper
 from fedsim.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateModelExtension(GradientInversion):
-    """Match the update at a surrogate model between w_0 and w_T whose place is found along the way.
+    """Match the update at a surrogate model between w_0 and w_T, optimised with the dummy data.
 
-    Algorithm 1: the surrogate is alpha w_0 + (1 - alpha) w_T; dummy data and alpha take a step each
-    iteration, alpha's gradient being the inner product of Eq. 11, and alpha stays in [0, 1]. Needs
-    no knowledge of E, B or the learning rate.
+    Algorithm 1, in each iteration:
+
+    1. Compute the gradient of the dummy data at alpha w_0 + (1 - alpha) w_T (`SurrogatePoint`).
+    2. Compute 1 - cosine between it and w_0 - w_T, plus total variation (`_recipe`).
+    3. Move the dummy data and alpha by Adam; alpha's gradient is the inner product of Eq. 11, and
+       alpha stays in [0, 1].
+
+    Needs no knowledge of E, B or the learning rate.
 
     Args:
         iterations: K.                                                        [SME App. D: 1000]
         step_size: Adam's for the dummy data, in standard deviations of the inputs. [App. D: 1]
         tv_weight: lambda, dimensionless.                                     [App. D: 0.01]
         signed: feed Adam the sign of each pixel's gradient.    [Geiping et al.: yes; SME: no]
-        decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the way. [released code of both papers]
+        decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the iterations. [released code of both]
         restarts: random starts; the one with the smallest objective is the finding.  [papers: 1]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
         compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
         alpha: start, 1 is the broadcast model.                                  [Algorithm 1: 0.5]
         alpha_step_size: Adam's, for alpha.                                      [App. D: 0.001]
-        alpha_every: compute alpha's slope each so many iterations; in between Adam goes on with the last
-            one. Spares the gradients of all weights in the second pass.         [1]
+        alpha_every: compute alpha's gradient only every so many iterations; in between Adam reuses
+            the last one. Saves the gradients of all weights in the second pass. [1]
 
     References:
         Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, Eq. 5, Algorithm 1, App. D.
@@ -69,11 +74,13 @@ class SurrogateModelExtension(GradientInversion):
         if self.alpha_every < 1:
             raise ConfigError(f"alpha_every: expected at least 1, got {self.alpha_every}")
 
-    def _recipe(self, scene: Scene) -> Recipe:
+    def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(
-            place=OnLine(alpha=self.alpha, step_size=self.alpha_step_size, every=self.alpha_every),
+            update_model=SurrogatePoint(
+                alpha=self.alpha, step_size=self.alpha_step_size, gradient_interval=self.alpha_every
+            ),
             priors=[(self.tv_weight, TotalVariation())],
             step_size=self.step_size,
             signed=self.signed,
-            schedule=by_tenths if self.decay else constant,
+            schedule=step_decay_schedule if self.decay else constant_schedule,
         )

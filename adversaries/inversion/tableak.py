@@ -1,4 +1,4 @@
-"""TabLeak: rows of tables by relaxed categories and an ensemble (Vero, Balunović, Dimitrov, Vechev 2023)."""
+"""TabLeak: tabular data leakage by relaxed categories and an ensemble (Vero et al. 2023)."""
 
 from __future__ import annotations
 
@@ -12,54 +12,58 @@ from torch import Tensor
 
 from adversaries.engine.aggregation import median
 from adversaries.engine.descent import Trial
-from adversaries.engine.matching import GradientInversion, best_of
-from adversaries.engine.places import AlongTraining
+from adversaries.engine.matching import GradientInversion, best_restart
+from adversaries.engine.places import UnrolledTraining
 from adversaries.engine.priors import EpochConsistency
-from adversaries.engine.recipe import Recipe, constant
-from adversaries.engine.relaxed import RelaxedUnits
+from adversaries.engine.recipe import Recipe, constant_schedule
+from adversaries.engine.relaxed import RelaxedScaling
 from adversaries.engine.restart import Restart
 from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.inversion.data_leakage import epochs_of, mean_of_epochs
-from adversaries.scene import Scene, known_steps
+from adversaries.inversion.data_leakage import average_epochs, num_epochs
+from adversaries.scene import InversionProblem, known_steps
 from fedsim.attacks import Knowledge, Paper
 from fedsim.errors import AttackError
 from fedsim.findings import Reconstruction
-from fedsim.table_metrics import assigned, right
+from fedsim.table_metrics import assign_rows, compare_rows
 from fedsim.wire.messages import Update
 
-_LEAST_SPREAD = 1e-6
-"""Of a number over the ensemble, in standard deviations: the logarithm of less says nothing more."""
+_MIN_ENSEMBLE_STD = 1e-6
+"""Least deviation of a number over the ensemble, in standard deviations, before its logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TabLeak(GradientInversion):
-    """Match the update by relaxed rows, from many random starts, and take the median of what these find.
+    """Match the update by relaxed rows from many random starts and claim the median of the results.
 
-    Of a column, the dummy categories are a softmax and a number is a sigmoid between its bounds, so that each dummy row
-    is nearly one of the table all the time. The rows of each start are assigned to those of the start that matches best
-    so that as many values as possible agree, rows of one class among themselves; the median over starts is the claim,
-    of a category the largest. How much the starts agree is told as an entropy, by which values that are right can be
-    told from others without the truth.
+    1. Relax the table: a category is the softmax of dummy logits, a number a sigmoid between its
+       bounds, so that each dummy row is always close to a valid one (`_problem`).
+    2. Match the update from each of many random starts (`_recipe`).
+    3. Assign the rows of each start to those of the best start, within classes, so that as many
+       values as possible agree; claim the median over starts, of categories the largest
+       (`_conclude`).
+    4. Report the starts' disagreement as an entropy, which indicates correct values without the
+       truth (`_column_entropies`).
 
-    After one local step, or where a gradient was sent, the gradient at w_0 is matched. After several that are known (E
-    or T, B and the learning rate) local training is simulated, each epoch with rows of its own; where they are not
-    known, the update is taken for one gradient.
+    After one local step, or where a gradient was sent, the gradient at w_0 is matched. After
+    several steps that are known (E or T, B and the learning rate) local training is simulated, with
+    separate rows for each epoch; where they are not known, the update is matched as one gradient.
 
     Args:
-        iterations: steps of Adam, whose gradients are replaced by their signs.  [paper and released code: 1500]
-        restarts: starts of the ensemble. Time grows with it.                    [30; for FedAvg 15]
-        step_size: Adam's, in standard deviations of the inputs; constant.       [.06]
-        order_weight: of the difference between the epochs' mean rows.           [0 to .5, see below]
+        iterations: steps of Adam, fed with signs of gradients. [paper and released code: 1500]
+        restarts: size of the ensemble.                         [30; for FedAvg 15]
+        step_size: Adam's, in standard deviations of the inputs; constant.             [.06]
+        order_weight: weight of the difference of the epochs' mean rows.  [0 to .5, see below]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
         precision: `bfloat16` computes linear layers in it.
 
     References:
-        Vero et al.: TabLeak: Tabular Data Leakage in Federated Learning, ICML 2023, and its released code. Differs:
-        starts are Gaussian instead of uniform in [-1, 1]; the start to which others are assigned has the smallest
-        objective as it is, the code rounds rows first; the code assigns across classes; of an even number of starts the
-        median is the mean of the two in the middle; the released code picks order_weight for each setting by the true
-        error, and knows how labels are ordered into mini-batches, here neither is known.
+        Vero et al.: TabLeak: Tabular Data Leakage in Federated Learning, ICML 2023, and its
+        released code. Differs: starts are Gaussian instead of uniform in [-1, 1]; the best start is
+        the one with the smallest objective of relaxed rows, the code rounds rows first; the code
+        assigns across classes; the median of an even number of starts is the mean of the middle
+        two; the released code picks order_weight for each setting by the true error, and knows how
+        labels are ordered into mini-batches, here neither is known.
     """
 
     iterations: int = 1500
@@ -82,84 +86,91 @@ class TabLeak(GradientInversion):
         check_positive(self, "step_size")
         check_not_negative(self, "order_weight")
 
-    def _scene(self, update: Update, knowledge: Knowledge) -> Scene:
+    def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
         columns, shape = knowledge.columns or (), knowledge.input_shape or ()
         if shape != (sum(columns),):
             raise AttackError(
-                f"{self.called}: columns: {len(columns)} columns have {sum(columns)} features, and an example has the "
+                f"{self.title}: columns: {len(columns)} columns have {sum(columns)} features, and an example has the "
                 f"shape {shape}; expected a row of as many features, mend columns or input_shape"
             )
-        scene = super()._scene(update, knowledge)
-        return replace(scene, units=RelaxedUnits.relaxing(scene.units, columns))
+        problem = super()._problem(update, knowledge)
+        return replace(problem, scaling=RelaxedScaling.from_scaling(problem.scaling, columns))
 
-    def _recipe(self, scene: Scene) -> Recipe:
-        how = Recipe(step_size=self.step_size, signed=True, schedule=constant, bounded=False)
-        if not _simulated(scene):
-            return replace(how, one_step=True)
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        recipe = Recipe(step_size=self.step_size, signed=True, schedule=constant_schedule, bounded=False)
+        if not _can_unroll(problem):
+            return replace(recipe, one_step=True)
         priors = [(self.order_weight, _RelaxedConsistency())]
-        return replace(how, place=AlongTraining(), priors=priors, epochs=epochs_of(scene))
+        return replace(recipe, update_model=UnrolledTraining(), priors=priors, epochs=num_epochs(problem))
 
-    def _merged(self, data: Tensor, scene: Scene) -> Tensor:
-        return mean_of_epochs(data, scene) if _simulated(scene) else data
+    def _merge_epochs(self, data: Tensor, problem: InversionProblem) -> Tensor:
+        return average_epochs(data, problem) if _can_unroll(problem) else data
 
-    def _concluded(self, ends: Sequence[tuple[Restart, Trial]]) -> Reconstruction:
-        best, trial = best_of(ends)
-        units = best.scene.units
-        assert isinstance(units, RelaxedUnits)
+    def _conclude(self, ends: Sequence[tuple[Restart, Trial]]) -> Reconstruction:
+        best, trial = best_restart(ends)
+        units = best.problem.scaling
+        assert isinstance(units, RelaxedScaling)
         columns, deviations = units.columns, (units.scale / (units.high - units.low)).cpu()
-        first = best.finding(trial, self._merged)
+        reference = best.finding(trial, self._merge_epochs)
 
-        def aligned(other: Reconstruction) -> Tensor:
-            """`example feature`, in the order of the best."""
-            agreement = right(other.data, first.data, columns, deviations).sum(2)
-            same_class = first.labels[:, None] == other.labels
-            return other.data[assigned(agreement + len(columns) * same_class)]
+        def rows_in_best_order(reconstruction: Reconstruction) -> Tensor:
+            """Return the rows in the order of the best start, `example feature`."""
+            agreement = compare_rows(reconstruction.data, reference.data, columns, deviations).sum(2)
+            same_class = reference.labels[:, None] == reconstruction.labels
+            return reconstruction.data[assign_rows(agreement + len(columns) * same_class)]
 
-        rows = torch.stack([aligned(restart.finding(end, self._merged)) for restart, end in ends])
+        rows = torch.stack([rows_in_best_order(restart.finding(end, self._merge_epochs)) for restart, end in ends])
         pooled = median(rows)
         return Reconstruction(
-            data=_certain(pooled, columns),
-            labels=first.labels,
-            trace=first.trace,
-            entropy=_entropies(pooled, rows / deviations, columns) if len(rows) > 1 else None,
+            data=_round_categories(pooled, columns),
+            labels=reference.labels,
+            trace=reference.trace,
+            entropy=_column_entropies(pooled, rows / deviations, columns) if len(rows) > 1 else None,
         )
 
 
 @dataclass(frozen=True)
 class _RelaxedConsistency:
-    """`EpochConsistency` of rows as the model is fed with them."""
+    """`EpochConsistency` of the rows that the model takes, not of their logits."""
 
-    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
-        return EpochConsistency()(scene, scene.units.to_model(dummy), consensus)
-
-
-def _simulated(scene: Scene) -> bool:
-    """Whether the client took several steps, and enough is known of them to follow it."""
-    steps = known_steps(scene, scene.num_examples)
-    return steps not in (None, 1) and scene.learning_rate is not None and scene.batch_size is not None
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        return EpochConsistency()(problem, problem.scaling.to_model(dummy), consensus)
 
 
-def _certain(rows: Tensor, columns: Sequence[int]) -> Tensor:
-    """`example feature`, numbers as they are and of each column's categories the largest alone."""
-    parts = torch.split(rows, list(columns), 1)
-    return torch.cat(
-        [torch.eye(part.shape[1])[part.argmax(1)] if part.shape[1] > 1 else part for part in parts],
-        1,
-    )
+def _can_unroll(problem: InversionProblem) -> bool:
+    """Return whether the client took several local steps that are known well enough to simulate."""
+    steps = known_steps(problem, problem.num_examples)
+    return steps not in (None, 1) and problem.learning_rate is not None and problem.batch_size is not None
 
 
-def _entropies(pooled: Tensor, rows: Tensor, columns: Sequence[int]) -> Tensor:
-    """`example column`: of a category that of its shares, in [0, 1]; of a number that of a Gaussian, in nats.
+def _round_categories(rows: Tensor, columns: Sequence[int]) -> Tensor:
+    """Replace the shares of each column's categories by one-hot vectors; keep numbers."""
+    rounded = []
+    for column in torch.split(rows, list(columns), 1):
+        num_categories = column.shape[1]
+        rounded.append(torch.eye(num_categories)[column.argmax(1)] if num_categories > 1 else column)
+    return torch.cat(rounded, 1)
+
+
+def _column_entropies(pooled: Tensor, rows: Tensor, columns: Sequence[int]) -> Tensor:
+    """Compute the ensemble's entropy for each value, `example column`.
+
+    A category has the entropy of its shares, in [0, 1]; a number that of a Gaussian with the
+    ensemble's deviation, in nats.
 
     Args:
         pooled: `example feature`, the median over the ensemble.
         rows: `start example feature`, in standard deviations.
     """
-    spread = rows.std(0).clamp_min(_LEAST_SPREAD)
-    gaussian = 0.5 * (2 * math.pi * math.e * spread.square()).log()
-    found = []
-    for shares, number in zip(*(torch.split(part, list(columns), 1) for part in (pooled, gaussian)), strict=True):
-        whole = shares.sum(1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
-        certain = torch.special.entr(shares / whole).sum(1) / math.log(max(2, shares.shape[1]))
-        found.append(certain if shares.shape[1] > 1 else number[:, 0])
-    return torch.stack(found, 1)
+    deviation = rows.std(0).clamp_min(_MIN_ENSEMBLE_STD)
+    gaussian = 0.5 * (2 * math.pi * math.e * deviation.square()).log()
+    widths = list(columns)
+    entropies = []
+    for shares, number in zip(torch.split(pooled, widths, 1), torch.split(gaussian, widths, 1), strict=True):
+        if shares.shape[1] == 1:
+            entropies.append(number[:, 0])
+            continue
+        total = shares.sum(1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
+        entropy = torch.special.entr(shares / total).sum(1)
+        entropies.append(entropy / math.log(max(2, shares.shape[1])))
+    return torch.stack(entropies, 1)

@@ -1,4 +1,4 @@
-"""Mixtures of records, found by matching gradients, are taken apart (after Carlini et al. 2021)."""
+"""Unmixing: records from mixtures reconstructed from gradients (after Carlini et al. 2021)."""
 
 from __future__ import annotations
 
@@ -9,50 +9,58 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.engine.descent import following
-from adversaries.engine.linear_mixtures import MOST, records_of
+from adversaries.engine.descent import offset_progress
+from adversaries.engine.linear_mixtures import MAX_RECORDS, unmix_records
 from adversaries.engine.matching import GradientInversion
 from adversaries.engine.recipe import Recipe
 from adversaries.engine.settings import check_positive
-from adversaries.local_updates import rounds_of
-from adversaries.scene import Scene, Units, scene_of
+from adversaries.local_updates import participation_rounds
+from adversaries.scene import InputScaling, InversionProblem, build_problem
 from fedsim.attacks import CLIENT, Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError
 from fedsim.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
 
-_THERE = 0.3
-"""A record has a weight of one in all examples of a round together; a class with less than this has none."""
-_TINY = 1e-12
+_MIN_CLASS_WEIGHT = 0.3
+"""Least sum of a class's weights over a round's mixtures; that of a record is one."""
+_MIN_OBJECTIVE = 1e-12
+"""Least objective before its power, by which rounds are weighted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unmixing(GradientInversion):
-    """Find the mixtures that a client trained on in each round, and from all of them its records.
+    """Reconstruct the mixtures of each round by matching gradients, then solve for the records.
 
-    Against mixup and InstaHide, where a client takes one step a round on all of its records, each time mixed anew. In
-    each round the mixtures and their soft labels are found by matching the gradient. Where all records are of different
-    classes, a soft label says how much of which record is in a mixture, which makes a system of linear equations: N for
-    each round, which count by how well its gradient was matched. Where signs were flipped, it is one of absolute
-    values, solved for each pixel from all 2^N choices of signs in each round. A pixel of all records and the same with
-    all signs turned are alike then; of two that explain the mixtures the darker one is taken, as fits dark backgrounds.
+    Attacks mixup and InstaHide, where a client takes one step a round on all of its records, mixed
+    anew each time. All records have to be of different classes.
 
-    Whether signs were flipped is known where the defenses are known; otherwise they are taken not to be.
+    1. In each round, reconstruct the mixtures and their soft labels by matching the gradient.
+    2. Read the weight of each record in each mixture off the soft labels (`_record_classes`,
+       `_normalise_shares`).
+    3. Solve the linear equations, N a round, by least squares, weighting rounds by how well their
+       gradients were matched (`unmix_records`).
+
+    If signs were flipped, the equations are of absolute values, solved for each pixel over all 2^N
+    choices of signs in each round. A pixel of all records is then determined up to one common sign
+    flip; of the two solutions the darker one is taken, as fits dark backgrounds. Signs are assumed
+    to be flipped only where known defenses do so.
 
     Args:
         iterations: steps of the optimizer in each round.
-        step_size: of Adam, for the mixtures in standard deviations of the inputs and for the logits of their labels.
+        step_size: of Adam, for the mixtures in standard deviations of the inputs and for the logits
+            of their labels.
         restarts: random starts in each round; the one with the smallest objective counts.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Carlini et al.: Is Private Learning Possible with Instance Encoding?, S&P 2021. Differs: the encoded images are
-        not given but reconstructed from gradients; which mixtures share a record is read off their soft labels, which
-        needs records of different classes, where the paper learns it; the equations are solved by least squares from
-        many starts instead of gradient descent.
+        Carlini et al.: Is Private Learning Possible with Instance Encoding?, S&P 2021. Differs: the
+        encoded images are not given but reconstructed from gradients; which mixtures share a record
+        is read off their soft labels, which needs records of different classes, where the paper
+        learns it; the equations are solved by least squares from many starts instead of gradient
+        descent.
     """
 
     iterations: int = 1500
@@ -72,45 +80,52 @@ class Unmixing(GradientInversion):
         super().__post_init__()
         check_positive(self, "step_size")
 
-    def _recipe(self, scene: Scene) -> Recipe:
-        return Recipe(step_size=self.step_size, joint_labels=self.step_size, bounded=False, one_step=True)
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        return Recipe(step_size=self.step_size, label_step_size=self.step_size, bounded=False, one_step=True)
 
-    def _scene(self, update: Update, knowledge: Knowledge) -> Scene:
-        """Without the defenses that mix, whose mixtures are what is found."""
-        scene = super()._scene(update, knowledge)
-        return replace(scene, defenses=[defense for defense in scene.defenses if not defense.mixes])
+    def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
+        """Build the problem without mixing defenses, whose mixtures are reconstructed."""
+        problem = super()._problem(update, knowledge)
+        return replace(problem, defenses=[defense for defense in problem.defenses if not defense.mixes])
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        updates = [single_update(transcript.only([number]), victim) for number in rounds_of(transcript, victim)]
-        count, first = _size(updates), scene_of(updates[0], knowledge)
-        flipped = any(defense.flips_signs for defense in knowledge.defenses or ())
-        if flipped and count > MOST:
+        updates = [
+            single_update(transcript.restrict_to([number]), victim)
+            for number in participation_rounds(transcript, victim)
+        ]
+        count, first = _common_size(updates), build_problem(updates[0], knowledge)
+        flips_signs = any(defense.flips_signs for defense in knowledge.defenses or ())
+        if flips_signs and count > MAX_RECORDS:
             raise AttackError(
-                f"client {victim}: N is {count}, and 2^N choices of signs are tried; attack clients with at most {MOST}"
+                f"client {victim}: N is {count}, and 2^N choices of signs are tried; attack clients with at most {MAX_RECORDS}"
             )
-        mixtures, weights, trust = [], [], []
-        for place, update in enumerate(updates):
-            told = following(progress, place * self.iterations, len(updates) * self.iterations)
-            restart, trial = self._matched(update, knowledge, rng, told)
-            mixtures.append(first.units.to_model(trial.point()).flatten(1).double().cpu())
-            weights.append(restart.values()["label_logits"].softmax(1).double().cpu())
-            trust.append(max(trial.objective, _TINY) ** -0.5)
-        labels = _classes(torch.stack(weights), knowledge.labels, f"client {victim}")
-        shares = _summing_to_one(torch.stack(weights)[:, :, labels])
-        scale = (torch.tensor(trust).double() / max(trust))[:, None, None]
-        low, high = _range(first.units, knowledge.input_shape or ())
-        records = records_of(scale * torch.stack(mixtures), scale * shares, low, high, flipped=flipped)
+
+        # Reconstruct the mixtures of each round and their soft labels.
+        mixtures, soft_labels, confidences = [], [], []
+        for index, update in enumerate(updates):
+            round_progress = offset_progress(progress, index * self.iterations, len(updates) * self.iterations)
+            restart, trial = self._best_restart(update, knowledge, rng, round_progress)
+            mixtures.append(first.scaling.to_model(trial.point()).flatten(1).double().cpu())
+            soft_labels.append(restart.values()["label_logits"].softmax(1).double().cpu())
+            confidences.append(max(trial.objective, _MIN_OBJECTIVE) ** -0.5)
+
+        # Solve for the records.
+        labels = _record_classes(torch.stack(soft_labels), knowledge.labels, f"client {victim}")
+        shares = _normalise_shares(torch.stack(soft_labels)[:, :, labels])
+        scale = (torch.tensor(confidences).double() / max(confidences))[:, None, None]
+        low, high = _input_bounds(first.scaling, knowledge.input_shape or ())
+        records = unmix_records(scale * torch.stack(mixtures), scale * shares, low, high, signs_lost=flips_signs)
         data = ((records - low) / (high - low)).clamp(0, 1).float()
         return Reconstruction(data=data.view(count, *(knowledge.input_shape or ())), labels=labels, trace=trial.trace())
 
 
-def _size(updates: Sequence[Update]) -> int:
-    """N of all rounds.
+def _common_size(updates: Sequence[Update]) -> int:
+    """Return N, which has to be the same in all rounds.
 
     Raises:
-        AttackError: it differs.
+        AttackError: N differs between rounds.
     """
     sizes = sorted({update.num_examples for update in updates})
     if len(sizes) > 1:
@@ -121,34 +136,35 @@ def _size(updates: Sequence[Update]) -> int:
     return sizes[0]
 
 
-def _classes(weights: Tensor, granted: Tensor | None, where: str) -> Tensor:
-    """The classes of the records, ascending, one each.
+def _record_classes(soft_labels: Tensor, granted: Tensor | None, where: str) -> Tensor:
+    """Return the class of each record, ascending.
 
     Args:
-        weights: `round example class`, soft labels.
+        soft_labels: `round example class`.
+        granted: the records' labels, None where they are withheld.
 
     Raises:
         AttackError: there are fewer classes than records.
     """
-    count = weights.shape[1]
-    total = weights.sum(1).mean(0)
-    largest = total.topk(min(count, len(total)))
-    there = largest.values > (_THERE if count > 1 else 0)
-    found = largest.indices[there] if granted is None else granted.cpu()
-    classes = set(found.tolist())
-    if len(classes) != count or found.is_floating_point():
+    count = soft_labels.shape[1]
+    class_weights = soft_labels.sum(1).mean(0)
+    largest = class_weights.topk(min(count, len(class_weights)))
+    present = largest.values > (_MIN_CLASS_WEIGHT if count > 1 else 0)
+    labels = largest.indices[present] if granted is None else granted.cpu()
+    classes = set(labels.tolist())
+    if len(classes) != count or labels.is_floating_point():
         raise AttackError(
             f"{where}: labels of {len(classes)} classes for N = {count} records; which mixture a record is part "
             "of is read off its label, so all records have to be of different classes; choose another victim"
         )
-    return found.sort().values
+    return labels.sort().values
 
 
-def _summing_to_one(shares: Tensor) -> Tensor:
+def _normalise_shares(shares: Tensor) -> Tensor:
     return shares / shares.sum(-1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
 
 
-def _range(units: Units, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Lowest and highest value of each input, flat, in model units."""
-    low, high = (end.expand(shape).flatten().double().cpu() for end in (units.low, units.high))
+def _input_bounds(scaling: InputScaling, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the lowest and highest value of each input, flat, in model units."""
+    low, high = (bound.expand(shape).flatten().double().cpu() for bound in (scaling.low, scaling.high))
     return low, high

@@ -1,1 +1,1 @@
-"""Attacks that decode a client's local model."""
+"""Local-model reconstruction: attacks that decode a client's optimal local model."""

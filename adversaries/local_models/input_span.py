@@ -1,4 +1,4 @@
-"""What the updates of a network's first layer say of its inputs: the linear span of a client's data, exactly."""
+"""The linear span of a client's inputs, read exactly from updates of the first layer."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.randomness import seeded
+from fedsim.randomness import seed_globals
 
-_SPARE = 16  # singular vectors that are sought beyond the largest number there can be
+_OVERSAMPLING = 16  # singular vectors that are computed beyond the largest possible rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpan:
     """The span of a client's inputs.
 
-    A layer W x + b that takes the inputs themselves has the gradient (sum over examples of delta x^T) for W, so its
-    rows are combinations of inputs, and so are the rows of all that gradient descent, by any number of local steps,
-    with momentum or clipping, makes of W. The rows of the client's updates theta_t - theta_c,t over many rounds
-    therefore span what the client's inputs span, once there are enough of them, and the rank is how many linearly
-    independent inputs it has. Two things follow. Trained alone, W would not leave W_0 + span, so that what others' data
-    made of W elsewhere can be taken away (`project`). And inputs need not be sought outside of it (`inputs`).
+    A layer W x + b that takes the inputs themselves has the gradient (sum over examples of delta
+    x^T) for W. Its rows are linear combinations of inputs, and so are the rows of any update by
+    gradient descent, with any number of local steps, momentum or clipping. Enough updates theta_t -
+    theta_c,t of many rounds therefore span the same space as the client's inputs, and its rank is
+    the number of linearly independent inputs. Two things follow. Trained on the client's data only,
+    W would not leave W_0 + span, so that the effect of other clients' data on W outside of it can
+    be removed (`project`). And inputs need not be searched outside of the span (`to_inputs`).
 
     Attributes:
         weight: name of W.
@@ -34,66 +35,68 @@ class InputSpan:
     shape: tuple[int, ...]
 
     @property
-    def stretch(self) -> float:
-        """By how much a coordinate moves where each number of an example moves by one, in the root mean square."""
+    def step_scale(self) -> float:
+        """Return the RMS change of coordinates for an RMS change of one in the inputs."""
         rank, inputs = self.basis.shape
         return float((inputs / rank) ** 0.5)
 
-    def inputs(self, coordinates: Tensor) -> Tensor:
-        """`example ...` of `example rank`."""
+    def to_inputs(self, coordinates: Tensor) -> Tensor:
+        """Map coordinates `example rank` to inputs `example ...`."""
         return (coordinates @ self.basis.to(coordinates)).reshape(len(coordinates), *self.shape)
 
-    def within(self, weight: Tensor) -> Tensor:
-        """W in coordinates, `output rank`: what it makes of coordinates is what W makes of their inputs."""
+    def weight_in_coordinates(self, weight: Tensor) -> Tensor:
+        """Express W in coordinates, `output rank`, with the outputs of W for the inputs."""
         return weight @ self.basis.to(weight).T
 
     def project(self, weight: Tensor, origin: Tensor) -> Tensor:
-        """The point of `origin` + span that is nearest to `weight`, `output input` both.
+        """Project `weight` on `origin` + span, both `output input`.
 
-        It is no farther than `weight` from any other point there, such as the client's optimum where `origin` is W_0.
+        The result is at most as far as `weight` from any other point of `origin` + span, such as
+        the client's optimum if `origin` is W_0.
         """
         basis = self.basis.to(weight.device, torch.float64)
         return (origin + ((weight - origin).double() @ basis.T) @ basis).to(weight)
 
 
-def row_span(before: Tensor, after: Tensor, most: int) -> Tensor | None:
-    """Orthonormal basis of the span of the rows of `before - after`, `rank input`; None where it says nothing.
+def row_span(before: Tensor, after: Tensor, max_rank: int) -> Tensor | None:
+    """Compute an orthonormal basis of the span of the rows of `before - after`, `rank input`.
 
-    Directions are counted that stand out of the rounding of the models: singular values above the type's precision
-    times the norm of all that were sent, or returned. What is lost in it is where it hardly moved, so hardly would
-    alone.
+    A direction counts if its singular value exceeds the rounding of the models: the type's
+    precision times the norm of all broadcast, or returned, weights. Directions below it hardly
+    moved, and would hardly move in the client's own training.
 
-    It says nothing, and None is returned, where
-    - it is all inputs: then it holds whatever one could seek;
-    - its rank is above `most`, which gradient descent on so many examples cannot bring about: so with noise, most
-      kinds of compression, weight decay (which adds the rows of W itself), data augmentation;
-    - it is of as many dimensions as there are rows that moved: then more messages would show more.
+    None is returned if the span is uninformative:
+    - it is the space of all inputs;
+    - its rank is above `max_rank`, which gradient descent on so many examples cannot cause, but
+      noise, most kinds of compression, weight decay (which adds the rows of W itself) and data
+      augmentation do;
+    - its rank equals the number of rows that moved: then more messages would add dimensions.
 
-    Where the examples outnumber the inputs, entries that a defense sends never are indistinguishable from a column
-    that is always 0.
+    If the examples outnumber the inputs, entries that a defense never sends are indistinguishable
+    from an input that is always 0.
 
     Args:
         before: `message output input`, W as it was broadcast.
-        after: `message output input`, W as it returned it.
-        most: how many examples it has.
+        after: `message output input`, W as it was returned.
+        max_rank: number of the client's examples.
     """
     rows = (before.double() - after.double()).flatten(0, 1)
     rounding = torch.finfo(before.dtype).eps * max(float(models.double().norm()) for models in (before, after))
-    moved = int((rows.norm(dim=1) > rounding / len(rows) ** 0.5).sum())
-    sizes, basis = _singular(rows, most + _SPARE)
-    rank = int((sizes > rounding).sum())
-    if rank in (0, rows.shape[1]) or rank > most or rank >= moved:
+    num_moved_rows = int((rows.norm(dim=1) > rounding / len(rows) ** 0.5).sum())
+    singular_values, basis = _leading_singular_vectors(rows, max_rank + _OVERSAMPLING)
+    rank = int((singular_values > rounding).sum())
+    if rank in (0, rows.shape[1]) or rank > max_rank or rank >= num_moved_rows:
         return None
     return basis[:rank].float()
 
 
-def _singular(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Singular values in descending order, and right singular vectors, `vector input`; at least the first `most`."""
-    if 2 * most < min(rows.shape):
-        with seeded("input span"):  # a randomised method
-            _, sizes, vectors = torch.svd_lowrank(rows, q=most, niter=2)
-        return sizes, vectors.T
+def _leading_singular_vectors(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Compute at least the first `count` singular values and right vectors `vector input`."""
+    if 2 * count < min(rows.shape):
+        with seed_globals("input span"):  # a randomised method
+            _, singular_values, vectors = torch.svd_lowrank(rows, q=count, niter=2)
+        return singular_values, vectors.T
     if rows.shape[0] > rows.shape[1]:
         rows = torch.linalg.qr(rows, mode="r").R
-    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
-    return sizes, basis
+    _, singular_values, vectors = torch.linalg.svd(rows, full_matrices=False)
+    return singular_values, vectors

@@ -1,4 +1,4 @@
-"""LMRA's heuristic for any model: learn how the client moves models, then find one that it would leave alone."""
+"""LMRA's heuristic for any model: learn the client's update as a function, then find its zero."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from adversaries.engine.descent import Curves, Trial, descend, following, steps_of
+from adversaries.engine.descent import Curves, Trial, descend, make_optimizer_step, offset_progress
 from adversaries.engine.settings import check_choices
-from adversaries.local_updates import PAPER, LocalUpdates, Span, read_updates
+from adversaries.local_updates import PAPER, LocalUpdates, UpdateSpan, read_updates
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding, LocalModel
@@ -27,55 +27,64 @@ from fedsim.training.optimizers import Adam
 log = logging.getLogger("fedsim." + __name__)
 
 _SHAPES = ("16x2", "32x2", "64x2")
-_RATES = (1e-3, 1e-4, 1e-5, 1e-6)
-_MINIMISE_RATES = (1e-1, 1e-2, 5e-3, 1e-3)
-"""The values of Tables 5-8, of which a setting that is None is chosen."""
-_SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
-_HELD_OUT = 0.2
-_USEFUL = 0.95  # a mapping whose validation error is above this share of a constant's is of no use
-_FEWEST = 3
-_EVERY = 10  # epochs between two evaluations on the held-out messages
+_LEARNING_RATES = (1e-3, 1e-4, 1e-5, 1e-6)
+_MINIMISE_LEARNING_RATES = (1e-1, 1e-2, 5e-3, 1e-3)
+"""The values of Tables 5-8, among which a setting that is None is chosen."""
+_SHAPE_PATTERN = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+_VALIDATION_SHARE = 0.2
+_MAX_RELATIVE_ERROR = 0.95
+"""A mapping whose validation error is above this share of a constant's is rejected."""
+_MIN_MESSAGES = 3
+_EPOCHS_PER_VALIDATION = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalModelReconstruction(Attack):
-    """Reconstruct the model that a client would have trained alone, from the models it got and returned.
+    """Reconstruct a client's optimal local model from the models that it received and returned.
 
-    Learns G, a fully connected ReLU network that maps a broadcast model theta to the client's update theta_c - theta,
-    by least squares over its messages (Eq. 7), then minimises ||G(theta)||^2 over theta (Eq. 8), both with Adam. The
-    idea: it would leave its optimal local model where it is.
+    The client would not change its optimal local model, so its update is zero there:
 
-    A fifth of the messages, drawn at random, is held out: on them the shape, the learning rate and the number of
-    epochs of Eq. 7 are chosen, then G is trained on all messages. The rate of Eq. 8 is chosen by the objective that
-    it reaches. The attack fails where G diverges, and where its error on the held-out updates is above 0.95 times
-    that of a constant, zero or the mean of the other updates: then it shows nothing of where the client's optimum is.
+    1. Normalise broadcast models and updates (`_build_pairs`).
+    2. Learn G, a fully connected ReLU network that maps a broadcast model theta to the client's
+       update theta_c - theta, by least squares over its messages with Adam (Eq. 7; `_learn`).
+    3. Minimise ||G(theta)||^2 over theta with Adam (Eq. 8; `_minimise`).
 
-    Inputs are centred and divided by one number, so that their mean square is one; updates are divided by one number
-    likewise, and not centred, since it is their zero that is sought.
+    A random fifth of the messages is held out for validation. It selects the shape, the learning
+    rate and the number of epochs of Eq. 7; then G is trained on all messages. The learning rate of
+    Eq. 8 is the one that reaches the smallest objective. The attack fails if G diverges, or if its
+    validation error is above 0.95 times that of a constant, zero or the mean of the other updates:
+    such a G does not locate the client's optimum.
 
-    With `space = "span"` models are represented in an orthonormal basis of the affine span of all that were seen (at
-    most 2 n dimensions for n messages), updates in one of theirs (n). By gradient descent the first layer only moves
-    within the first, the last layer within the second, so nothing that could be learnt is lost: what is left out is
-    the random part of their initial weights outside of the spans, which theta would follow in Eq. 8 into directions
-    of which the messages say nothing. Adam, which scales each coordinate, does depend on the basis. It costs time that
-    hardly depends on d; to read the messages is most of it. `space = "full"` is the paper's literal G, of 2 d times
-    the width parameters. Where shape and rate are to be chosen, Eq. 7 is solved twelve times more.
+    Inputs are centred and divided by one number, so that their mean square is one; updates are
+    divided by one number likewise, and not centred, since their zero is wanted.
+
+    With `space = "span"` models are represented in an orthonormal basis of the affine span of all
+    observed models (at most 2 n dimensions for n messages), and updates in a basis of their own
+    span (n). Gradient descent moves the first layer only within the first span and the last layer
+    within the second, so nothing learnable is lost. Left out is the random part of the initial
+    weights outside of the spans, which theta would follow in Eq. 8 into directions that the
+    messages do not determine. (Adam, which scales each coordinate, does depend on the basis.) The
+    time hardly depends on d; most of it reads the messages. `space = "full"` is the paper's literal
+    G, with 2 d times the width parameters. If shape and learning rate are to be chosen, Eq. 7 is
+    solved twelve times more.
 
     Args:
-        hidden: `AxB`, B hidden layers of A units in G. None chooses among 16x2, 32x2, 64x2.          [Tables 5-8]
-        learning_rate: of Eq. 7. None chooses among 1e-3, 1e-4, 1e-5, 1e-6.                           [Tables 5-8]
-        epochs: most passes over the messages in Eq. 7, each one step; where the held-out messages were predicted
-            best, training ends.                                                                 [not in the paper]
-        minimise_learning_rate: of Eq. 8, in units of the inputs of G. None chooses among 1e-1, 1e-2, 5e-3, 1e-3.
+        hidden: `AxB`, B hidden layers of A units in G. None chooses among 16x2, 32x2, 64x2.
             [Tables 5-8]
-        minimise_epochs: steps of Eq. 8.                                                  [Tables 5-8: 1e2 to 1e4]
-        start: where Eq. 8 begins, at the client's `last-returned` model or the last `global` one. [not in the paper]
+        learning_rate: of Eq. 7. None chooses among 1e-3, 1e-4, 1e-5, 1e-6.      [Tables 5-8]
+        epochs: most passes over the messages in Eq. 7, one step each; training ends at the smallest
+            validation error.                                                    [not in the paper]
+        minimise_learning_rate: of Eq. 8, in units of the inputs of G. None chooses among 1e-1,
+            1e-2, 5e-3, 1e-3.                                                    [Tables 5-8]
+        minimise_epochs: steps of Eq. 8.                                  [Tables 5-8: 1e2 to 1e4]
+        start: where Eq. 8 begins, at the client's `last-returned` model or the last `global` one.
+            [not in the paper]
         space: `span` or `full`, see above.
 
     References:
-        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses, 2022, Algorithm 2.
-        Differs: hyperparameters are chosen as said, not given a client (how the paper's were found it does not say);
-        inputs and updates are normalised; the span.
+        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses,
+        2022, Algorithm 2. Differs: hyperparameters are selected as above, not given for each client
+        (the paper does not say how it found them); inputs and updates are normalised; the span.
     """
 
     hidden: str | None = None
@@ -93,7 +102,7 @@ class LocalModelReconstruction(Attack):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        if self.hidden is not None and not _SHAPE.fullmatch(self.hidden):
+        if self.hidden is not None and not _SHAPE_PATTERN.fullmatch(self.hidden):
             raise ConfigError(f"hidden: expected AxB, units of a layer by layers, such as 64x2, got {self.hidden!r}")
         for name in ("epochs", "minimise_epochs"):
             if getattr(self, name) < 1:
@@ -106,126 +115,148 @@ class LocalModelReconstruction(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        """Algorithm 2."""
+        """Run Algorithm 2."""
         updates = read_updates(
-            transcript, victim, fewest=_FEWEST, remedy="a mapping is learnt from some and validated on others"
+            transcript,
+            victim,
+            min_messages=_MIN_MESSAGES,
+            remedy="a mapping is learnt from some and validated on others",
         )
         if torch.equal(updates.before, updates.after):
-            raise AttackError(f"{updates.where}: the client returned every model unchanged; choose another victim")
-        pairs = _pairs(updates, self.space, self.start, knowledge.device)
-        told = _Told(progress, self._steps())
-        mapping, errors = self._learn(pairs, updates.where, rng, told)
-        found, curve = self._minimise(mapping, pairs.start, updates.where, told)
-        told.done(float(curve.min()))
-        return LocalModel(state=updates.state(pairs.model(found.cpu())), trace={"objective": curve, **errors})
+            raise AttackError(f"{updates.location}: the client returned every model unchanged; choose another victim")
+        pairs = _build_pairs(updates, self.space, self.start, knowledge.device)
+        reporter = _SequentialProgress(progress, self._count_steps())
+        mapping, errors = self._learn(pairs, updates.location, rng, reporter)
+        theta, curve = self._minimise(mapping, pairs.start, updates.location, reporter)
+        reporter.finish(float(curve.min()))
+        return LocalModel(state=updates.to_state(pairs.to_model(theta.cpu())), trace={"objective": curve, **errors})
 
-    def _candidates(self) -> list[tuple[str, float]]:
-        """Shapes and learning rates to choose among."""
+    def _list_candidates(self) -> list[tuple[str, float]]:
+        """Return the shapes and learning rates of G to choose among."""
         shapes = _SHAPES if self.hidden is None else (self.hidden,)
-        rates = _RATES if self.learning_rate is None else (self.learning_rate,)
-        return list(itertools.product(shapes, rates))
+        learning_rates = _LEARNING_RATES if self.learning_rate is None else (self.learning_rate,)
+        return list(itertools.product(shapes, learning_rates))
 
-    def _minimise_rates(self) -> tuple[float, ...]:
-        return _MINIMISE_RATES if self.minimise_learning_rate is None else (self.minimise_learning_rate,)
+    def _list_minimise_rates(self) -> tuple[float, ...]:
+        return _MINIMISE_LEARNING_RATES if self.minimise_learning_rate is None else (self.minimise_learning_rate,)
 
-    def _steps(self) -> int:
-        """How many steps there are at most."""
-        return (len(self._candidates()) + 1) * self.epochs + len(self._minimise_rates()) * self.minimise_epochs
+    def _count_steps(self) -> int:
+        """Return the largest number of steps of all trainings together."""
+        num_trainings = len(self._list_candidates()) + 1
+        return num_trainings * self.epochs + len(self._list_minimise_rates()) * self.minimise_epochs
 
     def _learn(
-        self, pairs: _Pairs, where: str, rng: torch.Generator, told: _Told
+        self, pairs: _Pairs, where: str, rng: torch.Generator, reporter: _SequentialProgress
     ) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Eq. 7: the mapping, and its errors by epoch while it was validated, relative to that of a constant.
+        """Solve Eq. 7; return the mapping and its errors by epoch, relative to that of a constant.
 
-        Between two evaluations on the held-out messages the validation error is that of the last one.
+        Between two validations the validation error is that of the last one.
         """
+        # Hold messages out for validation.
         order = torch.randperm(len(pairs.inputs), generator=rng)
-        held = max(1, round(_HELD_OUT * len(order)))
-        seen, unseen = pairs.at(order[held:]), pairs.at(order[:held])
-        constants = (seen.targets.mean(0), torch.zeros_like(seen.targets[0]))
-        constant = min(float((unseen.targets - guess).square().mean()) for guess in constants)
-        if not constant > 0:
+        num_validation = max(1, round(_VALIDATION_SHARE * len(order)))
+        training_pairs, validation_pairs = pairs.select(order[num_validation:]), pairs.select(order[:num_validation])
+        constants = (training_pairs.targets.mean(0), torch.zeros_like(training_pairs.targets[0]))
+        constant_errors = [float((validation_pairs.targets - constant).square().mean()) for constant in constants]
+        constant_error = min(constant_errors)
+        if not constant_error > 0:
             raise AttackError(
                 f"{where}: it returned all models as they were that the mapping would be validated on; inspect rounds "
                 "in which it trains"
             )
-        tried: list[tuple[nn.Module, _Training]] = []
-        for shape, rate in self._candidates():
-            fresh = _network(shape, pairs, rng)
-            training = _train(copy.deepcopy(fresh), rate, seen, unseen, self.epochs, told)
-            log.info("%s: G %s at %g: error %.4g of a constant's", where, shape, rate, training.lowest / constant)
-            tried.append((fresh, training))
-        fresh, chosen = min(tried, key=lambda pair: pair[1].lowest)
-        if not math.isfinite(chosen.lowest):
+
+        # Train a mapping with each shape and learning rate.
+        trials: list[tuple[nn.Module, _Training]] = []
+        for shape, learning_rate in self._list_candidates():
+            untrained = _build_network(shape, pairs, rng)
+            network = copy.deepcopy(untrained)
+            training = _train(network, learning_rate, training_pairs, validation_pairs, self.epochs, reporter)
+            relative_error = training.lowest / constant_error
+            log.info("%s: G %s at %g: error %.4g of a constant's", where, shape, learning_rate, relative_error)
+            trials.append((untrained, training))
+
+        # Choose the best by its validation error.
+        mapping, best = min(trials, key=lambda trial: trial[1].lowest)
+        if not math.isfinite(best.lowest):
             raise AttackError(f"{where}: the training of the mapping diverged; lower the attack's learning_rate")
-        if chosen.lowest >= _USEFUL * constant:
+        if best.lowest >= _MAX_RELATIVE_ERROR * constant_error:
             raise AttackError(
-                f"{where}: the mapping learnt from {len(seen.inputs)} messages predicts the other {held} no better "
-                f"than a constant does (error {chosen.lowest / constant:.3g} times as large, below {_USEFUL} is asked "
-                "for), so it cannot tell where the client would stay; inspect more rounds (recording.every, "
-                "adversary.rounds), or rounds that differ more"
+                f"{where}: the mapping learnt from {len(training_pairs.inputs)} messages predicts the other "
+                f"{num_validation} no better than a constant does (error {best.lowest / constant_error:.3g} times as "
+                f"large, expected below {_MAX_RELATIVE_ERROR}), so it does not locate the client's optimum; inspect "
+                "more rounds (recording.every, adversary.rounds), or rounds that differ more"
             )
-        final = _train(fresh, chosen.rate, pairs, None, chosen.epochs, told)
+
+        # Train it on all messages.
+        final = _train(mapping, best.learning_rate, pairs, None, best.best_epoch, reporter)
         if not len(final.errors):
             raise AttackError(f"{where}: the training of the mapping diverged; lower the attack's learning_rate")
-        validation = torch.tensor(chosen.validation).repeat_interleave(_EVERY)[: len(chosen.errors)]
-        return fresh, {"training_error": chosen.errors / constant, "validation_error": validation / constant}
+        validation = torch.tensor(best.validation).repeat_interleave(_EPOCHS_PER_VALIDATION)[: len(best.errors)]
+        return mapping, {
+            "training_error": best.errors / constant_error,
+            "validation_error": validation / constant_error,
+        }
 
-    def _minimise(self, mapping: nn.Module, start: Tensor, where: str, told: _Told) -> tuple[Tensor, Tensor]:
-        """Eq. 8, by the learning rate that gets lowest: where ||G||^2 was smallest, and its curve."""
+    def _minimise(
+        self, mapping: nn.Module, start: Tensor, where: str, reporter: _SequentialProgress
+    ) -> tuple[Tensor, Tensor]:
+        """Solve Eq. 8 with the best learning rate; return theta and the curve of ||G||^2."""
         mapping.requires_grad_(False)
-        tried = [_descend(mapping, start, rate, self.minimise_epochs, told) for rate in self._minimise_rates()]
-        found = [end for end in tried if end is not None]
-        if not found:
+        results = []
+        for learning_rate in self._list_minimise_rates():
+            result = _descend(mapping, start, learning_rate, self.minimise_epochs, reporter)
+            if result is not None:
+                results.append(result)
+        if not results:
             raise AttackError(f"{where}: minimising the mapping diverged; lower the attack's minimise_learning_rate")
-        return min(found, key=lambda end: float(end[1].min()))
+        return min(results, key=lambda result: float(result[1].min()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pairs:
-    """What G is learnt from, in its own units and float32.
+    """Training data of G, normalised and in float32.
 
     Attributes:
         inputs: `message input`, broadcast models.
         targets: `message output`, updates.
         start: `input`, where Eq. 8 begins.
-        model: from `input` back to `parameter`.
+        to_model: maps `input` back to `parameter`.
     """
 
     inputs: Tensor
     targets: Tensor
     start: Tensor
-    model: Callable[[Tensor], Tensor]
+    to_model: Callable[[Tensor], Tensor]
 
-    def at(self, places: Tensor) -> _Pairs:
-        """Those of some messages."""
-        places = places.to(self.inputs.device)
-        return replace(self, inputs=self.inputs[places], targets=self.targets[places])
+    def select(self, indices: Tensor) -> _Pairs:
+        """Return the pairs of some messages."""
+        indices = indices.to(self.inputs.device)
+        return replace(self, inputs=self.inputs[indices], targets=self.targets[indices])
 
 
-def _pairs(updates: LocalUpdates, space: str, start: str, device: torch.device) -> _Pairs:
-    """Models and updates in coordinates of that space, each divided by one number to have mean square one."""
+def _build_pairs(updates: LocalUpdates, space: str, start: str, device: torch.device) -> _Pairs:
+    """Normalise models and updates, in coordinates of `space`, to a mean square of one."""
     if space == "span":
-        span = Span(updates)
-        before, after, moves = span.before, span.after, span.moves
-        model: Callable[[Tensor], Tensor] = span.model
+        span = UpdateSpan(updates)
+        before, after, moves = span.before, span.after, span.deltas
+        to_model: Callable[[Tensor], Tensor] = span.model
     else:
         origin = updates.before.mean(0)
-        before, after, moves = updates.before - origin, updates.after - origin, updates.moves()
-        model = partial(torch.add, origin)
-    unit = float(before.square().mean().sqrt()) or 1.0  # all models are alike; then no mapping passes validation
-    begin = after[-1] if start == "last-returned" else before[-1]
+        before, after, moves = updates.before - origin, updates.after - origin, updates.compute_deltas()
+        to_model = partial(torch.add, origin)
+    unit = float(before.square().mean().sqrt()) or 1.0  # 0 if all models are equal; validation fails then
+    start_model = after[-1] if start == "last-returned" else before[-1]
     return _Pairs(
         inputs=(before / unit).to(device, torch.float32),
         targets=(moves / moves.square().mean().sqrt()).to(device, torch.float32),
-        start=(begin / unit).to(device, torch.float32),
-        model=lambda coordinates: model(coordinates * unit),
+        start=(start_model / unit).to(device, torch.float32),
+        to_model=lambda coordinates: to_model(coordinates * unit),
     )
 
 
-def _network(shape: str, pairs: _Pairs, rng: torch.Generator) -> nn.Module:
-    """G: `AxB`, initialised as PyTorch does by default."""
-    match = _SHAPE.fullmatch(shape)
+def _build_network(shape: str, pairs: _Pairs, rng: torch.Generator) -> nn.Module:
+    """Return G with the shape `AxB`, initialised as PyTorch does by default."""
+    match = _SHAPE_PATTERN.fullmatch(shape)
     assert match is not None
     width, depth = map(int, match.groups())
     sizes = [pairs.inputs.shape[1], *[width] * depth, pairs.targets.shape[1]]
@@ -240,81 +271,92 @@ def _network(shape: str, pairs: _Pairs, rng: torch.Generator) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """How a training of G went.
+    """Errors of one training of G.
 
     Attributes:
-        rate: its learning rate.
-        errors: mean squared error by epoch; empty where it diverged.
-        validation: that of the held-out messages, every `_EVERY` epochs.
+        learning_rate: of the training.
+        errors: mean squared error by epoch; empty if the training diverged.
+        validation: validation error, every `_EPOCHS_PER_VALIDATION` epochs.
     """
 
-    rate: float
+    learning_rate: float
     errors: Tensor
     validation: list[float]
 
     @property
     def lowest(self) -> float:
-        """The lowest validation error; infinite where training diverged."""
+        """Return the lowest validation error, infinity if the training diverged."""
         return min(self.validation) if len(self.errors) else math.inf
 
     @property
-    def epochs(self) -> int:
-        """How many epochs it took to get there."""
-        return max(1, _EVERY * self.validation.index(self.lowest))
+    def best_epoch(self) -> int:
+        """Return the number of epochs up to the lowest validation error, at least 1."""
+        return max(1, _EPOCHS_PER_VALIDATION * self.validation.index(self.lowest))
 
 
-def _train(network: nn.Module, rate: float, seen: _Pairs, unseen: _Pairs | None, epochs: int, told: _Told) -> _Training:
-    """Eq. 7: train `network` on `seen`, all at once."""
+def _train(
+    network: nn.Module,
+    learning_rate: float,
+    training_pairs: _Pairs,
+    validation_pairs: _Pairs | None,
+    epochs: int,
+    reporter: _SequentialProgress,
+) -> _Training:
+    """Train `network` by full-batch steps on Eq. 7."""
     weights = list(network.parameters())
     validation: list[float] = []
 
-    def slopes(epoch: int) -> Curves:
-        if unseen is not None and epoch % _EVERY == 0:
+    def set_gradients(epoch: int) -> Curves:
+        if validation_pairs is not None and epoch % _EPOCHS_PER_VALIDATION == 0:
             with torch.no_grad():
-                validation.append(float((network(unseen.inputs) - unseen.targets).square().mean()))
-        error = (network(seen.inputs) - seen.targets).square().mean()
-        for weight, slope in zip(weights, torch.autograd.grad(error, weights), strict=True):
-            weight.grad = slope
+                residuals = network(validation_pairs.inputs) - validation_pairs.targets
+                validation.append(float(residuals.square().mean()))
+        error = (network(training_pairs.inputs) - training_pairs.targets).square().mean()
+        for weight, gradient in zip(weights, torch.autograd.grad(error, weights), strict=True):
+            weight.grad = gradient
         return {"objective": error}
 
     trial = Trial(
-        step=steps_of(Adam(weights, rate, fused=True), slopes),
+        step=make_optimizer_step(Adam(weights, learning_rate, fused=True), set_gradients),
         point=lambda: torch.cat([weight.detach().flatten() for weight in weights]),
     )
-    sound = descend([trial], epochs, told.next(epochs), where="G")
-    return _Training(rate=rate, errors=trial.trace()["objective"] if sound else torch.empty(0), validation=validation)
+    surviving = descend([trial], epochs, reporter.next_stage(epochs), where="G")
+    errors = trial.trace()["objective"] if surviving else torch.empty(0)
+    return _Training(learning_rate=learning_rate, errors=errors, validation=validation)
 
 
-def _descend(mapping: nn.Module, start: Tensor, rate: float, steps: int, told: _Told) -> tuple[Tensor, Tensor] | None:
-    """Eq. 8: the best theta and the objective by step; None where it diverged."""
+def _descend(
+    mapping: nn.Module, start: Tensor, learning_rate: float, steps: int, reporter: _SequentialProgress
+) -> tuple[Tensor, Tensor] | None:
+    """Minimise Eq. 8; return the best theta and the objective by step, None if it diverged."""
     theta = start.clone().requires_grad_()
     best, lowest = start, math.inf
 
-    def slopes(step: int) -> Curves:
+    def set_gradient(step: int) -> Curves:
         nonlocal best, lowest
         objective = mapping(theta).square().mean()
-        if (now := objective.item()) < lowest:
-            best, lowest = theta.detach().clone(), now
+        if (value := objective.item()) < lowest:
+            best, lowest = theta.detach().clone(), value
         (theta.grad,) = torch.autograd.grad(objective, theta)
         return {"objective": objective}
 
-    trial = Trial(step=steps_of(Adam([theta], rate, fused=True), slopes), point=theta.detach)
-    sound = descend([trial], steps, told.next(steps), where="theta")
-    return (best, trial.trace()["objective"]) if sound else None
+    trial = Trial(step=make_optimizer_step(Adam([theta], learning_rate, fused=True), set_gradient), point=theta.detach)
+    surviving = descend([trial], steps, reporter.next_stage(steps), where="theta")
+    return (best, trial.trace()["objective"]) if surviving else None
 
 
-class _Told:
-    """Progress over all trainings, one after the other."""
+class _SequentialProgress:
+    """Progress of several trainings that run one after the other."""
 
-    def __init__(self, progress: Progress, steps: int) -> None:
-        self._progress, self._steps, self._taken = progress, steps, 0
+    def __init__(self, progress: Progress, total_steps: int) -> None:
+        self._progress, self._total_steps, self._steps_so_far = progress, total_steps, 0
 
-    def next(self, steps: int) -> Progress:
-        """That of the next training, of so many steps."""
-        told = following(self._progress, self._taken, self._steps)
-        self._taken += steps
-        return told
+    def next_stage(self, steps: int) -> Progress:
+        """Return the progress of the next training, of so many steps."""
+        progress = offset_progress(self._progress, self._steps_so_far, self._total_steps)
+        self._steps_so_far += steps
+        return progress
 
-    def done(self, objective: float) -> None:
-        """All is done, perhaps in fewer steps."""
-        self._progress(self._steps, self._steps, {"objective": objective})
+    def finish(self, objective: float) -> None:
+        """Report the end, also where fewer steps were taken."""
+        self._progress(self._total_steps, self._total_steps, {"objective": objective})

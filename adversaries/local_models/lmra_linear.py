@@ -1,4 +1,4 @@
-"""LMRA of linear models: the client's optimal local model by linear algebra (Driouich et al. 2022, Sect. 3.1)."""
+"""LMRA for linear models: the optimal local model by linear algebra (Driouich et al. 2022)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.local_updates import PAPER, read_updates, rounds_of
-from adversaries.scene import STEPPING, warn_unless_plain
+from adversaries.local_updates import PAPER, participation_rounds, read_updates
+from adversaries.scene import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
 from fedsim.errors import AttackError
 from fedsim.findings import Finding, LocalModel
@@ -18,137 +18,153 @@ from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)
 
-_CERTAIN = 10.0  # times the rounding of the messages
+_MIN_SIGNAL = 10.0
+"""Least singular value of a direction that counts as determined, in roundings of the messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearLocalModel(Attack):
-    """Compute the local model of a client in federated least squares from d + 1 of its messages, or more.
+    """Compute a client's local model in federated least squares from d + 1 or more messages.
 
-    A client that takes any number of full-batch gradient steps on a quadratic loss moves by theta_t - theta_c,t =
-    W theta_t - v (Eq. 15), with one W and v for the whole federation, and W theta* = v at its optimum. W and v are
-    found by one least-squares solve over all messages in float64, which is exact with full batches and the ordinary
-    least-squares estimate with mini-batches; then W theta* = v is solved.
+    A client that takes any number of full-batch gradient steps on a quadratic loss moves by
+    theta_t - theta_c,t = W theta_t - v (Eq. 15), with the same W and v in all rounds, and its
+    optimum satisfies W theta* = v.
 
-    It is exact only where the broadcast models differ in all d directions by more than the rounding of the messages.
-    They do where each round samples other clients. Where all clients take part in each round, every broadcast model
-    follows from the one before by the same linear map, so that all of them lie, up to rounding, in a few
-    directions. Then, and where the client's data determine no single optimum, it claims what the messages do
-    determine: W is symmetric, so each message gives one linear equation about the optimum, and of all models that
-    satisfy these the one nearest to the model that the client returned last is taken. With full batches that is never
-    farther from the optimum than the returned model is. The log says how many directions are determined, and the
-    finding's trace `determined_directions`.
+    1. Estimate W and v by least squares over all messages, in float64 (`solve_optimum`). The
+       estimate is exact with full batches.
+    2. Solve W theta* = v.
+    3. If the messages do not determine W, or W is singular, claim the nearest model that fits them
+       (`nearest_solution`).
 
-    With mini-batches W and v are only estimated: the error falls like one over the root of the number of messages
-    (Proposition 3), where broadcast models are independent of the noise in earlier messages. Where they converge,
-    as in a federation, there is little but that noise to tell them apart, and the claim may be far off.
+    The result is exact only if the broadcast models differ in all d directions by more than the
+    rounding of the messages. They do if each round samples other clients. If all clients take part
+    in each round, every broadcast model follows from the one before by the same linear map, so that
+    all of them lie, up to rounding, in a few directions. Then, and if the client's data determine
+    no single optimum, step 3 claims what the messages do determine: W is symmetric, so each message
+    gives one linear equation about the optimum, and of all models that satisfy these the one
+    nearest to the model that the client returned last is taken. With full batches that is never
+    farther from the optimum than the returned model is. The log and the finding's trace
+    `determined_directions` state how many directions are determined.
 
-    It reads only the messages, and needs neither the data, nor the step size, nor the number of steps. It is meant for
-    linear models of d parameters (the bias is one of them); a network has far more than there are messages.
+    With mini-batches W and v are only estimated: the error decreases as one over the root of the
+    number of messages (Proposition 3), if broadcast models are independent of the noise in earlier
+    messages. If they converge, as in a federation, they differ by little but that noise, and the
+    claim may be far off.
+
+    The attack reads only the messages, and needs neither the data, nor the step size, nor the
+    number of steps. It is meant for linear models of d parameters (including the bias); a network
+    has far more parameters than there are messages.
 
     References:
-        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses, 2022, Propositions
-        1 and 3, Eqs. 15 and 31. Differs: all messages serve all rows of W, which the proof of Proposition 3 estimates
-        from disjoint sets of messages to have them independent; models are centred first, so that the system is
-        better conditioned; directions that are lost in the rounding of the messages count as missing, and what the
-        others determine is claimed, where the paper's d + 1 messages are independent by assumption.
+        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses,
+        2022, Propositions 1 and 3, Eqs. 15 and 31. Differs: all messages are used for all rows of
+        W, which the proof of Proposition 3 estimates from disjoint sets of messages to have them
+        independent; models are centred first, so that the system is better conditioned; directions
+        that are lost in the rounding of the messages count as missing, and what the others
+        determine is claimed, where the paper's d + 1 messages are independent by assumption.
     """
 
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset()
-    uses: ClassVar[frozenset[str]] = STEPPING
+    uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        parameters = _parameters(transcript, victim)
+        num_parameters = _count_parameters(transcript, victim)
         updates = read_updates(
             transcript,
             victim,
-            fewest=parameters + 1,
-            remedy=f"one more than the model's {parameters} parameters; record more rounds, or take attack lmra",
+            min_messages=num_parameters + 1,
+            remedy=f"one more than the model's {num_parameters} parameters; record more rounds, or take attack lmra",
         )
-        # With momentum, or FedProx's pull towards theta_t, steps are as linear, and end where they did.
-        warn_unless_plain(self, knowledge, updates.where, simulated=("momentum", "proximal_mu"))
-        moved = -updates.moves(dtype=torch.float64)
-        solution = solve(updates.before, moved)
-        optimum, residual, determined = solution or nearest(updates.before, moved)
-        if not determined:
+        # Momentum and FedProx's proximal term keep steps linear and the optimum where it is.
+        warn_unless_plain_sgd(self, knowledge, updates.location, simulated=("momentum", "proximal_mu"))
+        steps = -updates.compute_deltas(dtype=torch.float64)
+        solution = solve_optimum(updates.before, steps)
+        optimum, residual, num_determined = solution or nearest_solution(updates.before, steps)
+        if not num_determined:
             raise AttackError(
-                f"{updates.where}: the broadcast models are too alike: they differ by no more than rounding; record "
+                f"{updates.location}: the broadcast models are too alike: they differ by no more than rounding; record "
                 "rounds in which they differ more (earlier ones, other clients taking part), or take attack lmra"
             )
         if solution is None:
             log.warning(
                 "%s: the messages determine %d of %d directions of the local model; in the others it is claimed as it "
                 "was returned last",
-                updates.where,
-                determined,
-                parameters,
+                updates.location,
+                num_determined,
+                num_parameters,
             )
         progress(1, 1, {"objective": residual})
-        told = {"objective": residual, "determined_directions": float(determined)}
-        return LocalModel(
-            state=updates.state(optimum), trace={name: torch.tensor([value]) for name, value in told.items()}
-        )
+        trace = {"objective": torch.tensor([residual]), "determined_directions": torch.tensor([float(num_determined)])}
+        return LocalModel(state=updates.to_state(optimum), trace=trace)
 
 
-def solve(before: Tensor, moved: Tensor) -> tuple[Tensor, float, int] | None:
-    """theta* with W theta* = v, where W theta_t - v = theta_t - theta_c,t; the mean squared residual of the fit; and d.
-
-    None where the models are too alike to determine W, or W is singular, within the rounding of `before`.
+def solve_optimum(before: Tensor, steps: Tensor) -> tuple[Tensor, float, int] | None:
+    """Solve W theta* = v, with W and v from the least-squares fit of W theta_t - v to the steps.
 
     Args:
-        before: `message parameter`, theta_t; what its type can tell apart counts as different.
-        moved: `message parameter`, theta_t - theta_c,t.
+        before: `message parameter`, theta_t, in the precision of the messages.
+        steps: `message parameter`, theta_t - theta_c,t.
+
+    Returns:
+        theta*, the mean squared residual of the fit, and d; None if the models are too similar to
+        determine W, or W is singular, within the rounding of `before`.
     """
-    mean, mean_step, centred, centred_steps = _centred(before, moved)
-    left, spread, right = torch.linalg.svd(centred, full_matrices=False)
-    rounding = _rounding(before)
-    if int((spread > rounding).sum()) < before.shape[1]:
+    mean, mean_step, centred, centred_steps = _centre(before, steps)
+    left_vectors, singular_values, right_vectors = torch.linalg.svd(centred, full_matrices=False)
+    rounding = _rounding_error(before)
+    if int((singular_values > rounding).sum()) < before.shape[1]:
         return None
-    transposed = right.T @ ((left.T @ centred_steps) / spread.unsqueeze(1))  # W^T, rows of the least-squares solution
-    residual = float((centred @ transposed - centred_steps).square().mean())
-    if int((torch.linalg.svdvals(transposed) > rounding / float(spread[-1])).sum()) < before.shape[1]:
+    transposed_w = right_vectors.T @ ((left_vectors.T @ centred_steps) / singular_values.unsqueeze(1))
+    residual = float((centred @ transposed_w - centred_steps).square().mean())
+    w_rounding = rounding / float(singular_values[-1])
+    if int((torch.linalg.svdvals(transposed_w) > w_rounding).sum()) < before.shape[1]:
         return None
-    return mean - torch.linalg.solve(transposed.T, mean_step), residual, before.shape[1]
+    return mean - torch.linalg.solve(transposed_w.T, mean_step), residual, before.shape[1]
 
 
-def nearest(before: Tensor, moved: Tensor) -> tuple[Tensor, float, int]:
-    """Of all models that fit the messages, the one nearest to the last returned; residual; rank of the messages.
+def nearest_solution(before: Tensor, steps: Tensor) -> tuple[Tensor, float, int]:
+    """Return the model nearest to the last returned one among all that fit the messages.
 
-    W is symmetric, being a polynomial of the Hessian, so that for each message the centred step s_t = W x_t gives
-    s_t . (theta* - mean) = x_t . W (theta* - mean) = -x_t . (mean step). These equations are solved for the change of
-    the last returned model that has the least norm. Directions in which steps are within ten times the rounding of
-    `before` count as not determined.
+    W is symmetric, being a polynomial of the Hessian, so that for each message the centred step
+    s_t = W x_t gives s_t . (theta* - mean) = x_t . W (theta* - mean) = -x_t . (mean step). These
+    equations are solved for the change of the last returned model that has the least norm.
+    Directions in which steps are within ten times the rounding of `before` count as not determined.
 
     Args:
-        before: as in `solve`.
-        moved: likewise.
+        before: as in `solve_optimum`.
+        steps: likewise.
+
+    Returns:
+        The model, the mean squared residual of the equations, and the number of determined
+        directions.
     """
-    mean, mean_step, centred, centred_steps = _centred(before, moved)
-    last = before[-1].double() - moved[-1].double()
-    wanted = -centred @ mean_step - centred_steps @ (last - mean)
-    left, spread, right = torch.linalg.svd(centred_steps, full_matrices=False)
-    known = spread > _CERTAIN * _rounding(before)
-    change = right[known].T @ ((left[:, known].T @ wanted) / spread[known])
-    return last + change, float((centred_steps @ change - wanted).square().mean()), int(known.sum())
+    mean, mean_step, centred, centred_steps = _centre(before, steps)
+    last = before[-1].double() - steps[-1].double()
+    right_side = -centred @ mean_step - centred_steps @ (last - mean)
+    left_vectors, singular_values, right_vectors = torch.linalg.svd(centred_steps, full_matrices=False)
+    determined = singular_values > _MIN_SIGNAL * _rounding_error(before)
+    change = right_vectors[determined].T @ ((left_vectors[:, determined].T @ right_side) / singular_values[determined])
+    residual = float((centred_steps @ change - right_side).square().mean())
+    return last + change, residual, int(determined.sum())
 
 
-def _centred(before: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The means of models and of steps, and both minus their means."""
-    models, steps = before.double(), moved.double()
+def _centre(before: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return mean model, mean step, centred models and centred steps, in float64."""
+    models, steps = before.double(), steps.double()
     mean, mean_step = models.mean(0), steps.mean(0)
     return mean, mean_step, models - mean, steps - mean_step
 
 
-def _rounding(before: Tensor) -> float:
+def _rounding_error(before: Tensor) -> float:
     return torch.finfo(before.dtype).eps * float(before.double().norm())
 
 
-def _parameters(transcript: Transcript, victim: int) -> int:
-    """d, from the victim's first message."""
-    number = rounds_of(transcript, victim)[0]
-    return read_updates(transcript.only([number]), victim, fewest=1, remedy="").before.shape[1]
+def _count_parameters(transcript: Transcript, victim: int) -> int:
+    """Return d, from the victim's first message."""
+    number = participation_rounds(transcript, victim)[0]
+    return read_updates(transcript.restrict_to([number]), victim, min_messages=1, remedy="").before.shape[1]

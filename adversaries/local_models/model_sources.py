@@ -1,4 +1,4 @@
-"""Which model an attack reads: one that was sent, or one that another attack decoded."""
+"""The model that an attack reads: one that was sent, or one that another attack decoded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from adversaries.batch_norm import normalising_by_batch
-from adversaries.local_updates import rounds_of
+from adversaries.batch_norm import copy_with_batch_statistics
+from adversaries.local_updates import participation_rounds
 from fedsim.attacks import CLIENT, GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
 from fedsim.errors import AttackError, ConfigError, first_line
 from fedsim.recording.transcript import Transcript
-from fedsim.training.model_state import load_state, statistics_of
-from fedsim.wire.messages import State, Update, by_any, non_finite
+from fedsim.training.model_state import load_state, running_statistics
+from fedsim.wire.messages import State, Update, match_any_names, non_finite_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,51 +25,51 @@ class ModelAttack(Attack):
     """Base of the attacks on a model from any source.
 
     Args:
-        source: `global` is w_t of the last inspected round, `last-returned` the last w_T that the victim returned;
-            else the title of an attack in the same file that decodes local models, or `optimal` for the victim's
-            true optimal local model, which only the evaluator has.
+        source: `global` is w_t of the last inspected round, `last-returned` the last w_T that the
+            victim returned; else the title of an attack in the same file that decodes local models,
+            or `optimal` for the victim's true optimal local model, which only the evaluator has.
     """
 
     source: str = LAST_RETURNED
 
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
-    messages: ClassVar[tuple[str, ...]] = (GLOBAL, LAST_RETURNED)
-    """The sources that are in the transcript."""
+    transcript_sources: ClassVar[tuple[str, ...]] = (GLOBAL, LAST_RETURNED)
+    """Sources that are in the transcript itself, not in the findings of another attack."""
 
     def __post_init__(self) -> None:
         if not self.source.strip():
             raise ConfigError(
-                f"source: expected {', '.join(self.messages)}, {OPTIMAL} or the title of an attack, got '{self.source}'"
+                f"source: expected {', '.join(self.transcript_sources)}, {OPTIMAL} or the title of an attack, got '{self.source}'"
             )
 
     @property
     def builds_on(self) -> str | None:
-        """See `Attack.builds_on`."""
-        return None if self.source in self.messages else self.source
+        """Return the title of the attack whose models are read, see `Attack.builds_on`."""
+        return None if self.source in self.transcript_sources else self.source
 
-    def _network(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> nn.Module:
-        """The network that is attacked, see `Network.holding`."""
-        return Network(knowledge).holding(*self._state(transcript, knowledge, victim))
+    def _load_network(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> nn.Module:
+        """Return the network that is attacked, see `LoadableNetwork.load`."""
+        return LoadableNetwork(knowledge).load(*self._source_state(transcript, knowledge, victim))
 
-    def _state(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> tuple[State, str]:
-        """The model that is attacked, and whose it is."""
-        rounds = rounds_of(transcript, victim, in_groups=self.builds_on is not None)
+    def _source_state(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> tuple[State, str]:
+        """Return the state that is attacked, and a description of it for errors."""
+        rounds = participation_rounds(transcript, victim, in_groups=self.builds_on is not None)
         if self.builds_on is not None:
-            return decoded(knowledge, self.source, victim), f"{self.source}, client {victim}"
+            return decoded_model(knowledge, self.source, victim), f"{self.source}, client {victim}"
         if self.source == GLOBAL:
             last = [number for number in transcript.rounds if transcript.clients(number)][-1]
-            seen = transcript.update(last, victim if last == rounds[-1] else transcript.clients(last)[0])
-            return seen.before, f"round {last}, the global model"
+            recipient = victim if last == rounds[-1] else transcript.clients(last)[0]
+            return transcript.update(last, recipient).before, f"round {last}, the global model"
         update = transcript.update(rounds[-1], victim)
-        return returned(update), f"round {update.round}, client {victim}"
+        return returned_weights(update), f"round {update.round}, client {victim}"
 
 
-def returned(update: Update, instead: str = "choose another source") -> State:
-    """w_T.
+def returned_weights(update: Update, remedy: str = "choose another source") -> State:
+    """Return w_T.
 
     Args:
-        instead: what the error says to do.
+        remedy: the last part of the error's text.
 
     Raises:
         AttackError: the client sent a gradient.
@@ -77,18 +77,18 @@ def returned(update: Update, instead: str = "choose another source") -> State:
     if update.gradient is not None:
         raise AttackError(
             f"round {update.round}, client {update.client}: sent a gradient, no weights, so that there is no returned "
-            f"model to attack; {instead}"
+            f"model to attack; {remedy}"
         )
     return update.after
 
 
-def decoded(knowledge: Knowledge, source: str, client: int) -> State:
-    """What the attack called `source` claims to be the local model of `client`.
+def decoded_model(knowledge: Knowledge, source: str, client: int) -> State:
+    """Return the local model of `client` that the attack titled `source` claims.
 
     Raises:
-        AttackError: it claims nothing of that client, or no models were handed over.
+        AttackError: it claims none for that client, or no attack with that title ran.
     """
-    models = models_of(knowledge, source)
+    models = decoded_models(knowledge, source)
     if client not in models:
         raise AttackError(
             f"source: '{source}' decoded no model of client {client}; see why it failed there, or choose another source"
@@ -96,91 +96,103 @@ def decoded(knowledge: Knowledge, source: str, client: int) -> State:
     return models[client]
 
 
-def models_of(knowledge: Knowledge, source: str) -> Mapping[int, State]:
-    """What the attack called `source` claims to be local models, by client.
+def decoded_models(knowledge: Knowledge, source: str) -> Mapping[int, State]:
+    """Return the local models that the attack titled `source` claims, by client.
 
     Raises:
-        AttackError: no models were handed over.
+        AttackError: no attack with that title ran.
     """
     if knowledge.models is None:
         raise AttackError(
-            f"source: no model of '{source}' was handed over; name an attack of the same file that decodes local models"
+            f"source: there are no models of '{source}'; name an attack of the same file that decodes local models"
         )
     return knowledge.models
 
 
-class Network:
-    """The model that the adversary knows, built once, for one state after another.
+class LoadableNetwork:
+    """A network built once from the adversary's knowledge, into which states are loaded in turn.
 
-    A network of the attack's own, in evaluation mode, on its device.
+    It is in evaluation mode and on the attack's device.
     """
 
     def __init__(self, knowledge: Knowledge) -> None:
         assert knowledge.model is not None
         self._model = deepcopy(knowledge.model()).to(knowledge.device).eval()
-        self._fresh = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+        self._initial_state = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
 
     @cached_property
-    def _by_batch(self) -> nn.Module:
-        return normalising_by_batch(self._model)
+    def _batch_statistics_model(self) -> nn.Module:
+        return copy_with_batch_statistics(self._model)
 
-    def holding(self, state: State, where: str) -> nn.Module:
-        """The network with the weights of `state`, until the next call; nothing else is left of the one before.
+    def load(self, state: State, where: str) -> nn.Module:
+        """Load `state` and return the network; it is valid until the next call.
 
-        BatchNorm layers whose running statistics were not shared normalise by whatever batch they are given.
+        Tensors that `state` lacks have their initial values. BatchNorm layers whose running
+        statistics were not shared normalise by the batch.
 
         Raises:
-            AttackError: the state is of another model, holds NaN, or lacks buffers that are no such statistics.
+            AttackError: the state is of another model, holds NaN, or lacks buffers that are not
+                running statistics.
         """
-        found, by_batch = matched(self._model, state, where)
-        own = self._by_batch if by_batch else self._model
-        load_state(own, {**self._fresh, **found})
-        return own
+        named_state, lacks_statistics = match_state(self._model, state, where)
+        model = self._batch_statistics_model if lacks_statistics else self._model
+        load_state(model, {**self._initial_state, **named_state})
+        return model
 
 
-def matched(model: nn.Module, state: State, where: str) -> tuple[State, bool]:
-    """`state` under the names of `model`, and whether BatchNorm's running statistics are missing from it.
+def match_state(model: nn.Module, state: State, where: str) -> tuple[State, bool]:
+    """Name the tensors of `state` as `model` does.
+
+    Returns:
+        The named state, and whether it lacks BatchNorm's running statistics.
 
     Raises:
-        AttackError: see `Network.holding`.
+        AttackError: see `LoadableNetwork.load`.
     """
-    if broken := non_finite(state):
+    if broken := non_finite_names(state):
         raise AttackError(
             f"{where}: {broken[0]} of the model holds NaN or infinite values, so that it says nothing; choose another "
             "source or victim"
         )
-    whole, statistics = model.state_dict(), statistics_of(model)
-    real = [name for name, tensor in whole.items() if tensor.is_floating_point()]
+
+    # Try the sets of tensors that a federation may share: all, without integers, without running
+    # statistics, or parameters alone.
+    model_state, statistics = model.state_dict(), running_statistics(model)
+    floating = [name for name, tensor in model_state.items() if tensor.is_floating_point()]
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    orders: Sequence[Sequence[str]] = (
-        list(whole),
-        real,
-        [name for name in real if name not in statistics],
+    name_lists: Sequence[Sequence[str]] = (
+        list(model_state),
+        floating,
+        [name for name in floating if name not in statistics],
         parameters,
     )
-    found = by_any(state, ({name: whole[name].shape for name in names} for names in orders))
-    if found is None:
+    shape_maps = []
+    for names in name_lists:
+        shape_maps.append({name: model_state[name].shape for name in names})
+    named_state = match_any_names(state, shape_maps)
+    if named_state is None:
         raise AttackError(
             f"{where}: {len(state)} tensors are not the weights of the model, which has {len(parameters)}; attack with "
             "the model of that federation"
         )
-    missing = {name for name in real if name not in found}
-    if odd := sorted(missing - statistics):
+
+    missing = {name for name in floating if name not in named_state}
+    if missing_buffers := sorted(missing - statistics):
         raise AttackError(
-            f"{where}: the model computes with {odd[0]}, which clients of this federation do not share; this attack "
-            "needs a model without such buffers, or one that shares them"
+            f"{where}: the model computes with {missing_buffers[0]}, which clients of this federation do not share; "
+            "this attack needs a model without such buffers, or one that shares them"
         )
-    return found, bool(missing)
+    return named_state, bool(missing)
 
 
-def outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:
-    """`example output`, the outputs of `model` for all `inputs` as one batch.
+def compute_outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:
+    """Compute the outputs of `model` for all `inputs` as one batch, `example output`.
 
     Raises:
-        AttackError: it does not take them, or makes NaN of them.
+        AttackError: the model does not take the inputs, or its outputs hold NaN.
     """
     try:
-        made: Tensor = model(inputs)
+        result: Tensor = model(inputs)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:
@@ -188,36 +200,36 @@ def outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:
             f"{where}: the model does not take inputs of shape {tuple(inputs.shape)} ({first_line(error)}); check that "
             "the records and the model are those of the federation"
         ) from error
-    if not made.isfinite().all():
+    if not result.isfinite().all():
         raise AttackError(
             f"{where}: the model makes NaN or infinite values of the inputs; choose another source or victim"
         )
-    return made
+    return result
 
 
-def losses(loss: Callable[[Tensor, Tensor], Tensor], made: Tensor, labels: Tensor, where: str) -> Tensor:
-    """`loss(made, labels)`, of outputs `record output`.
+def compute_losses(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor, where: str) -> Tensor:
+    """Compute `loss(logits, labels)`, from outputs `record output`.
 
     Raises:
-        AttackError: it does not take them, or makes NaN of them.
+        AttackError: the loss does not take them, or is NaN.
     """
     try:
-        found = loss(made, labels)
+        result = loss(logits, labels)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:
-        kind = str(labels.dtype).removeprefix("torch.")
+        label_type = str(labels.dtype).removeprefix("torch.")
         raise AttackError(
-            f"{where}: the loss does not take labels of type {kind} beside outputs of shape {tuple(made.shape)} "
+            f"{where}: the loss does not take labels of type {label_type} with outputs of shape {tuple(logits.shape)} "
             f"({first_line(error)}); check that the records and the model are those of the federation"
         ) from error
-    if found.isnan().any():
+    if result.isnan().any():
         raise AttackError(f"{where}: the loss of known records is NaN; check their labels, or attack another victim")
-    return found
+    return result
 
 
-def known(records: Records, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of known records on the attack's device.
+def unpack_records(records: Records, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of known records on the attack's device.
 
     Raises:
         AttackError: there are none, or some have no label.

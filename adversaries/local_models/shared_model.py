@@ -1,4 +1,4 @@
-"""A model that was sent, claimed to be the victim's local one: the baseline of LMRA."""
+"""The baseline of local-model reconstruction: a model that was sent, claimed as the local one."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from fedsim.recording.transcript import Transcript
 
 @dataclass(frozen=True, kw_only=True)
 class SharedModel(ModelAttack):
-    """Claim that a model that was sent is the one that the client would have trained alone.
+    """Claim that a broadcast or returned model is the client's optimal local model.
 
     Args:
-        source: `last-returned`, the last w_T that the victim returned, or `global`, w_t of the last inspected round.
+        source: `last-returned`, the last w_T that the victim returned, or `global`, w_t of the last
+            inspected round.
 
     References:
-        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses, 2022, the proxies of
-        Sect. 4 and Table 1. Differs: nothing.
+        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses,
+        2022, the proxies of Sect. 4 and Table 1. Differs: nothing.
     """
 
     paper: ClassVar[Paper] = PAPER
 
     def __post_init__(self) -> None:
-        if self.source not in self.messages:
-            raise ConfigError(f"source: expected {' or '.join(self.messages)}, got '{self.source}'")
+        if self.source not in self.transcript_sources:
+            raise ConfigError(f"source: expected {' or '.join(self.transcript_sources)}, got '{self.source}'")
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        state, _ = self._state(transcript, knowledge, victim)
+        state, _ = self._source_state(transcript, knowledge, victim)
         progress(1, 1, {"objective": 0.0})  # there is nothing to minimise
         return LocalModel(state=dict(state))

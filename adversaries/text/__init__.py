@@ -1,1 +1,1 @@
-"""Attacks that reconstruct texts."""
+"""Attacks that reconstruct texts from updates of text models."""

@@ -1,4 +1,4 @@
-"""What the first two blocks of a transformer say of texts: their inputs lie in the span of their gradients."""
+"""Spans of a transformer's attention gradients, which contain its blocks' inputs (DAGER)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from adversaries.named_states import NamedStates, named_states
-from adversaries.text.embedding import reads_tokens
+from adversaries.text.embedding import find_token_embedding
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError
-from fedsim.models.transformer import Block, TransformerModule
+from fedsim.models.transformer import TransformerBlock, TransformerModule
 from fedsim.wire.messages import Update
 
-MATCHING = "choose 'lamp', which matches gradients"
-INSTEAD = "choose 'embedding-rows' for the words alone, or 'lamp', which matches gradients"
-"""What an error says where the span gives nothing away."""
-SPARE = 8
-"""Dimensions that the span must leave: in fewer, what is wrong is too often near to it by chance."""
-_DRIFT = 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2
-"""Shares of the largest singular value up to which directions may come from inputs that moved in local training."""
-_BELOW, _TINY, _LEFT = 8, 1e-9, 1e-4
-_AT_ONCE = 1 << 13
-"""Places of texts that a block is computed for at once, so that memory stays small."""
-_POSSIBLE = 0.1
-"""Distance from the first span up to which a word is tried where the embedding does not say which ones occur."""
+_MATCHING_REMEDY = "choose 'lamp', which matches gradients"
+_REMEDY = "choose 'embedding-rows' for the words alone, or 'lamp', which matches gradients"
+"""Last part of errors where the span is uninformative."""
+_MIN_COMPLEMENT = 8
+"""Least dimension of the complement; with fewer, wrong words are near the span by chance."""
+_DRIFT_SHARES = 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2
+"""Shares of the largest singular value below which directions may come from local drift."""
+_ROUNDING_MARGIN = 8
+"""In the basis of a gradient's span, directions down to the rounding divided by it are kept."""
+_NEGLIGIBLE = 1e-9
+"""Singular values of inputs below this share of the largest count as zero."""
+_EXPLAINED_SHARE = 1e-4
+"""Share of an embedding row's gradient that may remain once its texts are subtracted."""
+_POSITIONS_PER_CHUNK = 1 << 13
+"""Positions of texts for which a block is computed at once, to bound memory."""
+_MAX_CANDIDATE_DISTANCE = 0.1
+"""Largest distance of a candidate word from the first span, without embedding gradient."""
 
 
 @dataclass(frozen=True)
-class Span:
-    """What the gradients of the queries, keys and values of one block span: its inputs, a word at a place each.
+class AttentionSpan:
+    """The span of one block's query, key and value gradients, which contains the block's inputs.
 
     Attributes:
         gradient: `row dim`, of the three weights, one below the other.
-        basis: `direction dim`, orthonormal; at least as many as the rank.
-        rank: of the gradient, directions that stand out of the rounding.
-        rounding: the singular value up to which nothing counts.
+        basis: `direction dim`, orthonormal; at least `rank` directions.
+        rank: of the gradient, number of singular values above the rounding.
+        rounding: singular values up to it are rounding errors.
     """
 
     gradient: Tensor
@@ -49,116 +54,137 @@ class Span:
     rounding: float
 
     @classmethod
-    def of(cls, names: Sequence[str], states: NamedStates, most: int, at_least: float = 0.0) -> Span:
-        """With directions whose singular value stands out of the rounding of the message.
+    def from_message(
+        cls, names: Sequence[str], states: NamedStates, max_rank: int, min_rounding: float = 0.0
+    ) -> AttentionSpan:
+        """Compute the span of those directions that exceed the rounding of the message.
 
-        A gradient is computed in the precision of the message, with an error below that times its largest singular
-        value. Weights that were returned are rounded besides: each number by a uniform error, whose matrix has a
-        largest singular value of about its deviation times the sum of the roots of both sides. In several local steps
-        the inputs themselves move a little, which adds directions of small singular values: they do not count for the
-        rank, as long as it is possible without those below one of `_DRIFT`. In the basis they are kept, up to half of
-        the dimensions that so many texts leave, since words that moved are in both.
+        A gradient is computed in the precision of the message, with an error below that precision
+        times its largest singular value. Returned weights are rounded as well: each number by a
+        uniform error, whose matrix has a largest singular value of about its deviation times the
+        sum of the roots of both sides. In several local steps the inputs themselves drift, which
+        adds directions with small singular values: they do not count for the rank, if one of
+        `_DRIFT_SHARES` separates them. The basis contains them, up to half of the dimensions beyond
+        `max_rank`, since words that drifted have components in both.
 
-        Of a gradient, directions just below the rounding are kept in the basis as well, as many as so many texts can
-        have: those of texts that the model is sure of are there, and what rounding makes of the others does no harm.
+        The basis of a gradient also contains directions just below the rounding, up to `max_rank`:
+        those of texts that the model is confident of are there, and rounding errors do no harm.
 
         Args:
-            names: of the weights, see `weights_of`.
+            names: of the weights, see `attention_weight_names`.
             states: the message.
-            most: rank that so many texts of this length have at most.
-            at_least: rounding of a message that this is a part of.
+            max_rank: largest rank for the client's number of words.
+            min_rounding: rounding of the message that `states` are a part of.
         """
         gradient = torch.cat([states.direction(name, torch.float64) for name in names])
-        _, sizes, basis = torch.linalg.svd(gradient, full_matrices=False)
+        _, singular_values, basis = torch.linalg.svd(gradient, full_matrices=False)
+
+        # Estimate the rounding of the message.
         precision = torch.finfo(states.before[names[0]].dtype).eps
-        rounding = max(at_least, precision * float(sizes[0]))
+        rounding = max(min_rounding, precision * float(singular_values[0]))
         if states.gradient is None and states.delta is None:
             weights = torch.cat([states.before[name].double() for name in names])
             sides = sum(math.sqrt(side) for side in weights.shape)
             rounding = max(rounding, precision * float(weights.square().mean().sqrt()) * sides / math.sqrt(12))
-        above = int((sizes > rounding).sum())
+
+        # Count the directions of the rank and of the basis.
+        num_above = int((singular_values > rounding).sum())
         if states.gradient is None:
-            drifts = (share * float(sizes[0]) for share in _DRIFT if above > most)
-            rounding = next((drift for drift in drifts if int((sizes > drift).sum()) <= most), rounding)
-            kept = min(above, (most + basis.shape[1]) // 2)
+            if num_above > max_rank:
+                for share in _DRIFT_SHARES:
+                    drift = share * float(singular_values[0])
+                    if int((singular_values > drift).sum()) <= max_rank:
+                        rounding = drift
+                        break
+            basis_size = min(num_above, (max_rank + basis.shape[1]) // 2)
         else:
-            kept = min(int((sizes > rounding / _BELOW).sum()), most, basis.shape[1] - SPARE)
-        rank = int((sizes > rounding).sum())
-        kept = max(rank, kept)
-        return cls(gradient=gradient, basis=basis[:kept], rank=rank, rounding=rounding)
+            num_near_rounding = int((singular_values > rounding / _ROUNDING_MARGIN).sum())
+            basis_size = min(num_near_rounding, max_rank, basis.shape[1] - _MIN_COMPLEMENT)
+        rank = int((singular_values > rounding).sum())
+        basis_size = max(rank, basis_size)
+        return cls(gradient=gradient, basis=basis[:basis_size], rank=rank, rounding=rounding)
 
     def distances(self, inputs: Tensor) -> Tensor:
-        """`...`: sine of the angle between each of `... dim` inputs and the span, in [0, 1]."""
+        """Return the sine of the angle between each of `... dim` inputs and the span, in [0, 1]."""
         unit = normalize(inputs, dim=-1)
-        beside: Tensor = (unit - (unit @ self.basis.T) @ self.basis).norm(dim=-1)
-        return beside
+        sine: Tensor = (unit - (unit @ self.basis.T) @ self.basis).norm(dim=-1)
+        return sine
 
-    def unexplained(self, inputs: Tensor) -> float:
-        """Share of the gradient, by its norm, that `input dim` inputs leave over; below 1e-4 where they are all."""
+    def unexplained_share(self, inputs: Tensor) -> float:
+        """Return the share of the gradient's norm outside of the span of `input dim` inputs.
+
+        It is below 1e-4 if the inputs are complete.
+        """
         if not len(inputs):
             return 1.0
-        _, sizes, own = torch.linalg.svd(inputs, full_matrices=False)
-        own = own[sizes > _TINY * sizes[0]]
-        return float((self.gradient - (self.gradient @ own.T) @ own).norm() / self.gradient.norm())
+        _, singular_values, directions = torch.linalg.svd(inputs, full_matrices=False)
+        basis = directions[singular_values > _NEGLIGIBLE * singular_values[0]]
+        return float((self.gradient - (self.gradient @ basis.T) @ basis).norm() / self.gradient.norm())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """The first two blocks of a transformer at w_0, in float64 on the CPU, and what a message says of their inputs.
+class AttentionBlocks:
+    """The first two blocks of a transformer at w_0, and the spans of their gradients in a message.
+
+    All is in float64 on the CPU.
 
     Attributes:
         model: the network, at the weights that the server broadcast.
-        states: the message under its names.
-        words: `word`, tokens that may be claimed, ascending, without padding: those whose row of the embedding moved.
-            Where it is held, those whose vector is near to the first span at any place.
+        states: the message under the model's names.
+        words: `word`, candidate tokens, ascending, without padding: those with a gradient in the
+            embedding. If the embedding has no gradient, those whose input is close to the first
+            span at any position.
         spans: of the first and of the second block.
-        length: places of a text.
-        padding: the token that fills texts up, or None.
-        loss: what clients minimise.
-        texts: N.
+        length: number of positions of a text.
+        padding: the padding token, or None.
+        loss: the clients' loss.
+        num_texts: N.
         where: names the update in errors.
     """
 
     model: TransformerModule
     states: NamedStates
     words: Tensor
-    spans: tuple[Span, Span]
+    spans: tuple[AttentionSpan, AttentionSpan]
     length: int
     padding: int | None
     loss: Callable[[Tensor, Tensor], Tensor]
-    texts: int
+    num_texts: int
     where: str
 
     @classmethod
-    def of(cls, update: Update, knowledge: Knowledge) -> Blocks:
-        """As `update` shows them.
+    def from_update(cls, update: Update, knowledge: Knowledge) -> AttentionBlocks:
+        """Read the blocks and spans of one update.
 
         Raises:
-            AttackError: the model is none whose blocks are read, or nothing moved, or the gradients' rank is too high.
-            TranscriptError: the update is not one of this model, as where the vocabularies differ.
+            AttackError: the model has another form, nothing moved, or the gradients' rank is too
+                high.
+            TranscriptError: the update is not one of this model, for instance of another
+                vocabulary.
         """
         where = f"round {update.round}, client {update.client}"
-        model = _readable(reads_tokens(knowledge)[0], knowledge, where)
+        model = _check_model(find_token_embedding(knowledge)[0], knowledge, where)
         states = named_states(update, model, where)
         model.load_state_dict({**model.state_dict(), **states.before})
         model = model.double().requires_grad_(False)
         assert knowledge.input_shape is not None
         assert knowledge.loss is not None
-        most = update.num_examples * knowledge.input_shape[0]
-        spans = (Span.of(weights_of(model, 0), states, most), Span.of(weights_of(model, 1), states, most))
+        max_rank = update.num_examples * knowledge.input_shape[0]
+        first = AttentionSpan.from_message(attention_weight_names(model, 0), states, max_rank)
+        second = AttentionSpan.from_message(attention_weight_names(model, 1), states, max_rank)
         blocks = cls(
             model=model,
             states=states,
             words=torch.empty(0, dtype=torch.int64),
-            spans=spans,
+            spans=(first, second),
             length=knowledge.input_shape[0],
             padding=model.embedding.padding_idx,
             loss=knowledge.loss,
-            texts=update.num_examples,
+            num_texts=update.num_examples,
             where=where,
         )
-        blocks._check()
-        blocks = replace(blocks, words=blocks._possible())
+        blocks._check_spans()
+        blocks = replace(blocks, words=blocks._find_candidate_words())
         if not len(blocks.words):
             raise AttackError(
                 f"{where}: no word's vector lies in the span of the first block's gradients; choose another round or "
@@ -166,176 +192,196 @@ class Blocks:
             )
         return blocks
 
-    def _possible(self) -> Tensor:
-        """`word`, tokens that may occur: whose row moved, or where the embedding is held, those near to the span."""
-        if self.embedding_moved:
-            possible = (self.states.direction("embedding.weight") != 0).any(1)
+    def _find_candidate_words(self) -> Tensor:
+        """Return tokens with an embedding gradient, or without any, those close to the span."""
+        if self.has_embedding_gradient:
+            is_candidate = (self.states.direction("embedding.weight") != 0).any(1)
         else:
-            every = torch.arange(self.model.embedding.num_embeddings)
-            parts = (replace(self, words=some) for some in torch.split(every, _AT_ONCE // self.length or 1))
-            near = [part.spans[0].distances(part.block(0).norm1(part.vectors)).amin(1) < _POSSIBLE for part in parts]
-            possible = torch.cat(near)
+            vocabulary = torch.arange(self.model.embedding.num_embeddings)
+            is_near = []
+            for words in torch.split(vocabulary, _POSITIONS_PER_CHUNK // self.length or 1):
+                inputs = self.block(0).norm1(replace(self, words=words).first_block_inputs)
+                is_near.append(self.spans[0].distances(inputs).amin(1) < _MAX_CANDIDATE_DISTANCE)
+            is_candidate = torch.cat(is_near)
         if self.padding is not None:
-            possible[self.padding] = False
-        return possible.nonzero()[:, 0]
+            is_candidate[self.padding] = False
+        return is_candidate.nonzero()[:, 0]
 
-    def _check(self) -> None:
-        if not (self.embedding_moved or self.model.causal):
+    def _check_spans(self) -> None:
+        """Raise AttackError if the spans do not determine words."""
+        if not (self.has_embedding_gradient or self.model.causal):
             raise AttackError(
-                f"{self.where}: an encoder's texts are searched for from the gradient of its embedding, which is held "
-                f"or was not sent; {MATCHING}"
+                f"{self.where}: an encoder's texts are searched for from the gradient of its embedding, which is "
+                f"frozen or was not sent; {_MATCHING_REMEDY}"
             )
         rows, dim = self.spans[0].gradient.shape
-        texts, rank = self.texts, max(span.rank for span in self.spans)
-        lora, readable = self.model.lora_rank, min(dim - SPARE, rows - 1)
+        texts, rank = self.num_texts, max(span.rank for span in self.spans)
+        lora, readable = self.model.lora_rank, min(dim - _MIN_COMPLEMENT, rows - 1)
         if not min(span.rank for span in self.spans):
-            why = ", as those of LoRA do not while their second matrices are 0" if lora else ""
+            reason = ", as those of LoRA do not while their second matrices are 0" if lora else ""
             raise AttackError(
                 f"{self.where}: the weights by which attention takes its inputs did not move in both of the first two "
-                f"blocks{why}, so nothing says which words there are; choose another round or attack"
+                f"blocks{reason}, so nothing says which words there are; choose another round or attack"
             )
-        if rank > self.most:
+        if rank > self.max_words:
             raise AttackError(
                 f"{self.where}: the gradients of the attention span {rank} dimensions, but {texts} texts of "
-                f"{self.length} words span {self.most} at most: noise, compression, weight decay, long local training "
-                f"or an optimizer such as Adam has made of the update what is not low-rank; {self.instead}"
+                f"{self.length} words span {self.max_words} at most: noise, compression, weight decay, long local training "
+                f"or an optimizer such as Adam has made the update full-rank; {self.remedy}"
             )
         if rank > readable:
-            of = f"{rows} dimensions, of adapters of rank {lora}" if readable < dim - SPARE else f"{dim} dimensions"
+            space = f"{dim} dimensions"
+            if readable < dim - _MIN_COMPLEMENT:
+                space = f"{rows} dimensions, of adapters of rank {lora}"
             fewer = f"about {readable // self.length} would not be" if readable >= self.length else "and even one is"
             raise AttackError(
-                f"{self.where}: the gradients of the attention span {rank} of {of}, and those of up to "
+                f"{self.where}: the gradients of the attention span {rank} of {space}, and those of up to "
                 f"{readable} can be read: {texts} texts of {self.length} words are too many for this model, {fewer}, "
-                f"unless a defense has added what is not of texts; {self.instead}"
+                f"unless a defense has added directions that are not of texts; {self.remedy}"
             )
 
     @property
-    def embedding_moved(self) -> bool:
-        """Whether the message names the words that occur; not where the embedding is held."""
+    def has_embedding_gradient(self) -> bool:
+        """Return whether the embedding has a gradient, which names the words that occur."""
         return not self.model.lora_rank and bool(self.states.direction("embedding.weight").any())
 
     @property
-    def instead(self) -> str:
-        """What an error says where the span gives nothing away."""
-        return INSTEAD if self.embedding_moved else MATCHING
+    def remedy(self) -> str:
+        """Return the last part of errors where the spans are uninformative."""
+        return _REMEDY if self.has_embedding_gradient else _MATCHING_REMEDY
 
-    def coarse(self) -> Blocks:
-        """The same in float32, in which a search takes half the time."""
+    def to_float32(self) -> AttentionBlocks:
+        """Convert model and bases to float32, in which a search takes half the time."""
         spans = [replace(span, basis=span.basis.float()) for span in self.spans]
         return replace(self, model=deepcopy(self.model).float(), spans=(spans[0], spans[1]))
 
     @property
-    def most(self) -> int:
-        """Words that all texts together have at most."""
-        return self.texts * self.length
+    def max_words(self) -> int:
+        """Return the largest number of words in all texts together."""
+        return self.num_texts * self.length
 
-    def block(self, number: int) -> Block:
-        """One of the two."""
+    def block(self, number: int) -> TransformerBlock:
+        """Return block 0 or 1."""
         block = self.model.blocks[number]
-        assert isinstance(block, Block)
+        assert isinstance(block, TransformerBlock)
         return block
 
     @property
-    def vectors(self) -> Tensor:
-        """`word place dim`: what goes into the first block for each word at each place."""
+    def first_block_inputs(self) -> Tensor:
+        """Return each word's input to the first block at each position, `word position dim`."""
         vectors: Tensor = self.model.embedding(self.words)[:, None] + self.model.positions[: self.length]
         return vectors
 
-    def second_inputs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """`text place dim` inputs of the second block's attention, and `text place`, which places hold words."""
+    def second_block_inputs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the inputs of the second block's attention.
+
+        Returns:
+            `text position dim`, and whether a position holds a word, `text position`.
+        """
         embedded = self.model.embedding(tokens)
-        real = (embedded != 0).any(-1)
-        states = self.block(0)(self.model.placed(embedded), self.model.seen(real))
+        is_word = (embedded != 0).any(-1)
+        states = self.block(0)(self.model.add_positions(embedded), self.model.attention_mask(is_word))
         inputs: Tensor = self.block(1).norm1(states)
-        return inputs, real
+        return inputs, is_word
 
     def misfits(self, tokens: Tensor) -> Tensor:
-        """`text`: root mean square, over the words of each text, of the distances in the second block."""
-        found = []
-        for some in torch.split(tokens, max(1, _AT_ONCE // self.length)):
-            inputs, real = self.second_inputs(some)
-            squares = self.spans[1].distances(inputs).square() * real
-            found.append((squares.sum(1) / real.sum(1).clamp_min(1)).sqrt())
-        return torch.cat(found)
+        """Return each text's RMS distance of its words from the second span, `text`."""
+        misfits = []
+        for texts in torch.split(tokens, max(1, _POSITIONS_PER_CHUNK // self.length)):
+            inputs, is_word = self.second_block_inputs(texts)
+            squares = self.spans[1].distances(inputs).square() * is_word
+            misfits.append((squares.sum(1) / is_word.sum(1).clamp_min(1)).sqrt())
+        return torch.cat(misfits)
 
-    def unexplained(self, tokens: Tensor) -> float:
-        """Share of the second block's gradient that these texts leave over."""
-        inputs, real = self.second_inputs(tokens)
-        return self.spans[1].unexplained(inputs[real])
+    def unexplained_share(self, tokens: Tensor) -> float:
+        """Return the share of the second block's gradient that these texts do not explain."""
+        inputs, is_word = self.second_block_inputs(tokens)
+        return self.spans[1].unexplained_share(inputs[is_word])
 
-    def without(self, text: Tensor) -> Blocks | None:
-        """What is left of the message without one text, or None where that cannot be told.
+    def subtract_text(self, text: Tensor) -> AttentionBlocks | None:
+        """Subtract one text from the message; return None if it is not part of it.
 
-        A client that sends a gradient sends the mean of those of its texts, and that of a known text is known but for
-        its class: it is the one without which least is left of the row of one of its words in the embedding. A text
-        can be taken out that leaves nothing of a row, or without which the second block spans less.
+        A client that sends a gradient sends the mean over its texts, and the gradient of a known
+        text is determined up to its class: the class is the one whose subtraction leaves least of
+        one of its words' rows in the embedding. A text is part of the message if the subtraction
+        leaves nothing of a row, or lowers the rank of the second span.
         """
-        held = torch.isin(self.words, text)
-        if (sent := self.states.gradient) is None or not held.any():
+        in_text = torch.isin(self.words, text)
+        if (sent_gradient := self.states.gradient) is None or not in_text.any():
             return None
         network = deepcopy(self.model).requires_grad_(True)
         names, weights = zip(*network.named_parameters(), strict=True)
-        before = self._rows(self.states)
-        least, states = math.inf, self.states
+        original_norms = self._row_norms(self.states)
+
+        # Choose the class whose gradient explains a row best.
+        smallest_share, states = math.inf, self.states
         for label in range(network.linear.out_features):
             with torch.enable_grad():
-                slopes = torch.autograd.grad(self.loss(network(text[None]), torch.tensor([label])), weights)
-            rest = {name: sent[name].double() - slope / self.texts for name, slope in zip(names, slopes, strict=True)}
-            without = self.states._replace(gradient=rest)
-            left = float((self._rows(without) / before)[held].min())
-            if left < least:
-                least, states = left, without
-        second = Span.of(weights_of(network, 1), states, self.most, self.spans[1].rounding)
-        if least > _LEFT and second.rank >= self.spans[1].rank:
+                gradients = torch.autograd.grad(self.loss(network(text[None]), torch.tensor([label])), weights)
+            difference = {}
+            for name, gradient in zip(names, gradients, strict=True):
+                difference[name] = sent_gradient[name].double() - gradient / self.num_texts
+            remaining_states = self.states._replace(gradient=difference)
+            remaining_share = float((self._row_norms(remaining_states) / original_norms)[in_text].min())
+            if remaining_share < smallest_share:
+                smallest_share, states = remaining_share, remaining_states
+
+        second = AttentionSpan.from_message(
+            attention_weight_names(network, 1), states, self.max_words, self.spans[1].rounding
+        )
+        if smallest_share > _EXPLAINED_SHARE and second.rank >= self.spans[1].rank:
             return None
-        first = Span.of(weights_of(network, 0), states, self.most, self.spans[0].rounding)
-        words = self.words[self._rows(states) > _LEFT * before]
+        first = AttentionSpan.from_message(
+            attention_weight_names(network, 0), states, self.max_words, self.spans[0].rounding
+        )
+        words = self.words[self._row_norms(states) > _EXPLAINED_SHARE * original_norms]
         return replace(self, states=states, words=words, spans=(first, second))
 
-    def _rows(self, states: NamedStates) -> Tensor:
-        """`word`, norm of the row in the embedding's gradient."""
+    def _row_norms(self, states: NamedStates) -> Tensor:
+        """Return the norms of the words' rows in the embedding's gradient, `word`."""
         norms: Tensor = states.direction("embedding.weight", torch.float64)[self.words].norm(dim=1)
         return norms
 
-    def labels(self, tokens: Tensor) -> Tensor:
-        """`text`: the class whose logit the update moved up most for it.
+    def recover_labels(self, tokens: Tensor) -> Tensor:
+        """Return for each text the class whose logit the update raised most, `text`.
 
-        The last layer's gradient is the sum over texts of the slope of each one's logits times its features; with the
-        cross-entropy only the slope of the true class is below 0. Slopes are found by least squares, which is exact
-        for one step, where all texts are found.
+        The last layer's gradient is the sum over texts of the logits' gradient times the features;
+        with the cross-entropy only the entry of the true class is negative. The logits' gradients
+        are solved for by least squares, which is exact after one step if all texts are found.
         """
         features: list[Tensor] = []
-        hook = self.model.linear.register_forward_pre_hook(lambda _, given: features.append(given[0]))
+        hook = self.model.linear.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         self.model(tokens)
         hook.remove()
-        weight, bias = (self.states.direction(f"linear.{what}", torch.float64) for what in ("weight", "bias"))
-        moved = torch.cat([weight, bias[:, None]], 1)
-        given = torch.cat([features[0], torch.ones_like(features[0][:, :1])], 1)
-        slopes: Tensor = torch.linalg.lstsq(given.T, moved.T, driver="gelsd").solution
-        return slopes.argmin(1)
+        weight = self.states.direction("linear.weight", torch.float64)
+        bias = self.states.direction("linear.bias", torch.float64)
+        layer_gradient = torch.cat([weight, bias[:, None]], 1)
+        layer_inputs = torch.cat([features[0], torch.ones_like(features[0][:, :1])], 1)
+        logit_gradients: Tensor = torch.linalg.lstsq(layer_inputs.T, layer_gradient.T, driver="gelsd").solution
+        return logit_gradients.argmin(1)
 
 
-def weights_of(model: TransformerModule, block: int) -> list[str]:
-    """Names of the weights of a block by which its attention takes its inputs: theirs are the gradients' rows."""
-    which = "down.weight" if model.lora_rank else "weight"
-    return [f"blocks.{block}.attention.{what}.{which}" for what in ("query", "key", "value")]
+def attention_weight_names(model: TransformerModule, block: int) -> list[str]:
+    """Return the names of the query, key and value weights that take the block's inputs."""
+    suffix = "down.weight" if model.lora_rank else "weight"
+    return [f"blocks.{block}.attention.{projection}.{suffix}" for projection in ("query", "key", "value")]
 
 
-def _readable(model: nn.Module, knowledge: Knowledge, where: str) -> TransformerModule:
-    """`model`, if its form is one whose blocks are read.
+def _check_model(model: nn.Module, knowledge: Knowledge, where: str) -> TransformerModule:
+    """Return `model` if its blocks can be read.
 
     Raises:
-        AttackError: it is not.
+        AttackError: they cannot.
     """
     if not isinstance(model, TransformerModule):
         raise AttackError(
             f"{where}: the model is a {type(model).__name__}, expected one of transformer-encoder and "
-            f"transformer-decoder, whose blocks are read; {INSTEAD}"
+            f"transformer-decoder, whose blocks are read; {_REMEDY}"
         )
     if len(model.blocks) < (needed := 3 if model.causal else 2):
         raise AttackError(
             f"{where}: the transformer has {len(model.blocks)} blocks, and {needed} are needed for the second one "
-            f"to have a gradient at all places; {INSTEAD}"
+            f"to have a gradient at all places; {_REMEDY}"
         )
     if (length := len(model.positions)) != (knowledge.input_shape or ())[0]:
         raise AttackError(
@@ -345,6 +391,6 @@ def _readable(model: nn.Module, knowledge: Knowledge, where: str) -> Transformer
     if model.linear.out_features < 2:
         raise AttackError(
             f"{where}: the model predicts one number, expected a logit for each class, from which labels are read; "
-            f"{INSTEAD}"
+            f"{_REMEDY}"
         )
     return model

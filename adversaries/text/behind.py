@@ -1,6 +1,6 @@
-"""The part of a text model that follows its embedding: a model of vectors, which any attack on numbers can attack.
+"""A text model without its embedding, as a model of vectors that any gradient inversion can attack.
 
-The gradient of the embedding itself is left out of what is matched, because the dummy data are its outputs.
+The gradient of the embedding itself is not matched, because the dummy data are its outputs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from adversaries.scene import Scene
+from adversaries.scene import InversionProblem
 from adversaries.text.embedding import (
-    Embedding,
+    ClaimableWords,
     Lexicon,
-    Nearest,
-    Words,
-    claimable_words,
-    embedding_of,
-    named,
-    reads_tokens,
+    NearestMetric,
+    TokenEmbedding,
+    build_lexicon,
+    find_token_embedding,
+    read_embedding,
+    with_model_names,
 )
 from fedsim.attacks import Knowledge
 from fedsim.findings import Reconstruction, Texts
@@ -34,14 +34,14 @@ _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BehindEmbedding:
-    """What an attack on numbers reads in place of a text model, its messages and what is known of its inputs.
+class EmbeddingSpace:
+    """Conversion of messages and knowledge to embeddings, and of findings back to tokens.
 
     Attributes:
         model: the whole text model.
         layer: name of its embedding.
         lexicon: the words that may be claimed.
-        knowledge: of the vectors that go into the rest of the model.
+        knowledge: about the model without embedding, whose inputs are vectors.
     """
 
     model: nn.Module
@@ -50,76 +50,85 @@ class BehindEmbedding:
     knowledge: Knowledge
 
     @classmethod
-    def of(cls, update: Update, knowledge: Knowledge, *, words: Words, nearest: Nearest) -> BehindEmbedding:
-        """With the vectors and the words that `update` shows.
+    def from_update(
+        cls, update: Update, knowledge: Knowledge, *, words: ClaimableWords, nearest: NearestMetric
+    ) -> EmbeddingSpace:
+        """Build the conversion from the embedding in `update`.
 
         Args:
-            knowledge: of the texts.
-            words: `touched` claims no tokens but those whose row of the embedding's gradient is not zero.
-            nearest: how the token nearest to a vector is found.
+            knowledge: about the texts.
+            words: `touched` restricts claims to tokens whose row of the embedding's gradient is not
+                zero.
+            nearest: metric of the token nearest to a vector.
 
         Raises:
-            AttackError: the model is not one of texts, or the embedding holds NaN or infinite values or did not move.
+            AttackError: the model is not one of texts, or the embedding holds NaN or infinite
+                values or did not move.
             TranscriptError: the update is not one of this model.
         """
-        model, layer = reads_tokens(knowledge)
-        embedding = embedding_of(update, model, layer)
-        found = claimable_words(embedding, words, nearest, f"round {update.round}, client {update.client}")
-        return cls(model=model, layer=layer, lexicon=found, knowledge=among_numbers(knowledge, model, embedding, found))
+        model, layer = find_token_embedding(knowledge)
+        embedding = read_embedding(update, model, layer)
+        lexicon = build_lexicon(embedding, words, nearest, f"round {update.round}, client {update.client}")
+        vector_knowledge = embedding_knowledge(knowledge, model, embedding, lexicon)
+        return cls(model=model, layer=layer, lexicon=lexicon, knowledge=vector_knowledge)
 
-    def update(self, update: Update) -> Update:
-        """The same message without the embedding, under the names of the model."""
-        known = named(update, self.model)
-        return replace(known, before=self._without(known.before), payload=Payload(self._without(known.payload.tensors)))
+    def convert_update(self, update: Update) -> Update:
+        """Return the message without the embedding, under the names of the model."""
+        named_update = with_model_names(update, self.model)
+        payload = Payload(self._drop_embedding(named_update.payload.tensors))
+        return replace(named_update, before=self._drop_embedding(named_update.before), payload=payload)
 
-    def _without(self, state: Mapping[str, _Item]) -> dict[str, _Item]:
+    def _drop_embedding(self, state: Mapping[str, _Item]) -> dict[str, _Item]:
         return {name: item for name, item in state.items() if name != f"{self.layer}.weight"}
 
-    def texts(self, found: Reconstruction) -> Texts:
-        """The words nearest to the vectors that were found."""
+    def claim_texts(self, reconstruction: Reconstruction) -> Texts:
+        """Claim the words nearest to the reconstructed vectors."""
         assert self.knowledge.value_range is not None
-        low, high = (torch.tensor(end)[:, None] for end in self.knowledge.value_range)
-        points = (low + (high - low) * found.data).transpose(1, 2)
-        return Texts(tokens=self.lexicon.read(points), labels=found.labels, trace=found.trace)
+        low, high = (torch.tensor(bound)[:, None] for bound in self.knowledge.value_range)
+        points = (low + (high - low) * reconstruction.data).transpose(1, 2)
+        tokens = self.lexicon.nearest_tokens(points)
+        return Texts(tokens=tokens, labels=reconstruction.labels, trace=reconstruction.trace)
 
 
-class Behind(nn.Identity):
-    """Takes the place of an embedding in a network that takes vectors; knows the words."""
+class LexiconIdentity(nn.Identity):
+    """Identity in place of the embedding of a network that takes vectors; carries the lexicon."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         super().__init__()
         self.lexicon = lexicon
 
 
-def behind(model: nn.Module, layer: str, lexicon: Lexicon) -> nn.Module:
-    """A copy of `model` that takes `example dimension place` vectors where it took tokens."""
-    own = deepcopy(model)
-    own.set_submodule(layer, Behind(lexicon))
-    own.register_forward_pre_hook(_places_first)
-    return own
+def embedding_space_model(model: nn.Module, layer: str, lexicon: Lexicon) -> nn.Module:
+    """Copy `model`, to take `example dimension position` vectors in place of tokens."""
+    network = deepcopy(model)
+    network.set_submodule(layer, LexiconIdentity(lexicon))
+    network.register_forward_pre_hook(_transpose_positions)
+    return network
 
 
-def _places_first(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+def _transpose_positions(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
     return (inputs[0].transpose(1, 2),)
 
 
-def lexicon_of(scene: Scene) -> Lexicon:
-    """The words of a scene whose model is one of `behind`."""
-    return next(module.lexicon for module in scene.model.modules() if isinstance(module, Behind))
+def problem_lexicon(problem: InversionProblem) -> Lexicon:
+    """Return the lexicon of a problem whose model is one of `embedding_space_model`."""
+    return next(module.lexicon for module in problem.model.modules() if isinstance(module, LexiconIdentity))
 
 
-def among_numbers(knowledge: Knowledge, model: nn.Module, embedding: Embedding, lexicon: Lexicon) -> Knowledge:
-    """What is known of the vectors that go into the network behind the embedding.
+def embedding_knowledge(
+    knowledge: Knowledge, model: nn.Module, embedding: TokenEmbedding, lexicon: Lexicon
+) -> Knowledge:
+    """Derive the knowledge about vectors, the inputs of the network without embedding.
 
-    They are between the smallest and the largest value that the embedding has in each dimension. Mean and deviation
-    are those over all tokens.
+    Their range in each dimension is that of the embedding's values; mean and deviation are those
+    over all tokens.
     """
     assert knowledge.input_shape is not None
     vectors = embedding.vectors.float()
     low, high = vectors.min(0).values, vectors.max(0).values
     return replace(
         knowledge,
-        model=partial(behind, model, embedding.name, lexicon),
+        model=partial(embedding_space_model, model, embedding.name, lexicon),
         input_shape=(vectors.shape[1], *knowledge.input_shape),
         value_range=(low.tolist(), torch.maximum(high, low + 1e-6).tolist()),
         input_mean=vectors.mean(0).tolist(),

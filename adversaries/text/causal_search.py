@@ -1,4 +1,4 @@
-"""Texts word by word, where each place of a transformer sees itself and those before it alone."""
+"""Search for a decoder's texts, word by word, as causal attention allows (DAGER)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_span import Blocks
+from adversaries.text.attention_span import AttentionBlocks
 
-_MOST = 4
-"""Prefixes that are gone on with at most, as a multiple of the number of texts."""
+_PREFIXES_PER_TEXT = 4
+"""Most prefixes kept at each position, as a multiple of the number of texts."""
 
 
-class CausalSearch:
-    """Extends all prefixes by all words, place by place, and keeps those whose newest word fits the second block.
+class DecoderSearch:
+    """Extends prefixes word by word and keeps those whose last word fits the second span.
 
-    What the first block makes of a place depends on nothing behind it. Of each prefix only the newest place is
-    computed: queries, keys and values of the first block are those of a word at a place, whatever the text.
+    The output of the first block at a position does not depend on later positions, so only the last
+    position of each prefix is computed. The queries, keys and values of the first block depend on
+    the word and its position only, and are computed once.
     """
 
-    def __init__(self, blocks: Blocks, texts: int) -> None:
-        self._blocks, self._most = blocks, _MOST * texts
-        self._vectors = blocks.vectors
+    def __init__(self, blocks: AttentionBlocks, texts: int) -> None:
+        self._blocks, self._max_prefixes = blocks, _PREFIXES_PER_TEXT * texts
+        self._vectors = blocks.first_block_inputs
         attention, inputs = blocks.block(0).attention, blocks.block(0).norm1(self._vectors)
         self._distances = blocks.spans[0].distances(inputs)
         layers = attention.query, attention.key, attention.value
@@ -30,51 +31,58 @@ class CausalSearch:
             layer(inputs).unflatten(-1, (attention.heads, -1)) for layer in layers
         )
 
-    def texts(self, first: float, second: float, tell: Callable[[], None]) -> Tensor:
-        """`text place`, all texts that no word goes on from, filled up with padding; those at the last place without.
+    def find_texts(self, first: float, second: float, report: Callable[[], None]) -> Tensor:
+        """Return all texts that no word extends, padded to full length, `text position`.
 
         Args:
-            first: most distance of a word at a place from the first span.
-            second: most distance of the newest word from the second span.
-            tell: called at each place.
+            first: largest distance of a word at a position from the first span.
+            second: largest distance of the last word from the second span.
+            report: called at each position.
         """
         length, padding = self._blocks.length, self._blocks.padding
         prefixes = torch.empty((1, 0), dtype=torch.int64)
-        ended: list[Tensor] = []
-        for place in range(length):
-            tell()
-            words = (self._distances[:, place] < first).nonzero()[:, 0]
-            misfits = self._newest(prefixes, words)
-            fits = misfits < second
-            if padding is not None and place:
-                ended.append(prefixes[~fits.any(1)])
-            order = misfits.flatten().argsort()[: min(self._most, int(fits.sum()))]
-            before, chosen = order // max(1, len(words)), order % max(1, len(words))
-            prefixes = torch.cat([prefixes[before], words[chosen][:, None]], 1)
+        complete: list[Tensor] = []
+        for position in range(length):
+            report()
+            words = (self._distances[:, position] < first).nonzero()[:, 0]
+            distances = self._last_word_distances(prefixes, words)
+            fits = distances < second
+
+            # A prefix that no word extends is a text.
+            if padding is not None and position:
+                complete.append(prefixes[~fits.any(1)])
+
+            # Keep the best extensions.
+            order = distances.flatten().argsort()[: min(self._max_prefixes, int(fits.sum()))]
+            prefix_indices, word_indices = order // max(1, len(words)), order % max(1, len(words))
+            prefixes = torch.cat([prefixes[prefix_indices], words[word_indices][:, None]], 1)
             if not len(prefixes):
                 break
-        ended.append(prefixes if prefixes.shape[1] == length else prefixes[:0])
-        rows = [text for some in ended for text in some]
-        claimed = torch.full((len(rows), length), padding or 0)
-        for row, text in zip(claimed, rows, strict=True):
-            row[: len(text)] = self._blocks.words[text]
-        return claimed
+        complete.append(prefixes if prefixes.shape[1] == length else prefixes[:0])
 
-    def _newest(self, prefixes: Tensor, words: Tensor) -> Tensor:
-        """`prefix word`: distance from the second span where the word comes next."""
-        place, block = prefixes.shape[1], self._blocks.block(0)
-        queries, own = self._queries[words, place], self._keys[words, place]
-        found = []
+        rows = [text for texts in complete for text in texts]
+        tokens = torch.full((len(rows), length), padding or 0)
+        for row, text in zip(tokens, rows, strict=True):
+            row[: len(text)] = self._blocks.words[text]
+        return tokens
+
+    def _last_word_distances(self, prefixes: Tensor, words: Tensor) -> Tensor:
+        """Return the distances of words from the second span as the next word, `prefix word`."""
+        position, block = prefixes.shape[1], self._blocks.block(0)
+        queries, word_keys = self._queries[words, position], self._keys[words, position]
+        distances = []
         for prefix in prefixes:
-            before = torch.arange(place)
-            keys, values = self._keys[prefix, before], self._values[prefix, before]
-            closeness = torch.cat(
-                [torch.einsum("whd,phd->whp", queries, keys), (queries * own).sum(-1, keepdim=True)], 2
-            )
-            weights = (closeness / queries.shape[-1] ** 0.5).softmax(-1)
+            # Attend to the prefix and to the word itself.
+            positions = torch.arange(position)
+            keys, values = self._keys[prefix, positions], self._values[prefix, positions]
+            prefix_scores = torch.einsum("whd,phd->whp", queries, keys)
+            scores = torch.cat([prefix_scores, (queries * word_keys).sum(-1, keepdim=True)], 2)
+            weights = (scores / queries.shape[-1] ** 0.5).softmax(-1)
             mixed = torch.einsum("whp,phd->whd", weights[..., :-1], values)
-            mixed = mixed + weights[..., -1:] * self._values[words, place]
-            states = self._vectors[words, place] + block.attention.output(mixed.flatten(1))
+            mixed = mixed + weights[..., -1:] * self._values[words, position]
+
+            # Apply the rest of the first block.
+            states = self._vectors[words, position] + block.attention.output(mixed.flatten(1))
             states = states + block.perceptron(block.norm2(states))
-            found.append(self._blocks.spans[1].distances(self._blocks.block(1).norm1(states)))
-        return torch.stack(found)
+            distances.append(self._blocks.spans[1].distances(self._blocks.block(1).norm1(states)))
+        return torch.stack(distances)

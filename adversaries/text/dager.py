@@ -1,4 +1,4 @@
-"""DAGER: exact texts from the gradients of a transformer's first two attention layers (Petrov et al. 2024)."""
+"""DAGER: exact texts from a transformer's attention gradients (Petrov et al. 2024)."""
 
 from __future__ import annotations
 
@@ -11,55 +11,64 @@ import torch
 from torch import Tensor
 
 from adversaries.scene import warn_of_dropout
-from adversaries.text.attention_span import Blocks
-from adversaries.text.causal_search import CausalSearch
-from adversaries.text.whole_search import whole_texts
+from adversaries.text.attention_span import AttentionBlocks
+from adversaries.text.causal_search import DecoderSearch
+from adversaries.text.whole_search import find_encoder_texts
 from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Texts
 from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)
-_COMPLETE = 1e-5
-"""Share of the gradient that texts may leave over and yet be all there are; rounding leaves about 1e-7."""
-_MUCH = 0.1
-"""Share of the gradient that is left over from which on texts are missing or wrong, not only moved by training."""
+_COMPLETE_SHARE = 1e-5
+"""Texts are complete if they leave a smaller share of the gradient; rounding leaves about 1e-7."""
+_INCOMPLETE_SHARE = 0.1
+"""Texts that leave a larger share of the gradient are incomplete or wrong; drift leaves less."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dager(Attack):
-    """Exact texts from one update of a transformer, without optimisation: by the span of its attention's gradients.
+    """Recover exact texts from one update of a transformer by the spans of its attention gradients.
 
-    The gradient of a linear layer is a sum of products with its inputs, so the rows of those of the queries, keys and
-    values of a block span the words' vectors that go into its attention, as long as there are fewer words than
-    dimensions. (1) A word at a place is possible if its vector lies in the span of the first block. (2) What goes into
-    the second block depends on the text as a whole, so a text whose vectors all lie in its span is the client's. In a
-    decoder that is checked word by word. In an encoder all places depend on all others, so there texts are searched
-    for: from starts that the gradients of single words suggest, by changing one word after another.
+    The gradient of a linear layer is a sum of outer products with its inputs. So the rows of the
+    query, key and value gradients of a block span the inputs of its attention, as long as there are
+    fewer words than dimensions.
 
-    All is computed in float64. Which directions count follows from the rounding of the message, see `Span.of`. Only
-    words whose row of the embedding moved are tried, in a decoder those near to the first span where none moved. A
-    decoder that predicts from its last place needs three blocks, because of two the second one's gradient is of last
-    places alone.
+    1. Compute the spans of the first two blocks' gradients (`AttentionBlocks.from_update`).
+    2. A word at a position is a candidate if its embedding lies in the first span.
+    3. The inputs of the second block depend on the whole text, so a text whose inputs all lie in
+       the second span is the client's. In a decoder this is checked word by word (`DecoderSearch`).
+       In an encoder all positions depend on each other, so texts are searched for from starts that
+       the gradients of single words suggest, by changing one word at a time (`find_encoder_texts`).
+    4. Read the labels from the last layer's gradient (`AttentionBlocks.recover_labels`).
 
-    Weights that were returned are read like a gradient. That assumes plain SGD, whose steps all add to the span, and so
-    little movement that the words' vectors stay where they were: few steps at a small rate. Otherwise the words of the
-    first mini-batch are what is found, or nothing.
+    All is computed in float64. The rounding of the message decides which directions count, see
+    `AttentionSpan.from_message`. Only words with a gradient in the embedding are tried; in a
+    decoder whose embedding has none, those close to the first span. A decoder that predicts from
+    its last position needs three blocks, because with two the second one has a gradient only at
+    last positions.
+
+    Returned weights are read like a gradient. That assumes plain SGD, whose steps all add to the
+    span, and little drift of the inputs: few steps with a small learning rate. Otherwise only the
+    words of the first mini-batch are found, or nothing.
 
     Args:
-        tolerances: sines of the largest angle to the span that a vector may have, tried one after the other, until the
-            texts explain all of the second block's gradient; otherwise the texts that explain most of it are claimed.
-            An encoder's texts count as found below the second of them, or the only one, in the root mean square over
-            its words, or if it can be taken out of the message; the texts that come nearest fill up.
-                                                                           [Petrov et al.: 1e-5 and 1e-3; FedAvg 5e-3]
-        attempts: starts for each text of an encoder, at most.
+        tolerances: sines of the largest angle between input and span, tried one after the other,
+            until the texts explain all of the second block's gradient; otherwise the texts that
+            explain most of it are claimed. An encoder's text counts as found below the second of
+            them, or the only one, in the root mean square over its words, or if it can be
+            subtracted from the message; the nearest other texts fill the claim. [Petrov et al.:
+            1e-5 and 1e-3; FedAvg 5e-3]
+        attempts: most starts for each text of an encoder.
 
     References:
-        Petrov, Dimitrov, Baader, Müller, Vechev: DAGER, NeurIPS 2024, Algorithms 1 to 4. Differs: queries, keys and
-        values are read together, because the queries' gradient at the first place is 0; tolerances are swept; words are
-        those whose embedding moved; where more texts pass than the client has, those are claimed that explain most of
-        the gradient; an encoder's texts are found from the gradients of words and positions, which are trained here,
-        and of texts that are guessed, by a local search, where the paper combines words exhaustively.
+        Petrov, Dimitrov, Baader, Müller, Vechev: DAGER, NeurIPS 2024, Algorithms 1 to 4. Differs:
+        queries, keys and values are read jointly, because the queries' gradient at the first
+        position is 0; tolerances are swept; candidate words are those with a gradient in the
+        embedding; if more texts pass than the client has, those are claimed that explain most of
+        the gradient; an encoder's texts are found by a local search from the gradients of words and
+        positions, which are trained here, and of guessed texts, where the paper combines words
+        exhaustively.
     """
 
     tolerances: tuple[float, ...] = (1e-3, 5e-3, 2e-2, 5e-2)
@@ -90,71 +99,78 @@ class Dager(Attack):
                 f"round {update.round}, client {victim}: N is {update.num_examples}, so nothing says how many texts to "
                 "look for; attack a client that reports its num_examples"
             )
-        blocks = Blocks.of(update, knowledge)
+        blocks = AttentionBlocks.from_update(update, knowledge)
         warn_of_dropout(self, blocks.model, knowledge, blocks.where)
-        search = self._causal if blocks.model.causal else self._whole
+        search = self._search_decoder if blocks.model.causal else self._search_encoder
         with torch.no_grad():
             tokens = search(blocks, update.num_examples, progress)
             if not len(tokens):
                 raise AttackError(
                     f"{blocks.where}: no text fits the gradients of the second block: its inputs moved too far in "
-                    f"local training, compression left too little of them, or not all places have one; {blocks.instead}"
+                    f"local training, compression left too little of them, or not all places have one; {blocks.remedy}"
                 )
             if len(tokens) < update.num_examples:
                 log.warning(
                     "%s on %s: %d texts are found, N is %d; equal texts count once",
-                    self.called, blocks.where, len(tokens), update.num_examples,
+                    self.title, blocks.where, len(tokens), update.num_examples,
                 )  # fmt: skip
             if not blocks.states.direction("linear.weight").any():
-                log.warning("%s on %s: the last layer was not sent; labels are guesses", self.called, blocks.where)
-            return Texts(tokens=tokens, labels=blocks.labels(tokens))
+                log.warning("%s on %s: the last layer was not sent; labels are guesses", self.title, blocks.where)
+            return Texts(tokens=tokens, labels=blocks.recover_labels(tokens))
 
-    def _causal(self, blocks: Blocks, texts: int, progress: Progress) -> Tensor:
-        search, least = CausalSearch(blocks, texts), 1.0
-        best = torch.empty((0, blocks.length), dtype=torch.int64)
+    def _search_decoder(self, blocks: AttentionBlocks, num_texts: int, progress: Progress) -> Tensor:
+        """Return the texts that explain most of the second block's gradient."""
+        search = DecoderSearch(blocks, num_texts)
+        best, smallest_share = torch.empty((0, blocks.length), dtype=torch.int64), 1.0
         steps, total = count(1), len(self.tolerances) * blocks.length + 1
 
-        def tell() -> None:
-            progress(next(steps), total, {"objective": least})
+        def report() -> None:
+            progress(next(steps), total, {"objective": smallest_share})
 
         for tolerance in sorted(self.tolerances):
-            tokens = _explaining(blocks, search.texts(tolerance, tolerance, tell), texts)
-            if len(tokens) and (left := blocks.unexplained(tokens)) < least:
-                best, least = tokens, left
-            if least < _COMPLETE:
+            tokens = _select_texts(blocks, search.find_texts(tolerance, tolerance, report), num_texts)
+            if len(tokens) and (share := blocks.unexplained_share(tokens)) < smallest_share:
+                best, smallest_share = tokens, share
+            if smallest_share < _COMPLETE_SHARE:
                 break
-        if len(best) and least > _MUCH:
+        if len(best) and smallest_share > _INCOMPLETE_SHARE:
             log.warning(
                 "%s on %s: the texts leave %.0f %% of the second block's gradient over, so some are missing or wrong",
-                self.called, blocks.where, 100 * least,
-            )  # fmt: skip
-        progress(total, total, {"objective": least})
+                self.title,
+                blocks.where,
+                100 * smallest_share,
+            )
+        progress(total, total, {"objective": smallest_share})
         return best
 
-    def _whole(self, blocks: Blocks, texts: int, progress: Progress) -> Tensor:
-        steps, total = count(1), self.attempts * texts + 1
-        most = sorted(self.tolerances)[:2][-1]
+    def _search_encoder(self, blocks: AttentionBlocks, num_texts: int, progress: Progress) -> Tensor:
+        """Return the texts that fit the second block, then those that come nearest."""
+        steps, total = count(1), self.attempts * num_texts + 1
+        max_misfit = sorted(self.tolerances)[:2][-1]
 
-        def tell(found: int) -> None:
-            progress(next(steps), total, {"objective": 1 - found / texts})
+        def report(num_found: int) -> None:
+            progress(next(steps), total, {"objective": 1 - num_found / num_texts})
 
-        tokens, found = whole_texts(blocks, most, total - 1, tell)
-        if unfit := int((~found).sum()):
+        tokens, fits = find_encoder_texts(blocks, max_misfit, total - 1, report)
+        if num_unfit := int((~fits).sum()):
             log.warning(
                 "%s on %s: %d of %d texts do not fit the gradients; they only come nearest",
-                self.called, blocks.where, unfit, len(tokens),
-            )  # fmt: skip
-        progress(total, total, {"objective": blocks.unexplained(tokens)})
+                self.title,
+                blocks.where,
+                num_unfit,
+                len(tokens),
+            )
+        progress(total, total, {"objective": blocks.unexplained_share(tokens)})
         return tokens
 
 
-def _explaining(blocks: Blocks, tokens: Tensor, most: int) -> Tensor:
-    """At most so many of these texts: one after the other the one that leaves the least of the gradient over."""
-    if len(tokens) <= most:
+def _select_texts(blocks: AttentionBlocks, tokens: Tensor, max_texts: int) -> Tensor:
+    """Select texts greedily so that they explain most of the second block's gradient."""
+    if len(tokens) <= max_texts:
         return tokens
-    tokens = tokens[blocks.misfits(tokens).argsort()][: 8 * most]
-    chosen: list[int] = []
-    for _ in range(most):
-        rest = [place for place in range(len(tokens)) if place not in chosen]
-        chosen.append(min(rest, key=lambda place: blocks.unexplained(tokens[[*chosen, place]])))
-    return tokens[chosen]
+    tokens = tokens[blocks.misfits(tokens).argsort()][: 8 * max_texts]
+    selected: list[int] = []
+    for _ in range(max_texts):
+        remaining = [index for index in range(len(tokens)) if index not in selected]
+        selected.append(min(remaining, key=lambda index: blocks.unexplained_share(tokens[[*selected, index]])))
+    return tokens[selected]

@@ -1,4 +1,4 @@
-"""The layer of a text model that turns tokens into vectors, and the words that may be claimed."""
+"""The embedding of a text model, and the words that an attack may claim."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, first_line
 from fedsim.wire.messages import Update
 
-Nearest = Literal["euclidean", "cosine"]
-Words = Literal["vocabulary", "touched"]
+NearestMetric = Literal["euclidean", "cosine"]
+ClaimableWords = Literal["vocabulary", "touched"]
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """The layer of a text model that turns tokens into vectors, at the weights that the server broadcast.
+class TokenEmbedding:
+    """The embedding of a text model, as broadcast, and its part of the update.
 
     Attributes:
         name: of the layer.
         vectors: `token dimension`.
-        moved: `token dimension`, its part of the gradient or of the update.
-        padding: the token that the layer never learns, or None.
+        update: `token dimension`, its part of the gradient or of the update.
+        padding: the padding token, which is never trained, or None.
     """
 
     name: str
     vectors: Tensor
-    moved: Tensor
+    update: Tensor
     padding: int | None
 
     @property
-    def touched(self) -> Tensor:
-        """`token`: whether the gradient in the token's row is not exactly zero, in ascending order.
+    def has_gradient(self) -> Tensor:
+        """Return which tokens have a gradient that is not exactly zero, `token`.
 
-        A text moves the rows of its own words and no others.
+        A text gives a gradient to the rows of its own words only.
         """
-        return (self.moved != 0).any(1)
+        return (self.update != 0).any(1)
 
 
 @dataclass(frozen=True)
@@ -52,31 +52,37 @@ class Lexicon:
     Attributes:
         tokens: `candidate`, ascending.
         vectors: `candidate dimension`, their embeddings.
-        by: how the nearest is found.
+        metric: of the distance in `nearest_tokens`.
     """
 
     tokens: Tensor
     vectors: Tensor
-    by: Nearest
+    metric: NearestMetric
 
-    def read(self, points: Tensor) -> Tensor:
-        """`...`, the token nearest to each of `... dimension` points."""
-        flat, vectors = points.flatten(0, -2), self.vectors.to(points)
-        if self.by == "cosine":
-            flat, vectors = normalize(flat, dim=1), normalize(vectors, dim=1)
-        nearest = torch.cdist(flat, vectors).argmin(1)
+    def nearest_tokens(self, points: Tensor) -> Tensor:
+        """Return the token nearest to each of `... dimension` points.
+
+        >>> lexicon = Lexicon(torch.tensor([3, 7]), torch.eye(2), "euclidean")
+        >>> lexicon.nearest_tokens(torch.tensor([[0.1, 0.9], [0.8, 0.3]]))
+        tensor([7, 3])
+        """
+        rows, vectors = points.flatten(0, -2), self.vectors.to(points)
+        if self.metric == "cosine":
+            rows, vectors = normalize(rows, dim=1), normalize(vectors, dim=1)
+        nearest = torch.cdist(rows, vectors).argmin(1)
         return self.tokens.to(nearest.device)[nearest].reshape(points.shape[:-1])
 
-    def written(self, tokens: Tensor) -> Tensor:
-        """`... dimension`, the vectors of `...` tokens that are in the lexicon."""
-        return self.vectors.to(tokens.device)[torch.searchsorted(self.tokens.to(tokens.device), tokens)]
+    def token_vectors(self, tokens: Tensor) -> Tensor:
+        """Return the vectors of tokens that are in the lexicon, `... dimension`."""
+        indices = torch.searchsorted(self.tokens.to(tokens.device), tokens)
+        return self.vectors.to(tokens.device)[indices]
 
 
-def reads_tokens(knowledge: Knowledge) -> tuple[nn.Module, str]:
-    """A text model, and the name of the embedding that its tokens go through.
+def find_token_embedding(knowledge: Knowledge) -> tuple[nn.Module, str]:
+    """Build a text model and find the name of its token embedding.
 
     Raises:
-        AttackError: the inputs are no texts, or the model does not begin with one `nn.Embedding`.
+        AttackError: the inputs are no texts, or not exactly one `nn.Embedding` takes the tokens.
     """
     assert knowledge.model is not None
     assert knowledge.input_shape is not None
@@ -87,25 +93,29 @@ def reads_tokens(knowledge: Knowledge) -> tuple[nn.Module, str]:
         )
     model = deepcopy(knowledge.model()).cpu().eval()
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    reading = _reading(model, layers, knowledge.input_shape[0]) if layers else []
-    if len(reading) != 1:
-        told = f"{len(reading)} layers nn.Embedding read the tokens" if layers else "the model has no nn.Embedding"
-        raise AttackError(f"{told}, expected one, whose vectors can be found; attack a text model that begins with one")
-    return model, reading[0]
+    token_layers = _find_token_layers(model, layers, knowledge.input_shape[0]) if layers else []
+    if len(token_layers) != 1:
+        problem = "the model has no nn.Embedding"
+        if layers:
+            problem = f"{len(token_layers)} layers nn.Embedding read the tokens"
+        raise AttackError(
+            f"{problem}, expected one, whose vectors can be found; attack a text model that begins with one"
+        )
+    return model, token_layers[0]
 
 
 @torch.no_grad()
-def _reading(model: nn.Module, layers: dict[str, nn.Embedding], length: int) -> list[str]:
-    """Which of these layers the tokens go into; others may be of places."""
-    fewest = min(layer.num_embeddings for layer in layers.values())
-    tokens = torch.arange(length).flip(0).remainder(fewest)[None]
-    reading: list[str] = []
+def _find_token_layers(model: nn.Module, layers: dict[str, nn.Embedding], length: int) -> list[str]:
+    """Return the names of the layers that take tokens; others may take positions."""
+    smallest_vocabulary = min(layer.num_embeddings for layer in layers.values())
+    tokens = torch.arange(length).flip(0).remainder(smallest_vocabulary)[None]
+    token_layers: list[str] = []
 
-    def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def record_token_layer(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if torch.equal(inputs[0], tokens):
-            reading.append(name)
+            token_layers.append(name)
 
-    hooks = [layer.register_forward_pre_hook(partial(note, name)) for name, layer in layers.items()]
+    hooks = [layer.register_forward_pre_hook(partial(record_token_layer, name)) for name, layer in layers.items()]
     try:
         model(tokens)
     except (RuntimeError, ValueError, IndexError) as error:
@@ -116,36 +126,36 @@ def _reading(model: nn.Module, layers: dict[str, nn.Embedding], length: int) -> 
     finally:
         for hook in hooks:
             hook.remove()
-    return reading
+    return token_layers
 
 
-def embedding_of(update: Update, model: nn.Module, layer: str) -> Embedding:
-    """The embedding as the server broadcast it, with its part of the update.
+def read_embedding(update: Update, model: nn.Module, layer: str) -> TokenEmbedding:
+    """Read the embedding called `layer` as broadcast, and its part of the update.
 
     Raises:
         AttackError: it holds NaN or infinite values.
         TranscriptError: the update is not one of this model.
     """
-    known = named(update, model)
+    named_update = with_model_names(update, model)
     module, name = model.get_submodule(layer), f"{layer}.weight"
     assert isinstance(module, nn.Embedding)
-    held = name not in known.before  # the same for everybody, neither trained nor sent
-    vectors = module.weight.detach() if held else known.before[name]
+    is_frozen = name not in named_update.before  # the same for all clients, neither trained nor sent
+    vectors = module.weight.detach() if is_frozen else named_update.before[name]
     if not vectors.isfinite().all():
         raise AttackError(
             f"round {update.round}, client {update.client}: {layer}.weight holds NaN or infinite values; choose "
             "another round"
         )
-    return Embedding(
+    return TokenEmbedding(
         name=layer,
         vectors=vectors,
-        moved=torch.zeros_like(vectors) if held else known.pseudo_gradient[name],
+        update=torch.zeros_like(vectors) if is_frozen else named_update.pseudo_gradient[name],
         padding=module.padding_idx,
     )
 
 
-def named(update: Update, model: nn.Module) -> Update:
-    """`update` under the names of `model`, whatever the federation calls its arrays.
+def with_model_names(update: Update, model: nn.Module) -> Update:
+    """Return `update` under the names of `model`, whatever the federation calls its arrays.
 
     Raises:
         TranscriptError: the update is not one of this model.
@@ -154,17 +164,17 @@ def named(update: Update, model: nn.Module) -> Update:
     return replace(update, before=states.before, payload=states.payload)
 
 
-def claimable_words(embedding: Embedding, words: Words, nearest: Nearest, where: str) -> Lexicon:
-    """The words that may be claimed."""
-    tokens = torch.arange(len(embedding.vectors)) if words == "vocabulary" else touched_tokens(embedding, where)
-    return Lexicon(tokens=tokens, vectors=embedding.vectors[tokens], by=nearest)
+def build_lexicon(embedding: TokenEmbedding, words: ClaimableWords, nearest: NearestMetric, where: str) -> Lexicon:
+    """Return the words of the whole vocabulary, or those with a gradient."""
+    tokens = torch.arange(len(embedding.vectors)) if words == "vocabulary" else tokens_with_gradient(embedding, where)
+    return Lexicon(tokens=tokens, vectors=embedding.vectors[tokens], metric=nearest)
 
 
-def touched_tokens(embedding: Embedding, where: str) -> Tensor:
-    """The tokens whose rows moved, ascending."""
-    touched = embedding.touched
-    if not touched.any():
+def tokens_with_gradient(embedding: TokenEmbedding, where: str) -> Tensor:
+    """Return the tokens with a gradient, and the padding token, ascending."""
+    is_touched = embedding.has_gradient
+    if not is_touched.any():
         raise AttackError(f"{where}: the embedding did not move, so it says nothing of words; try another attack")
     if embedding.padding is not None:
-        touched[embedding.padding] = True
-    return touched.nonzero()[:, 0]
+        is_touched[embedding.padding] = True
+    return is_touched.nonzero()[:, 0]

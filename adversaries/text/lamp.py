@@ -1,4 +1,4 @@
-"""LAMP without its language model: texts by the cosine, and by rearranging their words (Balunović et al. 2022)."""
+"""LAMP without its language model: cosine matching with word reordering (Balunović et al. 2022)."""
 
 from __future__ import annotations
 
@@ -10,49 +10,54 @@ import torch
 from torch import Tensor
 
 from adversaries.engine.distances import MeanCosine
-from adversaries.engine.recipe import MEAN_GRADIENT, Recipe
+from adversaries.engine.recipe import MEAN_GRADIENT_FACTS, Recipe
 from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import STEPPING, Scene
-from adversaries.text.behind import lexicon_of
-from adversaries.text.texts import FromOneUpdate
+from adversaries.scene import OPTIMIZER_FACTS, InversionProblem
+from adversaries.text.behind import problem_lexicon
+from adversaries.text.texts import SingleUpdateTextAttack
 from fedsim.attacks import Paper
 from fedsim.errors import ConfigError
 
-_DECAY_EVERY = 50
+_STEPS_PER_DECAY = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lamp(FromOneUpdate):
-    """Match a gradient of a text model by the cosine of each tensor, and move words about where that is better.
+class Lamp(SingleUpdateTextAttack):
+    """Match a gradient of a text model by the cosine of each tensor, and reorder words.
 
-    In turns vectors are moved along slopes, and words are rearranged within their texts: two are swapped, one or
-    several are moved, or the beginning is put behind the end. Of `tries` such changes of each text the one is taken
-    that matches best, or none.
+    Algorithm 1:
+
+    1. Start from the best of many random starts and of many reorderings of it (`WordReordering`).
+    2. Minimise the mean of 1 - cosine over tensors, plus the embedding norm prior, over the dummy
+       embeddings by Adam (`_recipe`).
+    3. Every `every` steps, try `tries` reorderings of each text and keep the best, or none: swap
+       two words, move one or several, or move the beginning behind the end (`_draw_order`).
+    4. Claim the words whose embeddings are nearest.
 
     Args:
-        iterations: steps of Adam.                                                     [released code: 2000]
-        step_size: Adam's, in standard deviations of the embedding.                    [0.01, or about 0.2]
-        decay: of the step size, each 50 steps.                                        [0.89]
-        norm_weight: weight of the embedding's prior: how far the mean length of the vectors that are found is from that
-            of the words, squared, as a share of the latter.                           [1, or about 2]
-        candidates: random starts that are tried, and as many rearrangements of the best one.  [500]
-        every: steps between two rearrangements.                                       [75]
-        burn_in: share of the steps before the first one.                              [0.1]
-        tries: rearrangements of each text.                                            [200]
-        nearest: how the token nearest to a found vector is looked up: by `euclidean` distance or by `cosine`.
-        words: which tokens may be claimed: those of the whole `vocabulary`, or those `touched`, whose row of the
-            embedding's gradient is not zero.
+        iterations: steps of Adam.                                          [released code: 2000]
+        step_size: Adam's, in standard deviations of the embedding.         [0.01, or about 0.2]
+        decay: factor of the step size every 50 steps.                      [0.89]
+        norm_weight: weight of the embedding norm prior, see `EmbeddingNormPrior`. [1, or about 2]
+        candidates: random starts, and as many reorderings of the best one. [500]
+        every: steps between two reorderings.                               [75]
+        burn_in: share of the steps before the first reordering.            [0.1]
+        tries: reorderings of each text.                                    [200]
+        nearest: metric of the nearest token, `euclidean` or `cosine`.
+        words: which tokens may be claimed: the whole `vocabulary`, or those `touched`, whose row of
+            the embedding's gradient is not zero.
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
         compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Balunović, Dimitrov, Jovanović, Vechev: LAMP: Extracting Text from Gradients with Language Model Priors, NeurIPS
-        2022, Algorithm 1, LAMP_cos. Differs: there is no language model, so rearrangements are judged by the cosine
-        alone, where the paper adds the perplexity under GPT-2; the last estimate is claimed, not the best one; the
-        lengths of texts are not known, so all places count as words; estimates are kept within the embedding's values;
-        tensors that rounding alone moved are not matched.
+        Balunović, Dimitrov, Jovanović, Vechev: LAMP: Extracting Text from Gradients with Language
+        Model Priors, NeurIPS 2022, Algorithm 1, LAMP_cos. Differs: there is no language model, so
+        reorderings are compared by the cosine only, where the paper adds the perplexity under
+        GPT-2; the last estimate is claimed, not the best one; the lengths of texts are not known,
+        so all positions count as words; estimates are kept within the embedding's values; tensors
+        whose change is only rounding are not matched.
     """
 
     iterations: int = 2000
@@ -71,7 +76,7 @@ class Lamp(FromOneUpdate):
         year=2022,
         url="https://arxiv.org/abs/2202.08827",
     )
-    uses: ClassVar[frozenset[str]] = MEAN_GRADIENT | STEPPING | {"labels"}
+    uses: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,99 +88,117 @@ class Lamp(FromOneUpdate):
         if not 0 <= self.burn_in <= 1:
             raise ConfigError(f"burn_in: expected a share from 0 to 1, got {self.burn_in}")
 
-    def _recipe(self, scene: Scene) -> Recipe:
+    def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(
             distance=MeanCosine(),
-            priors=[(self.norm_weight, VectorLength())],
+            priors=[(self.norm_weight, EmbeddingNormPrior())],
             step_size=self.step_size,
-            schedule=lambda iteration, _: self.decay ** (iteration // _DECAY_EVERY),
-            jump=Rearranged(self),
+            schedule=lambda iteration, _: self.decay ** (iteration // _STEPS_PER_DECAY),
+            discrete_step=WordReordering(self),
             one_step=True,
         )
 
 
 @dataclass(frozen=True)
-class VectorLength:
-    """How far the mean length of the vectors is from that of the words that may be claimed, as a share, squared."""
+class EmbeddingNormPrior:
+    """Squared relative difference of the mean norms of dummy embeddings and words."""
 
-    def __call__(self, scene: Scene, dummy: Tensor, consensus: Tensor) -> Tensor:
-        """See `Prior`; `dummy` is `example dim place`."""
-        share: Tensor = scene.units.to_model(dummy).norm(dim=1).mean() / words_length(scene).to(dummy)
-        return (share - 1).square()
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Compute the prior as `Prior` describes; `dummy` is `example dim position`."""
+        mean_norm = problem.scaling.to_model(dummy).norm(dim=1).mean()
+        ratio: Tensor = mean_norm / mean_word_norm(problem).to(dummy)
+        return (ratio - 1).square()
 
 
-def words_length(scene: Scene) -> Tensor:
-    """Mean length of the vectors of the words that may be claimed; padding, whose vector is 0, is none."""
-    lengths: Tensor = lexicon_of(scene).vectors.norm(dim=1)
-    return lengths.sum() / lengths.count_nonzero()
+def mean_word_norm(problem: InversionProblem) -> Tensor:
+    """Return the mean norm of the lexicon's vectors without padding, whose vector is 0."""
+    norms: Tensor = problem_lexicon(problem).vectors.norm(dim=1)
+    return norms.sum() / norms.count_nonzero()
 
 
 @dataclass(frozen=True)
-class Rearranged:
-    """A good start, and now and then the words of each text in another order, where that matches better.
+class WordReordering:
+    """Discrete step of LAMP: chooses the best start, later the best order of words.
 
-    Nothing is read back from an accelerator: the best of all that is tried is chosen there.
+    Nothing is read back from an accelerator: the best of all candidates is selected there.
 
     Attributes:
-        attack: whose settings these are.
+        attack: whose settings are used.
     """
 
     attack: Lamp
 
-    def __call__(self, scene: Scene, dummy: Tensor, taken: int, iterations: int, rng: torch.Generator) -> None:
-        """See `Jump`."""
-        attack, (texts, _, length) = self.attack, dummy.shape
-        if not taken:
+    def __call__(
+        self, problem: InversionProblem, dummy: Tensor, steps_taken: int, iterations: int, rng: torch.Generator
+    ) -> None:
+        """Change `dummy` in place after `taken` steps, as `DiscreteStep` describes."""
+        attack, (num_texts, _, length) = self.attack, dummy.shape
+        if not steps_taken:
             noise = (torch.randn(dummy.shape, generator=rng).to(dummy) for _ in range(attack.candidates))
-            start = _best(scene, noise)
+            start = _select_best(problem, noise)
             orders = (torch.randperm(length, generator=rng) for _ in range(attack.candidates))
-            dummy.copy_(_as_long_as_words(scene, _best(scene, _with_first(start, orders))))
-        elif taken >= attack.burn_in * iterations and taken % attack.every == 0:
-            for text in range(texts):
-                orders = (_order(kind, length, rng) for kind in range(attack.tries))
-                dummy.copy_(_best(scene, _with_first(dummy, orders, text)))
+            start = _select_best(problem, _reorder_all(start, orders))
+            dummy.copy_(_rescale_to_words(problem, start))
+        elif steps_taken >= attack.burn_in * iterations and steps_taken % attack.every == 0:
+            for text in range(num_texts):
+                orders = (_draw_order(kind, length, rng) for kind in range(attack.tries))
+                dummy.copy_(_select_best(problem, _reorder_text(dummy, text, orders)))
 
 
-def _with_first(dummy: Tensor, orders: Iterable[Tensor], text: int | None = None) -> Iterable[Tensor]:
-    """The vectors as they are, and then those of one text, or of all, in each of these orders."""
+def _reorder_all(dummy: Tensor, orders: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Yield the dummy embeddings unchanged, then with all texts in each order."""
     yield dummy
     for order in orders:
-        order = order.to(dummy.device)
-        if text is None:
-            yield dummy[..., order]
-        else:
-            changed = dummy.clone()
-            changed[text] = dummy[text][:, order]
-            yield changed
+        yield dummy[..., order.to(dummy.device)]
 
 
-def _best(scene: Scene, tried: Iterable[Tensor]) -> Tensor:
-    """The one whose gradient matches best."""
-    distance, kept = MeanCosine(), list(tried)
-    target = distance.target(scene)
-    found = [distance(scene.gradient(scene.before, dummy, scene.labels), target).detach() for dummy in kept]
-    return torch.stack(kept).index_select(0, torch.stack(found).argmin()[None])[0]
+def _reorder_text(dummy: Tensor, text: int, orders: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Yield the dummy embeddings unchanged, then with one text in each order."""
+    yield dummy
+    for order in orders:
+        reordered = dummy.clone()
+        reordered[text] = dummy[text][:, order.to(dummy.device)]
+        yield reordered
 
 
-def _as_long_as_words(scene: Scene, dummy: Tensor) -> Tensor:
-    """Each vector at the mean length of those of words."""
-    points = scene.units.to_model(dummy)
-    points = points / points.norm(dim=1, keepdim=True) * words_length(scene).to(dummy)
-    scaled: Tensor = (points - scene.units.centre) / scene.units.scale
+def _select_best(problem: InversionProblem, candidates: Iterable[Tensor]) -> Tensor:
+    """Return the candidate whose gradient matches best."""
+    distance, dummies = MeanCosine(), list(candidates)
+    target = distance.target(problem)
+    distances = []
+    for dummy in dummies:
+        gradient = problem.gradient(problem.before, dummy, problem.labels)
+        distances.append(distance(gradient, target).detach())
+    best = torch.stack(distances).argmin()
+    return torch.stack(dummies).index_select(0, best[None])[0]
+
+
+def _rescale_to_words(problem: InversionProblem, dummy: Tensor) -> Tensor:
+    """Scale each dummy embedding to the mean norm of words."""
+    points = problem.scaling.to_model(dummy)
+    points = points / points.norm(dim=1, keepdim=True) * mean_word_norm(problem).to(dummy)
+    scaled: Tensor = (points - problem.scaling.centre) / problem.scaling.scale
     return scaled
 
 
-def _order(kind: int, length: int, rng: torch.Generator) -> Tensor:
-    """`place`, where each word comes from: of four kinds of changes, in turn."""
-    places = torch.arange(length)
+def _draw_order(kind: int, length: int, rng: torch.Generator) -> Tensor:
+    """Draw a change of one of four kinds; return where the word at each position comes from."""
+    positions = torch.arange(length)
     first, second = sorted(torch.randint(length, (2,), generator=rng).tolist())
-    if kind % 4 == 0:  # two are swapped
-        places[[first, second]] = places[[second, first]]
-        return places
-    if kind % 4 == 3:  # the beginning is put behind the end
-        rolled: Tensor = places.roll(-first)
+
+    # Swap two words.
+    if kind % 4 == 0:
+        positions[[first, second]] = positions[[second, first]]
+        return positions
+
+    # Move the beginning behind the end.
+    if kind % 4 == 3:
+        rolled: Tensor = positions.roll(-first)
         return rolled
-    size = 1 if kind % 4 == 1 else second - first + 1  # one or several are moved
-    moved, rest = places[first : first + size], torch.cat([places[:first], places[first + size :]])
-    at = int(torch.randint(len(rest) + 1, (1,), generator=rng))
-    return torch.cat([rest[:at], moved, rest[at:]])
+
+    # Move one word, or several.
+    size = 1 if kind % 4 == 1 else second - first + 1
+    span = positions[first : first + size]
+    remaining = torch.cat([positions[:first], positions[first + size :]])
+    target = int(torch.randint(len(remaining) + 1, (1,), generator=rng))
+    return torch.cat([remaining[:target], span, remaining[target:]])

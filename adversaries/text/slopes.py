@@ -1,4 +1,4 @@
-"""Which words a guessed text asks for: by the gradient that it would have itself, beside that of each word."""
+"""Token gradients: correction of guessed texts by the rows of the embedding's gradient."""
 
 from __future__ import annotations
 
@@ -8,92 +8,111 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_span import Blocks
+from adversaries.text.attention_span import AttentionBlocks
 
-_TURNS = 12
-_UNLIKELY, _UNFIT = 0.05, 0.02
-"""What is added to how likely a word is at a place, and to how well it fits, so that neither rules a word out."""
+_MAX_STEPS = 12
+_POSITION_FLOOR, _FIT_FLOOR = 0.05, 0.02
+"""Added to a word's position score and fit, so that neither factor excludes a word."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A text, and what its own gradient says of all words.
+    """A text, with scores of all words by the text's gradient.
 
     Attributes:
-        text: `place`, filled up with padding.
-        likely: `word place`, how well the word's gradient fits what the text asks for at the place.
-        fit: of its own words, their mean, at most 1: that of a text that is right, and shares no word with others.
+        text: `position`, padded to full length.
+        word_scores: `word position`, how well the word's row fits the text's gradient at the position.
+        fit: mean fit of the text's own words, at most 1, which a correct text reaches if it shares
+            no word with other texts.
     """
 
     text: Tensor
-    likely: Tensor
+    word_scores: Tensor
     fit: float
 
 
-class Slopes:
-    """The gradients of words' vectors, and those that a text would have, which say how far it is right.
+class TokenGradients:
+    """Compares the embedding's rows of a message with the gradients that a guessed text would have.
 
-    The row of a word in the gradient of the embedding is the sum of the slopes of its places. So in a text that is
-    right, each place has the slope of its word's row, where that word occurs nowhere else. A text with some wrong words
-    asks for nearly the same, which names the right ones.
+    A word's row in the embedding's gradient is the sum of the gradients at its positions. So in a
+    correct text the gradient at each position equals its word's row, if the word occurs nowhere
+    else. A text with some wrong words has similar gradients, which identify the right words.
     """
 
-    def __init__(self, blocks: Blocks, places: Tensor) -> None:
-        self._blocks, self._places = blocks, places
+    def __init__(self, blocks: AttentionBlocks, position_scores: Tensor) -> None:
+        self._blocks, self._position_scores = blocks, position_scores
         self._rows = blocks.states.direction("embedding.weight", torch.float64)[blocks.words]
-        self._sizes = self._rows.norm(dim=1)
+        self._row_norms = self._rows.norm(dim=1)
 
-    def guesses(self, at: Tensor, least: int) -> list[Guess]:
-        """Those that follow from one another, the one that fits best first: words are set to those that are asked for.
+    def refine_guess(self, word_indices: Tensor, min_words: int) -> list[Guess]:
+        """Replace words by the best fitting ones repeatedly; return all guesses, best first.
 
         Args:
-            at: `place`, words to begin with.
-            least: words that the text has at least; where texts are filled up, all lengths from there on are tried.
+            word_indices: `position`, words to begin with.
+            min_words: least number of words of the text; with padding all lengths from it on are
+                tried.
         """
         length, padded = self._blocks.length, self._blocks.padding is not None
-        lengths: Iterable[int] = range(least, length + 1) if padded else (length,)
-        first, found = at, dict[tuple[int, ...], Guess]()
-        for _ in range(_TURNS):
-            guess, held = self._read(at, torch.tensor(list(lengths)))
-            if (name := tuple(guess.text.tolist())) in found:
+        lengths: Iterable[int] = range(min_words, length + 1) if padded else (length,)
+        initial_indices = word_indices
+        guesses: dict[tuple[int, ...], Guess] = {}
+        for _ in range(_MAX_STEPS):
+            guess, num_words = self._score_words(word_indices, torch.tensor(list(lengths)))
+            if (text := tuple(guess.text.tolist())) in guesses:
                 break
-            found[name] = guess
-            at = torch.where(torch.arange(length) < held, guess.likely.argmax(0), first)
-            lengths = range(max(1, held - 1), min(length, held + 1) + 1) if padded else lengths
-        return sorted(found.values(), key=lambda guess: -guess.fit)
+            guesses[text] = guess
+            is_word = torch.arange(length) < num_words
+            word_indices = torch.where(is_word, guess.word_scores.argmax(0), initial_indices)
+            if padded:
+                lengths = range(max(1, num_words - 1), min(length, num_words + 1) + 1)
+        return sorted(guesses.values(), key=lambda guess: -guess.fit)
 
-    def _read(self, at: Tensor, lengths: Tensor) -> tuple[Guess, int]:
-        """The length and class with which these words fit best, and how many words it has."""
-        blocks, places = self._blocks, torch.arange(self._blocks.length)
-        held = places < lengths[:, None]
-        texts = blocks.words[at].expand(len(lengths), -1)
+    def _score_words(self, word_indices: Tensor, lengths: Tensor) -> tuple[Guess, int]:
+        """Return the guess with the best fitting length and class, and its number of words."""
+        blocks, positions = self._blocks, torch.arange(self._blocks.length)
+        is_word = positions < lengths[:, None]
+        texts = blocks.words[word_indices].expand(len(lengths), -1)
         if blocks.padding is not None:
-            texts = torch.where(held, texts, blocks.padding)
-        slopes = self._of(texts)
-        rows = self._rows[at]
-        if blocks.states.gradient is None:  # weights move by an unknown multiple
-            moved = (rows * slopes).sum((2, 3)) / slopes.square().sum((2, 3)).clamp_min(torch.finfo(rows.dtype).tiny)
-            slopes = slopes * moved.clamp_min(0)[..., None, None]
-        fits = ((rows * slopes).sum(3) / _larger(self._sizes[at], slopes) * held[:, None]).sum(2) / lengths[:, None]
+            texts = torch.where(is_word, texts, blocks.padding)
+
+        # Compute the gradients of each length and class.
+        gradients = self._input_gradients(texts)
+        rows = self._rows[word_indices]
+        if blocks.states.gradient is None:  # an update is an unknown multiple of the gradient
+            tiny = torch.finfo(rows.dtype).tiny
+            scale = (rows * gradients).sum((2, 3)) / gradients.square().sum((2, 3)).clamp_min(tiny)
+            gradients = gradients * scale.clamp_min(0)[..., None, None]
+
+        # Choose the length and class that fit the words' rows best.
+        word_fits = (rows * gradients).sum(3) / _larger_squared_norm(self._row_norms[word_indices], gradients)
+        fits = (word_fits * is_word[:, None]).sum(2) / lengths[:, None]
         best, label = divmod(int(fits.argmax()), fits.shape[1])
-        chosen = slopes[best, label]
-        likely = (self._rows @ chosen.T / _larger(self._sizes[:, None], chosen)).clamp_min(0) + _UNFIT
-        guess = Guess(texts[best], likely * (self._places + _UNLIKELY), float(fits[best, label]))
-        return guess, int(lengths[best])
+        gradient = gradients[best, label]
 
-    def _of(self, texts: Tensor) -> Tensor:
-        """`text class place dim`: the slope of the loss at the vector of each place, as a message of N texts has it."""
+        # Score all words by the gradient of that choice.
+        all_fits = self._rows @ gradient.T / _larger_squared_norm(self._row_norms[:, None], gradient)
+        word_scores = (all_fits.clamp_min(0) + _FIT_FLOOR) * (self._position_scores + _POSITION_FLOOR)
+        return Guess(texts[best], word_scores, float(fits[best, label])), int(lengths[best])
+
+    def _input_gradients(self, texts: Tensor) -> Tensor:
+        """Return the loss gradient at each embedded word for each class, divided by N.
+
+        Returns:
+            `text class position dim`.
+        """
         blocks = self._blocks
-        classes = blocks.model.linear.out_features
+        num_classes = blocks.model.linear.out_features
         with torch.enable_grad():
-            embedded = blocks.model.embedding(texts).repeat_interleave(classes, 0).requires_grad_(True)
-            outputs = blocks.model(embedded)
-            losses = [blocks.loss(row[None], torch.tensor([place % classes])) for place, row in enumerate(outputs)]
-            (slopes,) = torch.autograd.grad(torch.stack(losses).sum(), embedded)
-        found: Tensor = slopes.unflatten(0, (-1, classes)) / blocks.texts
-        return found
+            embedded = blocks.model.embedding(texts).repeat_interleave(num_classes, 0).requires_grad_(True)
+            losses = []
+            for index, logits in enumerate(blocks.model(embedded)):
+                losses.append(blocks.loss(logits[None], torch.tensor([index % num_classes])))
+            (gradients,) = torch.autograd.grad(torch.stack(losses).sum(), embedded)
+        scaled: Tensor = gradients.unflatten(0, (-1, num_classes)) / blocks.num_texts
+        return scaled
 
 
-def _larger(sizes: Tensor, slopes: Tensor) -> Tensor:
-    """The square of the larger length, of a word's row or of a slope."""
-    return torch.maximum(sizes, slopes.norm(dim=-1)).square().clamp_min(torch.finfo(slopes.dtype).tiny)
+def _larger_squared_norm(row_norms: Tensor, gradients: Tensor) -> Tensor:
+    """Return the square of the larger norm, of a word's row or of a gradient."""
+    larger = torch.maximum(row_norms, gradients.norm(dim=-1))
+    return larger.square().clamp_min(torch.finfo(gradients.dtype).tiny)

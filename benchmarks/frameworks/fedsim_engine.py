@@ -1,4 +1,4 @@
-"""fedsim through `fedsim.experiments.simulation.federate`, as the command line calls it.
+"""fedsim through `fedsim.experiments.simulation.run_federation`, as the command line calls it.
 
 The curious server is always there. It records the first round alone, unless asked to record each.
 """
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.simulation import federate
+from fedsim.experiments.simulation import run_federation
 from frameworks.jobs import BATCH, LEARNING_RATE
 from frameworks.task import Task
 
@@ -43,7 +43,7 @@ def experiment(task: Task, engine: str) -> dict[str, Any]:
 def run_on(engine: str, task: Task) -> Mapping[str, Tensor]:
     """The final global model."""
     with tempfile.TemporaryDirectory() as folder:
-        federate(check(Config, experiment(task, engine), "benchmark"), RunFolder(Path(folder) / "run"))
+        run_federation(validate_tables(Config, experiment(task, engine), "benchmark"), RunFolder(Path(folder) / "run"))
     from frameworks.strategy import TimedFedAvg  # not before fedsim has told Flower to be quiet
 
     return {name: torch.tensor(array.numpy()) for name, array in TimedFedAvg.latest.items()}

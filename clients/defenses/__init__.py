@@ -1,1 +1,1 @@
-"""Defenses of clients, one a file; each says in its docstring what it promises."""
+"""Defenses of clients, one in each file; each docstring states the guarantee, if any."""

@@ -1,4 +1,4 @@
-"""Clients train on images that are cropped, flipped and transformed at random."""
+"""Data augmentation: clients train on randomly cropped, flipped and transformed images."""
 
 from __future__ import annotations
 
@@ -11,33 +11,43 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Participation, Setting, called, informed, kind, mixers
+from fedsim.defense import (
+    Defense,
+    Participation,
+    Setting,
+    copy_with_facts,
+    describe_value,
+    mixing_defenses,
+    name_of_defense,
+)
 from fedsim.errors import ConfigError, RunError, did_you_mean, first_line
-from fedsim.randomness import seeded_by
+from fedsim.randomness import seed_globals_with
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation(Defense):
-    """Crop, flip and transform each image of a batch at random, each time anew; labels stay.
+    """Crop, flip and transform each image of a batch at random; labels stay.
 
-    Crops and flips move values and do not change them; what a crop takes from beyond the edge has the lowest value,
-    black. The listed transforms act on values in [0, 1], the lowest and the highest value of the data set, whatever the
-    model is fed with. No formal guarantee: a server that matches gradients finds the image as it was transformed.
+    Crops and flips move values and do not change them; pixels from beyond the edge have the lowest
+    value, black. The listed transforms act on values in [0, 1], scaled from the lowest and highest
+    value of the data set, whatever the scale of the model's inputs. No formal guarantee: a server
+    that matches gradients reconstructs the transformed image.
 
     Args:
-        padding: each image is moved by up to so many pixels, up or down and left or right; 0 moves none.
+        padding: largest shift of an image in pixels, along both axes; 0 shifts none.
         flip: probability that an image is mirrored, left to right; 0 mirrors none.
-        transforms: of `torchvision.transforms.v2`, in this order, each a table with its `name` and its settings, as
-            `{name = "RandomRotation", degrees = 10}`. Each image is transformed by itself, which takes time.
+        transforms: transforms of `torchvision.transforms.v2`, in this order, each a table of its
+            `name` and settings, as `{name = "RandomRotation", degrees = 10}`. Each image is
+            transformed separately, which takes time.
 
     Raises:
-        ConfigError: a setting is out of range, a transform is not known or does not take its settings or these images,
-            or the data are no images.
+        ConfigError: a setting is out of range, a transform is not known or does not accept its
+            settings or these images, or the data are no images.
 
     References:
-        Gao et al.: Privacy-preserving Collaborative Learning with Automatic Transformation Search, CVPR 2021. Differs:
-        the policy is written out, not searched for. Crop and flip are those that networks for CIFAR-10 are commonly
-        trained with.
+        Gao et al.: Privacy-preserving Collaborative Learning with Automatic Transformation Search,
+        CVPR 2021. Differs: the policy is given, not searched for. Crop and flip are those commonly
+        used to train networks for CIFAR-10.
     """
 
     padding: int = 4
@@ -60,11 +70,11 @@ class Augmentation(Defense):
             raise ConfigError(f"padding: expected at least 0 pixels, got {self.padding}")
         if not 0 <= self.flip <= 1:
             raise ConfigError(f"flip: expected a probability, at least 0 and at most 1, got {self.flip}")
-        for place, table in enumerate(self.transforms):
-            transform_of(table, f"transforms.{place}")
+        for index, table in enumerate(self.transforms):
+            _build_transform(table, f"transforms.{index}")
 
     def check(self, setting: Setting) -> None:
-        """See Defense. Each transform is tried on an image."""
+        """Check that the data are images larger than the padding, and try each transform on one."""
         if setting.task.kind != "image":
             raise ConfigError("it transforms images, and the data set has none; leave it out")
         if self.padding >= min(setting.task.input_shape[1:]):
@@ -73,75 +83,82 @@ class Augmentation(Defense):
                 f"to {self.padding} pixels; choose fewer than they have"
             )
         image = torch.rand(setting.task.input_shape, generator=torch.Generator().manual_seed(0))
-        for place, table in enumerate(self.transforms):
-            _try(transform_of(table, f"transforms.{place}"), image, f"transforms.{place}: '{table['name']}'")
+        for index, table in enumerate(self.transforms):
+            transform = _build_transform(table, f"transforms.{index}")
+            _try_transform(transform, image, f"transforms.{index}: '{table['name']}'")
 
-    def check_beside(self, others: Sequence[Defense], place: int) -> None:
-        """See Defense."""
-        for other in mixers(others[:place]):
+    def check_combination(self, defenses: Sequence[Defense], position: int) -> None:
+        """Raise ConfigError if a defense before this one mixes images."""
+        for other in mixing_defenses(defenses[:position]):
             raise ConfigError(
-                f"it would transform the mixtures of {called(other)} instead of images; put it before that"
+                f"it would transform the mixtures of {name_of_defense(other)} instead of images; put it before that"
             )
 
     def of_client(self, participation: Participation) -> Self:
-        """See Defense. The copy knows the range of values."""
-        return informed(self, value_range=participation.value_range)
+        """Return a copy that knows the range of the data's values."""
+        return copy_with_facts(self, value_range=participation.value_range)
 
     def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See Defense."""
+        """Return the batch with each image cropped, flipped and transformed."""
         if self.value_range is None:
             raise RunError(
                 "Augmentation: the range of values is not known; train with the copy that of_client returns for a "
                 "Participation with value_range"
             )
-        low, high = (torch.tensor(end).to(inputs).view(-1, 1, 1) for end in self.value_range)
+        low, high = (torch.tensor(bound).to(inputs).view(-1, 1, 1) for bound in self.value_range)
         if self.padding:
-            inputs = moved(inputs, self.padding, low, rng)
+            inputs = _shift_images(inputs, self.padding, low, rng)
         if self.flip:
-            mirrored = (torch.rand(len(inputs), generator=rng) < self.flip).to(inputs.device)
-            inputs = torch.where(mirrored.view(-1, 1, 1, 1), inputs.flip(-1), inputs)
+            is_mirrored = (torch.rand(len(inputs), generator=rng) < self.flip).to(inputs.device)
+            inputs = torch.where(is_mirrored.view(-1, 1, 1, 1), inputs.flip(-1), inputs)
         if self.transforms:
-            inputs = low + (high - low) * self._transformed((inputs - low) / (high - low), rng)
+            inputs = low + (high - low) * self._apply_transforms((inputs - low) / (high - low), rng)
         return inputs, labels
 
-    def _transformed(self, images: Tensor, rng: torch.Generator) -> Tensor:
-        """Each of `images`, in [0, 1], transformed by draws of its own."""
-        with seeded_by(int(torch.randint(2**63 - 1, (), generator=rng))):
-            for transform in self._chain:
+    def _apply_transforms(self, images: Tensor, rng: torch.Generator) -> Tensor:
+        """Return `images`, in [0, 1], each transformed by independent draws."""
+        with seed_globals_with(int(torch.randint(2**63 - 1, (), generator=rng))):
+            for transform in self._built_transforms:
                 images = torch.stack([transform(image) for image in images])
         return images
 
     @cached_property
-    def _chain(self) -> list[Any]:
-        return [transform_of(table, f"transforms.{place}") for place, table in enumerate(self.transforms)]
+    def _built_transforms(self) -> list[Any]:
+        return [_build_transform(table, f"transforms.{index}") for index, table in enumerate(self.transforms)]
 
 
-def moved(images: Tensor, most: int, beyond: Tensor, rng: torch.Generator) -> Tensor:
-    """`image channel height width`: each moved by up to `most` pixels along both axes; `beyond` the edge of all."""
+def _shift_images(images: Tensor, padding: int, fill: Tensor, rng: torch.Generator) -> Tensor:
+    """Shift each image by up to `padding` pixels along both axes, with `fill` beyond the edge.
+
+    Args:
+        images: `image channel height width`.
+        padding: largest shift.
+        fill: `channel 1 1`, a value for each channel.
+        rng: source of the shifts.
+    """
     count, channels, height, width = images.shape
-    padded = beyond.expand(count, channels, height + 2 * most, width + 2 * most).clone()
-    padded[..., most : most + height, most : most + width] = images
+    padded = fill.expand(count, channels, height + 2 * padding, width + 2 * padding).clone()
+    padded[..., padding : padding + height, padding : padding + width] = images
     rows, columns = (
-        (torch.randint(2 * most + 1, (count, 1), generator=rng) + torch.arange(size)).to(images.device)
+        (torch.randint(2 * padding + 1, (count, 1), generator=rng) + torch.arange(size)).to(images.device)
         for size in (height, width)
     )
     index = torch.arange(count, device=images.device)[:, None, None]
     return padded.movedim(1, -1)[index, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
 
 
-def transform_of(table: Mapping[str, Any], where: str) -> Any:
-    """The transform of `torchvision.transforms.v2` that `table` names.
+def _build_transform(table: Mapping[str, Any], where: str) -> Any:
+    """Return the transform of `torchvision.transforms.v2` that `table` names.
 
     Raises:
-        ConfigError: there is none of that name, or it does not take the settings.
+        ConfigError: there is none of that name, or it does not accept the settings.
     """
     from torchvision.transforms import v2
 
-    known = {
-        name: cls
-        for name, cls in vars(v2).items()
-        if isinstance(cls, type) and issubclass(cls, v2.Transform) and cls is not v2.Transform
-    }
+    known: dict[str, Any] = {}
+    for class_name, cls in vars(v2).items():
+        if isinstance(cls, type) and issubclass(cls, v2.Transform) and cls is not v2.Transform:
+            known[class_name] = cls
     settings = dict(table)
     name = settings.pop("name", None)
     if name is None:
@@ -156,14 +173,14 @@ def transform_of(table: Mapping[str, Any], where: str) -> Any:
         raise ConfigError(f"{where}: '{name}' does not take these settings ({first_line(error)})") from error
 
 
-def _try(transform: Any, image: Tensor, where: str) -> None:
-    """Raise ConfigError unless `transform` makes of `image` another one of its form."""
+def _try_transform(transform: Any, image: Tensor, where: str) -> None:
+    """Raise ConfigError unless `transform` returns an image of the same shape."""
     try:
-        with seeded_by(0):
-            got = transform(image)
+        with seed_globals_with(0):
+            result = transform(image)
     except Exception as error:
         raise ConfigError(f"{where} does not take images of this data set ({first_line(error)})") from error
-    if not isinstance(got, Tensor) or not got.is_floating_point() or got.shape != image.shape:
+    if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape != image.shape:
         raise ConfigError(
-            f"{where} makes {kind(got)} of an image of shape {tuple(image.shape)}; expected an image of that shape"
+            f"{where} makes {describe_value(result)} of an image of shape {tuple(image.shape)}; expected an image of that shape"
         )

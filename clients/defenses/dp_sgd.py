@@ -1,4 +1,4 @@
-"""DP-SGD: in each local step the gradient of each example is clipped, and noise is added to their sum."""
+"""DP-SGD: each local step clips the gradient of each example and adds noise to their sum."""
 
 from __future__ import annotations
 
@@ -12,48 +12,57 @@ from torch import Tensor
 
 from clients.defenses.mixup import Mixup
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting, called, mixers
+from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting, mixing_defenses, name_of_defense
 from fedsim.errors import ConfigError
-from fedsim.privacy.accountants import Accountant, Steps, epsilon_of, noise_multiplier_for
-from fedsim.training.gradients import rows_of_examples
+from fedsim.privacy.accountants import Accountant, Steps, compute_epsilon, find_noise_multiplier
+from fedsim.training.gradients import flatten_examples
 from fedsim.wire.messages import State
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpSgd(Defense):
-    """Sample examples independently, clip the gradient of each to L2 norm C, add Gaussian noise to the sum.
+    """Sample examples independently, clip their gradients to norm C, add Gaussian noise to the sum.
 
-    A batch has each of the N examples with probability q = min(1, B / N), so it may be empty; the noisy sum is divided
-    by q N. The standard deviation of the noise is sigma C in each number, in each step and for each client by itself,
-    so the promise holds against the server. What is proved is (epsilon, delta)-differential privacy of all that a
-    client sends in the run, for one of its examples added or removed. N, which steps and rate follow from, and the
-    metrics that it reports, its training loss among them, are sent in clear and are not covered. Nor are the mean
-    and the standard deviation by which the data set is standardised: they count as public.
+    A local step of a client
 
-    Set `noise_multiplier`, or `epsilon`, for which the noise of each client follows from its own sampling rate and its
-    steps in all rounds. With both, a noise multiplier that does not keep to epsilon is refused. Neither an infinite
-    clip nor no noise is accepted: without the defense, batches would not even be sampled independently.
+    1. samples a batch (`sampling`): each of the N examples with probability q = min(1, B / N), so
+       the batch may be empty;
+    2. clips the gradient of each example to L2 norm C and sums them (`clipped_sum`);
+    3. adds noise of standard deviation sigma C to each number, and divides by q N (`on_sum`).
+
+    Each client adds its own noise, so the guarantee holds against the server: (epsilon,
+    delta)-differential privacy of all that a client sends in the run, for one of its examples added
+    or removed. N, from which steps and q follow, and the metrics, such as the training loss, are
+    sent in clear and are not covered. Nor are the mean and standard deviation by which the data set
+    is standardised: they count as public.
+
+    Set `noise_multiplier`, or `epsilon`: then the noise of each client follows from its q and its
+    steps in all rounds. With both, a noise multiplier that does not keep to epsilon is refused.
+    Neither an infinite clip nor zero noise is accepted: leave the defense out instead, which also
+    samples batches as usual.
 
     Args:
         clip: C, in units of the gradient of the loss.
-        clipping: `flat` takes all tensors of a gradient as one vector; `per-layer` clips each of k tensors to
-            C / sqrt(k), so that all of them together are no longer than C.
+        clipping: `flat` takes all tensors of a gradient as one vector; `per-layer` clips each of k
+            tensors to C / sqrt(k), so that the norm of all together is at most C.
         noise_multiplier: sigma, noise standard deviation divided by C, above 0.
         epsilon: largest privacy loss of a client that takes part in all rounds, dimensionless.
         delta: probability bound, dimensionless, below 1 / N.
-        accountant: how steps are composed: `rdp` by Rényi divergences, `prv` by privacy loss distributions, which is
-            tighter and takes longer.
-        with_mixing: accept that `mixup` makes each example of two records. One record more or less then adds or
-            removes one mixture and changes another, so the sensitivity is 3 C, and the guarantee is that of a third of
-            the noise.
+        accountant: method of composition: `rdp` by Rényi divergences, `prv` by privacy loss
+            distributions, which is tighter and takes longer.
+        with_mixing: accept that `mixup` mixes two records in each example. One record more or less
+            then adds or removes one mixture and changes another, so the sensitivity is 3 C, and the
+            guarantee is that of a third of the noise.
 
     Raises:
-        ConfigError: a setting is out of range, epsilon cannot be reached, or delta says nothing for a client of this
-            size; a layer or another defense mixes examples; clients send the gradient of one fixed mini-batch.
+        ConfigError: a setting is out of range, epsilon cannot be reached, or delta is too large for
+            a client's N; a layer or another defense mixes examples; clients send the gradient of
+            one fixed mini-batch.
 
     References:
-        Abadi et al.: Deep Learning with Differential Privacy, CCS 2016 (Alg. 1); McMahan et al.: A General Approach to
-        Adding Differential Privacy to Iterative Training Procedures, 2018 (Sec. 3: clipping by layers).
+        Abadi et al.: Deep Learning with Differential Privacy, CCS 2016 (Alg. 1); McMahan et al.: A
+        General Approach to Adding Differential Privacy to Iterative Training Procedures, 2018 (Sec.
+        3: clipping by layers).
         Differs: noise is not drawn to be safe against attacks on floating-point numbers.
     """
 
@@ -87,7 +96,7 @@ class DpSgd(Defense):
             raise ConfigError(f"delta: expected a probability above 0, below 1, got {self.delta}")
 
     def check(self, setting: Setting) -> None:
-        """See Defense."""
+        """Check that delta is below 1 / N for each client."""
         largest = max(setting.num_examples)
         if self.delta * largest >= 1:
             raise ConfigError(
@@ -95,14 +104,17 @@ class DpSgd(Defense):
                 f"{largest} examples: to publish one of them at random would be allowed; set it below {1 / largest:.3g}"
             )
 
-    def check_beside(self, others: Sequence[Defense], place: int) -> None:
-        """See Defense. Where in their order the mixing stands makes no difference, batches are mixed before."""
-        del place
-        mixing = mixers(others)
+    def check_combination(self, defenses: Sequence[Defense], position: int) -> None:
+        """Raise ConfigError if another defense mixes examples and the guarantee does not cover it.
+
+        The order makes no difference, because batches are mixed before gradients are computed.
+        """
+        del position
+        mixing = mixing_defenses(defenses)
         if not mixing and self.with_mixing:
             raise ConfigError("with_mixing: no defense beside it mixes examples, so it would waste noise; leave it out")
         for other in mixing:
-            name = called(other)
+            name = name_of_defense(other)
             if not isinstance(other, Mixup):
                 raise ConfigError(
                     f"{name} makes each example of several records, and no guarantee is known for that; use mixup, or "
@@ -115,61 +127,62 @@ class DpSgd(Defense):
                 )
 
     def of_client(self, participation: Participation) -> Self:
-        """See Defense. For a wanted epsilon, a copy with the noise multiplier of this client."""
+        """Return the defense with the noise multiplier that reaches epsilon for this client."""
         if self.epsilon is None:
             if self.accountant == "prv":
-                self.guarantee(participation, self.delta)  # what it cannot compute is to be known before work
+                # If it cannot be computed, fail now and not after training.
+                self.guarantee(participation, self.delta)
             return self
         if self.noise_multiplier is not None:
-            self._check_kept(participation, self.epsilon)
+            self._check_epsilon(participation, self.epsilon)
             return self
-        noise = noise_multiplier_for(self.epsilon, self.delta, *_rate_and_steps(participation), self.accountant)
+        noise = find_noise_multiplier(self.epsilon, self.delta, *_rate_and_steps(participation), self.accountant)
         return replace(self, noise_multiplier=noise * self._sensitivity)
 
     def sampling(self, num_examples: int, batch_size: int) -> Poisson:
-        """See Defense."""
-        return Poisson(rate=_rate(num_examples, batch_size))
+        """Return Poisson sampling with probability q."""
+        return Poisson(rate=_sampling_rate(num_examples, batch_size))
 
     def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
-        """See Defense."""
+        """Return the noisy sum of clipped gradients over the expected batch size q N."""
         return self.on_sum(self.clipped_sum(gradients), expected, rng=rng)
 
     def clipped_sum(self, gradients: State) -> State:
-        """The sum over the examples of their clipped gradients, of each tensor `example ...`."""
-        flat = {name: rows_of_examples(tensor) for name, tensor in gradients.items()}
+        """Return the sum of the examples' clipped gradients; each tensor is `example ...`."""
+        flat = {name: flatten_examples(tensor) for name, tensor in gradients.items()}
         factors = self.example_factors(torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in flat.values()]))
-        return {
-            name: (factor @ rows).view(gradients[name].shape[1:])
-            for factor, (name, rows) in zip(factors, flat.items(), strict=True)
-        }
+        total: dict[str, Tensor] = {}
+        for factor, (name, rows) in zip(factors, flat.items(), strict=True):
+            total[name] = (factor @ rows).view(gradients[name].shape[1:])
+        return total
 
     def example_factors(self, norms: Tensor) -> Tensor:
-        """See Defense."""
+        """Return the factors, `tensor example`, that clip gradients with these norms to C."""
         if self.clipping == "per-layer":
-            most = self.clip / math.sqrt(len(norms))
-            return torch.reciprocal(norms.clamp(min=most)) * most
-        whole = torch.linalg.vector_norm(norms, dim=0, keepdim=True)
-        return (torch.reciprocal(whole.clamp(min=self.clip)) * self.clip).expand_as(norms)
+            bound = self.clip / math.sqrt(len(norms))
+            return torch.reciprocal(norms.clamp(min=bound)) * bound
+        total_norm = torch.linalg.vector_norm(norms, dim=0, keepdim=True)
+        return (torch.reciprocal(total_norm.clamp(min=self.clip)) * self.clip).expand_as(norms)
 
     def on_sum(self, total: State, expected: float, *, rng: torch.Generator) -> State:
-        """See Defense."""
-        assert self.noise_multiplier is not None, "of_client was not asked"
-        made = {}
+        """Return the sum of clipped gradients plus noise, over the expected batch size q N."""
+        assert self.noise_multiplier is not None, "of_client was not called"
+        noisy_mean = {}
         for name, tensor in total.items():
             noise = torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype).to(tensor.device)
-            made[name] = noise.mul_(self.noise_multiplier * self.clip).add_(tensor).div_(expected)
-        return made
+            noisy_mean[name] = noise.mul_(self.noise_multiplier * self.clip).add_(tensor).div_(expected)
+        return noisy_mean
 
     def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
-        """See Defense. Where the noise is that of a wanted epsilon, of the copy that `of_client` returned."""
-        return self.composed([participation], delta)
+        """Return the privacy loss of a client; with `epsilon`, of the copy from `of_client`."""
+        return self.compose_guarantees([participation], delta)
 
-    def composed(self, done: Sequence[Participation], delta: float) -> Guarantee | None:
-        """See Defense. The accountant composes steps of different kinds, too."""
-        assert self.noise_multiplier is not None, "of_client was not asked"
+    def compose_guarantees(self, participations: Sequence[Participation], delta: float) -> Guarantee | None:
+        """Return the privacy loss over participations with different batch sizes or steps."""
+        assert self.noise_multiplier is not None, "of_client was not called"
         noise = self.noise_multiplier / self._sensitivity
-        steps = tuple(sorted(Steps(noise, *_rate_and_steps(some)) for some in done))
-        epsilon = epsilon_of(steps, delta, self.accountant)
+        steps = tuple(sorted(Steps(noise, *_rate_and_steps(participation)) for participation in participations))
+        epsilon = compute_epsilon(steps, delta, self.accountant)
         if epsilon == math.inf:
             return None
         mixed = ", of which two are mixed in each example" if self.with_mixing else ""
@@ -183,27 +196,28 @@ class DpSgd(Defense):
 
     @property
     def _sensitivity(self) -> float:
-        """How far one record moves the sum of clipped gradients at most, in units of C."""
+        """Return how far one record changes the sum of clipped gradients at most, in units of C."""
         return 3.0 if self.with_mixing else 1.0
 
-    def _check_kept(self, participation: Participation, wanted: float) -> None:
-        """Raise ConfigError where the noise multiplier does not keep to the wanted epsilon."""
-        proved = self.guarantee(participation, self.delta)
-        if proved is not None and proved.epsilon <= wanted:
+    def _check_epsilon(self, participation: Participation, epsilon: float) -> None:
+        """Raise ConfigError where the noise multiplier is too small for epsilon."""
+        guarantee = self.guarantee(participation, self.delta)
+        if guarantee is not None and guarantee.epsilon <= epsilon:
             return
-        enough = noise_multiplier_for(wanted, self.delta, *_rate_and_steps(participation), self.accountant)
-        got = "no finite epsilon" if proved is None else f"epsilon = {proved.epsilon:.4g}"
+        required = find_noise_multiplier(epsilon, self.delta, *_rate_and_steps(participation), self.accountant)
+        got = "no finite epsilon" if guarantee is None else f"epsilon = {guarantee.epsilon:.4g}"
         raise ConfigError(
             f"noise_multiplier: {self.noise_multiplier:g} gives a client with {participation.num_examples} examples "
-            f"{got} in {participation.rounds} rounds, above the wanted {wanted:g}; set it to at least "
-            f"{enough * self._sensitivity:.4g}, leave it out, or ask for a larger epsilon"
+            f"{got} in {participation.rounds} rounds, above the wanted {epsilon:g}; set it to at least "
+            f"{required * self._sensitivity:.4g}, leave it out, or ask for a larger epsilon"
         )
 
 
-def _rate(num_examples: int, batch_size: int) -> float:
+def _sampling_rate(num_examples: int, batch_size: int) -> float:
     return min(1.0, batch_size / num_examples)
 
 
 def _rate_and_steps(participation: Participation) -> tuple[float, int]:
-    """The sampling rate of a client, and its steps in all its rounds."""
-    return _rate(participation.num_examples, participation.batch_size), participation.steps * participation.rounds
+    """Return the sampling rate of a client, and its number of steps in all its rounds."""
+    rate = _sampling_rate(participation.num_examples, participation.batch_size)
+    return rate, participation.steps * participation.rounds

@@ -1,4 +1,4 @@
-"""Error feedback: what a client did not send in one round is added to its update in the next."""
+"""Error feedback: the part of an update that a client did not send is added to its next update."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from fedsim.defense import Memory
 from fedsim.wire.messages import State
 
 
-def with_unsent(update: State, memory: Memory) -> State:
-    """`update` plus what `memory` holds from earlier rounds, by name; the update itself where that is nothing."""
+def add_unsent(update: State, memory: Memory) -> State:
+    """Return `update` plus the remainder of earlier rounds in `memory`, if there is any.
+
+    >>> import torch
+    >>> add_unsent({"w": torch.tensor([1.0])}, {"w": torch.tensor([0.5])})
+    {'w': tensor([1.5000])}
+    """
     return {name: tensor + memory[name] if name in memory else tensor for name, tensor in update.items()}
 
 
-def keep_unsent(memory: Memory, wanted: State, sent: State) -> None:
-    """Put what is left of `wanted` when `sent` has been sent into `memory`, for the next round."""
-    for name, tensor in wanted.items():
+def keep_unsent(memory: Memory, intended: State, sent: State) -> None:
+    """Store the part of `intended` that is not in `sent` in `memory`, for the next round."""
+    for name, tensor in intended.items():
         memory[name] = tensor - sent[name]

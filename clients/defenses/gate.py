@@ -1,4 +1,4 @@
-"""A gate: the client measures how exposed its data are, and then sends, protects, or leaves out what is most so."""
+"""Gate: a client measures its exposure before it sends, and withholds what is too exposed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Memory, Participation, Setting, called, overrides
+from fedsim.defense import Defense, Memory, Participation, Setting, name_of_defense, overrides
 from fedsim.errors import ConfigError, PluginError, did_you_mean
 from fedsim.measure import Measure
 from fedsim.training.local_round import LocalRound
@@ -22,58 +22,71 @@ from fedsim.wire.messages import State
 
 _ACTIONS = ("withhold", "noise", "drop-examples")
 _ACCESS = ("white-box", "black-box")
-_REMEMBERED = 1000
-"""About how many of its own past values a client keeps, the latest, all of one round or none."""
-_ROUNDING = 1e-9
-"""By how much a product such as 0.55 * 100 may be above the number that it is."""
+_NUM_PAST_VALUES = 1000
+"""About how many of its past values a client keeps: the latest, in whole rounds."""
+_ROUNDING_ERROR = 1e-9
+"""Largest rounding error of a product such as 0.55 * 100."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(Defense):
-    """Measure before sending, and where the data are exposed too much, send nothing, add noise, or leave examples out.
+    """Measure exposure before sending; above a limit, send nothing, add noise, or drop examples.
 
-    In each round the client measures what it would send without its defenses, and the gate closes where the value says
-    that more is exposed than the limit allows. Which way that is, the measure declares. With `withhold` the client then
-    sends nothing. With `noise` it adds Gaussian noise to the update of this round. With `drop-examples` it measures
-    each of its examples by itself, by its share of the gradient at the broadcast model, and trains without those that
-    are past the limit, as if it never held them: N is smaller by as many. If none is left it sends nothing.
+    In each round the client measures the update that it would send without defenses. The gate
+    closes if the value is past the limit, in the direction that the measure declares as more
+    exposure. The action is then one of:
 
-    The limit is `above` or `below`, or with `quantile` q it follows the client's own past: of n past values the ceil(q
-    (n + 1))-th, least exposed first. Values that come in random order pass it in a share of at most 1 - q of the
-    rounds; where exposure rises as training goes on it closes more often, and where it falls hardly ever. As long as
-    that place is beyond n the gate stays open: with q = 0.9 in the first 9 rounds, with q = 0.5 in the first one; one
-    that would stay open in all rounds is refused. Values of rounds in which it closed count as well. For
-    `drop-examples` the past is that of all examples, whose values of earlier rounds count, and those of this round do
-    not; so in the first round nothing is left out, and after it as soon as there are so many values. About the latest
-    1000 are kept, in whole rounds, at least one. `fraction` instead leaves out that share of the examples, those that
-    are exposed most, in each round. A value that is undefined, as of a zero gradient, is of data that are not exposed.
+    - `withhold`: the client sends nothing.
+    - `noise`: it adds Gaussian noise to the update of this round.
+    - `drop-examples`: it measures each example separately, by its share of the gradient at the
+      broadcast model, and trains without those past the limit, as if it did not have them: N is
+      smaller. If none is left, it sends nothing.
 
-    Silence has one reason only for the server, in the words that are said of a straggler: that nothing came. Where the
-    measure fails, the client is silent, too. Still, who knows of the gate learns by silence, by noise or by a smaller N
-    that the data are exposed at this model. So nothing is proved, and beside a defense that proves something the gate
-    is refused.
+    The limit is one of:
+
+    - `above` or `below`: a fixed value.
+    - `quantile` q: the ceil(q (n + 1))-th of the client's n past values, least exposed first.
+      Values in random order pass it in a share of at most 1 - q of the rounds; if exposure rises
+      during training, the gate closes more often, and if it falls, hardly ever. While that rank is
+      above n the gate stays open: with q = 0.9 in the first 9 rounds, with q = 0.5 in the first
+      one. A gate that would stay open in all rounds is refused. Values of rounds in which it closed
+      count as well. For `drop-examples` the past values are those of all examples in earlier
+      rounds, so nothing is dropped in the first round. About the latest 1000 values are kept, in
+      whole rounds, at least one.
+    - `fraction`: in each round that share of the examples is dropped, the most exposed first.
+
+    An undefined value, as of a zero gradient, counts as not exposed.
+
+    The server sees the same silence as of a straggler. If the measure fails, the client is silent,
+    too. Still, a server that knows of the gate infers from silence, noise or a smaller N that the
+    data are exposed at this model. So nothing is proved, and the gate is refused beside a defense
+    with a guarantee.
 
     Args:
         measure: the name of a measure, or a table of its `name` and settings.
-        quantity: which of its values counts; by default the first that it declares.
-        above: close where the value is larger; of a value that means more exposure if it is larger.
-        below: close where the value is smaller; of a value that means more exposure if it is smaller.
-        quantile: close where the value is further than this quantile of the client's own past values, in (0, 1).
-        fraction: of the examples, in [0, 1); the count is rounded down. Of `drop-examples` alone.
+        quantity: the value of the measure that counts; by default the first that it declares.
+        above: close if the value is larger; for values that mean more exposure if larger.
+        below: close if the value is smaller; for values that mean more exposure if smaller.
+        quantile: close if the value is past this quantile of the client's past values, in (0, 1).
+        fraction: share of the examples that is dropped, in [0, 1); the count is rounded down. Only
+            for `drop-examples`.
         action: `withhold`, `noise` or `drop-examples`.
-        noise: standard deviation of the noise, in units of what is sent, weights or gradient; of `noise` alone.
-        access: of the client to the model. `black-box` allows only measures that are made of gradients of inputs which
-            the client chooses.
+        noise: standard deviation of the noise, in units of the weights or gradient sent. Only for
+            `noise`.
+        access: the client's access to the model. `black-box` allows only measures that are computed
+            from gradients of inputs which the client chooses.
         memory: MiB that the measure may use at once.
 
     Raises:
-        ConfigError: a setting is out of range, missing or contradicts another one, or the measure is not known.
+        ConfigError: a setting is out of range, missing or contradicts another one, or the measure
+            is not known.
 
     References:
-        Foreseeing Privacy Threats from Gradient Inversion Through the Lens of Angular Lipschitz Smoothness, Sec. 4 and
-        Fig. 5: clients measure by gradients of inputs that they choose.
-        Differs: the paper proposes that a client looks at its measure before it sends, and leaves open what it then
-        does; limits, the three actions and calibration by the client's own past are ours.
+        Foreseeing Privacy Threats from Gradient Inversion Through the Lens of Angular Lipschitz
+        Smoothness, Sec. 4 and Fig. 5: clients measure by gradients of inputs that they choose.
+        Differs: the paper proposes that a client computes its measure before it sends, and leaves
+        open how it then acts; limits, the three actions and calibration by the client's own past
+        are ours.
     """
 
     measure: str | Mapping[str, Any] = field(hash=False)
@@ -103,29 +116,22 @@ class Gate(Defense):
     )
 
     def __post_init__(self) -> None:
-        for name, value, known in (("action", self.action, _ACTIONS), ("access", self.access, _ACCESS)):
-            if value not in known:
-                raise ConfigError(f"{name}: expected {', '.join(map(repr, known))}, got {value!r}")
+        for name, value, allowed in (("action", self.action, _ACTIONS), ("access", self.access, _ACCESS)):
+            if value not in allowed:
+                raise ConfigError(f"{name}: expected {', '.join(map(repr, allowed))}, got {value!r}")
         if self.memory < 1:
             raise ConfigError(f"memory: expected at least 1 MiB, got {self.memory}")
         self._check_noise()
         self._check_one_limit()
-        object.__setattr__(self, "measure", self._written_out())
+        object.__setattr__(self, "measure", self._complete_measure_table())
         self._check_measure()
 
     def check(self, setting: Setting) -> None:
-        """See Defense. A gate that can never close, or would leave nothing to send, is refused."""
-        counts = [_examples(setting.participation(client), setting.training) for client in range(setting.clients)]
+        """Check that the gate can close in some round, and leaves each client something to send."""
+        clients = range(setting.clients)
+        counts = [_num_examples(setting.participation(client), setting.training) for client in clients]
         if self.quantile is not None:
-            sizes = counts if self.action == "drop-examples" else [1]
-            most = max(map(_kept_of, sizes))
-            past = max(min((setting.rounds - 1) * size, _kept_of(size)) for size in sizes)
-            if self._place(self.quantile, past) > past:
-                longer = ", or more rounds" if self._place(self.quantile, most) <= most else ""
-                raise ConfigError(
-                    f"quantile: {self.quantile} of its own past is beyond the {past} values that a client keeps by the "
-                    f"last of {setting.rounds} rounds, so the gate never closes; set a smaller one{longer}"
-                )
+            self._check_quantile(self.quantile, counts if self.action == "drop-examples" else [1], setting.rounds)
         if self.action != "drop-examples":
             return
         least, most = min(counts), max(counts)
@@ -140,36 +146,39 @@ class Gate(Defense):
                 f"is ever left out; set at least {math.ceil(1000 / most) / 1000}"
             )
 
-    def check_beside(self, others: Sequence[Defense], place: int) -> None:
-        """See Defense. A gate that looks at the data before it acts is covered by no proof."""
-        del place
-        for other in others:
-            if _proves(other):
+    def check_combination(self, defenses: Sequence[Defense], position: int) -> None:
+        """Raise ConfigError beside a guarantee, which does not cover the gate's decisions."""
+        del position
+        for other in defenses:
+            if _has_guarantee(other):
                 raise ConfigError(
-                    f"whether it closes depends on the data, which the guarantee of {called(other)} does not cover, so "
+                    f"whether it closes depends on the data, which the guarantee of {name_of_defense(other)} does not cover, so "
                     "that its epsilon would be false; leave one of them out"
                 )
 
     def on_data(  # type: ignore[override]
         self, local: LocalRound, *, rng: torch.Generator, memory: Memory
     ) -> Tensor:
-        """See Defense."""
+        """Return the indices of the examples to train on; none to send nothing.
+
+        If noise is to be added in this round, the memory notes it for `on_update`.
+        """
         del rng
         memory.pop("noisy", None)
-        everything = torch.arange(len(local.labels))
+        all_indices = torch.arange(len(local.labels))
         if self.action == "drop-examples":
-            return everything[~self._most_exposed(self._of_each(local), memory)]
-        if not self._past_limit(self._of_all(local), memory).any():
-            return everything
+            return all_indices[~self._is_too_exposed(self._measure_examples(local), memory)]
+        if not self._is_past_limit(self._measure_update(local), memory).any():
+            return all_indices
         if self.action == "withhold":
-            return everything[:0]
+            return all_indices[:0]
         memory["noisy"] = torch.tensor(1)
-        return everything
+        return all_indices
 
     def on_update(  # type: ignore[override]
         self, update: State, *, rng: torch.Generator, memory: Memory
     ) -> State:
-        """See Defense."""
+        """Return the update, with noise if `on_data` closed the gate in this round."""
         if memory.pop("noisy", None) is None:
             return update
         assert self.noise is not None
@@ -179,35 +188,34 @@ class Gate(Defense):
         }
 
     @cached_property
-    def _gauge(self) -> Measure:
-        """The measure, made of its settings."""
-        from fedsim.plugins import registry  # which takes more than torch
+    def _built_measure(self) -> Measure:
+        from fedsim.plugins import registry  # imports more than torch
 
         table = {"name": self.measure} if isinstance(self.measure, str) else dict(self.measure)
         name = table.pop("name", None)
         if not isinstance(name, str):
             raise ConfigError(f"measure: expected the name of a measure, or a table with a 'name', got {self.measure}")
         try:
-            made = registry.build("measures", name, table, "measure")
+            measure = registry.build("measures", name, table, "measure")
         except PluginError as error:
             raise ConfigError(f"measure: {str(error).removeprefix('measures: ')}") from error
-        if not isinstance(made, Measure):
+        if not isinstance(measure, Measure):
             raise ConfigError(f"measure: '{name}' does not derive from fedsim.Measure")
-        return made
+        return measure
 
     @property
-    def _chosen(self) -> str:
-        return self.quantity or next(iter(self._gauge.quantities))
+    def _quantity_name(self) -> str:
+        return self.quantity or next(iter(self._built_measure.quantities))
 
     @property
     def _sign(self) -> int:
-        """1 where a larger value says that more is exposed, -1 where it says that less is."""
-        return 1 if self._gauge.quantities[self._chosen] == "more" else -1
+        """Return 1 if a larger value means more exposure, -1 if it means less."""
+        return 1 if self._built_measure.quantities[self._quantity_name] == "more" else -1
 
-    def _written_out(self) -> dict[str, Any]:
-        """The measure as a table with all of its settings, so that a run tells what it was made with."""
+    def _complete_measure_table(self) -> dict[str, Any]:
+        """Return the measure as a table with all of its settings, also defaults, to be recorded."""
         name = self.measure if isinstance(self.measure, str) else self.measure.get("name")
-        settings = dataclasses.asdict(self._gauge)
+        settings = dataclasses.asdict(self._built_measure)
         return {"name": name, **{key: value for key, value in settings.items() if value is not None}}
 
     def _check_noise(self) -> None:
@@ -235,71 +243,95 @@ class Gate(Defense):
             if limits[name] is not None and not math.isfinite(limits[name]):
                 raise ConfigError(f"{name}: expected a finite number, got {limits[name]}")
 
+    def _check_quantile(self, quantile: float, values_per_round: Sequence[int], rounds: int) -> None:
+        """Raise ConfigError if the gate stays open in all rounds.
+
+        Args:
+            quantile: the quantile.
+            values_per_round: for each client, the number of values that it measures in a round.
+            rounds: number of rounds.
+        """
+        capacity = max(map(_num_kept_values, values_per_round))
+        num_past = max(min((rounds - 1) * count, _num_kept_values(count)) for count in values_per_round)
+        if self._limit_rank(quantile, num_past) > num_past:
+            remedy = ", or more rounds" if self._limit_rank(quantile, capacity) <= capacity else ""
+            raise ConfigError(
+                f"quantile: {quantile} of its own past is beyond the {num_past} values that a client keeps by the "
+                f"last of {rounds} rounds, so the gate never closes; set a smaller one{remedy}"
+            )
+
     def _check_measure(self) -> None:
-        measure, known = self._named, self._gauge.quantities
-        if self.quantity and self.quantity not in known:
-            raise ConfigError(f"quantity: {measure} gives no '{self.quantity}', {did_you_mean(self.quantity, known)}")
+        measure, quantities = self._measure_name, self._built_measure.quantities
+        if self.quantity and self.quantity not in quantities:
+            raise ConfigError(
+                f"quantity: {measure} gives no '{self.quantity}', {did_you_mean(self.quantity, quantities)}"
+            )
         wrong, right = ("below", "above") if self._sign > 0 else ("above", "below")
         if getattr(self, wrong) is not None:
+            quantity = self._quantity_name
             raise ConfigError(
-                f"{wrong}: a larger '{self._chosen}' of {measure} says that {known[self._chosen]} is exposed, so the "
+                f"{wrong}: a larger '{quantity}' of {measure} says that {quantities[quantity]} is exposed, so the "
                 f"gate would close where least is; use {right}"
             )
-        if self.access == "black-box" and not self._gauge.black_box:
+        if self.access == "black-box" and not self._built_measure.black_box:
             raise ConfigError(
                 f"access: {measure} takes derivatives of the model, which a client with black-box access does not "
                 "have; choose a measure of gradients alone, as angular-lipschitz, or access = 'white-box'"
             )
 
     @property
-    def _named(self) -> str:
+    def _measure_name(self) -> str:
         assert isinstance(self.measure, Mapping)
         return str(self.measure["name"])
 
-    def _of_all(self, local: LocalRound) -> Tensor:
-        """The value of what the client would send, one number, in float64."""
-        found = self._gauge.of_sent(local.sent(self.memory << 20))
-        return torch.tensor([found[self._chosen]], dtype=torch.float64)
+    def _measure_update(self, local: LocalRound) -> Tensor:
+        """Return the value of the undefended update, `1`, in float64."""
+        values = self._built_measure.compute_for_message(local.client_message(self.memory << 20))
+        return torch.tensor([values[self._quantity_name]], dtype=torch.float64)
 
-    def _of_each(self, local: LocalRound) -> Tensor:
-        """The value of each example, `example`, in float64."""
+    def _measure_examples(self, local: LocalRound) -> Tensor:
+        """Return the value of each example, `example`, in float64."""
         batch = local.model, local.loss, local.inputs, local.labels
-        found = self._gauge.of_each(*batch, training=_one_gradient(local.training), memory=self.memory << 20)
-        return found[self._chosen].double()
+        training = _single_gradient_training(local.training)
+        values = self._built_measure.compute_per_example(*batch, training=training, memory=self.memory << 20)
+        return values[self._quantity_name].double()
 
-    def _most_exposed(self, values: Tensor, memory: Memory) -> Tensor:
-        """Of which examples too much is exposed."""
+    def _is_too_exposed(self, values: Tensor, memory: Memory) -> Tensor:
+        """Return which examples are dropped, by `fraction` or past the limit."""
         if self.fraction is None:
-            return self._past_limit(values, memory)
-        exposed = torch.nan_to_num(self._sign * values, nan=-math.inf)
-        most = exposed.argsort(descending=True, stable=True)[: int(self.fraction * len(values))]
-        return torch.zeros(len(values), dtype=torch.bool).index_fill(0, most, value=True)
+            return self._is_past_limit(values, memory)
+        exposure = torch.nan_to_num(self._sign * values, nan=-math.inf)
+        most_exposed = exposure.argsort(descending=True, stable=True)[: int(self.fraction * len(values))]
+        return torch.zeros(len(values), dtype=torch.bool).index_fill(0, most_exposed, value=True)
 
-    def _past_limit(self, values: Tensor, memory: Memory) -> Tensor:
-        """Of which values too much is exposed; NaN is not. With `quantile`, they are added to those in `memory`."""
-        exposed = self._sign * values
+    def _is_past_limit(self, values: Tensor, memory: Memory) -> Tensor:
+        """Return which values are past the limit; NaN is not.
+
+        With `quantile`, add the values to those in `memory`.
+        """
+        exposure = self._sign * values
         if self.quantile is None:
             limit = self.above if self.above is not None else self.below
             assert limit is not None
-            return exposed > self._sign * limit
-        past = memory.get("values", exposed[:0])
-        memory["values"] = torch.cat([past, exposed[~exposed.isnan()]])[-_kept_of(len(values)) :]
-        place = self._place(self.quantile, len(past))
-        return exposed > (past.sort().values[place - 1] if place <= len(past) else math.inf)
+            return exposure > self._sign * limit
+        past = memory.get("values", exposure[:0])
+        memory["values"] = torch.cat([past, exposure[~exposure.isnan()]])[-_num_kept_values(len(values)) :]
+        rank = self._limit_rank(self.quantile, len(past))
+        return exposure > (past.sort().values[rank - 1] if rank <= len(past) else math.inf)
 
     @staticmethod
-    def _place(quantile: float, past: int) -> int:
-        """Which of so many past values is the limit, counted from 1; beyond them it is none."""
-        return math.ceil(quantile * (past + 1) - _ROUNDING)
+    def _limit_rank(quantile: float, num_past: int) -> int:
+        """Return the rank, from 1, of the past value that is the limit; none above `num_past`."""
+        return math.ceil(quantile * (num_past + 1) - _ROUNDING_ERROR)
 
 
-def _kept_of(values: int) -> int:
-    """How many values a client keeps that has so many in a round."""
-    return max(_REMEMBERED // values, 1) * values
+def _num_kept_values(values_per_round: int) -> int:
+    """Return how many past values a client keeps, in whole rounds."""
+    return max(_NUM_PAST_VALUES // values_per_round, 1) * values_per_round
 
 
-def _one_gradient(training: LocalTraining) -> LocalTraining:
-    """One gradient of all data by the same loss, in the same modes of layers, in the place of local steps."""
+def _single_gradient_training(training: LocalTraining) -> LocalTraining:
+    """Return settings for one gradient of all data, with the loss and layer modes of `training`."""
     return LocalTraining(
         local_steps=1,
         sends="gradient",
@@ -310,13 +342,13 @@ def _one_gradient(training: LocalTraining) -> LocalTraining:
     )
 
 
-def _examples(client: Participation, training: LocalTraining) -> int:
-    """How many examples a message is made of."""
+def _num_examples(client: Participation, training: LocalTraining) -> int:
+    """Return the number of examples that contribute to an update."""
     return min(client.num_examples, client.batch_size) if training.sends == "gradient" else client.num_examples
 
 
-def _proves(defense: Defense) -> bool:
-    """Whether a defense proves anything of some ordinary client."""
+def _has_guarantee(defense: Defense) -> bool:
+    """Return whether a defense has a guarantee, tried with a typical client."""
     if not overrides(defense, "guarantee"):
         return False
     client = Participation(num_examples=1000, batch_size=10, steps=10, rounds=1)

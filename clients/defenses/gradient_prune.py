@@ -1,4 +1,4 @@
-"""The small numbers of each local gradient are set to zero."""
+"""Gradient pruning: the smallest numbers of each local gradient become zero."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from clients.defenses.views import smallest_sent, with_bounds
+from clients.defenses.views import shrink_unsent, smallest_sent
 from fedsim.attacks import Paper
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError
@@ -17,21 +17,24 @@ from fedsim.wire.messages import State
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPrune(Defense):
-    """In each local step, set the smallest numbers of each tensor of the gradient to zero.
+    """Set the smallest numbers of each tensor of the gradient to zero, in each local step.
 
-    A FedSGD client sends this gradient; of several steps the sum is sent, in which each number may have been kept in
-    some of them. No formal guarantee: what is left is sent as it is.
+    A FedSGD client sends this gradient. After several steps their sum is sent, in which a number is
+    zero only if it was pruned in each. No formal guarantee: numbers that are not pruned are sent
+    exactly.
 
     Args:
-        pruned: share of the numbers of each tensor that is set to zero, smallest absolute values first, below 1; the
-            count is rounded down. 0 leaves all, as without the defense.
+        pruned: share of the numbers of each tensor that is set to zero, smallest absolute values
+            first, below 1; the count is rounded down. 0 leaves all, as without the defense.
 
     Raises:
         ConfigError: `pruned` is out of range.
 
     References:
-        Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019 (Sec. 5.2: its attack fails above 20 %).
-        Differs: the paper does not say whether the share is that of a tensor or of all; it is that of a tensor.
+        Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019 (Sec. 5.2: its attack fails above
+        20 %).
+        Differs: the paper does not say whether the share is that of a tensor or of all; here it is
+        that of a tensor.
     """
 
     pruned: float = 0.3
@@ -51,23 +54,29 @@ class GradientPrune(Defense):
             raise ConfigError(f"pruned: expected a share of at least 0, below 1, got {self.pruned}")
 
     def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
-        """See Defense."""
+        """Return the gradient with the smallest numbers of each tensor set to zero."""
         del rng
-        return {name: without_smallest(tensor, self.pruned) for name, tensor in gradient.items()}
+        return {name: zero_smallest(tensor, self.pruned) for name, tensor in gradient.items()}
 
     def adversary_view(self, gradient: State, sent: State) -> State:
-        """See Defense. What was set to zero is at most as large as the smallest number of its tensor that was not.
+        """Return the gradient with unsent numbers halved up to their tensor's smallest sent one.
 
-        That is exact for one step. Of several, a number is zero that was set to zero in each, and others lack what was
-        pruned in some steps, which is not known.
+        The bound is exact for one step. After several steps, numbers that were pruned in some steps
+        lack an unknown part, which the view ignores.
         """
         if not self.pruned:
             return gradient
-        return with_bounds(gradient, sent, {name: smallest_sent(sent[name]) for name in gradient})
+        return shrink_unsent(gradient, sent, {name: smallest_sent(sent[name]) for name in gradient})
 
 
-def without_smallest(tensor: Tensor, share: float) -> Tensor:
-    """`tensor` with this share of its numbers, smallest absolute values first, at zero; itself where that is none."""
+def zero_smallest(tensor: Tensor, share: float) -> Tensor:
+    """Return `tensor` with this share of its numbers, smallest absolute values first, set to zero.
+
+    Where the share is less than one number, `tensor` itself is returned.
+
+    >>> zero_smallest(torch.tensor([3.0, -1.0, 2.0, 4.0]), 0.5)
+    tensor([3., 0., 0., 4.])
+    """
     flat = tensor.flatten()
     smallest = flat.abs().topk(int(share * flat.numel()), largest=False, sorted=False).indices
     return flat.index_fill(0, smallest, 0.0).view_as(tensor) if len(smallest) else tensor

@@ -1,4 +1,4 @@
-"""Clients train on mixtures of images whose signs are flipped at random."""
+"""InstaHide: clients train on mixtures of images whose signs are flipped at random."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from fedsim.attacks import Paper
 from fedsim.defense import Setting
 from fedsim.errors import ConfigError
 
-LARGEST = 0.65
-"""No record has a larger weight in a mixture, as in the paper."""
+MAX_WEIGHT = 0.65
+"""Largest weight of a record in a mixture, as in the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstaHide(Mixing):
-    """Mix each image of a batch with k - 1 others by random weights, then flip the sign of each of its values or not.
+    """Mix each image of a batch with k - 1 others by random weights, then flip signs at random.
 
-    Labels are mixed by the same weights and become probabilities of classes. In a batch of fewer than k images, all of
-    them are mixed; one that is alone has only its signs flipped. Signs are flipped around 0 in model units, which has
-    to be among the values, as with `standardise = true`, the default of `[data]`: of values that are never negative, as
-    those in [0, 1], absolute values would undo the flips. No formal guarantee.
+    Labels are mixed by the same weights and become class probabilities. In a batch of fewer than k
+    images, all of them are mixed; in a batch of one, only signs are flipped. Signs are flipped
+    around 0 in model units, so values have to be of both signs, as with `standardise = true`, the
+    default of `[data]`: if values are never negative, as in [0, 1], absolute values undo the flips.
+    No formal guarantee.
 
     Args:
-        k: images in a mixture, at least 2.
+        k: number of images in a mixture, at least 2.
 
     Raises:
-        ConfigError: `k` is out of range, larger than a batch or what a client holds, the data are no images with
-            classes, or their values are of one sign.
+        ConfigError: `k` is out of range or larger than a batch or a client's N, the data are no
+            images with classes, or their values are of one sign.
 
     References:
-        Huang, Song, Li, Arora: InstaHide: Instance-hiding Schemes for Private Distributed Learning, ICML 2020
-        (inside-dataset). Differs: mixes images of a mini-batch instead of the whole data set, anew in
-        each step; weights are absolute values of normal draws over their sum, drawn again where one is above 0.65.
+        Huang, Song, Li, Arora: InstaHide: Instance-hiding Schemes for Private Distributed Learning,
+        ICML 2020 (inside-dataset). Differs: mixes images of a mini-batch instead of the whole data
+        set, anew in each step; weights are absolute values of normal draws over their sum, drawn
+        again where one is above 0.65.
     """
 
     k: int = 4
@@ -61,11 +63,11 @@ class InstaHide(Mixing):
 
     @property
     def records(self) -> int:
-        """See Mixing."""
+        """Return the number of images in one mixture."""
         return self.k
 
     def check(self, setting: Setting) -> None:
-        """See Defense."""
+        """Check that the data are images with classes whose values have both signs."""
         if setting.task.kind != "image" or not setting.task.num_classes:
             raise ConfigError("it hides images with classes, and the data set has none; leave it out, or use mixup")
         low, high = setting.value_range or ((-1.0,), (1.0,))
@@ -77,17 +79,21 @@ class InstaHide(Mixing):
         super().check(setting)
 
     def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See Defense."""
+        """Return the batch with each image mixed and its signs flipped at random."""
         count = len(inputs)
         if count > 1:
-            inputs, labels = self.mixed(inputs, labels, bounded_weights(count, min(self.k, count), rng), rng)
+            weights = draw_bounded_weights(count, min(self.k, count), rng)
+            inputs, labels = self.mix(inputs, labels, weights, rng)
         return inputs * (2 * torch.randint(2, inputs.shape, generator=rng) - 1).to(inputs), labels
 
 
-def bounded_weights(count: int, records: int, rng: torch.Generator) -> Tensor:
-    """`count record` random weights above 0 that sum to 1, none above `LARGEST`, for at least 2 records."""
+def draw_bounded_weights(count: int, records: int, rng: torch.Generator) -> Tensor:
+    """Draw weights, `count record`, above 0 and at most `MAX_WEIGHT`, whose rows sum to 1.
+
+    There have to be at least 2 records.
+    """
     weights = torch.ones(count, records)
-    while len(rows := (weights.amax(1) > LARGEST).nonzero().flatten()):
-        drawn = torch.randn((len(rows), records), generator=rng).abs()
-        weights[rows] = drawn / drawn.sum(1, keepdim=True)
+    while len(rejected := (weights.amax(1) > MAX_WEIGHT).nonzero().flatten()):
+        draws = torch.randn((len(rejected), records), generator=rng).abs()
+        weights[rejected] = draws / draws.sum(1, keepdim=True)
     return weights

@@ -1,4 +1,4 @@
-"""Some layers are never sent."""
+"""Layer freezing: the updates of some layers are never sent."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from fedsim.wire.payloads import Payload
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFreeze(Defense):
-    """Never send the update of some layers; the server's model keeps what it has there.
+    """Never send the update of some layers; there, the server's model stays as it is.
 
-    No formal guarantee: all other layers are sent as they are.
+    No formal guarantee: all other layers are sent exactly.
 
     Args:
-        layers: names of tensors of the model, or patterns of names with `*` and `?`, as `"1.*"` or `"*.bias"`.
+        layers: names of tensors of the model, or patterns of names with `*` and `?`, as `"1.*"` or
+            `"*.bias"`.
 
     Raises:
-        ConfigError: nothing is named, a name or a pattern matches nothing in the model, or they match all of it.
+        ConfigError: nothing is named, a name or a pattern matches nothing in the model, or they
+            match all of it.
 
     References:
-        Arivazhagan et al.: Federated Learning with Personalization Layers, 2019 (layers that stay at the client).
-        Differs: the client trains these layers in each round from where the server's model has them, and does not keep
-        what they learned.
+        Arivazhagan et al.: Federated Learning with Personalization Layers, 2019 (layers that stay
+        at the client).
+        Differs: the client trains these layers in each round from the values in the server's model,
+        and discards the result.
     """
 
     layers: tuple[str, ...] = ()
@@ -53,32 +56,32 @@ class LayerFreeze(Defense):
 
     @property
     def summable(self) -> bool:
-        """See Defense; all clients keep the same layers."""
+        """Return True: all clients freeze the same layers."""
         return True
 
     def check(self, setting: Setting) -> None:
-        """See Defense."""
-        self._kept(list(setting.update))
+        """Check that the patterns match some of the model's tensors, but not all."""
+        self._frozen_names(list(setting.update))
 
     def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
-        """See Defense. A tensor that is not sent takes no bytes."""
+        """Return the update with frozen tensors as sparse zeros, which take no bytes."""
         del rng
-        kept = {name: torch.zeros_like(update[name]) for name in self._kept(list(update))}
-        return Payload.dense(update) | Payload.sparse(kept)
+        frozen = {name: torch.zeros_like(update[name]) for name in self._frozen_names(list(update))}
+        return Payload.from_dense(update) | Payload.from_sparse(frozen)
 
     def adversary_view(self, gradient: State, sent: State) -> State:
-        """See Defense. Layers that are never sent are zero."""
+        """Return the gradient with zeros in frozen layers."""
         del sent
-        return {name: torch.zeros_like(t) if self._keeps(name) else t for name, t in gradient.items()}
+        return {name: torch.zeros_like(t) if self._is_frozen(name) else t for name, t in gradient.items()}
 
-    def _kept(self, names: Sequence[str]) -> list[str]:
+    def _frozen_names(self, names: Sequence[str]) -> list[str]:
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(f"layers: '{pattern}' matches nothing in the model; it has {', '.join(names)}")
-        kept = [name for name in names if self._keeps(name)]
-        if len(kept) == len(names):
+        frozen = [name for name in names if self._is_frozen(name)]
+        if len(frozen) == len(names):
             raise ConfigError("layers: they are the whole model, so nothing would be sent; name fewer")
-        return kept
+        return frozen
 
-    def _keeps(self, name: str) -> bool:
+    def _is_frozen(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.layers)

@@ -1,4 +1,4 @@
-"""What defenses share that train on mixtures of a batch's examples instead of the examples."""
+"""Base of defenses that train on mixtures of a batch's examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsim.defense import Defense, Participation, Setting, called, informed, mixers
+from fedsim.defense import Defense, Participation, Setting, copy_with_facts, mixing_defenses, name_of_defense
 from fedsim.errors import ConfigError, RunError
 
 log = logging.getLogger("fedsim." + __name__)
@@ -19,7 +19,7 @@ log = logging.getLogger("fedsim." + __name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing(Defense):
-    """Base of the defenses whose `on_batch` makes each example of a batch a weighted mean of several records.
+    """Base of defenses whose `on_batch` replaces examples by weighted means of several records.
 
     Class attributes:
         classes: number of classes, on the copy that `of_client` returns; 0 where it is not known.
@@ -30,11 +30,11 @@ class Mixing(Defense):
 
     @property
     def records(self) -> int:
-        """How many records make one example."""
+        """Return the number of records in one mixture."""
         raise NotImplementedError
 
     def check(self, setting: Setting) -> None:
-        """See Defense. A batch of one example, which has no partner, is refused where it is the rule."""
+        """Check that examples can be mixed, in large enough batches; warn of single examples."""
         if setting.task.kind == "text":
             raise ConfigError("tokens of a text cannot be mixed, they are no quantities; leave the defense out")
         smallest = min(setting.num_examples)
@@ -48,43 +48,47 @@ class Mixing(Defense):
                 f"client {setting.num_examples.index(smallest)} holds {smallest} training examples, but one example is "
                 f"made of {self.records} records; choose a partition that gives each client at least as many"
             )
-        if alone := [c for c, count in enumerate(setting.num_examples) if count % setting.training.batch_size == 1]:
+        batch_size = setting.training.batch_size
+        with_single = [client for client, count in enumerate(setting.num_examples) if count % batch_size == 1]
+        if with_single:
             log.warning(
                 "%s: the last batch of an epoch of client %d is of one example, which has no partner and is not mixed "
                 "(clients in all: %d); choose another training.batch_size",
-                called(self),
-                alone[0],
-                len(alone),
+                name_of_defense(self),
+                with_single[0],
+                len(with_single),
             )
 
-    def check_beside(self, others: Sequence[Defense], place: int) -> None:
-        """See Defense."""
-        for other in mixers(others[:place]):
+    def check_combination(self, defenses: Sequence[Defense], position: int) -> None:
+        """Raise ConfigError if a defense before this one mixes records already."""
+        for other in mixing_defenses(defenses[:position]):
             raise ConfigError(
-                f"{called(other)} before it already mixes the records; mix once, and leave one of them out"
+                f"{name_of_defense(other)} before it already mixes the records; mix once, and leave one of them out"
             )
 
     def of_client(self, participation: Participation) -> Self:
-        """See Defense. The copy knows how many classes a soft label has."""
-        return informed(self, classes=participation.num_classes)
+        """Return a copy that knows the number of classes of a soft label."""
+        return copy_with_facts(self, classes=participation.num_classes)
 
-    def mixed(self, inputs: Tensor, labels: Tensor, weights: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Each example of a batch mixed with others of the batch, and its label with theirs by the same weights.
+    def mix(self, inputs: Tensor, labels: Tensor, weights: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Mix each example of a batch with others of the batch, and its label by the same weights.
 
         Args:
             inputs: `example ...`.
             labels: `example` class indices or targets, or `example class` probabilities.
             weights: `example record`, the first of the example itself.
+            rng: source of the partners.
         """
-        members = partners(len(weights), weights.shape[1], rng).to(inputs.device)
+        members = draw_partners(len(weights), weights.shape[1], rng).to(inputs.device)
         weights = weights.to(inputs)
-        return blended(inputs, members, weights), blended(self._quantities(labels).to(inputs), members, weights)
+        mixed_inputs = _weighted_sum(inputs, members, weights)
+        return mixed_inputs, _weighted_sum(self._soft_labels(labels).to(inputs), members, weights)
 
-    def _quantities(self, labels: Tensor) -> Tensor:
-        """`labels` as numbers that can be mixed: class indices as `example class` probabilities.
+    def _soft_labels(self, labels: Tensor) -> Tensor:
+        """Return labels that can be mixed: class indices as `example class` probabilities.
 
         Raises:
-            RunError: nobody said how many classes there are.
+            RunError: the number of classes is not known.
         """
         if labels.is_floating_point():
             return labels
@@ -96,23 +100,27 @@ class Mixing(Defense):
         return one_hot(labels, self.classes)
 
 
-def partners(count: int, records: int, rng: torch.Generator) -> Tensor:
-    """`example record`: which records of a batch each of its examples is made of, itself first.
+def draw_partners(count: int, records: int, rng: torch.Generator) -> Tensor:
+    """Draw the records that each example of a batch is mixed of: `example record`, itself first.
 
-    The batch is put into a random order on a circle, and each record meets those at `records` - 1 random distances. So
-    the records of an example differ, and each record is part of as many examples as any other. Two records are
-    neighbours: then a batch without one record is mixed as if the circle had been closed where it stood, which DP-SGD
-    relies on.
+    The batch is put into a random order on a circle, and each record is mixed with those at
+    `records` - 1 random distances. So the records of a mixture differ, and each record is part of
+    equally many mixtures. If mixtures have two records, these are neighbours: without one record,
+    its neighbours are mixed with each other instead, and nothing else changes, which DP-SGD relies
+    on.
     """
     order = torch.randperm(count, generator=rng)
-    others = torch.arange(1, records) if records == 2 else 1 + torch.randperm(count - 1, generator=rng)[: records - 1]
-    apart = torch.cat([torch.zeros(1, dtype=torch.int64), others])
-    found = torch.empty((count, records), dtype=torch.int64)
-    found[order] = order[(torch.arange(count)[:, None] + apart) % count]
-    return found
+    if records == 2:
+        other_distances = torch.arange(1, records)
+    else:
+        other_distances = 1 + torch.randperm(count - 1, generator=rng)[: records - 1]
+    distances = torch.cat([torch.zeros(1, dtype=torch.int64), other_distances])
+    members = torch.empty((count, records), dtype=torch.int64)
+    members[order] = order[(torch.arange(count)[:, None] + distances) % count]
+    return members
 
 
-def blended(values: Tensor, members: Tensor, weights: Tensor) -> Tensor:
-    """`example ...`: the sums over `members`, `example record`, of `values`, by `weights` of the same shape."""
+def _weighted_sum(values: Tensor, members: Tensor, weights: Tensor) -> Tensor:
+    """Return the sums, `example ...`, of `values[members]` by weights, both `example record`."""
     axes = (-1, *[1] * (values.ndim - 1))
     return torch.stack([w.view(axes) * values[m] for m, w in zip(members.T, weights.T, strict=True)]).sum(0)

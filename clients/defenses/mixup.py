@@ -1,4 +1,4 @@
-"""Clients train on means of pairs of records."""
+"""Mixup: clients train on weighted means of pairs of records."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from fedsim.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Mixup(Mixing):
-    """Mix each example of a batch with another one of it; so are the labels, which become probabilities of classes.
+    """Mix each example of a batch, and its label, with another one.
 
-    Pairs are drawn anew in each batch. Each record is mixed with one other, and is the other of one more. A batch of
-    one example has no partner and is trained on as it is: where a client's N leaves one over in each epoch, a warning
-    says so, and under Poisson sampling such batches come up by chance. No formal guarantee.
+    Labels become class probabilities. Pairs are drawn anew in each batch, on a circle: each record
+    is mixed with the next one, and the record before is mixed with it. A batch of one example is
+    trained on without mixing. A warning is logged where a client's N leaves one example over in
+    each epoch; under Poisson sampling, such batches occur by chance. No formal guarantee.
 
     Args:
-        alpha: the weight of an example is drawn from Beta(alpha, alpha), one weight for all of a batch; 0 mixes
-            nothing. Left out, it is one half: the average of the pair.
+        alpha: the weight of an example is drawn from Beta(alpha, alpha), one weight for all of a
+            batch; 0 mixes nothing. By default the weight is one half: the average of the pair.
         regression: whether the targets of a regression are mixed, too.
 
     Raises:
-        ConfigError: `alpha` is out of range, the data are texts, the task is a regression and `regression` is not set,
-            or batches or clients have fewer than two examples.
+        ConfigError: `alpha` is out of range, the data are texts, the task is a regression and
+            `regression` is not set, or batches or clients have fewer than two examples.
 
     References:
         Zhang, Cisse, Dauphin, Lopez-Paz: mixup: Beyond Empirical Risk Minimization, ICLR 2018. As a
-        defense, with averages of pairs: Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and
-        their Uses, App. D.4. Differs: the partner is never the example itself, which in a random permutation happens
-        to one example a batch on average, and would leave its record as it is.
+        defense, with averages of pairs: Driouich et al.: Local Model Reconstruction Attacks in
+        Federated Learning and their Uses, App. D.4. Differs: the partner is never the example
+        itself, as it is in a random permutation for one example a batch on average, whose record is
+        then not mixed.
     """
 
     alpha: float | None = None
@@ -61,11 +63,11 @@ class Mixup(Mixing):
 
     @property
     def records(self) -> int:
-        """See Mixing."""
+        """Return the number of records in one mixture."""
         return 2
 
     def check(self, setting: Setting) -> None:
-        """See Defense."""
+        """Check that examples can be mixed, and targets of a regression only if it is allowed."""
         super().check(setting)
         if not setting.task.num_classes and not self.regression:
             raise ConfigError(
@@ -74,20 +76,26 @@ class Mixup(Mixing):
             )
 
     def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """See Defense."""
-        weight = self._weight(rng)
+        """Return the batch with each example mixed with a partner."""
+        weight = self._draw_weight(rng)
         if weight == 1 or len(inputs) < 2:
             return inputs, labels
-        return self.mixed(inputs, labels, torch.tensor([weight, 1 - weight]).expand(len(inputs), 2), rng)
+        return self.mix(inputs, labels, torch.tensor([weight, 1 - weight]).expand(len(inputs), 2), rng)
 
     def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """See Defense. Each record is mixed with the next one on a circle, by the mean of the larger weight."""
-        weight = self._larger
-        return tuple(weight * whole + (1 - weight) * whole.roll(-1, 0) for whole in (inputs, labels))  # type: ignore[return-value]
+        """Return the batch with each record mixed with the next, by the mean larger weight.
+
+        An adversary does not know the order of records, so it may assume that each record's own
+        weight is the larger one: otherwise it is so on the circle in the other direction.
+        """
+        weight = self._mean_larger_weight
+        mixed_inputs = weight * inputs + (1 - weight) * inputs.roll(-1, 0)
+        mixed_labels = weight * labels + (1 - weight) * labels.roll(-1, 0)
+        return mixed_inputs, mixed_labels
 
     @property
-    def _larger(self) -> float:
-        """Mean of the larger weight of a pair; on a circle walked the other way round, it is the record's own."""
+    def _mean_larger_weight(self) -> float:
+        """Return the mean of the larger weight of a pair."""
         if self.alpha is None:
             return 0.5
         if not self.alpha:
@@ -96,8 +104,8 @@ class Mixup(Mixing):
 
         return float(1 - betainc(self.alpha + 1, self.alpha, 0.5))
 
-    def _weight(self, rng: torch.Generator) -> float:
-        """Of the example itself."""
+    def _draw_weight(self, rng: torch.Generator) -> float:
+        """Draw the weight of the example itself."""
         if self.alpha is None:
             return 0.5
         if not self.alpha:

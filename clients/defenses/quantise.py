@@ -1,4 +1,4 @@
-"""The update is sent in fewer bits."""
+"""Quantisation: the update is sent in fewer bits."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ from fedsim.errors import ConfigError
 from fedsim.wire.messages import State
 from fedsim.wire.payloads import Payload
 
-_WIDTH = 0.3
-"""Of the mean absolute value, what a number has to be well above for its smooth sign to be near -1 or 1."""
+_SMOOTHING_WIDTH = 0.3
+"""Width of the smooth sign's transition, as a share of the tensor's mean absolute value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantise(Defense):
     """Send each tensor of the update as small integers times one scale, or in half precision.
 
-    `sign` sends the sign of each number times the mean absolute value of its tensor. `qsgd` rounds |x| / norm, where
-    norm is the L2 norm of the tensor, at random up or down to one of s = 2^(bits-1) - 1 levels above 0, so that it is
-    right on average. `ternary` does so with one level, the largest absolute value of the tensor. `fp16` rounds to half
-    precision. Integers take one byte each up to 8 bits, two above. No formal guarantee: the rounding is not made to
-    hide anything.
+    - `sign`: the sign of each number times the mean absolute value of its tensor.
+    - `qsgd`: |x| / norm, where norm is the L2 norm of the tensor, rounded at random up or down to
+      one of s = 2^(bits-1) - 1 levels above 0, so that it is unbiased.
+    - `ternary`: the same with one level, the largest absolute value of the tensor.
+    - `fp16`: half precision.
+
+    Integers take one byte each up to 8 bits, two above. No formal guarantee: the rounding is not
+    designed to hide anything.
 
     Args:
-        scheme: which of these.
-        bits: b of `qsgd`, the sign among them, from 2 to 16.
+        scheme: one of these.
+        bits: b of `qsgd`, including the sign, from 2 to 16.
 
     Raises:
         ConfigError: `bits` is out of range.
 
     References:
-        Alistarh et al.: QSGD, NeurIPS 2017 (Sec. 3.1); Bernstein et al.: signSGD, ICML 2018; Karimireddy et al.: Error
-        Feedback Fixes SignSGD, ICML 2019 (the scale of signs); Wen et al.: TernGrad, NeurIPS 2017.
-        Differs: integers are not coded by their frequencies; it acts on the update of a round, which for FedSGD is the
-        gradient.
+        Alistarh et al.: QSGD, NeurIPS 2017 (Sec. 3.1); Bernstein et al.: signSGD, ICML 2018;
+        Karimireddy et al.: Error Feedback Fixes SignSGD, ICML 2019 (the scale of signs); Wen et
+        al.: TernGrad, NeurIPS 2017.
+        Differs: integers are not coded by their frequencies; it acts on the update of a round,
+        which for FedSGD is the gradient.
     """
 
     scheme: Literal["sign", "qsgd", "ternary", "fp16"] = "qsgd"
@@ -61,26 +65,28 @@ class Quantise(Defense):
             raise ConfigError(f"bits: expected 2 to 16, the sign among them, got {self.bits}")
 
     def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
-        """See Defense. A tensor of zeros stays one."""
+        """Return the quantised update; a tensor of zeros stays zero."""
         if self.scheme == "fp16":
-            return Payload.dense({name: tensor.half() for name, tensor in update.items()})
+            return Payload.from_dense({name: tensor.half() for name, tensor in update.items()})
         if self.scheme == "sign":
             signs = {name: tensor.sign().to(torch.int8) for name, tensor in update.items()}
-            return Payload.quantised(signs, {name: _mean(tensor.abs()) for name, tensor in update.items()})
+            return Payload.from_integers(signs, {name: _mean(tensor.abs()) for name, tensor in update.items()})
         levels = 2 ** (self.bits - 1) - 1 if self.scheme == "qsgd" else 1
         integers, scales = {}, {}
         for name, tensor in update.items():
-            scales[name] = (_norm(tensor) if self.scheme == "qsgd" else _largest(tensor)) / levels
-            steps = tensor.abs() / scales[name] if scales[name] else torch.zeros_like(tensor)
-            up = torch.rand(tensor.shape, generator=rng, dtype=tensor.dtype)
-            rounded = (steps + up).floor().clamp_max(levels) * tensor.sign()
+            scales[name] = (_norm(tensor) if self.scheme == "qsgd" else _max_abs(tensor)) / levels
+            scaled = tensor.abs() / scales[name] if scales[name] else torch.zeros_like(tensor)
+            # The floor of x + U(0, 1) is x on average.
+            uniform = torch.rand(tensor.shape, generator=rng, dtype=tensor.dtype)
+            rounded = (scaled + uniform).floor().clamp_max(levels) * tensor.sign()
             integers[name] = rounded.to(torch.int8 if levels < 2**7 else torch.int16)
-        return Payload.quantised(integers, scales)
+        return Payload.from_integers(integers, scales)
 
     def adversary_view(self, gradient: State, sent: State) -> State:
-        """See Defense. Of `sign` a smooth sign times the mean absolute value; other roundings are right on average.
+        """Return for `sign` a smooth sign times the mean absolute value, else the gradient itself.
 
-        The smooth sign is a hyperbolic tangent, so that a number that has the wrong sign can be moved.
+        The other roundings are unbiased. The smooth sign is a hyperbolic tangent, whose derivative
+        lets an attack correct a wrong sign.
         """
         del sent
         if self.scheme != "sign":
@@ -89,9 +95,9 @@ class Quantise(Defense):
 
 
 def _smooth_sign(tensor: Tensor) -> Tensor:
-    size = _mean(tensor.abs())
-    width = (_WIDTH * size.detach()).clamp_min(torch.finfo(tensor.dtype).tiny)
-    return (tensor / width).tanh() * size
+    scale = _mean(tensor.abs())
+    width = (_SMOOTHING_WIDTH * scale.detach()).clamp_min(torch.finfo(tensor.dtype).tiny)
+    return (tensor / width).tanh() * scale
 
 
 def _mean(tensor: Tensor) -> Tensor:
@@ -103,5 +109,5 @@ def _norm(tensor: Tensor) -> Tensor:
     return norm.to(tensor.dtype)
 
 
-def _largest(tensor: Tensor) -> Tensor:
+def _max_abs(tensor: Tensor) -> Tensor:
     return tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())

@@ -1,4 +1,4 @@
-"""A random part of the update is not sent."""
+"""Random masking: a random part of the update is not sent."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from clients.defenses.error_feedback import keep_unsent, with_unsent
-from clients.defenses.views import by_chance
+from clients.defenses.error_feedback import add_unsent, keep_unsent
+from clients.defenses.views import masked_by_chance
 from fedsim.attacks import Paper
 from fedsim.defense import Defense, Memory
 from fedsim.errors import ConfigError
@@ -18,27 +18,27 @@ from fedsim.wire.payloads import Payload
 
 @dataclass(frozen=True, kw_only=True)
 class RandomMask(Defense):
-    """Leave each number of the update out with one probability, independently of the others; the rest is sent.
+    """Leave each number of the update out with one probability, independently of the others.
 
-    Each client draws a new mask in each round, or all draw the same one. No formal guarantee: what is sent is sent as
-    it is, or times one known factor.
+    Each client draws a new mask in each round, or all clients share one. No formal guarantee: the
+    numbers sent are exact, up to one known factor.
 
     Args:
-        masked: probability of each number to be left out, below 1; 0 sends all, as without the defense.
-        rescale: whether what is sent is divided by 1 - `masked`, so that the update is right on average. Without, the
-            update is the shorter the more of it is left out.
-        error_feedback: whether what a client did not send is added to its update in the next round.
-        common: whether all clients of a round leave out the same numbers, as secure aggregation needs it. The server
-            can know them.
+        masked: probability that a number is left out, below 1; 0 sends all, as without the defense.
+        rescale: whether sent numbers are divided by 1 - `masked`, so that the update is unbiased;
+            otherwise its norm shrinks the more of it is left out.
+        error_feedback: whether numbers that a client did not send are added to its next update.
+        common: whether all clients of a round leave out the same numbers, as secure aggregation
+            needs. The server can know them.
 
     Raises:
         ConfigError: `masked` is out of range, or `rescale` goes together with `error_feedback`.
 
     References:
-        Konecny et al.: Federated Learning: Strategies for Improving Communication Efficiency, 2016 (Sec. 2, random
-        mask).
-        Differs: the places are sent beside the numbers, where the paper's client sends the seed of its mask; `rescale`
-        is off, as in TGIAs-RO's masking of gradients.
+        Konecny et al.: Federated Learning: Strategies for Improving Communication Efficiency, 2016
+        (Sec. 2, random mask).
+        Differs: the indices are sent with the numbers, where the paper's client sends the seed of
+        its mask; `rescale` is off, as in TGIAs-RO's masking of gradients.
     """
 
     masked: float = 0.4
@@ -71,26 +71,28 @@ class RandomMask(Defense):
     def on_update(  # type: ignore[override]
         self, update: State, *, rng: torch.Generator, memory: Memory, common: torch.Generator | None = None
     ) -> State | Payload:
-        """See Defense."""
+        """Return the numbers of the update that the mask leaves."""
         if not self.masked:
             return update
-        wanted = with_unsent(update, memory)
+        intended = add_unsent(update, memory)
         sent, source = {}, common or rng
-        for name, tensor in wanted.items():
-            kept = torch.rand(tensor.shape, generator=source) >= self.masked
-            sent[name] = torch.where(kept, tensor, torch.zeros_like(tensor))
+        for name, tensor in intended.items():
+            is_sent = torch.rand(tensor.shape, generator=source) >= self.masked
+            sent[name] = torch.where(is_sent, tensor, torch.zeros_like(tensor))
         if self.error_feedback:
-            keep_unsent(memory, wanted, sent)
+            keep_unsent(memory, intended, sent)
         factor = 1 / (1 - self.masked) if self.rescale else 1.0
-        return Payload.sparse({name: tensor * factor for name, tensor in sent.items()})
+        return Payload.from_sparse({name: tensor * factor for name, tensor in sent.items()})
 
     def adversary_view(self, gradient: State, sent: State) -> State:
-        """See Defense. Numbers that the mask left out count for nothing, see `by_chance`; `rescale` is undone.
+        """Return the gradient masked and rescaled as the update was.
 
-        With `error_feedback` an update carries what earlier ones left over; that of one round does not tell it apart,
-        and it counts as noise.
+        With `error_feedback`, an update contains an unknown remainder of earlier rounds, which the
+        view ignores as noise. See `masked_by_chance` for how zeros are attributed to the mask.
         """
         if not self.masked:
             return gradient
         factor = 1 / (1 - self.masked) if self.rescale else 1.0
-        return {name: tensor * (factor * ~by_chance(sent[name], self.masked)) for name, tensor in gradient.items()}
+        return {
+            name: tensor * (factor * ~masked_by_chance(sent[name], self.masked)) for name, tensor in gradient.items()
+        }

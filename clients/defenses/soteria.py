@@ -1,4 +1,4 @@
-"""The representation that the last layer's gradient reveals is perturbed."""
+"""Soteria: the features that the last layer's gradient reveals are perturbed."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from fedsim.defense import Defense
 from fedsim.errors import ConfigError, RunError, first_line
 from fedsim.wire.messages import State
 
-_AT_ONCE = 1 << 18
-"""Most numbers of slopes that are computed at once; what the layers before need for that stays in a cache."""
+_MAX_DERIVATIVES = 1 << 18
+"""Largest number of derivatives that are computed at once, so that they fit in a cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Soteria(Defense):
-    """In each local step, leave those features out of the last linear layer's gradient that give the data away most.
+    """Leave the features that reveal most of the data out of the last linear layer's gradient.
 
-    The gradient of that layer's weights shows the features r of a batch, from which its data X can be found. Setting
-    the feature r_i to zero moves what is found by about |r_i| / ||dr_i/dX||, so the features with the largest mean of
-    it over the batch are left out, and their columns of the gradient are zero. All other gradients are as they were,
-    those of the layers before among them. No formal guarantee: the paper's bound is for an adversary who looks at the
-    representation alone.
+    The gradient of that layer's weights reveals the features r of a batch, from which its data X
+    can be reconstructed. Setting the feature r_i to zero changes the reconstruction by about |r_i|
+    / ||dr_i/dX||. So in each local step, the features with the largest mean of it over the batch
+    are left out, and their columns of the gradient are zero. All other gradients, including those
+    of the layers before, are unchanged. No formal guarantee: the paper's bound is for an adversary
+    who sees only the features.
 
     Args:
-        pruned: share of the features that is left out, below 1, rounded to at least one; 0 leaves all, as without the
-            defense.
+        pruned: share of the features that is left out, below 1, rounded to at least one; 0 leaves
+            all, as without the defense.
 
     Raises:
         ConfigError: `pruned` is out of range.
-        RunError: the model's features do not depend on its inputs by a function with a derivative.
+        RunError: the model's features are not differentiable in its inputs.
 
     References:
-        Sun et al.: Soteria: Provable Defense against Privacy Leakage in Federated Learning from Representation
-        Perspective, CVPR 2021, with the L2 norm of the data (p = 2) and the count of features (q = 0). Differs: the
-        layer is always the last linear one. A batch has one set of features that are left out, as in the released
-        code, which sums ||dr_i/dX|| / r_i over the batch and leaves out the smallest; here it is the mean of the
-        paper's own |r_i| / ||dr_i/dX||, largest first. So a feature that is zero counts nothing, where the released
+        Sun et al.: Soteria: Provable Defense against Privacy Leakage in Federated Learning from
+        Representation Perspective, CVPR 2021, with the L2 norm of the data (p = 2) and the count of
+        features (q = 0). Differs: the layer is always the last linear one. A batch has one set of
+        features that are left out, as in the released code, which sums ||dr_i/dX|| / r_i over the
+        batch and leaves out the smallest; here it is the mean of the paper's own |r_i| /
+        ||dr_i/dX||, largest first. So a feature that is zero counts nothing, where the released
         code leaves it out before all others.
     """
 
@@ -64,18 +66,19 @@ class Soteria(Defense):
             raise ConfigError(f"pruned: expected a share of at least 0, below 1, got {self.pruned}")
 
     def on_features(self, features: Tensor, inputs: Tensor, *, rng: torch.Generator) -> Tensor:
-        """See Defense."""
+        """Return the features with the most revealing ones set to zero."""
         del rng
         if not self.pruned:
             return features
-        revealing = (features.detach().abs() / slope_norms(features, inputs).clamp_min(1e-12)).mean(0)
-        chosen = revealing.topk(max(1, round(self.pruned * len(revealing))), sorted=False).indices
-        return features.index_fill(1, chosen, 0.0)
+        revealed = (features.detach().abs() / feature_gradient_norms(features, inputs).clamp_min(1e-12)).mean(0)
+        pruned = revealed.topk(max(1, round(self.pruned * len(revealed))), sorted=False).indices
+        return features.index_fill(1, pruned, 0.0)
 
     def adversary_view(self, gradient: State, sent: State) -> State:
-        """See Defense. Features whose column of the last layer's weights was sent as zero count for nothing there.
+        """Return the gradient with zeros in columns of the last layer that were sent as zero.
 
-        That layer is the last matrix, as in training. Of several steps, only what was left out in each is known.
+        That layer is the last matrix, as in training. After several steps, only features that were
+        left out in each are known.
         """
         matrices = [name for name, tensor in gradient.items() if tensor.ndim == 2]
         if not self.pruned or not matrices:
@@ -84,22 +87,22 @@ class Soteria(Defense):
         return {**gradient, last: gradient[last] * (sent[last] != 0).any(0)}
 
 
-def slope_norms(features: Tensor, inputs: Tensor) -> Tensor:
-    """`example feature`, the L2 norm of each feature's slope in the example that it is of.
+def feature_gradient_norms(features: Tensor, inputs: Tensor) -> Tensor:
+    """Return the L2 norm of each feature's gradient in its own example, `example feature`.
 
     Raises:
-        RunError: there is no slope.
+        RunError: the features are not differentiable in the inputs.
     """
     batch, count = features.shape
-    width = max(1, _AT_ONCE // inputs.numel())
-    found = []
-    for chosen in torch.split(torch.eye(count).to(features), width):
-        wanted = chosen[:, None].expand(len(chosen), batch, count)
+    features_at_once = max(1, _MAX_DERIVATIVES // inputs.numel())
+    norms = []
+    for unit_vectors in torch.split(torch.eye(count).to(features), features_at_once):
+        grad_outputs = unit_vectors[:, None].expand(len(unit_vectors), batch, count)
         try:
-            (slopes,) = torch.autograd.grad(features, inputs, wanted, retain_graph=True, is_grads_batched=True)
+            (gradients,) = torch.autograd.grad(features, inputs, grad_outputs, retain_graph=True, is_grads_batched=True)
         except RuntimeError as error:
             raise RunError(
-                f"the features of the model have no slope in its inputs ({first_line(error)}); choose another model"
+                f"the features of the model have no gradient in its inputs ({first_line(error)}); choose another model"
             ) from error
-        found.append(slopes.flatten(2).norm(dim=2))
-    return torch.cat(found).mT
+        norms.append(gradients.flatten(2).norm(dim=2))
+    return torch.cat(norms).mT

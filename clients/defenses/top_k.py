@@ -1,4 +1,4 @@
-"""Only the largest numbers of the update are sent."""
+"""Top-k sparsification: only the largest numbers of the update are sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from clients.defenses.error_feedback import keep_unsent, with_unsent
+from clients.defenses.error_feedback import add_unsent, keep_unsent
 from fedsim.attacks import Paper
 from fedsim.defense import Defense, Memory, Setting
 from fedsim.errors import ConfigError
@@ -17,14 +17,14 @@ from fedsim.wire.payloads import Payload
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Defense):
-    """Send the k numbers of the update that are largest by absolute value, with their places; the rest is zero.
+    """Send the k numbers of the update with the largest absolute values, and their indices.
 
-    The whole update, all layers together, is one list of numbers. BatchNorm's running statistics are among them where
-    clients share those. No formal guarantee: what is sent is sent as it is.
+    The numbers are selected from the update as a whole, not by layer; it includes BatchNorm's
+    running statistics where clients share those. No formal guarantee: the numbers sent are exact.
 
     Args:
-        fraction: share of the numbers that is sent, above 0; 1 sends all, as without the defense. k is this share of
-            all numbers, rounded, and at least 1.
+        fraction: share of the numbers that is sent, above 0; 1 sends all, as without the defense. k
+            is this share of all numbers, rounded, and at least 1.
         k: count of the numbers that are sent, instead of `fraction`; 0 leaves it to `fraction`.
         error_feedback: whether what a client did not send is added to its update in the next round.
 
@@ -32,7 +32,8 @@ class TopK(Defense):
         ConfigError: a setting is out of range, or the model has fewer than `k` numbers.
 
     References:
-        Aji and Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP 2017 (with error feedback).
+        Aji and Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP 2017 (with
+        error feedback).
         Differs: it acts on the update of a round, which for FedSGD is the gradient.
     """
 
@@ -60,7 +61,7 @@ class TopK(Defense):
             raise ConfigError(f"k: expected a count of at least 1, or 0 to leave it to fraction, got {self.k}")
 
     def check(self, setting: Setting) -> None:
-        """See Defense."""
+        """Check that the update has at least k numbers."""
         count = sum(tensor.numel() for tensor in setting.update.values())
         if self.k > count:
             raise ConfigError(f"k: {self.k} numbers are to be sent, but an update has {count}; choose at most as many")
@@ -68,31 +69,31 @@ class TopK(Defense):
     def on_update(  # type: ignore[override]
         self, update: State, *, rng: torch.Generator, memory: Memory
     ) -> State | Payload:
-        """See Defense. Of numbers of the same size that would make more than k, some are sent."""
+        """Return the k largest numbers of the update; ties are broken arbitrarily."""
         del rng
         count = sum(tensor.numel() for tensor in update.values())
         k = min(self.k, count) or max(1, round(self.fraction * count))
         if k == count:
             return update
-        wanted = with_unsent(update, memory)
-        sizes = torch.cat([tensor.reshape(-1).abs().double() for tensor in wanted.values()])
-        chosen = torch.zeros(count, dtype=torch.bool)
-        chosen[sizes.topk(k, sorted=False).indices] = True
-        masks = torch.split(chosen, [tensor.numel() for tensor in wanted.values()])
-        sent = {
-            name: torch.where(mask.view_as(tensor), tensor, torch.zeros_like(tensor))
-            for (name, tensor), mask in zip(wanted.items(), masks, strict=True)
-        }
+        intended = add_unsent(update, memory)
+        magnitudes = torch.cat([tensor.reshape(-1).abs().double() for tensor in intended.values()])
+        is_sent = torch.zeros(count, dtype=torch.bool)
+        is_sent[magnitudes.topk(k, sorted=False).indices] = True
+        masks = torch.split(is_sent, [tensor.numel() for tensor in intended.values()])
+        sent: dict[str, torch.Tensor] = {}
+        for (name, tensor), mask in zip(intended.items(), masks, strict=True):
+            sent[name] = torch.where(mask.view_as(tensor), tensor, torch.zeros_like(tensor))
         if self.error_feedback:
-            keep_unsent(memory, wanted, sent)
-        return Payload.sparse(sent)
+            keep_unsent(memory, intended, sent)
+        return Payload.from_sparse(sent)
 
     def adversary_view(self, gradient: State, sent: State) -> State:
-        """See Defense. What was not sent counts half: it may be anything below the smallest number that was.
+        """Return the gradient with numbers that were not sent halved.
 
-        Half is between taking it for zero, which most of it is nearly, and leaving it out: attacks found more by it
-        than by either, or by the bound. With `error_feedback` numbers carry what earlier rounds left over, which is not
-        known; then the gradient is seen as it is.
+        An unsent number is anything below the smallest number sent, mostly nearly zero. Attacks
+        reconstruct more when it counts half than when it counts as zero, is ignored, or is bounded.
+        With `error_feedback`, numbers contain an unknown remainder of earlier rounds; then the
+        gradient is returned unchanged.
         """
         if self.error_feedback:
             return gradient

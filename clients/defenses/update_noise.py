@@ -1,4 +1,4 @@
-"""Update clipping plus noise."""
+"""Update clipping and noise: local differential privacy of a client's whole data."""
 
 from __future__ import annotations
 
@@ -21,53 +21,62 @@ def _gaussian(like: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _laplace(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Of scale 1: the difference of two exponential draws."""
-    one, other = (torch.empty(like.shape, dtype=like.dtype).exponential_(generator=rng) for _ in range(2))
-    return one - other
+    """Draw Laplace noise of scale 1, as the difference of two exponential draws."""
+    first = torch.empty(like.shape, dtype=like.dtype).exponential_(generator=rng)
+    second = torch.empty(like.shape, dtype=like.dtype).exponential_(generator=rng)
+    return first - second
 
 
-_DRAWS: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {"gaussian": _gaussian, "laplace": _laplace}
-_FURTHEST = 1e6
-"""C follows the norms up to this many times `clip`, and down to this part of it."""
+_DRAW_NOISE: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {"gaussian": _gaussian, "laplace": _laplace}
+_MAX_CLIP_CHANGE = 1e6
+"""Largest factor between `clip` and the C that follows the norms, in both directions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateNoise(Defense):
     """Clip the update to norm C, then add noise of scale sigma * C to each of its numbers.
 
-    The whole update, all layers together, is one vector. Because every client does this before sending, the promise
-    holds against the server itself: whatever a client holds, two updates of it are at most 2C apart, and the noise
-    hides which one it was (client-level local differential privacy). With Gaussian noise the norm is L2 and the
-    standard deviation sigma * C; in each round 2 / sigma^2 of zero-concentrated privacy is lost. With Laplace noise the
-    norm is L1, and in each round epsilon = 2 / sigma is lost, with delta = 0. The promise is one about real numbers:
-    what the rounding of floating-point noise may tell (Mironov, CCS 2012) is not covered.
+    The whole update, all layers together, is one vector. Clients do this before sending, so the
+    guarantee holds against the server itself: whatever data a client has, two of its updates differ
+    by at most 2C, and the noise hides which one it was (client-level local differential privacy).
+
+    - With Gaussian noise the norm is L2 and the standard deviation sigma * C; in each round,
+      2 / sigma^2 of zero-concentrated privacy is lost.
+    - With Laplace noise the norm is L1; in each round, epsilon = 2 / sigma is lost, and delta = 0.
+
+    The guarantee is one about real numbers: leaks through the rounding of floating-point noise
+    (Mironov, CCS 2012) are not covered.
 
     With `quantile`, C follows a client's own norms. After each round it is multiplied by
-    exp(-clip_rate * (b - quantile)), where b is 1 if the norm was at most C, otherwise 0. A client has no others to
-    average b with, so noise that hides b makes C wander. Without that noise C would tell of private norms, and nothing
-    would be proved; with it, b counts as sent. C stays between a millionth of `clip` and a million times it.
+    exp(-clip_rate * (b - quantile)), where b is 1 if the norm was at most C, otherwise 0. A client
+    has no other clients to average b with, so noise that hides b makes C fluctuate. Without that
+    noise, C would reveal private norms, and nothing would be proved; with it, b counts as sent. C
+    stays between a millionth of `clip` and a million times it.
 
-    If `noise_multiplier` is 0 and the norm at most C, the update is sent as it is, to the bit.
+    If `noise_multiplier` is 0 and the norm at most C, the update is sent unchanged, to the bit.
 
     Args:
-        clip: C, largest norm of an update, in units of the weights, or of the gradient where that is sent; with
-            `quantile` that of a client's first round.
+        clip: C, largest norm of an update, in units of the weights, or of the gradient where that
+            is sent; with `quantile`, C of a client's first round.
         noise_multiplier: sigma, scale of the noise divided by C; 0 only clips.
-        noise: `gaussian`, whose scale is its standard deviation, or `laplace`, whose mean absolute value it is.
-        quantile: share of its rounds in which a client's norm is to be at most C, below 1; 0 leaves C as it is.
-        clip_rate: largest change of log C in a round that has no noise on b; 0.2 in the paper.
-        bit_noise: scale of the noise on b, of the kind of `noise`; 0 adds none, and gives no guarantee.
+        noise: `gaussian`, with scale = standard deviation, or `laplace`, with scale = mean absolute
+            value.
+        quantile: share of its rounds in which a client's norm should be at most C, below 1; 0 keeps
+            C fixed.
+        clip_rate: largest change of log C in a round without noise on b; 0.2 in the paper.
+        bit_noise: scale of the noise on b, of the kind of `noise`; 0 adds none, and gives no
+            guarantee.
 
     Raises:
         ConfigError: a setting is out of range, or `bit_noise` is given without `quantile`.
 
     References:
-        McMahan et al.: Learning Differentially Private Recurrent Language Models, ICLR 2018 (clipping of updates);
-        Andrew et al.: Differentially Private Learning with Adaptive Clipping, NeurIPS 2021 (Sec. 2.1: C follows a
-        quantile); Bun and Steinke: Concentrated Differential Privacy, TCC 2016 (Prop. 1.3, 1.4, 1.6 and Lemma 1.7:
-        the guarantee).
-        Differs: each client adds its own noise, instead of the server once to the sum; C follows the norms of one
-        client instead of those of all in a round, and stays with it.
+        McMahan et al.: Learning Differentially Private Recurrent Language Models, ICLR 2018
+        (clipping of updates); Andrew et al.: Differentially Private Learning with Adaptive
+        Clipping, NeurIPS 2021 (Sec. 2.1: C follows a quantile); Bun and Steinke: Concentrated
+        Differential Privacy, TCC 2016 (Prop. 1.3, 1.4, 1.6 and Lemma 1.7: the guarantee).
+        Differs: each client adds its own noise, instead of the server once to the sum; C follows
+        the norms of one client instead of those of all in a round, and stays with it.
     """
 
     clip: float = 1.0
@@ -103,8 +112,8 @@ class UpdateNoise(Defense):
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
                 raise ConfigError(f"{name}: expected a finite value of at least 0, got {value}")
-        if self.noise not in _DRAWS:
-            raise ConfigError(f"noise: expected {' or '.join(map(repr, _DRAWS))}, got {self.noise!r}")
+        if self.noise not in _DRAW_NOISE:
+            raise ConfigError(f"noise: expected {' or '.join(map(repr, _DRAW_NOISE))}, got {self.noise!r}")
         if not 0 <= self.quantile < 1:
             raise ConfigError(
                 f"quantile: expected a share above 0, below 1, or 0 for a fixed clip, got {self.quantile}"
@@ -118,27 +127,35 @@ class UpdateNoise(Defense):
             )
 
     def on_update(self, update: State, *, rng: torch.Generator, memory: Memory) -> State:  # type: ignore[override]
-        """See Defense. A zero update stays zero before the noise."""
+        """Return the clipped and noisy update, and adapt C for the next round."""
         clip = memory["clip"].item() if "clip" in memory else self.clip
         norm = self._norm(update)
-        factor, scale = _shrinking(norm, clip).item(), self.noise_multiplier * clip
+        factor, scale = _clip_factor(norm, clip).item(), self.noise_multiplier * clip
         sent = dict(update)
         if factor != 1 or scale:
-            draw = _DRAWS[self.noise]
-            sent = {name: t * factor + scale * draw(t, rng) for name, t in update.items()}
+            draw_noise = _DRAW_NOISE[self.noise]
+            sent = {name: tensor * factor + scale * draw_noise(tensor, rng) for name, tensor in update.items()}
         if self.quantile:
             memory["clip"] = self._next_clip(clip, norm, rng)
         return sent
 
     def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
-        """See Defense. Each round shows an update of sensitivity 2C and, where C follows the norms, b of 1."""
+        """Return the privacy loss over all rounds.
+
+        Each round releases an update of sensitivity 2C and, where C follows the norms, b of
+        sensitivity 1. With Laplace noise, the smaller epsilon of the two ways of composition
+        counts.
+        """
         if not self.noise_multiplier or (self.quantile and not self.bit_noise):
             return None
-        shown = [2 / self.noise_multiplier, *([1 / self.bit_noise] if self.quantile else [])]
-        rho = participation.rounds * sum(loss**2 / 2 for loss in shown)
+        losses = [2 / self.noise_multiplier]
+        if self.quantile:
+            losses.append(1 / self.bit_noise)
+        rho = participation.rounds * sum(loss**2 / 2 for loss in losses)
         epsilon, accountant = rho + 2 * math.sqrt(rho * math.log(1 / delta)), "zero-concentrated DP"
-        if self.noise == "laplace" and (pure := participation.rounds * sum(shown)) <= epsilon:
-            epsilon, delta, accountant = pure, 0.0, "sum of the epsilons of the rounds"
+        pure_epsilon = participation.rounds * sum(losses)
+        if self.noise == "laplace" and pure_epsilon <= epsilon:
+            epsilon, delta, accountant = pure_epsilon, 0.0, "sum of the epsilons of the rounds"
         return Guarantee(
             epsilon=epsilon,
             delta=delta,
@@ -146,32 +163,36 @@ class UpdateNoise(Defense):
             accountant=accountant,
         )
 
-    def composed(self, done: Sequence[Participation], delta: float) -> Guarantee | None:
-        """See Defense. How a client trained makes no difference, so rounds of all kinds count alike."""
-        return self.guarantee(replace(done[0], rounds=sum(some.rounds for some in done)), delta)
+    def compose_guarantees(self, participations: Sequence[Participation], delta: float) -> Guarantee | None:
+        """Return the privacy loss over all rounds, whatever their batch sizes and steps."""
+        rounds = sum(participation.rounds for participation in participations)
+        return self.guarantee(replace(participations[0], rounds=rounds), delta)
 
     def adversary_view(self, gradient: State, sent: State) -> State:
-        """See Defense. Clipped to C; noise has the expectation zero, and a C that follows the norms is not known."""
+        """Return the gradient clipped to C; the noise has mean zero, and is ignored.
+
+        A C that follows the norms is not known, so the gradient is then not clipped.
+        """
         del sent
         if self.quantile:
             return gradient
-        factor = _shrinking(self._norm(gradient), self.clip)
+        factor = _clip_factor(self._norm(gradient), self.clip)
         return {name: tensor * factor for name, tensor in gradient.items()}
 
     def _norm(self, update: State) -> Tensor:
-        """Of all tensors together, in float64, differentiable."""
+        """Return the L1 or L2 norm of all tensors together, in float64, differentiable."""
         order = 1 if self.noise == "laplace" else 2
-        each = [torch.linalg.vector_norm(tensor.double(), order) for tensor in update.values()]
-        return torch.linalg.vector_norm(torch.stack(each), order) if each else torch.zeros((), dtype=torch.float64)
+        norms = [torch.linalg.vector_norm(tensor.double(), order) for tensor in update.values()]
+        return torch.linalg.vector_norm(torch.stack(norms), order) if norms else torch.zeros((), dtype=torch.float64)
 
     def _next_clip(self, clip: float, norm: Tensor, rng: torch.Generator) -> Tensor:
-        """C of the client's next round, in float64."""
+        """Return C of the client's next round, in float64."""
         bit = (norm <= clip).double()
-        noisy = bit + self.bit_noise * _DRAWS[self.noise](bit, rng)
-        following: Tensor = clip * torch.exp(-self.clip_rate * (noisy - self.quantile))
-        return following.clamp(self.clip / _FURTHEST, self.clip * _FURTHEST)
+        noisy_bit = bit + self.bit_noise * _DRAW_NOISE[self.noise](bit, rng)
+        next_clip: Tensor = clip * torch.exp(-self.clip_rate * (noisy_bit - self.quantile))
+        return next_clip.clamp(self.clip / _MAX_CLIP_CHANGE, self.clip * _MAX_CLIP_CHANGE)
 
 
-def _shrinking(norm: Tensor, clip: float) -> Tensor:
-    """The factor, at most 1, that brings a vector of this norm down to `clip`."""
+def _clip_factor(norm: Tensor, clip: float) -> Tensor:
+    """Return the factor, at most 1, that clips a vector of this norm to `clip`."""
     return clip / norm.clamp(min=clip)

@@ -1,4 +1,4 @@
-"""What zeros in a sent update tell an adversary who knows why they are there; pieces of `Defense.adversary_view`."""
+"""Parts of `Defense.adversary_view`, for an adversary who knows why a sent update has zeros."""
 
 from __future__ import annotations
 
@@ -7,56 +7,64 @@ from torch import Tensor
 
 from fedsim.wire.messages import State
 
-_SURE = 0.01
-"""A probability below which zeros are not taken for chance."""
+_MAX_CHANCE = 0.01
+"""Probability below which zeros are not attributed to a random mask."""
 
 
-def with_bounds(gradient: State, sent: State, bounds: State) -> State:
-    """`gradient`, in which numbers that were not sent count half up to the bound below which nothing is, wholly beyond.
+def shrink_unsent(gradient: State, sent: State, bounds: State) -> State:
+    """Halve numbers of `gradient` that were not sent, up to the bound below which none is sent.
 
-    Half is between the adversary who takes what was not sent for zero, which most of it is nearly, and one to whom it
-    says nothing up to the bound: attacks found more by it than by either.
+    An unsent number is nearly zero, so to match it in full is wrong, as is to ignore it. Attacks
+    reconstruct more when it counts half than in either case. The part beyond the bound counts in
+    full.
 
     Args:
-        bounds: by name, one number of at least 0, in the unit of `sent`. `gradient` is taken to be as long as `sent`,
-            over the numbers that were sent, where its unit is another.
+        gradient: the gradient of the dummy data.
+        sent: the gradient that was sent, with zeros for numbers that were not.
+        bounds: name to a number of at least 0, in the unit of `sent`. If `gradient` has another
+            unit, it is scaled so that both have the same norm over the numbers that were sent.
     """
-    there = {name: tensor != 0 for name, tensor in sent.items()}
-    unit = _length([gradient[name] * there[name] for name in gradient]) / _length([sent[name] for name in gradient])
-    seen = {}
+    is_sent = {name: tensor != 0 for name, tensor in sent.items()}
+    unit = _norm([gradient[name] * is_sent[name] for name in gradient]) / _norm([sent[name] for name in gradient])
+    view = {}
     for name, tensor in gradient.items():
         bound = bounds[name] * unit.detach()
-        seen[name] = torch.where(there[name], tensor, tensor - tensor.clamp(-bound, bound) / 2)
-    return seen
+        view[name] = torch.where(is_sent[name], tensor, tensor - tensor.clamp(-bound, bound) / 2)
+    return view
 
 
 def smallest_sent(sent: Tensor) -> Tensor:
-    """The smallest absolute value of the numbers that were sent, infinite where all are zero."""
+    """Return the smallest absolute value of the numbers that are not zero, infinite where all are.
+
+    >>> smallest_sent(torch.tensor([0.0, -2.0, 3.0]))
+    tensor(2.)
+    """
     sizes = torch.where(sent != 0, sent.abs(), torch.inf)
     return sizes.min() if sizes.numel() else sizes.sum()
 
 
-def by_chance(sent: Tensor, masked: float) -> Tensor:
-    """Which numbers of `sent` are zero because of a random mask, as far as can be told.
+def masked_by_chance(sent: Tensor, masked: float) -> Tensor:
+    """Return which numbers of `sent` are zero because of a random mask, as far as can be inferred.
 
-    A row or a column of a matrix in which nothing was sent, though a mask would hardly leave out so many numbers at
-    once, is zero by itself, as of a unit or a pixel that is silent. Tensors of more axes are matrices with one row for
-    each entry of the first axis.
+    If a whole row or column of a matrix is zero, and a mask would hardly leave out so many numbers
+    at once, its gradient itself is zero: a unit or pixel is inactive. Tensors of more axes are
+    matrices with one row for each entry of the first axis.
 
     Args:
-        masked: probability of each number to be left out.
+        sent: a tensor of the update that was sent.
+        masked: probability that a number is left out.
     """
     zeros = sent == 0
     if sent.ndim < 2 or not sent.numel():
         return zeros
     flat = zeros.flatten(1)
-    silent = torch.zeros_like(flat)
+    inactive = torch.zeros_like(flat)
     for axis in (0, 1):
-        if masked ** flat.shape[axis] < _SURE:
-            silent |= flat.all(axis, keepdim=True)
-    return (flat & ~silent).view_as(zeros)
+        if masked ** flat.shape[axis] < _MAX_CHANCE:
+            inactive |= flat.all(axis, keepdim=True)
+    return (flat & ~inactive).view_as(zeros)
 
 
-def _length(tensors: list[Tensor]) -> Tensor:
-    size = torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
-    return size.clamp_min(torch.finfo(size.dtype).tiny)
+def _norm(tensors: list[Tensor]) -> Tensor:
+    norm = torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
+    return norm.clamp_min(torch.finfo(norm.dtype).tiny)

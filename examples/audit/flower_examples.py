@@ -213,7 +213,7 @@ def audit(name: str, source: Path, work: Path) -> str:
         transcript = Transcript(work / "recording")
     except FedsimError as error:
         return f"{same:12}{error}"
-    update = transcript.recorded(1, transcript.clients(1)[0])
+    update = transcript.recorded_update(1, transcript.clients(1)[0])
     count = sum(len(transcript.clients(number)) for number in transcript.rounds)
     what = f"sums of {len(update.members)} clients" if update.members else "updates"
     recorded = f"{count} {what}, N {update.num_examples}"

@@ -1,1 +1,1 @@
-"""Who is attacked with what knowledge, and by which process."""
+"""Plan the attacks of an adversary, grant their knowledge, run them and score their findings."""

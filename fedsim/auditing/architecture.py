@@ -1,4 +1,4 @@
-"""Functions that build networks, for attacks: they hold no data and can be called in another process."""
+"""Model builders that attacks are granted: they hold no data and work in another process."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.models.checks import a_network
+from fedsim.models.checks import check_network
 from fedsim.plugins import registry
-from fedsim.randomness import seeded_by
+from fedsim.randomness import seed_globals_with
 from fedsim.task import Task
 from fedsim.wire.payloads import WORKING_TYPE
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Builds copies of the network that an experiment names.
+    """Builder of copies of the network that an experiment names.
 
     Attributes:
         name: of the model, registered or `module:callable`.
         settings: its table.
-        task: what it is built for.
-        seed: of its fresh weights. It is derived from the seed of the run, which must not be handed to attacks because
-            the partition of the data follows from it.
-        dropout: whether layers draw while clients train, as dropout does; the network says so as `draws_in_training`.
+        task: that it is built for.
+        seed: of its fresh weights. It is derived from the seed of the run, which attacks must not
+            get because the partition of the data follows from it.
+        dropout: whether layers draw random numbers while clients train, as dropout does; the
+            network gets this as its attribute `draws_in_training`.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Architecture:
     dropout: bool = True
 
     def __call__(self) -> nn.Module:
-        """A new copy of the network for each caller, with the same fresh weights."""
+        """Return a new copy of the network, each time with the same fresh weights."""
         return deepcopy(self._network)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,28 +47,30 @@ class Architecture:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Where its code is, if it is not registered."""
-        return _modules(self.name)
+        """Names of the modules with its code; empty where it is registered."""
+        return _module_names(self.name)
 
     @cached_property
     def _network(self) -> nn.Module:
         plugin = registry.build("models", self.name, self.settings, "model")
-        with seeded_by(self.seed):
-            network = a_network(plugin.build(self.task), self.name).to(WORKING_TYPE)
+        with seed_globals_with(self.seed):
+            network = check_network(plugin.build(self.task), self.name).to(WORKING_TYPE)
         vars(network)["draws_in_training"] = self.dropout
         return network
 
 
 @dataclass(frozen=True)
-class WrittenOut:
-    """Calls what an attack file names as `module:callable`, whose module is imported.
+class ReferencedModel:
+    """Builder of the network that an attack file names as `module:callable`.
 
     Attributes:
         reference: of a function that builds the network.
-        outputs: of a function of what the network returns and of its inputs, which gives the logits; empty where it
-            returns them.
-        frozen: whether parameters that need no gradient are not sent; they keep the values that they are built with.
-        binary: whether the network gives one logit, of the second of two classes; the other one becomes 0.
+        outputs: of a function that makes logits from what the network returns and from its inputs;
+            empty where the network returns logits.
+        frozen: whether parameters that need no gradient are not sent; they keep the values that
+            they are built with.
+        binary: whether the network returns one logit, that of the second of two classes; the logit
+            of the first one becomes 0.
     """
 
     reference: str
@@ -76,7 +79,7 @@ class WrittenOut:
     binary: bool = False
 
     def __call__(self) -> nn.Module:
-        """The network that it returns."""
+        """Return the network that the named function builds."""
         network: nn.Module = registry.load_object(self.reference)()
         if not isinstance(network, nn.Module):
             return network
@@ -84,37 +87,37 @@ class WrittenOut:
         if self.frozen:
             _freeze(network)
         if self.outputs:
-            network.register_forward_hook(_Reading(self.outputs))
+            network.register_forward_hook(_OutputHook(self.outputs))
         if self.binary:
-            network.register_forward_hook(_both_logits)
+            network.register_forward_hook(_add_zero_logit)
         return network
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Where its code is."""
-        return _modules(self.reference, self.outputs)
+        """Names of the modules with its code."""
+        return _module_names(self.reference, self.outputs)
 
 
 @dataclass(frozen=True)
-class WrittenLoss:
-    """Calls the loss that an attack file names as `module:callable`."""
+class ReferencedLoss:
+    """Loss that an attack file names as `module:callable`."""
 
     reference: str
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of these outputs."""
+        """Return the mean loss of these outputs."""
         loss: Tensor = registry.load_object(self.reference)(outputs, labels)
         return loss
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Where its code is."""
-        return _modules(self.reference)
+        """Names of the modules with its code."""
+        return _module_names(self.reference)
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """A hook that makes logits of what a network returns."""
+class _OutputHook:
+    """Forward hook that makes logits from what a network returns."""
 
     reference: str
 
@@ -122,8 +125,11 @@ class _Reading:
         return registry.load_object(self.reference)(returned, *inputs)
 
 
-def _both_logits(network: nn.Module, inputs: tuple[Any, ...], returned: Any) -> Any:
-    """Logits of two classes. Their cross-entropy is the binary cross-entropy of the one that the network gives."""
+def _add_zero_logit(network: nn.Module, inputs: tuple[Any, ...], returned: Any) -> Any:
+    """Put a logit 0 of the first class before the logit of the second one that the network returns.
+
+    The cross-entropy of both is the binary cross-entropy of the returned logit.
+    """
     if not isinstance(returned, Tensor):
         return returned  # the check of the model says what is wrong with it
     logit = returned.reshape(len(returned), -1)
@@ -131,14 +137,15 @@ def _both_logits(network: nn.Module, inputs: tuple[Any, ...], returned: Any) -> 
 
 
 def _freeze(network: nn.Module) -> None:
-    """Make constants of the parameters that need no gradient; they are in no message."""
+    """Turn parameters that need no gradient into buffers that are in no message."""
     for name, parameter in list(network.named_parameters()):
         if not parameter.requires_grad:
-            home, _, leaf = name.rpartition(".")
-            owner = network.get_submodule(home)
-            delattr(owner, leaf)
-            owner.register_buffer(leaf, parameter.detach(), persistent=False)
+            layer_name, _, parameter_name = name.rpartition(".")
+            layer = network.get_submodule(layer_name)
+            delattr(layer, parameter_name)
+            layer.register_buffer(parameter_name, parameter.detach(), persistent=False)
 
 
-def _modules(*references: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(reference.partition(":")[0] for reference in references if ":" in reference))
+def _module_names(*references: str) -> tuple[str, ...]:
+    names = [reference.partition(":")[0] for reference in references if ":" in reference]
+    return tuple(dict.fromkeys(names))

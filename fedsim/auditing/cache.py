@@ -1,4 +1,4 @@
-"""Findings that are in the run folder already: where they are, what they follow from, and which are still valid."""
+"""Find the findings that are in a run folder already, and decide which of them are still valid."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.attacks import Knowledge
-from fedsim.auditing.plan import Job, Named
-from fedsim.auditing.variants import settings_of, variant
+from fedsim.auditing.plan import AttackJob, TitledAttacks
+from fedsim.auditing.variants import hash_variant, settings_of
 from fedsim.errors import ConfigError, TranscriptError
 from fedsim.experiments.config import AppTable, KnowledgeTable
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Finding, LocalModel
 from fedsim.knowledge import FACTS
 from fedsim.plugins import registry
-from fedsim.plugins.code import UNREADABLE, code_hash, hash_of_references
-from fedsim.recording.finding_files import load_claim, load_finding, read_about, save_finding
+from fedsim.plugins.code import UNREADABLE, hash_plugin_code, hash_referenced_code
+from fedsim.recording.finding_files import load_claim, load_finding, read_facts, save_finding
 from fedsim.recording.header import hash_state
-from fedsim.recording.manifest import is_noted
+from fedsim.recording.manifest import matches_manifest
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import State
 
 log = logging.getLogger(__name__)
 
 
-class Models(Mapping[int, State]):
-    """A model of each client, read when it is asked for."""
+class LazyModels(Mapping[int, State]):
+    """A model of each client, read from its file each time that it is looked up."""
 
     def __init__(self, readers: Mapping[int, Callable[[], State]]) -> None:
         self._readers = readers
@@ -41,7 +41,7 @@ class Models(Mapping[int, State]):
         return self._readers[client]()
 
     def __contains__(self, client: object) -> bool:
-        return client in self._readers  # without reading
+        return client in self._readers  # Mapping's own method would read the model
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._readers)
@@ -51,167 +51,197 @@ class Models(Mapping[int, State]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
-    """The findings in a run folder.
+class FindingCache:
+    """Findings in a run folder.
 
     Attributes:
         folder: the run.
         attacks: of the file.
-        order: their titles; an attack comes after those that it builds on.
-        granted: what the file grants.
-        beside: folder in which `module:callable` is found.
-        seed: seed of the run.
-        own: whether fedsim made the run, so that the clients' records cannot change.
-        app: what the file says of the messages of an app.
+        titles: of the attacks; an attack comes after those that it builds on.
+        knowledge_table: what the file grants.
+        base_folder: folder in which `module:callable` is found.
+        seed: of the run.
+        is_own_run: whether fedsim made the run, so that the clients' records cannot change.
+        app: what the file says of the messages of a foreign app.
     """
 
     folder: RunFolder
-    attacks: Named
-    order: Sequence[str]
-    granted: KnowledgeTable
-    beside: Path
+    attacks: TitledAttacks
+    titles: Sequence[str]
+    knowledge_table: KnowledgeTable
+    base_folder: Path
     seed: int
-    own: bool
+    is_own_run: bool
     app: AppTable
 
     @cached_property
     def model_code(self) -> str | None:
-        """Hash of the files of model, outputs and loss that the attack file names; None if it names none."""
-        named = (self.granted.model, self.app.outputs, self.granted.loss)
-        written = [setting for setting in named if isinstance(setting, str) and ":" in setting]
-        for setting in written:
-            registry.load_object(setting, self.beside)
-        return hash_of_references(written)
+        """Hash of the code of model, outputs and loss that the attack file names, or None."""
+        settings = (self.knowledge_table.model, self.app.outputs, self.knowledge_table.loss)
+        references = [setting for setting in settings if isinstance(setting, str) and ":" in setting]
+        for reference in references:
+            registry.load_object(reference, self.base_folder)
+        return hash_referenced_code(references)
 
     @cached_property
-    def present(self) -> dict[str, tuple[Any, ...]]:
-        """Variant, hash of the code and hash of the model's code of each attack as they are now, by title."""
-        return {
-            table.title: (self.variants[table.title], code_hash(type(attack)), self.model_code)
-            for table, attack in self.attacks
-        }
+    def current_versions(self) -> dict[str, tuple[Any, ...]]:
+        """Map each title to the present version of its attack.
+
+        A version is the variant, the hash of the attack's code and that of the model's code.
+        """
+        versions: dict[str, tuple[Any, ...]] = {}
+        for table, attack in self.attacks:
+            variant_hash = self.variants[table.title]
+            versions[table.title] = (variant_hash, hash_plugin_code(type(attack)), self.model_code)
+        return versions
 
     def is_outdated(self, about: Mapping[str, Any]) -> bool:
-        """Whether a finding was made by other code of its attack than the present one, or of the model it was given."""
-        codes = {table.name: code_hash(type(attack)) for table, attack in self.attacks}
-        mine, theirs = self.present.get(str(about["attack"]), ("",)), made_with(about)
-        same_variant = mine[0] == theirs[0]
-        return about["code"] != codes.get(about["plugin"], about["code"]) or (same_variant and mine != theirs)
+        """Return whether the code of a finding's attack, or of its model, has changed."""
+        codes = {table.name: hash_plugin_code(type(attack)) for table, attack in self.attacks}
+        if about["code"] != codes.get(about["plugin"], about["code"]):
+            return True
+        current, recorded = self.current_versions.get(str(about["attack"]), ("",)), _finding_version(about)
+        return current[0] == recorded[0] and current != recorded
 
     @cached_property
     def variants(self) -> dict[str, str]:
-        """By title, a hash of the plug-in, its settings, the granted facts that it reads and the variant it builds on.
+        """Map each title to its variant.
 
-        Findings of different variants stay side by side. An edited plug-in is no other variant: its old findings cannot
-        be made again, so they are replaced.
+        A variant is a hash of the plug-in, its settings, the granted facts that it reads and the
+        variant that it builds on. Findings of different variants are kept side by side. A plug-in
+        whose code was edited is no other variant: its old findings cannot be made again, so they
+        are replaced.
         """
-        found: dict[str, str] = {}
+        variants: dict[str, str] = {}
         attacks = {table.title: (table.name, attack) for table, attack in self.attacks}
-        granted = self.granted.model_dump()
-        for title in self.order:
+        granted = self.knowledge_table.model_dump()
+        for title in self.titles:
             plugin, attack = attacks[title]
-            known = {name: granted[name] for name in FACTS if name in attack.handed()} | self._said_of_app
-            found[title] = variant(plugin, settings_of(attack), known, found.get(attack.builds_on or ""))
-        return found
+            facts = {name: granted[name] for name in FACTS if name in attack.facts_to_grant()} | self._app_settings
+            source_variant = variants.get(attack.builds_on or "")
+            variants[title] = hash_variant(plugin, settings_of(attack), facts, source_variant)
+        return variants
 
     @property
-    def _said_of_app(self) -> dict[str, Any]:
-        return {"app": said} if (said := self.app.model_dump(exclude_defaults=True)) else {}
+    def _app_settings(self) -> dict[str, Any]:
+        settings = self.app.model_dump(exclude_defaults=True)
+        return {"app": settings} if settings else {}
 
     @cached_property
-    def _homes(self) -> dict[str, Path]:
-        """By title, the folder for the findings of this variant alone: the title, or `title-VARIANT`."""
-        return {title: _home(self.folder.findings / title, own) for title, own in self.variants.items()}
+    def _finding_folders(self) -> dict[str, Path]:
+        """Map each title to the folder of its variant's findings, `title` or `title-VARIANT`."""
+        folders: dict[str, Path] = {}
+        for title, variant_hash in self.variants.items():
+            folders[title] = _variant_folder(self.folder.findings / title, variant_hash)
+        return folders
 
-    def place(self, job: Job) -> Path:
-        """Where what `job` finds is kept."""
-        return self._homes[job.title] / f"{job.name}.safetensors"
+    def finding_path(self, job: AttackJob) -> Path:
+        """Return the path of the finding of `job`."""
+        return self._finding_folders[job.title] / f"{job.name}.safetensors"
 
-    def keep(self, finding: Finding, path: Path, about: Mapping[str, object]) -> None:
-        """Write a finding, or an optimum, and note it in the manifest."""
+    def save(self, finding: Finding, path: Path, about: Mapping[str, object]) -> None:
+        """Save a finding, or an optimal local model, and note it in the manifest."""
         save_finding(finding, path, about)
         self.folder.note(path)
 
-    def is_ours(self, path: Path) -> bool:
-        """Whether a finding is there, and has the hash that the manifest of the run notes; if not, it is made anew."""
+    def is_intact(self, path: Path) -> bool:
+        """Return whether a finding is there and has the hash that the manifest notes."""
         if not path.is_file():
             return False
-        if not is_noted(self.folder.path, path):
+        if not matches_manifest(self.folder.path, path):
             log.warning("%s/%s: is not what this run found, so it is made anew", path.parent.name, path.name)
             return False
         return True
 
-    def is_there(self, job: Job, fingerprint: str) -> bool:
-        """Whether the finding of `job` is there and follows from the same inputs; logs that, or why it is made anew."""
-        path = self.place(job)
-        return self.is_ours(path) and _is_there(job, load_claim(path)[1], fingerprint, self.model_code)
+    def is_up_to_date(self, job: AttackJob, fingerprint: str) -> bool:
+        """Return whether the finding of `job` is there and follows from the same inputs; log it."""
+        path = self.finding_path(job)
+        if not self.is_intact(path):
+            return False
+        return _is_up_to_date(job, load_claim(path)[1], fingerprint, self.model_code)
 
-    def decoded(self, title: str, job: Job) -> tuple[Models, list[str]]:
-        """The local models that the attack called `title` found, with its present settings, in the rounds of `job`.
+    def load_models(self, title: str, job: AttackJob) -> tuple[LazyModels, list[str]]:
+        """Find the local models that attack `title` claimed in the rounds of `job`.
+
+        Models that an earlier version of the attack claimed are left out.
 
         Returns:
-            The models by client, and the hash of each: findings that build on a model are valid as long as it is.
+            The models by client, and the hash of each: findings that build on a model are valid as
+            long as it is.
         """
-        models: dict[int, Callable[[], State]] = {}
-        hashes, now = [], self.present[title]
-        for path in sorted(self._homes[title].glob(f"round-{job.round}-client-*-repeat-{job.repeat}.*")):
-            if path.suffix != ".safetensors" or not is_noted(self.folder.path, path):
+        readers: dict[int, Callable[[], State]] = {}
+        hashes, current = [], self.current_versions[title]
+        pattern = f"round-{job.round}-client-*-repeat-{job.repeat}.*"
+        for path in sorted(self._finding_folders[title].glob(pattern)):
+            if path.suffix != ".safetensors" or not matches_manifest(self.folder.path, path):
                 continue
-            about, digest = _model_at(path, path.stat().st_mtime_ns)
-            if made_with(about) != now or about["rounds"] != list(job.rounds):
+            about, model_hash = _read_model_hash(path, path.stat().st_mtime_ns)
+            if _finding_version(about) != current or about["rounds"] != list(job.rounds):
                 continue
-            if digest is None:
+            if model_hash is None:
                 raise ConfigError(
                     f"attack.{job.title}.source: '{title}' claims no local models; name an attack that does"
                 )
-            models[int(str(about["victim"]))] = partial(_read_model, path)
-            hashes.append(digest)
-        return Models(models), hashes
+            readers[int(str(about["victim"]))] = partial(_read_model, path)
+            hashes.append(model_hash)
+        return LazyModels(readers), hashes
 
-    def fingerprint(self, job: Job, knowledge: Knowledge, transcript: Transcript, upstream: Sequence[str]) -> str:
-        """A hash of everything that the finding of `job` follows from."""
+    def fingerprint(self, job: AttackJob, knowledge: Knowledge, transcript: Transcript, upstream: Sequence[str]) -> str:
+        """Return a hash of everything that the finding of `job` follows from.
+
+        Args:
+            upstream: hashes of the models that it builds on.
+        """
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
-        headers = [transcript.header(number).plain() for number in job.rounds]
-        table = self.granted.model_dump()
-        granted = {name: table[name] for name in knowledge.granted()} | self._said_of_app
-        code = [] if (own := code_hash(type(job.attack))) is None else [{"code": own}]
-        # Of a run of fedsim only candidates and auxiliary records can change, by their number.
-        outside = _records_hash(replace(knowledge, records=None, partial_records=None) if self.own else knowledge)
+        headers = [transcript.header(number).to_json() for number in job.rounds]
+        table = self.knowledge_table.model_dump()
+        granted = {name: table[name] for name in knowledge.granted_facts()} | self._app_settings
+        attack_code = hash_plugin_code(type(job.attack))
+        code = [] if attack_code is None else [{"code": attack_code}]
+        # In a run of fedsim the victim's records follow from the seed. Candidates and auxiliary
+        # records do not: they change with the number of them that is granted.
+        hashed = replace(knowledge, records=None, partial_records=None) if self.is_own_run else knowledge
+        record_hashes = _record_hashes(hashed)
         model = [] if self.model_code is None else [{"model": self.model_code}]
-        parts = [repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *outside, *model]
+        parts = [
+            repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *record_hashes, *model
+        ]  # fmt: skip
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _home(plain: Path, own: str) -> Path:
-    for path in sorted(plain.glob("*.safetensors")):
+def _variant_folder(folder: Path, variant_hash: str) -> Path:
+    """Return `folder`, or `folder-VARIANT` where it holds the findings of another variant."""
+    for path in sorted(folder.glob("*.safetensors")):
         with suppress(TranscriptError):  # a damaged finding is reported where it is scored
-            if read_about(path).get("variant") != own:
-                return plain.with_name(f"{plain.name}-{own}")
-    return plain
+            if read_facts(path).get("variant") != variant_hash:
+                return folder.with_name(f"{folder.name}-{variant_hash}")
+    return folder
 
 
-def _is_there(job: Job, about: Mapping[str, object], fingerprint: str, model_code: str | None) -> bool:
-    """Whether the finding that `about` describes is that of `job`; logs that, or why it is made anew."""
-    who, code = f"{job.title} on client {job.victim}, round {job.round}", code_hash(type(job.attack))
-    codes = {f"of {job.plugin}": ("code", code), "of the model": ("model_code", model_code)}
-    if homeless := [whose for whose, (_, now) in codes.items() if now == UNREADABLE]:
-        log.info("%s: attacked anew, because the code %s is in no file", who, homeless[0])
+def _is_up_to_date(job: AttackJob, about: Mapping[str, object], fingerprint: str, model_code: str | None) -> bool:
+    """Return whether a saved finding is that of `job`; log that, or why it is made anew."""
+    name = f"{job.title} on client {job.victim}, round {job.round}"
+    attack_code = hash_plugin_code(type(job.attack))
+    codes = {f"of {job.plugin}": ("code", attack_code), "of the model": ("model_code", model_code)}
+    unreadable = [owner for owner, (_, code) in codes.items() if code == UNREADABLE]
+    if unreadable:
+        log.info("%s: attacked anew, because the code %s is in no file", name, unreadable[0])
         return False
     if about.get("fingerprint") == fingerprint:
-        log.info("%s: already there", who)
+        log.info("%s: already there", name)
         return True
-    changed = [whose for whose, (key, now) in codes.items() if about.get(key) != now]
+    changed = [owner for owner, (key, code) in codes.items() if about.get(key) != code]
     if about.get("plugin") == job.plugin and changed:
-        log.info("%s: attacked anew, because the code %s has changed", who, changed[0])
+        log.info("%s: attacked anew, because the code %s has changed", name, changed[0])
     return False
 
 
 @cache
-def _model_at(path: Path, changed: int) -> tuple[dict[str, object], str | None]:
-    """What a finding says of itself, and the hash of the model that it claims; None where it claims none.
+def _read_model_hash(path: Path, modified: int) -> tuple[dict[str, object], str | None]:
+    """Read the metadata of a finding and the hash of its model; None where it claims no model.
 
-    Many jobs build on one model, so it is read once, until the file is `changed` (nanoseconds).
+    Many jobs build on one model, so each file is read once, until it is `modified` (nanoseconds).
     """
     finding, about = load_claim(path)
     return about, hash_state(finding.state) if isinstance(finding, LocalModel) else None
@@ -223,12 +253,16 @@ def _read_model(path: Path) -> State:
     return finding.state
 
 
-def _records_hash(knowledge: Knowledge) -> list[str]:
-    """Hashes of the records that are granted, if there are any."""
-    tensors = [tensor.contiguous().numpy() for table in knowledge.tables.values() for tensor in table.tensors.values()]
-    return [hashlib.sha256(tensor.tobytes()).hexdigest() for tensor in tensors]
+def _record_hashes(knowledge: Knowledge) -> list[str]:
+    """Hash the tensors of all records that are granted."""
+    hashes = []
+    for table in knowledge.tables.values():
+        for tensor in table.tensors.values():
+            content = tensor.contiguous().numpy().tobytes()
+            hashes.append(hashlib.sha256(content).hexdigest())
+    return hashes
 
 
-def made_with(about: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Variant, hash of the code and hash of the model's code of a finding."""
+def _finding_version(about: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the version that made a finding, see `FindingCache.current_versions`."""
     return tuple(about.get(key) for key in ("variant", "code", "model_code"))

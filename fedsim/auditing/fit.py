@@ -1,4 +1,7 @@
-"""Does what an attack file says of somebody's app fit what was recorded? Checked without any truth, before any work."""
+"""Check, before any work, that what an attack file says of a foreign app fits the recording.
+
+No check needs the victim's data, except those of the truth files themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,82 +19,88 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedsim.attacks import Attack
-from fedsim.errors import ConfigError, DataError, TranscriptError, first_line, one_line, some_of
+from fedsim.errors import ConfigError, DataError, TranscriptError, first_line, join_first, one_line
 from fedsim.evaluation.truth import Truth
 from fedsim.knowledge import Knowledge
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
-from fedsim.training.first_layer import first_layer
-from fedsim.training.model_state import orders_of
-from fedsim.wire.messages import State, Update, by_any
+from fedsim.training.first_layer import find_first_layer
+from fedsim.training.model_state import sendable_shapes
+from fedsim.wire.messages import State, Update, match_any_names
 
-_NAMED = 6
+_MAX_NAMES = 6
 """Most layers that one sentence names."""
-_COMPARED = 16
-"""Clients whose first updates are compared with the model and each other, at most."""
-_TRIED = 4
-"""Examples that the cost of an attack is estimated with, and updates whose rank is found, at most."""
-_PASSES = 4
-"""How often what one pass keeps in memory is there at once, when a gradient is matched and differentiated."""
-_BACKWARD = 3
-"""How much longer the slope of a gradient takes than the gradient itself, about."""
-_ROUNDING = 10.0
-"""How much larger than one rounding of all weights a singular value of their difference is to be more than rounding."""
-_LONG = 600.0
-"""Seconds an attack may take before that is said beforehand."""
+_MAX_CLIENTS = 16
+"""Most clients whose first updates are compared with the model and with each other."""
+_MAX_TRIALS = 4
+"""Most examples for the estimate of an attack's cost, and most updates whose rank is computed."""
+_GRAPHS_IN_MEMORY = 4
+"""Memory needed to differentiate a matched gradient, in forward passes."""
+_DOUBLE_BACKWARD_COST = 3
+"""About how many times longer it takes to differentiate a gradient than to compute it."""
+_ROUNDING_FACTOR = 10.0
+"""Smallest singular value that counts as more than rounding, in roundings of all weights."""
+_LONG_SECONDS = 600.0
+"""Seconds from which on the expected time of an attack is worth a warning."""
 log = logging.getLogger(__name__)
 
 
 def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
-    """Raise ConfigError where the model or the loss cannot be those of the federation; warn of odd replies.
+    """Check model and loss against the first recorded round; warn of replies that look wrong.
 
     Raises:
+        ConfigError: the model or the loss cannot be those of the federation.
         TranscriptError: the recording cannot be read as the attack file says.
     """
-    updates = _first_round(transcript)
+    updates = _first_updates(transcript)
     warn_of_replies(updates)
     if knowledge.model is None:
         return
     network = knowledge.model()
     _check_constants(network, knowledge.model, updates[0].before)
-    if wrong := _unlike(network, updates[0].before):
+    mismatch = _shape_mismatch(network, updates[0].before)
+    if mismatch:
         raise ConfigError(
-            f"adversary.knowledge.model: does not fit round {updates[0].round} of client {updates[0].client}: {wrong}; "
-            "give the model of that federation, or say what the messages mean with [app] prefix, record or frozen"
+            f"adversary.knowledge.model: does not fit round {updates[0].round} of client "
+            f"{updates[0].client}: {mismatch}; give the model of that federation, or say what the "
+            "messages mean with [app] prefix, record or frozen"
         )
     warn_of_still_layers(network, updates)
     if knowledge.input_shape is not None and knowledge.value_range is not None:
         check_outputs(network, knowledge)
-        warn_of_counts(network, knowledge, updates)
+        warn_of_update_ranks(network, knowledge, updates)
 
 
 def _check_constants(network: nn.Module, build: Callable[[], nn.Module], sent: State) -> None:
-    """Buffers that the server did not send have to be the same each time that the model is built.
+    """Check that buffers which the server did not send are the same each time the model is built.
 
-    Those that no message of this model would hold also have to be what the server sent, if it did.
+    Buffers that no message of this model would hold (frozen parameters) must also equal what the
+    server sent, if it did.
     """
-    kept, named = network.state_dict().keys(), by_any(sent, orders_of(network)) or {}
-    constants = {name: tensor for name, tensor in network.named_buffers() if name not in named}
+    persistent = network.state_dict().keys()
+    received = match_any_names(sent, sendable_shapes(network)) or {}
+    constants = {name: tensor for name, tensor in network.named_buffers() if name not in received}
     if not constants:
         return
-    again = dict(build().named_buffers())
+    rebuilt = dict(build().named_buffers())
     for name, tensor in constants.items():
-        whence = ""
-        if not torch.equal(tensor.cpu(), again[name].cpu()):
-            whence = "each time it is built"
-        elif name in sent and name not in kept and not torch.equal(tensor.cpu(), sent[name].to(tensor.dtype).cpu()):
-            whence = "than the server sent"
-        if whence:
-            what = "buffer" if name in kept else "frozen"
+        kind = "buffer" if name in persistent else "frozen"
+        difference = ""
+        if not torch.equal(tensor.cpu(), rebuilt[name].cpu()):
+            difference = "each time it is built"
+        elif kind == "frozen" and name in sent:
+            sent_tensor = sent[name].to(tensor.dtype).cpu()
+            difference = "" if torch.equal(tensor.cpu(), sent_tensor) else "than the server sent"
+        if difference:
             raise ConfigError(
-                f"adversary.knowledge.model: its {what} '{name}' has other values {whence}; load the values that "
-                "clients have, or seed it as they do"
+                f"adversary.knowledge.model: its {kind} '{name}' has other values {difference}; "
+                "load the values that clients have, or seed it as they do"
             )
 
 
 def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:
-    """Raise ConfigError where two examples give no logits of the classes, or these no loss."""
-    outputs = _outputs(network, knowledge, 2)
+    """Raise ConfigError unless two examples give a logit for each class, and these a loss."""
+    outputs = _model_outputs(network, knowledge, 2)
     classes = knowledge.num_classes
     if not isinstance(outputs, Tensor):
         raise ConfigError(
@@ -106,141 +115,159 @@ def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:
         )
     if knowledge.loss is None:
         return
-    loss, wrong = None, list[Exception]()
-    for labels in (torch.zeros(2, dtype=torch.long), torch.zeros(2)):  # class indices, or targets of a regression
+    loss, errors = None, list[Exception]()
+    # Try class indices, then targets of a regression.
+    for labels in (torch.zeros(2, dtype=torch.long), torch.zeros(2)):
         try:
             loss = knowledge.loss(outputs, labels.to(outputs.device))
             break
         except Exception as error:  # anybody's function
-            wrong.append(error)
+            errors.append(error)
     else:
         raise ConfigError(
             f"adversary.knowledge.loss: cannot be computed for outputs of shape {tuple(outputs.shape)} and labels of "
-            f"shape (2,) ({type(wrong[0]).__name__}: {first_line(wrong[0])}); name the loss that clients minimise"
-        ) from wrong[0]
+            f"shape (2,) ({type(errors[0]).__name__}: {first_line(errors[0])}); name the loss that clients minimise"
+        ) from errors[0]
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        returned = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ConfigError(
-            f"adversary.knowledge.loss: gives {got} for 2 examples, expected one number, their mean loss; return that"
+            f"adversary.knowledge.loss: gives {returned} for 2 examples, expected one number, "
+            "their mean loss; return that"
         )
 
 
 def check_truths(files: Mapping[str, Path], counts: Mapping[str, set[int]], knowledge: Knowledge) -> None:
-    """Check the truth of each client, see `check_truth`, and that one of them is recorded.
+    """Check the truth file of each client, and that at least one of them is recorded.
 
     Args:
         files: by client.
-        counts: see `counts_of`.
+        counts: see `count_examples`.
 
     Raises:
         ConfigError: none of them is recorded.
     """
-    for who, file in files.items():
-        check_truth(who, truth := Truth.load(file), knowledge)
-        warn_of_count(who, len(truth.data), counts)
+    for client, file in files.items():
+        truth = Truth.load(file)
+        check_truth(client, truth, knowledge)
+        warn_of_truth_size(client, len(truth.data), counts)
     if files and not counts.keys() & files.keys():
         raise ConfigError(
             f"truth: none of its clients ({', '.join(files)}) is recorded; recorded: "
-            f"{some_of(counts, _NAMED)}; clients are called by their partition id where they "
+            f"{join_first(counts, _MAX_NAMES)}; clients are called by their partition id where they "
             'report it, else by their node; "#1" is the first'
         )
 
 
-def check_truth(who: str, truth: Truth, knowledge: Knowledge) -> None:
-    """Raise DataError where what a client is said to have held cannot be what this model is trained on."""
+def check_truth(client: str, truth: Truth, knowledge: Knowledge) -> None:
+    """Raise DataError where a truth file cannot be data that this model was trained on."""
     shape, classes = knowledge.input_shape, knowledge.num_classes
     if shape is not None and tuple(truth.data.shape[1:]) != tuple(shape):
         raise DataError(
-            f"truth.{who}: its examples have shape {tuple(truth.data.shape[1:])}, input_shape is {tuple(shape)}; mend "
-            "one of them"
+            f"truth.{client}: its examples have shape {tuple(truth.data.shape[1:])}, input_shape is {tuple(shape)}; "
+            "mend one of them"
         )
     if classes is None or truth.labels.is_floating_point() or not len(truth.labels):
         return
     low, high = int(truth.labels.min()), int(truth.labels.max())
     if low < 0 or high >= classes:
         raise DataError(
-            f"truth.{who}: its labels are from {low} to {high}, expected 0 to {classes - 1}, as num_classes is "
+            f"truth.{client}: its labels are from {low} to {high}, expected 0 to {classes - 1}, as num_classes is "
             f"{classes}; mend one of them"
         )
 
 
-def counts_of(transcript: Transcript) -> dict[str, set[int]]:
-    """By client, N of its updates."""
-    found: dict[str, set[int]] = {}
+def count_examples(transcript: Transcript) -> dict[str, set[int]]:
+    """Map each client to the numbers of examples N of its updates."""
+    counts: dict[str, set[int]] = {}
     for number in transcript.rounds:
         with suppress(TranscriptError):  # a damaged round is reported when it is attacked
             for reply in transcript.header(number).replies:
-                counted = transcript.reading.counted(reply.client, reply.num_examples)
-                found.setdefault(str(reply.client), set()).add(counted)
-    return found
+                num_examples = transcript.message_format.num_examples_of(reply.client, reply.num_examples)
+                counts.setdefault(str(reply.client), set()).add(num_examples)
+    return counts
 
 
-def warn_of_count(who: str, held: int, counts: Mapping[str, set[int]]) -> None:
-    """Say so where a client is said to have held another number of examples than N."""
-    if (told := counts.get(who)) and held not in told:
+def warn_of_truth_size(client: str, size: int, counts: Mapping[str, set[int]]) -> None:
+    """Warn where a client's truth file holds another number of examples than N.
+
+    Args:
+        size: examples in the file.
+        counts: see `count_examples`.
+    """
+    reported = counts.get(client)
+    if reported and size not in reported:
         log.warning(
             "truth.%s: has %d examples, and N is %s; if clients count batches, say N with [app] num_examples",
-            who,
-            held,
-            some_of(sorted(told), _NAMED),
+            client,
+            size,
+            join_first(sorted(reported), _MAX_NAMES),
         )
 
 
 def warn_of_replies(updates: Sequence[Update]) -> None:
-    """Say so where replies look like something else than the weights that they are read as.
+    """Warn where replies do not look like the weights that they are read as.
 
     Args:
         updates: of one round.
     """
     first = updates[0]
-    if len(updates) > 1 and all(_same(first.payload.arrays(), other.payload.arrays()) for other in updates[1:]):
+    copies = [_equal(first.payload.arrays(), update.payload.arrays()) for update in updates[1:]]
+    if copies and all(copies):
         log.warning(
             "round %d: %s %d replies are identical; either no client trains, or these are copies of an aggregate",
             first.round,
-            "all" if len(updates) < _COMPARED else "the first",
+            "all" if len(updates) < _MAX_CLIENTS else "the first",
             len(updates),
         )
     for update in updates:
-        if update.payload.kind != "weights" or not _comparable(update):
+        if update.payload.kind != "weights" or not _has_equal_shapes(update):
             continue
-        sent, got = _norm(update.before), _norm(update.after)
-        moved = _norm(update.pseudo_gradient)
-        if sent > 0 and moved > 0.8 * sent and got < 0.5 * sent:
+        # A delta read as weights is small, and differs from the broadcast by about the broadcast.
+        broadcast_norm, reply_norm = _l2_norm(update.before), _l2_norm(update.after)
+        distance = _l2_norm(update.pseudo_gradient)
+        if broadcast_norm > 0 and distance > 0.8 * broadcast_norm and reply_norm < 0.5 * broadcast_norm:
             log.warning(
                 "round %d, client %d: its reply has norm %.3g, what it was sent %.3g, their difference %.3g; it looks "
                 'like a delta or a gradient, which [app] replies = "delta" or "gradient" says',
                 update.round,
                 update.client,
-                got,
-                sent,
-                moved,
+                reply_norm,
+                broadcast_norm,
+                distance,
             )
             return
 
 
-def warn_of_counts(network: nn.Module, knowledge: Knowledge, updates: Sequence[Update]) -> None:
-    """Say so where an update of a first linear layer has a larger rank than N.
+def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequence[Update]) -> None:
+    """Warn where the update of a first linear layer has a larger rank than N.
 
-    Each step of gradient descent adds a combination of inputs to each row of that layer's weights, so the rank is at
-    most the number of examples, however many steps there are.
+    Each step of gradient descent adds a combination of inputs to each row of that layer's weights,
+    so the rank is at most the number of examples, however many steps there are.
 
     Args:
         updates: of one round, which fit the network.
     """
     assert knowledge.input_shape is not None
-    like = _inputs(network, knowledge, 2)
-    drawn = torch.rand(like.shape, generator=generator("first layer"), dtype=like.dtype).to(like.device)
-    layer = first_layer(network, drawn)
+    grey = _grey_inputs(network, knowledge, 2)
+    rng = generator("first layer")
+    noise = torch.rand(grey.shape, generator=rng, dtype=grey.dtype).to(grey.device)
+    layer = find_first_layer(network, noise)
     if layer is None:
         return
-    for update in updates[:_TRIED]:  # singular values of a wide layer take half a second
-        moved = None
+    for update in updates[:_MAX_TRIALS]:  # singular values of a wide layer take half a second
+        change = None
         with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
-            moved = (by_any(update.pseudo_gradient, orders_of(network)) or {}).get(layer)
-        if moved is None or not 0 < update.num_examples < min(moved.shape) or not torch.isfinite(moved).all():
+            change = (match_any_names(update.pseudo_gradient, sendable_shapes(network)) or {}).get(layer)
+        if change is None or not torch.isfinite(change).all():
             continue
-        rounding = torch.finfo(torch.float32).eps * _norm(update.before) if update.payload.kind == "weights" else 0.0
-        rank = int((torch.linalg.svdvals(moved.float()) > max(_ROUNDING * rounding, 1e-5 * moved.norm())).sum())
+        if not 0 < update.num_examples < min(change.shape):
+            continue
+        # The difference of two weights carries the rounding of both.
+        rounding = 0.0
+        if update.payload.kind == "weights":
+            rounding = torch.finfo(torch.float32).eps * _l2_norm(update.before)
+        threshold = max(_ROUNDING_FACTOR * rounding, 1e-5 * change.norm())
+        rank = int((torch.linalg.svdvals(change.float()) > threshold).sum())
         if rank > update.num_examples:
             log.warning(
                 "round %d, client %d: N is %d, but the update of '%s' has rank %d, more than so many examples make; if "
@@ -252,49 +279,57 @@ def warn_of_counts(network: nn.Module, knowledge: Knowledge, updates: Sequence[U
 
 
 def warn_of_still_layers(network: nn.Module, updates: Sequence[Update]) -> None:
-    """Say which parameters moved in no reply, though `network` says that clients train them.
+    """Warn of parameters that no reply changed, though `network` says that clients train them.
 
     Args:
         updates: of one round, which fit the network.
     """
-    moved, orders = set[str](), orders_of(network)
+    changed, orders = set[str](), sendable_shapes(network)
     for update in updates:
         with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
-            direction = by_any(update.pseudo_gradient, orders) or {}
-            moved |= {name for name, tensor in direction.items() if tensor.any()}
-    still = [name for name, parameter in network.named_parameters() if parameter.requires_grad and name not in moved]
-    if still and moved:
+            pseudo_gradient = match_any_names(update.pseudo_gradient, orders) or {}
+            changed |= {name for name, tensor in pseudo_gradient.items() if tensor.any()}
+    trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    unchanged = [name for name in trained if name not in changed]
+    if unchanged and changed:
         log.warning(
             "round %d: %s moved in no reply; if clients do not train them, set requires_grad = False on them in the "
             "function that adversary.knowledge.model names, or attacks expect that they move",
             updates[0].round,
-            some_of(still, _NAMED),
+            join_first(unchanged, _MAX_NAMES),
         )
 
 
 def warn_of_cost(attacks: Sequence[tuple[str, Attack]], transcript: Transcript, knowledge: Knowledge) -> None:
-    """Say beforehand where an attack will take long, or more memory than there is, and which setting lowers that."""
-    counts = [count for told in counts_of(transcript).values() for count in told]
-    steps = {title: getattr(attack, "iterations", 0) * getattr(attack, "restarts", 1) for title, attack in attacks}
-    if not counts or not any(steps.values()) or None in (knowledge.model, knowledge.input_shape, knowledge.value_range):
+    """Warn beforehand of attacks that take long or too much memory, and say what helps."""
+    counts = [count for client_counts in count_examples(transcript).values() for count in client_counts]
+    steps: dict[str, int] = {}
+    for title, attack in attacks:
+        steps[title] = getattr(attack, "iterations", 0) * getattr(attack, "restarts", 1)
+    if not counts or not any(steps.values()):
         return
-    count = max(min(_TRIED, max(counts)), 1)
+    if None in (knowledge.model, knowledge.input_shape, knowledge.value_range):
+        return
+    # Measure a pass over a few examples; memory and time grow with their number.
+    trial_count = max(min(_MAX_TRIALS, max(counts)), 1)
     try:
-        kept, seconds = _pass(knowledge, count)
+        trial_bytes, trial_seconds = _measure_pass(knowledge, trial_count)
     except Exception:  # anybody's network; the attack itself says what is wrong with it
         log.debug("the cost of the attacks cannot be estimated", exc_info=True)
         return
-    needed, there = kept / count * max(counts) * _PASSES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    if needed > there and knowledge.device.type == "cpu":
+    needed = trial_bytes / trial_count * max(counts) * _GRAPHS_IN_MEMORY
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if needed > available and knowledge.device.type == "cpu":
         log.warning(
             "an attack on %d examples takes about %.1f GB, %.1f GB are free; choose adversary.victims with fewer "
             "examples, or a device with more memory",
             max(counts),
             needed / 1e9,
-            there / 1e9,
+            available / 1e9,
         )
     for title, number in steps.items():
-        if (expected := seconds / count * max(counts) * number) > _LONG:
+        expected = trial_seconds / trial_count * max(counts) * number
+        if expected > _LONG_SECONDS:
             log.warning(
                 "%s: about %.0f minutes for a client with %d examples; attack.%s.iterations (now %d) lowers that",
                 title,
@@ -305,26 +340,30 @@ def warn_of_cost(attacks: Sequence[tuple[str, Attack]], transcript: Transcript, 
             )
 
 
-def _pass(knowledge: Knowledge, count: int) -> tuple[int, float]:
-    """Bytes that a forward pass over `count` examples keeps, and about how long a matched gradient takes."""
+def _measure_pass(knowledge: Knowledge, count: int) -> tuple[int, float]:
+    """Return the bytes that a forward pass keeps, and the seconds of a matching step.
+
+    A matching step computes a gradient and differentiates it; its time is an estimate.
+    """
     assert knowledge.model is not None
     network = knowledge.model().to(knowledge.device)
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        storage = tensor.untyped_storage()
+        saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
-        inputs = _inputs(network, knowledge, count).requires_grad_()
-        started = time.monotonic()
+        inputs = _grey_inputs(network, knowledge, count).requires_grad_()
+        start = time.monotonic()
         total = network.eval()(inputs).float().square().sum()
     total.backward()
-    return sum(kept.values()), _BACKWARD * (time.monotonic() - started)
+    return sum(saved_bytes.values()), _DOUBLE_BACKWARD_COST * (time.monotonic() - start)
 
 
-def _outputs(network: nn.Module, knowledge: Knowledge, count: int) -> Any:
-    inputs = _inputs(network, knowledge, count)
+def _model_outputs(network: nn.Module, knowledge: Knowledge, count: int) -> Any:
+    inputs = _grey_inputs(network, knowledge, count)
     try:
         with torch.no_grad():
             return network.eval()(inputs)
@@ -335,82 +374,92 @@ def _outputs(network: nn.Module, knowledge: Knowledge, count: int) -> Any:
         ) from error
 
 
-def _inputs(network: nn.Module, knowledge: Knowledge, count: int) -> Tensor:
-    """Examples in the middle of the value range."""
+def _grey_inputs(network: nn.Module, knowledge: Knowledge, count: int) -> Tensor:
+    """Return `count` examples in the middle of the value range."""
     assert knowledge.input_shape is not None
     assert knowledge.value_range is not None
     middle = sum(map(sum, knowledge.value_range)) / sum(map(len, knowledge.value_range))
-    like = next(network.parameters(), torch.empty(0))
-    return torch.full((count, *knowledge.input_shape), float(middle), dtype=like.dtype, device=like.device)
+    weight = next(network.parameters(), torch.empty(0))
+    shape = (count, *knowledge.input_shape)
+    return torch.full(shape, float(middle), dtype=weight.dtype, device=weight.device)
 
 
-def _first_round(transcript: Transcript) -> list[Update]:
-    """The updates of the first round that has some which can be read, of `_COMPARED` clients at most.
+def _first_updates(transcript: Transcript) -> list[Update]:
+    """Return the updates of the first readable round, of `_MAX_CLIENTS` clients at most.
 
     Raises:
         TranscriptError: no update is recorded, or none can be read.
     """
     failures = 0
-    wrong: TranscriptError | None = None
+    last_error: TranscriptError | None = None
     for number in transcript.rounds:
-        found: list[Update] = []
+        updates: list[Update] = []
         try:
             clients = transcript.clients(number)
             failures += len(transcript.header(number).failures)
         except TranscriptError as error:  # a damaged round is reported when it is attacked
-            wrong = error
+            last_error = error
             continue
         for client in clients:
             try:
-                found.append(transcript.reading.of(transcript.recorded(number, client)))
+                updates.append(transcript.message_format.read(transcript.recorded_update(number, client)))
             except TranscriptError as error:  # likewise
-                wrong = error
-            if len(found) == _COMPARED:
+                last_error = error
+            if len(updates) == _MAX_CLIENTS:
                 break
-        if found:
-            return found
-    if wrong is not None:
-        raise wrong
-    raise TranscriptError(
-        f"{transcript.folder}: holds no update; what failed ({failures}) is told by fedsim inspect --rows"
-    )
+        if updates:
+            return updates
+    if last_error is not None:
+        raise last_error
+    raise TranscriptError(f"{transcript.folder}: holds no update; fedsim inspect --rows lists what failed ({failures})")
 
 
-def _unlike(network: nn.Module, state: State) -> str:
-    """Which tensors of `network` and `state` do not fit, in words; nothing where `state` is one of the network."""
-    orders = orders_of(network)
-    if by_any(state, orders) is not None:
+def _shape_mismatch(network: nn.Module, state: State) -> str:
+    """Say which tensors of `network` and `state` do not fit; empty where all fit."""
+    orders = sendable_shapes(network)
+    if match_any_names(state, orders) is not None:
         return ""
-    kept, trained = orders[0], orders[-1]
-    order = next((order for order in orders if len(order) == len(state)), trained)
+    all_tensors, trained_tensors = orders[0], orders[-1]
     if all(name.isdigit() for name in state):
-        recorded = [state[name] for name in sorted(state, key=int)]
-        told = [
-            f"'{name}' {tuple(shape)} is recorded as {tuple(tensor.shape)}"
-            for (name, shape), tensor in zip(order.items(), recorded, strict=False)
-            if shape != tensor.shape
-        ]
-        told += [f"the model has {len(order)} tensors, the recording {len(state)}"] * (len(order) != len(state))
+        complaints = _mismatch_by_position(orders, state)
     else:
-        told = [
-            f"'{name}' {tuple(shape)} is {f'recorded as {tuple(state[name].shape)}' if name in state else 'not there'}"
-            for name, shape in trained.items()
-            if name not in state or state[name].shape != shape
-        ]
-        told += [f"the model has no '{name}'" for name in state if name not in kept]
-    return one_line(some_of(told, _NAMED, "; ")) or "its tensors are of other shapes"
+        complaints = []
+        for name, shape in trained_tensors.items():
+            if name not in state:
+                complaints.append(f"'{name}' {tuple(shape)} is not there")
+            elif state[name].shape != shape:
+                recorded_shape = tuple(state[name].shape)
+                complaints.append(f"'{name}' {tuple(shape)} is recorded as {recorded_shape}")
+        complaints += [f"the model has no '{name}'" for name in state if name not in all_tensors]
+    return one_line(join_first(complaints, _MAX_NAMES, "; ")) or "its tensors are of other shapes"
 
 
-def _same(one: State, other: State) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+def _mismatch_by_position(orders: Sequence[Mapping[str, torch.Size]], state: State) -> list[str]:
+    """Compare a recording whose tensors have numbers as names with the model's tensors."""
+    order = next((order for order in orders if len(order) == len(state)), orders[-1])
+    recorded = [state[name] for name in sorted(state, key=int)]
+    complaints = []
+    for (name, shape), tensor in zip(order.items(), recorded, strict=False):
+        if shape != tensor.shape:
+            complaints.append(f"'{name}' {tuple(shape)} is recorded as {tuple(tensor.shape)}")
+    if len(order) != len(state):
+        complaints.append(f"the model has {len(order)} tensors, the recording {len(state)}")
+    return complaints
 
 
-def _comparable(update: Update) -> bool:
+def _equal(first: State, second: State) -> bool:
+    if first.keys() != second.keys():
+        return False
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def _has_equal_shapes(update: Update) -> bool:
+    """Return whether the reply has the broadcast's floating-point tensors and shapes."""
     return all(
         name in update.after and update.after[name].shape == tensor.shape and tensor.is_floating_point()
         for name, tensor in update.before.items()
     )
 
 
-def _norm(state: State) -> float:
+def _l2_norm(state: State) -> float:
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in state.values()))

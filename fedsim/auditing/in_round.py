@@ -1,4 +1,4 @@
-"""Attack a round as soon as it is recorded, in another process while the round loop goes on."""
+"""Attack a round as soon as it is recorded, in another process while the rounds go on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def attack_round(path: Path, number: int, *, trust: bool = False) -> None:
     An attack that fails here is made again at the end of the run, and reported if it fails again.
     """
     audit = open_audit(path, None, trust=trust)
-    if any(audit.folder.transcript.glob("*.safetensors")):  # [recording] may have selected no round yet
+    # [recording] may have selected no round yet.
+    if any(audit.folder.transcript.glob("*.safetensors")):
         try:
             audit.run(rounds=[number])
         except FedsimError as error:
@@ -29,5 +30,5 @@ def attack_round(path: Path, number: int, *, trust: bool = False) -> None:
 
 @contextmanager
 def round_attacker(path: Path) -> Iterator[Callable[[int, Progress], None]]:
-    """Gives the function with which another process attacks each round while the loop goes on."""
+    """Give the function with which another process attacks each round while the rounds go on."""
     yield lambda number, progress: attack_round(path, number, trust=True)

@@ -1,4 +1,4 @@
-"""Whom the server saw in some rounds, alone or in groups, and so whom an attack can be made on."""
+"""Determine which clients the server observed, singly or in groups: the possible victims."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from functools import cached_property
 from typing import Literal
 
 from fedsim.attacks import GROUP, GROUPS, Attack
-from fedsim.errors import some_of
+from fedsim.errors import join_first
 from fedsim.recording.header import Header, Reply
 
 log = logging.getLogger(__name__)
 
-_SHOWN = 10
+_MAX_CLIENTS = 10
 """Most clients named in a sentence."""
-_DECODER = "disaggregation"
-"""The attack that finds single clients in sums over groups."""
+_DISAGGREGATION = "disaggregation"
+"""The attack that decodes models of single clients from sums over groups."""
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What the server saw in the rounds of an attack.
+class ObservedClients:
+    """Clients whose updates, or the sums over whose groups, the server saw in the attacked rounds.
 
     Attributes:
         headers: of these rounds, ascending.
@@ -31,82 +31,98 @@ class Sight:
     headers: Sequence[Header]
 
     @cached_property
-    def filed(self) -> list[int]:
-        """Under whom updates and sums are filed, ascending: each client, or the first of each group."""
+    def recorded_rounds(self) -> list[int]:
+        """Clients under whose id an update or a sum is recorded, ascending.
+
+        A sum over a group is recorded under the id of its first member.
+        """
         return sorted({reply.client for reply in self._replies()})
 
     @cached_property
-    def everyone(self) -> list[int]:
+    def all_clients(self) -> list[int]:
         """All clients that sent something, ascending."""
-        return sorted({client for reply in self._replies() for client in (reply.client, *reply.members)})
+        clients = set[int]()
+        for reply in self._replies():
+            clients.update((reply.client, *reply.members))
+        return sorted(clients)
 
     @cached_property
-    def of_groups(self) -> bool:
+    def has_groups(self) -> bool:
         """Whether the server saw sums over groups."""
         return any(reply.members for reply in self._replies())
 
     def victims(
         self, attack: Attack, chosen: Sequence[int] | Literal["all"] | None, failures: list[str]
     ) -> Sequence[int]:
-        """Whom `attack` is made on: clients, or those under whom the sums of their groups are filed.
+        """Return the victims of `attack`: clients, or those under whose id their group is recorded.
 
         Args:
             chosen: by the adversary; None is the first.
             failures: gets one sentence where the attack does not apply.
         """
-        if not self.of_groups:
-            return _of(self.filed, chosen)
-        if GROUPS in attack.observes:
-            return _of(self.everyone, chosen)
-        if GROUP not in attack.observes:
-            _fail(failures, attack, does_not_read(attack))
+        if not self.has_groups:
+            return _select_victims(self.recorded_rounds, chosen)
+        if GROUPS in attack.accepted_observations:
+            return _select_victims(self.all_clients, chosen)
+        if GROUP not in attack.accepted_observations:
+            _report_failure(failures, attack, explain_group_refusal(attack))
             return ()
-        seats = {client: self._seat(client) for client in _of(self.filed, chosen)}
-        if moving := [client for client, seat in seats.items() if seat is None]:
-            why = (
+        # The victim of a sum is the client under whose id the sum is recorded.
+        group_ids: dict[int, int | None] = {}
+        for client in _select_victims(self.recorded_rounds, chosen):
+            group_ids[client] = self._group_id(client)
+        changing = [client for client, group_id in group_ids.items() if group_id is None]
+        if changing:
+            reason = (
                 "it reads several rounds of one group, and the members of groups change from round to round, as those "
-                f"of client {some_of(moving, _SHOWN)}; attack one round (adversary.rounds)"
+                f"of client {join_first(changing, _MAX_CLIENTS)}; attack one round (adversary.rounds)"
             )
-            _fail(failures, attack, why)
-        return list(dict.fromkeys(seat for seat in seats.values() if seat is not None))
+            _report_failure(failures, attack, reason)
+        return list(dict.fromkeys(i for i in group_ids.values() if i is not None))
 
-    def _seat(self, client: int) -> int | None:
-        """Under whom the group of `client` is filed; itself where it is in none, None where groups differ."""
-        seen = [reply for header in self.headers if (reply := header.reply_of(client)) is not None]
-        groups = {tuple(reply.members) or (reply.client,) for reply in seen}
+    def _group_id(self, client: int) -> int | None:
+        """Return the client under whose id the group of `client` is recorded.
+
+        That is `client` itself where it is in no group, and None where its group changes.
+        """
+        replies = [header.find_reply(client) for header in self.headers]
+        present = [reply for reply in replies if reply is not None]
+        groups = {tuple(reply.members) or (reply.client,) for reply in present}
         if len(groups) > 1:
             return None
-        return seen[0].client if seen else client
+        return present[0].client if present else client
 
     def _replies(self) -> Iterable[Reply]:
         return (reply for header in self.headers for reply in header.replies)
 
 
-def does_not_read(attack: Attack) -> str:
-    """Why `attack` is not made on sums over groups."""
-    source = f" and, where it reads models, can build on '{_DECODER}' (source)" if _can_build(attack) else ""
+def explain_group_refusal(attack: Attack) -> str:
+    """Explain why `attack` is not made on sums over groups."""
+    source = ""
+    if _accepts_decoded_models(attack):
+        source = f" and, where it reads models, can build on '{_DISAGGREGATION}' (source)"
     return (
         "it reads the updates of single clients, and under secure aggregation the server sees sums over groups; it is "
         f"for federations without{source}"
     )
 
 
-def _can_build(attack: Attack) -> bool:
-    """Whether it takes models that `disaggregation` decoded as its `source`."""
+def _accepts_decoded_models(attack: Attack) -> bool:
+    """Return whether models that `disaggregation` decoded can be its `source`."""
     try:
-        return replace(attack, source=_DECODER).builds_on == _DECODER  # type: ignore[call-arg]
+        return replace(attack, source=_DISAGGREGATION).builds_on == _DISAGGREGATION  # type: ignore[call-arg]
     except (TypeError, ValueError):  # it has no such setting, or refuses this source
         return False
 
 
-def _of(present: list[int], chosen: Sequence[int] | Literal["all"] | None) -> Sequence[int]:
+def _select_victims(present: list[int], chosen: Sequence[int] | Literal["all"] | None) -> Sequence[int]:
     if chosen == "all":
         return present
     return present[:1] if chosen is None else chosen
 
 
-def _fail(failures: list[str], attack: Attack, why: str) -> None:
-    sentence = f"{attack.called} does not apply: {why}"
+def _report_failure(failures: list[str], attack: Attack, reason: str) -> None:
+    sentence = f"{attack.title} does not apply: {reason}"
     if sentence not in failures:
         failures.append(sentence)
         log.error("%s", sentence)

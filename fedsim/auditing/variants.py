@@ -1,4 +1,4 @@
-"""Findings of one attack made in several ways: what distinguishes them, and the names that tell them apart."""
+"""Name the variants of an attack, which were made with different settings or knowledge."""
 
 from __future__ import annotations
 
@@ -11,49 +11,54 @@ from typing import Any
 
 from fedsim.attacks import Attack
 from fedsim.errors import PluginError, RunError
-from fedsim.plugins.frozen import plain
+from fedsim.plugins.frozen import to_plain_value
 
-VARIANT = ("variant", "settings", "granted")
-"""Columns of `scores.csv`: a hash of everything that an attack was made with, the settings that differ from its
-defaults, and the facts that it was granted."""
+VARIANT_COLUMNS = ("variant", "settings", "granted")
+"""Columns of `scores.csv`: a hash of everything that an attack was made with, the settings that
+differ from its defaults, and the facts that it was granted."""
 
 
 def settings_of(attack: Attack) -> dict[str, Any]:
-    """The settings of `attack` as they are written beside its findings.
+    """Return the settings of `attack` as they are saved with its findings.
 
     Raises:
-        PluginError: one of them is neither a number, a text, a path, a member of an enumeration nor made of these.
+        PluginError: one of them is neither a number, a text, a path, a member of an enumeration nor
+            made of these.
     """
-    found = {}
+    settings = {}
     for name, value in dataclasses.asdict(attack).items():
         try:
-            found[name] = json.loads(json.dumps(value, default=plain))
+            settings[name] = json.loads(json.dumps(value, default=to_plain_value))
         except (TypeError, ValueError) as error:
             raise PluginError(
                 f"{type(attack).__name__}: {name}: settings are numbers, texts, paths, members of an enumeration, and "
                 f"lists and tables of these, got {type(value).__name__}; change the type of this field"
             ) from error
-    return found
+    return settings
 
 
-def changed(attack: Attack) -> dict[str, Any]:
-    """The settings of `attack` that differ from its defaults."""
-    found, written = {}, settings_of(attack)
+def changed_settings(attack: Attack) -> dict[str, Any]:
+    """Return the settings of `attack` that differ from its defaults."""
+    differing, settings = {}, settings_of(attack)
     for field in dataclasses.fields(attack):
-        made = field.default_factory
-        default = field.default if made is dataclasses.MISSING else made()
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
         if getattr(attack, field.name) != default:
-            found[field.name] = written[field.name]
-    return found
+            differing[field.name] = settings[field.name]
+    return differing
 
 
-def variant(*made_with: Any) -> str:
-    """Eight hexadecimal digits: a hash of plug-in, settings, knowledge and the variant that an attack builds on."""
+def hash_variant(*made_with: Any) -> str:
+    """Return eight hexadecimal digits, a hash of what an attack was made with.
+
+    Args:
+        made_with: plug-in, settings, knowledge, and the variant that the attack builds on.
+    """
     return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def columns(about: Mapping[str, Any]) -> dict[str, str]:
-    """The columns `VARIANT` of `scores.csv` for one finding."""
+def variant_columns(about: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns `VARIANT_COLUMNS` of `scores.csv` for one finding."""
     return {
         "variant": about["variant"],
         "settings": json.dumps(about["changed"], sort_keys=True),
@@ -61,60 +66,83 @@ def columns(about: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def told_apart(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
-    """A name for each (title, variant): the title, and in brackets what differs where there are several variants.
+def variant_names(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    """Name each (title, variant): the title, and in brackets what differs from other variants.
 
     Args:
         rows: of `scores.csv`, or with the same columns of findings.
+
+    >>> dlg = {"attack": "dlg", "granted": ""}
+    >>> variants = [{"variant": "a", "settings": "{}"}, {"variant": "b", "settings": '{"lr": 2}'}]
+    >>> variant_names([dlg | variant for variant in variants])
+    {('dlg', 'a'): 'dlg (lr as by default)', ('dlg', 'b'): 'dlg (lr=2)'}
     """
     titles: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for row in rows:
         titles[row["attack"]][row["variant"]] = row
     names = {}
     for title, variants in titles.items():
-        told = {key: _told(row, list(variants.values())) for key, row in variants.items()}
-        for key, text in told.items():
+        differences: dict[str, str] = {}
+        for variant_hash, row in variants.items():
+            differences[variant_hash] = _difference(row, list(variants.values()))
+        for variant_hash, text in differences.items():
             if len(variants) == 1:
-                names[title, key] = title
-            elif list(told.values()).count(text) == 1:
-                names[title, key] = f"{title} ({text})"
+                name = title
+            elif list(differences.values()).count(text) == 1:
+                name = f"{title} ({text})"
             else:
-                names[title, key] = f"{title} ({', '.join(filter(None, (text, key)))})"
+                # Variants whose settings and facts are equal differ in code or source.
+                name = f"{title} ({', '.join(filter(None, (text, variant_hash)))})"
+            names[title, variant_hash] = name
     return names
 
 
-def named(
+def name_variants(
     rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str], str] | None = None
 ) -> list[dict[str, Any]]:
-    """The same rows, in which `attack` is a name that tells variants apart and `title` is the attack's title.
+    """Copy `rows` with the variant's name as `attack` and the attack's title as `title`.
 
     Args:
-        names: names of the attacks, where they are shown beside others than these; see `told_apart`.
+        names: replace those of `variant_names`, where the rows are shown together with others.
     """
-    known = list(rows)
-    names = told_apart(known) | dict(names or {})
-    return [{**row, "attack": names[row["attack"], row["variant"]], "title": row["attack"]} for row in known]
+    all_rows = list(rows)
+    all_names = variant_names(all_rows) | dict(names or {})
+    named_rows = []
+    for row in all_rows:
+        name = all_names[row["attack"], row["variant"]]
+        named_rows.append({**row, "attack": name, "title": row["attack"]})
+    return named_rows
 
 
-def _told(row: Mapping[str, Any], others: list[Mapping[str, Any]]) -> str:
-    """What differs between `row` and the other variants of its title."""
-    own, settings = _settings(row), [_settings(other) for other in others]
-    odd = sorted({key for other in settings for key in other if any(o.get(key) != other[key] for o in settings)})
-    words = [f"{key}={own[key]}" if key in own else f"{key} as by default" for key in odd]
-    granted = [set(other["granted"].split()) for other in others]
+def _difference(row: Mapping[str, Any], variants: list[Mapping[str, Any]]) -> str:
+    """Say what differs between `row` and the other variants of its title."""
+    row_settings = _read_settings(row)
+    all_settings = [_read_settings(variant) for variant in variants]
+    # Name the settings that are not the same in all variants.
+    differing: set[str] = set()
+    for settings in all_settings:
+        for key, value in settings.items():
+            if any(other_settings.get(key) != value for other_settings in all_settings):
+                differing.add(key)
+    parts = []
+    for key in sorted(differing):
+        is_set = key in row_settings
+        parts.append(f"{key}={row_settings[key]}" if is_set else f"{key} as by default")
+    # Name the facts that are not granted to all variants.
+    granted = [set(variant["granted"].split()) for variant in variants]
     for name in sorted(granted[0].union(*granted) - granted[0].intersection(*granted)):
-        words.append(f"{'with' if name in row['granted'].split() else 'without'} {name}")
-    return ", ".join(words)
+        parts.append(f"{'with' if name in row['granted'].split() else 'without'} {name}")
+    return ", ".join(parts)
 
 
-def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+def _read_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        found = json.loads(row["settings"])
+        settings = json.loads(row["settings"])
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        settings = None
+    if not isinstance(settings, dict):
         raise RunError(
             f"scores.csv: the settings of '{row['attack']}' are {row['settings']!r}, expected a table in JSON; remove "
             "the file and run `fedsim attack` again"
         )
-    return found
+    return settings

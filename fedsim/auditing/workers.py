@@ -1,7 +1,8 @@
-"""Processes that end when this one does: many attacks at once, or one while the round loop goes on.
+"""Worker processes that end when this process does: several at once, or one in the background.
 
-Each works on one thread, so that they do not slow one another down. On a CPU that is faster than one process of many
-threads, and than vectorising convolutions over victims, which turns them into grouped ones.
+Each works on one thread, so that they do not slow one another down. On a CPU that is faster than
+one process of many threads, and than vectorising convolutions over victims, which turns them into
+grouped ones.
 """
 
 from __future__ import annotations
@@ -35,178 +36,197 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Next = TypeVar("Next", covariant=True)
 Work = Callable[[Any, Callable[[int, int, Mapping[str, float]], None]], object]
-"""Takes an item and a progress callback."""
-Prepare = Callable[..., AbstractContextManager[Work]]
+"""Function that works on an item; its second argument is a progress callback."""
+PrepareWork = Callable[..., AbstractContextManager[Work]]
+"""Function that sets a worker process up and gives the function that works on items."""
 
 _PR_SET_PDEATHSIG = 1
 _GRACE = 3.0
-"""Seconds that a process has to end before it is killed."""
+"""Seconds that a process gets to end before it is killed."""
 
 
 class Waiting(Protocol[Next]):
-    """Items to work on, as in a deque; what can be begun may depend on what is done."""
+    """Queue of items to work on; which items are ready may depend on those that are done."""
 
     def __bool__(self) -> bool:
-        """Whether an item can be begun now; where none can and none is under way, all work is done."""
+        """Return whether an item is ready; all work is done where none is and none is under way."""
 
     def popleft(self) -> Next:
-        """The next item."""
+        """Return the next item."""
 
 
-def in_processes(
+def run_in_processes(
     items: Sequence[Item] | Waiting[Item],
     workers: int,
-    prepare: Prepare,
+    prepare: PrepareWork,
     arguments: tuple[Any, ...],
     report: Callable[[Item, int, int, Mapping[str, float]], None],
 ) -> Iterator[tuple[Item, BaseException | None]]:
-    """Work on each item in one of `workers` processes; yield it, and what it raised, once it is done.
+    """Work on each item in one of `workers` processes; yield it with what it raised, or None.
 
-    A process that dies fails its item alone; the others go on in a fresh one.
+    Where a process dies, only its item fails; a fresh process takes over.
 
     Args:
-        prepare: called once in each process with `arguments`; what it gives on entering does the work.
-        report: told here of the progress of each item.
+        prepare: called once in each process with `arguments`; a context manager that gives the
+            function which does the work.
+        report: called in this process with the progress of each item.
     """
-    waiting, busy = deque(items) if isinstance(items, Sequence) else items, dict[Worker, Item]()
-    crew: list[Worker] = []
+    waiting = deque(items) if isinstance(items, Sequence) else items
+    busy = dict[Worker, Item]()
+    started: list[Worker] = []
     idle: list[Worker] = []
     at_once = True
     try:
         while waiting or busy:
+            # Give items to idle workers; start a worker where all are busy.
             while waiting and len(busy) < workers:
-                idle = [worker for worker in idle if worker.alive]
+                idle = [worker for worker in idle if worker.is_alive]
                 if not idle:
                     idle.append(Worker(prepare, arguments))
-                    crew += idle
+                    started += idle
                 worker = idle.pop()
                 busy[worker] = waiting.popleft()
-                worker.give(busy[worker])
+                worker.submit(busy[worker])
             wait([worker.line for worker in busy], timeout=0.5)
+            # Pass progress on, and yield each item that is done.
             for worker, item in list(busy.items()):
-                for news in worker.news():
-                    if isinstance(news, tuple):
-                        report(item, *news)
+                for message in worker.poll_messages():
+                    if isinstance(message, tuple):
+                        report(item, *message)
                         continue
                     idle.append(worker)
                     del busy[worker]
-                    yield item, news
+                    yield item, message
                     break
         at_once = False
     finally:
-        _end(crew, at_once=at_once)
+        _end_workers(started, at_once=at_once)
 
 
 @contextmanager
-def beside(prepare: Prepare, arguments: tuple[Any, ...]) -> Iterator[Callable[[Any], None]]:
-    """A function that hands an item to a process and does not wait for it; on leaving, all are done.
+def background_worker(prepare: PrepareWork, arguments: tuple[Any, ...]) -> Iterator[Callable[[Any], None]]:
+    """Give a function that submits an item to a background process and does not wait for it.
 
-    What fails there is logged. Whoever leaves by an error or an interrupt ends the process.
+    On leaving, all items are done. What fails in the process is logged. Leaving by an error or an
+    interrupt ends the process.
     """
     worker = Worker(prepare, arguments)
     at_once = True
 
-    def hear() -> None:
-        for news in worker.news():
-            if isinstance(news, BaseException):
-                log.warning("while the round loop goes on: %s; it is tried again at the end of the run", news)
+    def log_errors() -> None:
+        for message in worker.poll_messages():
+            if isinstance(message, BaseException):
+                log.warning(
+                    "while the round loop goes on: %s; it is tried again at the end of the run",
+                    message,
+                )
 
-    def give(item: Any) -> None:
-        if worker.alive:
-            hear()
-            worker.give(item)
+    def submit(item: Any) -> None:
+        if worker.is_alive:
+            log_errors()
+            worker.submit(item)
 
     try:
-        yield give
+        yield submit
         worker.dismiss()
-        while worker.alive:
+        while worker.is_alive:
             wait([worker.line], timeout=0.5)
-            hear()
-        hear()  # it may have died before anybody listened
+            log_errors()
+        log_errors()  # it may have died before the loop began
         at_once = False
     finally:
-        _end([worker], at_once=at_once)
+        _end_workers([worker], at_once=at_once)
 
 
 class Worker:
-    """A process that works on what it is given, one after the other, and ends when this process does."""
+    """Process that works on items one after the other, and ends when this process does."""
 
-    def __init__(self, prepare: Prepare, arguments: tuple[Any, ...]) -> None:
-        self.line, theirs = Pipe()
-        with _uninterrupted():
+    def __init__(self, prepare: PrepareWork, arguments: tuple[Any, ...]) -> None:
+        self.line, worker_end = Pipe()
+        with _blocked_interrupts():
             self._process = subprocess.Popen(
-                interpreter(__name__, theirs), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                interpreter_command(__name__, worker_end),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[worker_end.fileno()],
             )
-        theirs.close()
-        self._dismissed = self._mourned = False
+        worker_end.close()
+        self._is_dismissed = self._is_death_reported = False
         self._send(json.dumps([str(Path(folder).resolve()) for folder in sys.path]).encode())
         self._send(pickle.dumps((prepare, arguments)))
 
     @property
-    def alive(self) -> bool:
-        """Whether it can still work."""
+    def is_alive(self) -> bool:
+        """Whether the process can still work."""
         return self._process.poll() is None
 
-    def give(self, item: Any) -> None:
-        """Have it work on `item`, once it has done what it was given before."""
+    def submit(self, item: Any) -> None:
+        """Have the process work on `item` after the items that it got before."""
         self._send(pickle.dumps(item))
 
     def dismiss(self) -> None:
-        """Have it end, once it has done what it was given."""
-        self._dismissed = True
+        """Have the process end after the items that it got."""
+        self._is_dismissed = True
         self._send(b"")
 
-    def news(self) -> Iterator[tuple[int, int, Mapping[str, float]] | FedsimError | None]:
-        """What it has said since: progress; of each item that is done, what it raised or None; its own death, once.
+    def poll_messages(self) -> Iterator[tuple[int, int, Mapping[str, float]] | FedsimError | None]:
+        """Yield what the process has sent since the last call, and log its warnings here.
 
-        What it warned of is logged here.
+        Yields:
+            Progress as a tuple; for each item that is done what it raised, or None; an AttackCrash,
+            once, where the process died.
         """
-        alive = self.alive  # asked first: what it said before it died is heard before
+        alive = self.is_alive  # asked first, so that what it sent before it died is read before
         try:
             while self.line.poll():
-                said = self.line.recv()
-                if isinstance(said, logging.LogRecord):
-                    logging.getLogger(said.name).handle(said)
+                message = self.line.recv()
+                if isinstance(message, logging.LogRecord):
+                    logging.getLogger(message.name).handle(message)
+                elif message is not None and isinstance(message[0], str):
+                    yield restore_error(*message)
                 else:
-                    yield raised(*said) if said is not None and isinstance(said[0], str) else said
+                    yield message
         except (EOFError, OSError):
             self._ends_within(_GRACE)
             alive = False
         code = self._process.poll()
-        if not (alive or self._mourned or (self._dismissed and code == 0)):
-            self._mourned = True
-            self.end(kill=True)  # one that closed its line and lives can do nothing more
+        ended_as_asked = self._is_dismissed and code == 0
+        if not (alive or self._is_death_reported or ended_as_asked):
+            self._is_death_reported = True
+            self.end(kill=True)  # one that closed its connection and lives can do nothing more
             self._ends_within(_GRACE)
             yield AttackCrash(f"its process {cause_of_death(code)}")
 
     def end(self, *, kill: bool) -> None:
-        """Ask it to end, or make it."""
+        """Terminate the process, or kill it."""
         self._process.kill() if kill else self._process.terminate()
 
-    def bury(self, seconds: float) -> bool:
-        """Whether it is gone, within so many seconds, and nothing of it is left here."""
+    def reap(self, seconds: float) -> bool:
+        """Wait for the process to end, and close the connection; return whether it ended."""
         if not self._ends_within(seconds):
             return False
         self.line.close()
         return True
 
     def _ends_within(self, seconds: float) -> bool:
-        """Not by `join`, which waits for ever for one that has closed all its files."""
+        """Return whether the process ends within `seconds`.
+
+        It polls: waiting for the process blocks for ever where it has closed all its files.
+        """
         deadline = time.monotonic() + seconds
-        while self.alive and time.monotonic() < deadline:
+        while self.is_alive and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not self.alive
+        return not self.is_alive
 
     def _send(self, message: bytes) -> None:
-        with suppress(OSError):  # it is dead, which its news will say
+        with suppress(OSError):  # the process is dead, which `poll_messages` will report
             self.line.send_bytes(message)
 
 
-def interpreter(module: str, line: Connection) -> list[str]:
-    """The command of a fresh interpreter that reads its import path from `line` and then calls `serve` of `module`.
+def interpreter_command(module: str, line: Connection) -> list[str]:
+    """Return the command of a fresh interpreter that calls `serve` of `module`.
 
-    Unlike a process of `multiprocessing`, it does not import the main module, which may be a script that would run
-    once more.
+    It reads its import path from `line` first. Unlike a process of `multiprocessing`, it does not
+    import the main module, which may be a script that would run once more.
     """
     start = (
         "import json, sys; from multiprocessing.connection import Connection; "
@@ -217,7 +237,15 @@ def interpreter(module: str, line: Connection) -> list[str]:
 
 
 def cause_of_death(code: int | None) -> str:
-    """What the exit code of a process that should have lived says, in the form of `subprocess.Popen`."""
+    """Say in words how a process ended that should have lived.
+
+    Args:
+        code: exit code as `subprocess.Popen` gives it, negative for a signal; None where the
+            process lives but does not answer.
+
+    >>> cause_of_death(2)
+    'ended itself, with exit code 2'
+    """
     if code is None:
         return "does not answer any more"
     if code >= 0:
@@ -230,68 +258,80 @@ def cause_of_death(code: int | None) -> str:
     return f"was killed by {name}{hint}"
 
 
-def end_with(parent: int) -> None:
-    """Have this process killed once `parent`, which started it, is gone, however that ended."""
+def end_with_parent(parent: int) -> None:
+    """Have this process killed once `parent`, which started it, has ended in any way."""
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0:
-        if os.getppid() != parent:  # it was gone before we asked
+        if os.getppid() != parent:  # the parent ended before the call
             os._exit(1)
         return
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_without_parent, args=(parent,), daemon=True).start()
 
 
-def describe(error: BaseException) -> tuple[str, str, str]:
-    """An error for another process: its nearest class among ours, its sentence, and its traceback as text.
+def describe_error(error: BaseException) -> tuple[str, str, str]:
+    """Describe an error for another process, which may not be able to import its class.
 
-    It may be of a class that the other process cannot import.
+    Returns:
+        The name of its nearest base class among ours, its sentence, and its traceback as text.
     """
-    kind = next((cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__), "AttackCrash")
-    sentence = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {errors.first_line(error)}"
+    our_classes = [cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__]
+    kind = our_classes[0] if our_classes else "AttackCrash"
+    sentence = f"{type(error).__name__}: {errors.first_line(error)}"
+    if isinstance(error, FedsimError):
+        sentence = str(error)
     return kind, sentence, "".join(traceback.format_exception(error))
 
 
-def raised(kind: str, sentence: str, trace: str) -> FedsimError:
-    """The inverse of `describe`."""
-    found = getattr(errors, kind, None)
-    ours = isinstance(found, type) and issubclass(found, FedsimError)
-    error: FedsimError = found(sentence) if ours else AttackCrash(sentence)  # type: ignore[misc]
-    error.__cause__ = _Elsewhere(f"\n{trace}")
+def restore_error(kind: str, sentence: str, trace: str) -> FedsimError:
+    """Make an error from the description by `describe_error`."""
+    error_class = getattr(errors, kind, None)
+    error: FedsimError = AttackCrash(sentence)
+    if isinstance(error_class, type) and issubclass(error_class, FedsimError):
+        error = error_class(sentence)
+    error.__cause__ = _RemoteTraceback(f"\n{trace}")
     return error
 
 
-class _Elsewhere(Exception):
-    """Carries the traceback of another process into the log."""
+class _RemoteTraceback(Exception):
+    """Traceback of another process, as text for the log."""
 
 
 def serve(line: Connection, parent: int) -> None:
-    """What a worker does all its life."""
-    end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and then ends us
+    """Work on items until an empty message comes; this is the main function of a worker process."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then ends us
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-        line.send((int(iteration), int(iterations), {str(name): float(value) for name, value in values.items()}))
+        line.send(
+            (
+                int(iteration),
+                int(iterations),
+                {str(name): float(value) for name, value in values.items()},
+            )
+        )
 
     logging.getLogger("fedsim").addHandler(_ToParent(line))
     with ExitStack() as stack, suppress(EOFError):
-        order, work = line.recv_bytes(), None
-        while given := line.recv_bytes():
+        setup, work = line.recv_bytes(), None
+        while item := line.recv_bytes():
             try:
+                # The set-up is inside, so that its errors are reported as those of the item.
                 if work is None:
-                    prepare, arguments = pickle.loads(order)
+                    prepare, arguments = pickle.loads(setup)
                     work = stack.enter_context(prepare(*arguments))
-                work(pickle.loads(given), progress)
-            except BaseException as error:  # also sys.exit, which may end nothing but this item
-                line.send(describe(error))
+                work(pickle.loads(item), progress)
+            except BaseException as error:  # also sys.exit, which may end only this item
+                line.send(describe_error(error))
             else:
                 line.send(None)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # as processes of `multiprocessing` do: to take apart all that torch loads lasts a second
+    os._exit(0)  # as processes of `multiprocessing` do: an orderly end of torch takes a second
 
 
 class _ToParent(QueueHandler):
-    """Hands warnings to the process that started this one, whose log shows and keeps them."""
+    """Handler that sends warnings to the parent process, whose log shows and keeps them."""
 
     queue: Any  # a Connection
 
@@ -300,13 +340,16 @@ class _ToParent(QueueHandler):
         self.setLevel(logging.WARNING)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """A copy that can be sent: the sentence, and apart from it the traceback, which a screen leaves out."""
-        sent = copy.copy(record)
-        sent.msg, sent.args = record.getMessage(), None
+        """Return a copy that can be pickled, with the traceback as text.
+
+        The traceback stays separate from the sentence, because a screen leaves it out.
+        """
+        sendable = copy.copy(record)
+        sendable.msg, sendable.args = record.getMessage(), None
         if record.exc_info:
-            sent.exc_text = logging.Formatter().formatException(record.exc_info)
-        sent.exc_info = sent.stack_info = None
-        return sent
+            sendable.exc_text = logging.Formatter().formatException(record.exc_info)
+        sendable.exc_info = sendable.stack_info = None
+        return sendable
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """See QueueHandler."""
@@ -314,29 +357,32 @@ class _ToParent(QueueHandler):
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A process started here does not hear Ctrl-C while it comes up; this one hears it afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+def _blocked_interrupts() -> Iterator[None]:
+    """Keep Ctrl-C from a process while it starts; this process gets it afterwards."""
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
-def _end(crew: Sequence[Worker], *, at_once: bool) -> None:
-    """End all of `crew`: when their work is done, or at once."""
-    for worker in crew:
+def _end_workers(workers: Sequence[Worker], *, at_once: bool) -> None:
+    """End all `workers`, at once or when their work is done; kill those that do not end in time."""
+    for worker in workers:
         worker.end(kill=False) if at_once else worker.dismiss()
     deadline = time.monotonic() + _GRACE
-    stubborn = [worker for worker in crew if not worker.bury(max(0.0, deadline - time.monotonic()))]
-    for worker in stubborn:
+    running = [w for w in workers if not w.reap(max(0.0, deadline - time.monotonic()))]
+    for worker in running:
         worker.end(kill=True)
-    for worker in stubborn:
-        worker.bury(_GRACE)
+    for worker in running:
+        worker.reap(_GRACE)
 
 
-def _watch(parent: int) -> None:
-    """Where the system does not tell: who lost its parent gets another one."""
+def _end_without_parent(parent: int) -> None:
+    """End this process once its parent has ended; for systems that do not do it themselves.
+
+    A process that loses its parent gets another one.
+    """
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

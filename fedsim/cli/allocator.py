@@ -1,17 +1,17 @@
-"""Memory that tensors gave back is kept for the next ones, which glibc would return to the system each time."""
+"""Settings of glibc's allocator that keep freed memory for the next tensors, instead of returning it to the system."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 
-_KEPT = 256 * 2**20
+_KEPT_BYTES = 256 * 2**20
 _LARGEST_ON_HEAP = 32 * 2**20  # the most that glibc takes
-_SETTINGS = {"MALLOC_TRIM_THRESHOLD_": (-1, _KEPT), "MALLOC_MMAP_THRESHOLD_": (-3, _LARGEST_ON_HEAP)}
+_SETTINGS = {"MALLOC_TRIM_THRESHOLD_": (-1, _KEPT_BYTES), "MALLOC_MMAP_THRESHOLD_": (-3, _LARGEST_ON_HEAP)}
 
 
 def keep_freed_memory() -> None:
-    """Have this process, and those it starts, reuse freed memory: of a heap's end, 256 MB are kept.
+    """Make this process, and those it starts, reuse freed memory: at the end of the heap, 256 MB are kept.
 
     A step of SGD frees tensors of the network's size and asks for as many again. By default glibc gives what is freed
     at the end of the heap back to the system, which then has to zero it once more, and that takes a large part of the

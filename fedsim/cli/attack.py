@@ -1,4 +1,4 @@
-"""`fedsim attack`."""
+"""Command `fedsim attack`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsim.cli.options import (
     RunPath,
     Trust,
     Verbose,
-    told_report,
+    finish_with_report,
     use_data_dir,
     use_key,
 )
@@ -40,11 +40,11 @@ def attack(
     use_key(key)
     adversary = read_adversary(run, file, overrides or [], trust=trust)
 
-    # What follows takes seconds to import, so a mistyped key is told of before.
-    from fedsim.cli.work_shown import show_scores, shown
+    # What follows takes seconds to import, so a mistyped key is reported before.
+    from fedsim.cli.work_shown import show_scores, show_work
     from fedsim.workflow import work
 
-    with shown(quiet, verbose) as follow:
+    with show_work(quiet, verbose) as follow:
         done = work.attack(run, adversary, trust=trust, follow=follow)
     show_scores(done)
-    told_report(done, quiet)
+    finish_with_report(done, quiet)

@@ -1,4 +1,4 @@
-"""A command that says in its `--help` what its arguments are."""
+"""Command class that keeps the help texts of arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typer.utils import get_params_from_function
 
 
 class Command(TyperCommand):
-    """Gives arguments back the help that they were declared with: from click 8.5 on, click's own empties it."""
+    """Command that shows the declared help of its arguments: from click 8.5 on, click's own class empties it."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

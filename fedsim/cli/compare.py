@@ -1,4 +1,4 @@
-"""`fedsim compare`."""
+"""Command `fedsim compare`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def compare(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures, too.")] = None,
 ) -> None:
     """Compare runs with the first: settings that differ, accuracy, scores paired by victim."""
-    from fedsim.workflow.comparing import compare as compared
+    from fedsim.workflow.comparing import compare as compare_runs
 
-    comparison = compared(*runs)
+    comparison = compare_runs(*runs)
     _show_settings(comparison)
     _show_quality(comparison)
-    for name, found in comparison.found.items():
-        _show_scores(comparison, name, found)
+    for name, differences in comparison.found.items():
+        _show_scores(comparison, name, differences)
     if out is not None:
         console.print(f"page: {comparison.report(out).path}", soft_wrap=True, markup=False)
     finish(comparison.failures)
@@ -38,52 +38,54 @@ def compare(
 def _show_settings(comparison: Comparison) -> None:
     names = (side.name for side in comparison.sides)
     table = Table("setting", *map(escape, names), title="Settings that differ", box=SIMPLE_HEAD)
-    for key, values in comparison.differing.items():
+    for key, values in comparison.differing_settings.items():
         table.add_row(escape(key), *("not set" if value is None else escape(str(value)) for value in values))
     if table.rows:
         console.print(table)
     for sentence in comparison.about_settings:
-        _say(sentence)
+        _print_plain(sentence)
 
 
 def _show_quality(comparison: Comparison) -> None:
     for side in comparison.sides:
         if side.quality:
             last = max(side.quality)
-            _say(f"{side.name}: {side.measured} {side.quality[last]:.4g} after round {last}")
+            _print_plain(f"{side.name}: {side.measured} {side.quality[last]:.4g} after round {last}")
         else:
-            _say(f"{side.name}: the server measured nothing of the model")
+            _print_plain(f"{side.name}: the server measured nothing of the model")
 
 
-def _show_scores(comparison: Comparison, name: str, found: Sequence[Difference]) -> None:
-    from fedsim.reporting.summary import listed
+def _show_scores(comparison: Comparison, name: str, differences: Sequence[Difference]) -> None:
+    from fedsim.reporting.summary import join_titles
 
     base = comparison.sides[0].name
-    for attack in dict.fromkeys(item.attack for item in found):
-        console.print(_table(attack, base, name, [item for item in found if item.attack == attack]))
-    for who, attacks in zip((base, name), comparison.alone(name), strict=True):
+    for attack in dict.fromkeys(item.attack for item in differences):
+        console.print(_score_table(attack, base, name, [item for item in differences if item.attack == attack]))
+    for run, attacks in zip((base, name), comparison.unshared_attacks(name), strict=True):
         if attacks:
-            _say(f"Only {who} has scores of: {listed(attacks)}. In the other run each of them failed, or was not made.")
-    for sentence in comparison.unlike(name):
-        _say(sentence)
-    if not found:
-        _say(f"{name}: no attack has scores in {base}, too")
+            _print_plain(
+                f"Only {run} has scores of: {join_titles(attacks)}. In the other run each of them failed, or was not made."
+            )
+    for sentence in comparison.incomparable_attacks(name):
+        _print_plain(sentence)
+    if not differences:
+        _print_plain(f"{name}: no attack has scores in {base}, too")
 
 
-def _table(attack: str, base: str, name: str, found: Sequence[Difference]) -> Table:
+def _score_table(attack: str, base: str, name: str, differences: Sequence[Difference]) -> Table:
     from fedsim.reporting.differences import difference_text
 
-    runs = map(escape, (base, name))
     table = Table(
         Column("metric", no_wrap=True),
-        *runs,
+        escape(base),
+        escape(name),
         "difference",
         "reading",
         title=escape(f"{attack}: {name} beside {base}"),
         box=SIMPLE_HEAD,
     )
     missing = []
-    for item in found:
+    for item in differences:
         if item.base.missing or item.other.missing:
             missing.append(f"{item.base.metric}: {item.remark}")
             continue
@@ -94,5 +96,5 @@ def _table(attack: str, base: str, name: str, found: Sequence[Difference]) -> Ta
     return table
 
 
-def _say(text: str) -> None:
+def _print_plain(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`fedsim data`."""
+"""Command `fedsim data`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def show_data(
     trust: Trust = False,
 ) -> None:
     """Say what a data set is and who holds what of it, and draw a picture of that."""
-    from fedsim.reporting.holdings import client_table, description, survey
-    from fedsim.reporting.holdings_picture import draw_to
+    from fedsim.reporting.holdings import client_table, dataset_table, load_partition_summary
+    from fedsim.reporting.holdings_picture import save_partition_picture
 
     use_data_dir(data_dir)
     if out is not None and out.suffix != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG; name a file that ends in .png")
-    holdings = survey(name, overrides or [], fetch=download, trust=trust)
-    console.print(description(holdings))
-    console.print(client_table(holdings))
+    summary = load_partition_summary(name, overrides or [], fetch=download, trust=trust)
+    console.print(dataset_table(summary))
+    console.print(client_table(summary))
     path = out or Path("runs") / f"data-{Path(name).stem}.png"
-    draw_to(path, holdings)
+    save_partition_picture(path, summary)
     console.print(f"picture: {path}", soft_wrap=True, markup=False)

@@ -1,14 +1,14 @@
-"""`fedsim doctor`."""
+"""Command `fedsim doctor`."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
 from fedsim.cli.options import DataDir, finish, use_data_dir
-from fedsim.cli.plugins import laid_out
-from fedsim.workflow.doctor import Told, examined
+from fedsim.cli.plugins import lay_out
+from fedsim.workflow.doctor import MachineCheck, run_checks
 
-_WIDTH = 16
+_NAME_WIDTH = 16
 
 
 def doctor(data_dir: DataDir = None) -> None:
@@ -17,10 +17,11 @@ def doctor(data_dir: DataDir = None) -> None:
     It ends with 1 where something is broken that fedsim cannot do without.
     """
     use_data_dir(data_dir)
-    broken: list[Told] = []
-    for number, (part, items) in enumerate(groupby(examined(), key=lambda told: told.part)):
+    broken: list[MachineCheck] = []
+    for number, (part, results) in enumerate(groupby(run_checks(), key=lambda result: result.part)):
         print(f"{chr(10) * bool(number)}{part}:")  # noqa: T201
-        for told in items:
-            print(laid_out(f"{told.name:<{_WIDTH}}  ", [told.text]), flush=True)  # noqa: T201
-            broken += [told] * told.broken
-    finish([f"{told.name}: {told.text}" for told in broken])
+        for result in results:
+            print(lay_out(f"{result.name:<{_NAME_WIDTH}}  ", [result.text]), flush=True)  # noqa: T201
+            if result.broken:
+                broken.append(result)
+    finish([f"{result.name}: {result.text}" for result in broken])

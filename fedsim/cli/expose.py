@@ -1,4 +1,4 @@
-"""`fedsim expose`."""
+"""Command `fedsim expose`."""
 
 from __future__ import annotations
 
@@ -65,47 +65,54 @@ def expose(
 
     use_data_dir(data_dir)
     use_key(key)
-    is_run, own = experiment.is_dir(), [text for text in overrides or [] if text.startswith("measure.")]
-    others = [text for text in overrides or [] if text not in own]
+    is_run = experiment.is_dir()
+    measure_settings = [text for text in overrides or [] if text.startswith("measure.")]
+    other_settings = [text for text in overrides or [] if text not in measure_settings]
     if rounds and not is_run:
         raise ConfigError(f"--round: {experiment} is no run, so no round of it is recorded; name a --state")
-    if others and is_run:
-        raise ConfigError(f"--set {others[0]}: a run stays as it was made; only settings of measures may be changed")
+    if other_settings and is_run:
+        raise ConfigError(
+            f"--set {other_settings[0]}: a run stays as it was made; only settings of measures may be changed"
+        )
     config = (
-        RunFolder(experiment).read_experiment(trust=trust) if is_run else load_config(experiment, others, trust=trust)
+        RunFolder(experiment).read_experiment(trust=trust)
+        if is_run
+        else load_config(experiment, other_settings, trust=trust)
     )
     if config is None:
         raise ConfigError(
             f"{experiment}: holds no experiment, so nobody here knows its clients' data; name a run of fedsim"
         )
 
-    # What follows takes seconds to import, so a mistyped key is told of before.
-    from fedsim.cli.work_shown import show_exposure, shown
-    from fedsim.experiments.build import Experiment, a_gauge, resolve
-    from fedsim.experiments.exposing import all_that_apply, chosen_tables, moments_of_file, moments_of_run
-    from fedsim.exposure.of_clients import failures
-    from fedsim.workflow.exposing import check_free, exposed_to
+    # What follows takes seconds to import, so a mistyped key is reported before.
+    from fedsim.cli.work_shown import show_exposure, show_work
+    from fedsim.experiments.build import Experiment, build_measure, resolve
+    from fedsim.experiments.exposing import choose_measures, file_moments, find_applicable_measures, run_moments
+    from fedsim.exposure.of_clients import failure_sentences
+    from fedsim.workflow.exposing import check_free, write_exposure
 
+    # Measure into the folder.
     folder = out or (experiment / "exposure" if is_run else Path("runs") / f"exposure-{experiment.stem}")
     check_free(folder, overwrite=overwrite)
-    within = is_run and out is None
-    if within:
+    is_in_run = is_run and out is None
+    if is_in_run:
         RunFolder(experiment).check_key()
-    made = Experiment(resolve(config))
-    chosen = [a_gauge(table) for table in chosen_tables(config, measures or [], own)]
-    with shown(quiet, verbose), RunFolder(experiment).held() if within else contextlib.nullcontext():
-        asked = [replace(gauge, each=gauge.each or each) for gauge in chosen]
-        gauges = asked or all_that_apply(made, each=each)
+    built_experiment = Experiment(resolve(config))
+    named_gauges = [build_measure(table) for table in choose_measures(config, measures or [], measure_settings)]
+    with show_work(quiet, verbose), RunFolder(experiment).hold_lock() if is_in_run else contextlib.nullcontext():
+        chosen_gauges = [replace(gauge, per_example=gauge.per_example or each) for gauge in named_gauges]
+        gauges = chosen_gauges or find_applicable_measures(built_experiment, each=each)
         if is_run:
-            moments = moments_of_run(made, experiment, states or [], rounds or [], clients or [])
+            moments = run_moments(built_experiment, experiment, states or [], rounds or [], clients or [])
         else:
-            moments = moments_of_file(made, experiment.stem, states or [], clients or [])
-        rows, pictures = exposed_to(folder, made, moments, gauges)
-        if within:
+            moments = file_moments(built_experiment, experiment.stem, states or [], clients or [])
+        rows, pictures = write_exposure(folder, built_experiment, moments, gauges)
+        if is_in_run:
             RunFolder(experiment).note(folder / "exposure.csv")
-    for state, of_it in groupby(rows, key=lambda row: row["state"]):
-        show_exposure(list(of_it), f"at {state}")
+    # Show the results.
+    for state, state_rows in groupby(rows, key=lambda row: row["state"]):
+        show_exposure(list(state_rows), f"at {state}")
     console.print(f"table: {folder / 'exposure.csv'} ({number_of(len(rows), 'row')})", soft_wrap=True, markup=False)
     for picture in pictures:
         console.print(f"picture: {picture}", soft_wrap=True, markup=False)
-    finish(failures(rows))
+    finish(failure_sentences(rows))

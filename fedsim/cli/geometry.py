@@ -1,4 +1,4 @@
-"""`fedsim geometry`."""
+"""Command `fedsim geometry`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, number_of, rounds_named, use_data_dir, use_key
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, format_rounds, number_of, use_data_dir, use_key
 from fedsim.errors import ConfigError
 
 
@@ -25,8 +25,8 @@ def geometry(
     from fedsim.experiments.run_folder import RunFolder
     from fedsim.files import write_bytes
     from fedsim.recording.transcript import Transcript
-    from fedsim.reporting.figures import draw, style
-    from fedsim.reporting.geometry import panels, recorded
+    from fedsim.reporting.figures import draw_diagram, style
+    from fedsim.reporting.geometry import geometries_of_updates, geometry_diagrams
 
     use_data_dir(data_dir)
     use_key(key)
@@ -40,19 +40,22 @@ def geometry(
     for number in rounds or ():
         if number not in transcript.rounds:
             raise ConfigError(f"geometry: round {number} is not recorded; recorded: {transcript.rounds}")
-    found = list(recorded(Experiment(config), transcript, rounds or transcript.rounds[:1]))
-    rows = [{"round": number, "client": client, **item.summary} for number, client, item in found]
-    with folder.held():
+    geometries = list(geometries_of_updates(Experiment(config), transcript, rounds or transcript.rounds[:1]))
+    rows = [{"round": number, "client": client, **item.summary} for number, client, item in geometries]
+    with folder.hold_lock():
         folder.write_table(folder.geometry, list(rows[0]), rows)
-    title = f"{number_of(len(rows), 'update')}, {rounds_named(number for number, _, _ in found)} of {run}"
+    # Print the statistics over all updates, and draw them.
+    title = f"{number_of(len(rows), 'update')}, {format_rounds(number for number, _, _ in geometries)} of {run}"
     table = Table("", "mean", "deviation", "lowest", "highest", title=escape(title))
-    for name in found[0][2].summary:
+    for name in geometries[0][2].summary:
         values = [float(row[name]) for row in rows]
-        spread = fmean(values), pstdev(values), min(values), max(values)
-        table.add_row(name, *(f"{value:.3f}" for value in spread))
+        statistics = fmean(values), pstdev(values), min(values), max(values)
+        table.add_row(name, *(f"{value:.3f}" for value in statistics))
     console.print(table)
-    for name, panel in zip(("ratios", "cosines"), panels([item for _, _, item in found], style(0)), strict=True):
+    for name, panel in zip(
+        ("ratios", "cosines"), geometry_diagrams([item for _, _, item in geometries], style(0)), strict=True
+    ):
         path = run / f"geometry-{name}.png"
-        with folder.held():
-            write_bytes(path, draw(panel))
+        with folder.hold_lock():
+            write_bytes(path, draw_diagram(panel))
         console.print(f"picture: {path}", soft_wrap=True, markup=False)

@@ -1,10 +1,11 @@
-"""`fedsim inspect`."""
+"""Command `fedsim inspect`."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,7 @@ from fedsim.cli.options import Key, RunPath, console, finish, number_of, use_key
 from fedsim.errors import FedsimError, TranscriptError, one_line
 
 if TYPE_CHECKING:
-    from fedsim.recording.messages import Messages
+    from fedsim.recording.messages import RecordedExchange
     from fedsim.recording.transcript import Transcript
     from fedsim.wire.messages import Update
 
@@ -29,11 +30,11 @@ def inspect(
     key: Key = None,
 ) -> None:
     """Say what clients told the server in clear, what a recording holds, and whether it is still what was written."""
-    from fedsim.experiments.integrity import held_against_manifest
+    from fedsim.experiments.integrity import compare_with_manifest
     from fedsim.experiments.run_folder import RunFolder
-    from fedsim.recording.messages import FOLDER as MESSAGES
+    from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
     from fedsim.recording.messages import read_messages
-    from fedsim.recording.transcript import Transcript, the_run
+    from fedsim.recording.transcript import Transcript, find_run
 
     use_key(key)
     if run.is_dir():
@@ -41,12 +42,12 @@ def inspect(
     try:
         transcript = Transcript(run)
     except TranscriptError as error:
-        exchanges = read_messages(the_run(run) / MESSAGES)
+        exchanges = read_messages(find_run(run) / MESSAGES)
         if hash or (first := next(exchanges, None)) is None:
             raise
-        _show(chain([first], exchanges), rows=rows)
+        _show_clear_text(chain([first], exchanges), rows=rows)
         console.print(f"no updates: {error}", soft_wrap=True, markup=False)
-        verdict = held_against_manifest(the_run(run))
+        verdict = compare_with_manifest(find_run(run))
         if not verdict.differences:
             console.print(verdict.text, soft_wrap=True, markup=False)
         finish(verdict.differences)
@@ -54,160 +55,194 @@ def inspect(
     if hash:
         print(transcript.hash())  # noqa: T201
         return
+    # Read the updates of each round, then the other messages.
     table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
-    failures, sizes, norms, sent = [], list[int](), list[float](), list[dict[int, int]]()
-    clients, missing, broken, sums, remarks = set[int](), 0, 0, False, Counter[str]()
+    failures, totals = list[str](), _Totals()
     for number in transcript.rounds:
         try:
-            header, bytes_of = transcript.header(number), transcript.sizes(number)
-            answers = Counter(reply.client for reply in header.replies)
-            for reply in header.replies:
-                client, update = reply.client, transcript.recorded(number, reply.client, reply.message)
-                remarks.update(update.remarks)
-                reported = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
-                norm, what = _norm(update)
-                told = "-" if norm is None else f"{norm:.4g}{what}"
-                called = f"{client}, the sum of {len(update.members)} clients" if update.members else str(client)
-                called += f", message {update.message}" if answers[client] > 1 else ""
-                said, size = escape(one_line(reported)), bytes_of[client]
-                table.add_row(str(number), called, str(update.num_examples), said, str(size), told)
-                sizes.append(update.num_examples)
-                clients.update(update.members or (client,))
-                sums |= bool(update.members)
-                if norm is not None and not math.isfinite(norm):
-                    broken += 1
-                elif norm is not None:
-                    norms.append(norm)
-            for client, why in header.failures.items():
-                table.add_row(str(number), str(client), "-", f"failed: {escape(why)}", "-", "-", style="yellow")
-            missing += len(header.failures)
-            sent.append(bytes_of)
+            _read_round(transcript, number, table, totals)
         except FedsimError as error:
             failures.append(str(error))
     try:
-        _show(read_messages(transcript.folder.parent / MESSAGES), rows=rows)
+        _show_clear_text(read_messages(transcript.folder.parent / MESSAGES), rows=rows)
     except FedsimError as error:
         failures.append(str(error))
     if rows:
         console.print(table)
-    console.print(_summary_of(transcript, clients, sizes, norms, broken, sent, missing, sums))
-    for remark, often in remarks.most_common():
-        console.print(f"odd: {remark} ({number_of(often, 'update')})", soft_wrap=True, markup=False)
-    verdict = held_against_manifest(run)
+    console.print(_summary_table(transcript, totals))
+    for remark, count in totals.remarks.most_common():
+        console.print(f"odd: {remark} ({number_of(count, 'update')})", soft_wrap=True, markup=False)
+    # Compare with the manifest.
+    verdict = compare_with_manifest(run)
     failures += verdict.differences
     if not failures:
-        console.print(f"intact: {_counted(transcript)}, each as it was recorded (by SHA-256)")
+        console.print(f"intact: {_count_text(transcript)}, each as it was recorded (by SHA-256)")
         console.print(verdict.text, soft_wrap=True, markup=False)
     finish(failures)
 
 
-def _show(others: Iterable[Messages], *, rows: bool) -> None:
-    """What clients told the server besides plain updates, in clear; with `rows` each set of messages as well.
+@dataclass
+class _Totals:
+    """Totals over the readable rounds of a recording.
+
+    Attributes:
+        clients: that sent updates.
+        sizes: N of each update.
+        norms: of each update that has a finite one.
+        broken: number of updates with NaN or infinite values.
+        sent: bytes by client, for each round; of sums those of the sums, for what clients sent is not recorded.
+        missing: number of clients that sent nothing, over all rounds.
+        sums: whether updates are sums over groups.
+        remarks: how often each remark was made on an update.
+    """
+
+    clients: set[int] = field(default_factory=set)
+    sizes: list[int] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    broken: int = 0
+    sent: list[Mapping[int, int]] = field(default_factory=list)
+    missing: int = 0
+    sums: bool = False
+    remarks: Counter[str] = field(default_factory=Counter)
+
+    def add(self, update: Update, client: int, norm: float | None) -> None:
+        """Count one update."""
+        self.sizes.append(update.num_examples)
+        self.clients.update(update.members or (client,))
+        self.sums |= bool(update.members)
+        if norm is not None and not math.isfinite(norm):
+            self.broken += 1
+        elif norm is not None:
+            self.norms.append(norm)
+
+
+def _read_round(transcript: Transcript, number: int, table: Table, totals: _Totals) -> None:
+    """Add a row to `table` for each update of a round and each client that sent none, and count them."""
+    header, bytes_by_client = transcript.header(number), transcript.upload_sizes(number)
+    num_answers = Counter(reply.client for reply in header.replies)
+    for reply in header.replies:
+        client, update = reply.client, transcript.recorded_update(number, reply.client, reply.message)
+        totals.remarks.update(update.remarks)
+        norm, kind = _norm(update)
+        name = f"{client}, the sum of {len(update.members)} clients" if update.members else str(client)
+        if num_answers[client] > 1:
+            name += f", message {update.message}"
+        metrics = ", ".join(f"{key} {value:.4g}" for key, value in update.metrics.items())
+        norm_text = "-" if norm is None else f"{norm:.4g}{kind}"
+        size = str(bytes_by_client[client])
+        table.add_row(str(number), name, str(update.num_examples), escape(one_line(metrics)), size, norm_text)
+        totals.add(update, client, norm)
+    for client, reason in header.failures.items():
+        table.add_row(str(number), str(client), "-", f"failed: {escape(reason)}", "-", "-", style="yellow")
+    totals.missing += len(header.failures)
+    totals.sent.append(bytes_by_client)
+
+
+def _show_clear_text(exchanges_read: Iterable[RecordedExchange], *, rows: bool) -> None:
+    """Show what clients told the server in clear besides plain updates; with `rows` each set of messages as well.
 
     Args:
-        others: read one by one, for their arrays may be large.
+        exchanges_read: sets of messages, read one by one, for their arrays may be large.
     """
-    from fedsim.recording.clear_text import clear_texts
+    from fedsim.recording.clear_text import find_clear_texts
 
-    shown = list[tuple[str, ...]]()
+    message_rows = list[tuple[str, ...]]()
 
-    def read_and_note() -> Iterator[Messages]:
-        for messages in others:
-            shown.append(_row_of(messages))
+    def read_and_note() -> Iterator[RecordedExchange]:
+        for messages in exchanges_read:
+            message_rows.append(_message_row(messages))
             yield messages
 
-    if said := clear_texts(read_and_note()):
+    if texts := find_clear_texts(read_and_note()):
         table = Table("kind", "name", "what", "clients", title="What clients told the server in clear, besides updates")
-        for one in said:
-            loud = "[bold red]A ROW FOR EACH EXAMPLE[/]: " if one.per_example else ""
-            cells = escape(one_line(one.kind)), escape(one_line(one.name)), loud + escape(one.what)
-            table.add_row(*cells, str(len(one.clients)))
+        for text in texts:
+            warning = "[bold red]A ROW FOR EACH EXAMPLE[/]: " if text.per_example else ""
+            cells = escape(one_line(text.kind)), escape(one_line(text.name)), warning + escape(text.description)
+            table.add_row(*cells, str(len(text.clients)))
         console.print(table)
-        if loudest := [one for one in said if one.per_example]:
+        if per_example := [text for text in texts if text.per_example]:
             console.print(
-                f"{number_of(len(loudest), 'name')} with a row for each example of a client; that takes no attack",
+                f"{number_of(len(per_example), 'name')} with a row for each example of a client; that takes no attack",
                 style="bold red",
             )
-    if rows and shown:
+    if rows and message_rows:
         columns = "message", "kind", "round", "to", "answers", "clients also said"
         exchanges = Table(*columns, title="all messages that are no plain updates")
-        for row in shown:
+        for row in message_rows:
             exchanges.add_row(*row)
         console.print(exchanges)
-    elif shown:
-        console.print(f"{number_of(len(shown), 'exchange')} of messages beside plain updates; --rows shows them")
+    elif message_rows:
+        console.print(f"{number_of(len(message_rows), 'exchange')} of messages beside plain updates; --rows shows them")
 
 
-def _row_of(messages: Messages) -> tuple[str, ...]:
-    """One set of messages in a few words: what clients said in clear, by the names of it."""
-    said: dict[str, None] = {}
+def _message_row(messages: RecordedExchange) -> tuple[str, ...]:
+    """Describe a set of messages in a few words: what clients said in clear, by the names of it."""
+    names: dict[str, None] = {}
     for reply in messages.replies:
         for records in (reply.metrics, reply.config):
-            said |= {f"{record}.{key}": None for record, values in records.items() for key in values}
-        said |= {f"{record} ({number_of(len(arrays), 'array')})": None for record, arrays in reply.arrays.items()}
+            for record, values in records.items():
+                names |= dict.fromkeys(f"{record}.{key}" for key in values)
+        for record, arrays in reply.arrays.items():
+            names[f"{record} ({number_of(len(arrays), 'array')})"] = None
     answers = sum(not reply.error for reply in messages.replies)
-    told = str(messages.recorded_as or messages.round or "-")
-    numbers = str(messages.number), escape(one_line(messages.kind)), told, str(len(messages.sent)), str(answers)
-    return *numbers, escape(one_line(", ".join(said) or "-"))
+    round_text = str(messages.recorded_as or messages.round or "-")
+    return (
+        str(messages.number),
+        escape(one_line(messages.kind)),
+        round_text,
+        str(len(messages.sent)),
+        str(answers),
+        escape(one_line(", ".join(names) or "-")),
+    )
 
 
-def _summary_of(
-    transcript: Transcript,
-    clients: Collection[int],
-    sizes: Sequence[int],
-    norms: Sequence[float],
-    broken: int,
-    sent: Sequence[Mapping[int, int]],
-    missing: int,
-    sums: bool,
-) -> Table:
-    """What the readable rounds of a recording hold, in a few lines.
-
-    `broken` is the number of updates that have no norm; `sent` are bytes by client, a mapping for each round; where
-    updates are `sums` over groups, they are those of the sums, for what each client sent is not recorded.
-    """
+def _summary_table(transcript: Transcript, totals: _Totals) -> Table:
+    """Summarise the readable rounds of a recording in a few lines."""
     from fedsim.experiments.secure_aggregation import SENT_MASKED
 
-    def spread(values: Sequence[float], form: str = ".4g") -> str:
-        return f"{min(values):{form}} to {max(values):{form}}, {fmean(values):{form}} on average" if values else "-"
-
+    clients, sums = totals.clients, totals.sums
     table = Table(show_header=False, box=None, title=escape(str(transcript.folder)), title_justify="left")
     numbers = transcript.rounds
     size = sum(file.stat().st_size for file in transcript.folder.glob("round-*.safetensors")) / 1e6
     table.add_row("rounds", f"{len(numbers)}, {numbers[0]} to {numbers[-1]}" if numbers else "none")
     table.add_row("clients", f"{len(clients)}, {min(clients)} to {max(clients)}" if clients else "none")
-    table.add_row("sums over groups" if sums else "updates", f"{len(sizes)}, and {number_of(missing, 'failure')}")
-    table.add_row("N", spread(sizes))
-    table.add_row("update norm", spread(norms))
-    if broken:
-        table.add_row(
-            "", f"[bold red]{number_of(broken, 'update')} with NaN or infinite values[/], left out of the norm"
-        )
-    rounds, each = [sum(of.values()) for of in sent], [size for of in sent for size in of.values()]
-    traffic = f"{sum(each)}, a round {spread(rounds, '.0f')}" if each else "-"
+    failures = number_of(totals.missing, "failure")
+    table.add_row("sums over groups" if sums else "updates", f"{len(totals.sizes)}, and {failures}")
+    table.add_row("N", _range_and_mean(totals.sizes))
+    table.add_row("update norm", _range_and_mean(totals.norms))
+    if totals.broken:
+        broken = f"[bold red]{number_of(totals.broken, 'update')} with NaN or infinite values[/]"
+        table.add_row("", f"{broken}, left out of the norm")
+    round_bytes = [sum(sizes.values()) for sizes in totals.sent]
+    message_bytes = [message_size for sizes in totals.sent for message_size in sizes.values()]
+    traffic = f"{sum(message_bytes)}, a round {_range_and_mean(round_bytes, '.0f')}" if message_bytes else "-"
     table.add_row("bytes of the sums" if sums else "bytes sent", traffic)
-    table.add_row("bytes of a sum" if sums else "bytes of an update", spread(each, ".0f"))
+    table.add_row("bytes of a sum" if sums else "bytes of an update", _range_and_mean(message_bytes, ".0f"))
     if sums:
         table.add_row("", SENT_MASKED)
     table.add_row("size", f"{size:.1f} MB")
     return table
 
 
-def _counted(transcript: Transcript) -> str:
+def _range_and_mean(values: Sequence[float], form: str = ".4g") -> str:
+    return f"{min(values):{form}} to {max(values):{form}}, {fmean(values):{form}} on average" if values else "-"
+
+
+def _count_text(transcript: Transcript) -> str:
     updates = sum(len(transcript.header(number).replies) for number in transcript.rounds)
     return f"{number_of(updates, 'update')} of {number_of(len(transcript.rounds), 'round')}"
 
 
 def _norm(update: Update) -> tuple[float | None, str]:
-    """L2 norm of w_t - w_T, all tensors together, or of a gradient, and a word for that.
+    """Compute the L2 norm of w_t - w_T over all tensors, or of a gradient, with a word for what it is the norm of.
 
     None where the client returned other tensors.
     """
     if update.gradient is not None or update.sends_delta:
-        what = update.payload.kind
-        return sum(t.double().square().sum().item() for t in update.pseudo_gradient.values()) ** 0.5, f" ({what})"
+        kind = update.payload.kind
+        return sum(t.double().square().sum().item() for t in update.pseudo_gradient.values()) ** 0.5, f" ({kind})"
     after = update.after
     if any(name not in after or after[name].shape != tensor.shape for name, tensor in update.before.items()):
         return None, ""
-    moved = (tensor.double() - after[name].double() for name, tensor in update.before.items())
-    return sum(t.square().sum().item() for t in moved) ** 0.5, ""
+    differences = (tensor.double() - after[name].double() for name, tensor in update.before.items())
+    return sum(t.square().sum().item() for t in differences) ** 0.5, ""

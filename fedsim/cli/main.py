@@ -28,22 +28,22 @@ from fedsim.cli.expose import expose
 from fedsim.cli.geometry import geometry
 from fedsim.cli.inspect import inspect
 from fedsim.cli.new import new
-from fedsim.cli.options import say
+from fedsim.cli.options import print_error
 from fedsim.cli.plugins import list_plugins, show
 from fedsim.cli.report import report
 from fedsim.cli.reproduce import reproduce
 from fedsim.cli.run import run
 from fedsim.cli.sweep import sweep
 from fedsim.cli.train import train
-from fedsim.errors import FedsimError, what_it_said
+from fedsim.errors import FedsimError, error_reason
 from fedsim.plugins import registry
-from fedsim.plugins.allowed_code import restricted_code
+from fedsim.plugins.allowed_code import restrict_code
 
 cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _INTERRUPTED = "interrupted"
 _PIPE_CLOSED = 128 + signal.SIGPIPE
-"""What a shell makes of a program that writes to a pipe which nobody reads any more."""
-_GO_ON = {
+"""Exit code that a shell reports for a program that writes to a pipe which nobody reads any more."""
+_HOW_TO_RESUME = {
     "run": "; `fedsim run --resume RUN` goes on from what is kept",
     "reproduce": "; the same `fedsim reproduce` goes on with the cells that are not done",
     "sweep": "; the same `fedsim sweep` goes on with the cells that are not done",
@@ -56,8 +56,8 @@ for _command in (run, sweep, train, expose, attack, compare, reproduce, geometry
     cli.command(cls=Command)(_command)
 cli.command("data", cls=Command)(show_data)
 cli.command("list", cls=Command)(list_plugins)
-for _other in (show, check, new, doctor):
-    cli.command(cls=Command)(_other)
+for _information_command in (show, check, new, doctor):
+    cli.command(cls=Command)(_information_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -67,30 +67,30 @@ def _print_version(wanted: bool) -> None:
 
 
 @cli.callback()
-def _everywhere(
+def _global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """What comes before any command; its text is that of this module."""
+    """Declare the options before any command; the help text is that of this module."""
 
 
 def main() -> None:
-    """Entry point of `fedsim`: errors become one sentence and an exit code."""
+    """Run the command line: errors become one sentence and an exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
     keep_freed_memory()
-    with restricted_code(sys.argv[1:], anything="--trust" in sys.argv):
-        sentence, code = _outcome()
+    with restrict_code(sys.argv[1:], anything="--trust" in sys.argv):
+        sentence, code = _run_command()
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _PIPE_CLOSED
     if sentence:
-        say(sentence)
-    if sentence == _interrupted():  # Flower's server thread would go on waiting for clients that are gone
+        print_error(sentence)
+    if sentence == _interrupt_message():  # Flower's server thread would go on waiting for clients that are gone
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -98,21 +98,21 @@ def main() -> None:
     sys.exit(code)
 
 
-def _outcome() -> tuple[str, int]:
-    """Do what the command line says; what is to be said of it, and the exit code."""
+def _run_command() -> tuple[str, int]:
+    """Run the command; return what is to be said of it, and the exit code."""
     try:
         registry.check_installation()
         code = cli(standalone_mode=False) or 0
     except FedsimError as error:
         return str(error), error.exit_code
     except typer.Abort:
-        return _interrupted(), 1
+        return _interrupt_message(), 1
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
             return "", _PIPE_CLOSED
-        if _is_typers_own(error):  # the answer to a shell that completes a command, or the script for it
+        if _raised_by_typer(error):  # the answer to a shell that completes a command, or the script for it
             return "", int(error.code or 0)
-        return f"somebody's code {what_it_said(error).removeprefix('it ')}, and what was asked for was not done", 1
+        return f"somebody's code {error_reason(error).removeprefix('it ')}, and what was asked for was not done", 1
     except OSError as error:  # a folder in the path that may not be entered, a name that is too long
         if error.filename is None:
             raise
@@ -122,14 +122,14 @@ def _outcome() -> tuple[str, int]:
             # Without a command the help page has been printed, and nothing is left to say.
             return error.format_message(), 2
         raise
-    return (_interrupted(), 1) if code == 128 + signal.SIGINT else ("", code)  # what typer makes of Ctrl-C
+    return (_interrupt_message(), 1) if code == 128 + signal.SIGINT else ("", code)  # what typer makes of Ctrl-C
 
 
-def _is_typers_own(error: SystemExit) -> bool:
+def _raised_by_typer(error: SystemExit) -> bool:
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals["__name__"]).startswith("typer.")
 
 
-def _interrupted() -> str:
-    command = next((word for word in sys.argv[1:] if word in _GO_ON), "")
-    return _INTERRUPTED + _GO_ON.get(command, "")
+def _interrupt_message() -> str:
+    command = next((word for word in sys.argv[1:] if word in _HOW_TO_RESUME), "")
+    return _INTERRUPTED + _HOW_TO_RESUME.get(command, "")

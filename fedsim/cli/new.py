@@ -1,4 +1,4 @@
-"""`fedsim new`."""
+"""Command `fedsim new`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedsim.cli.options import console
-from fedsim.skeletons.new import KINDS, Skeleton
+from fedsim.skeletons.new import KINDS, PluginTemplate
 
 
 def new(
@@ -16,7 +16,7 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it, such as my-attack.")],
 ) -> None:
     """Write a commented skeleton that runs as it is: an experiment, or a plug-in with an experiment to try it in."""
-    skeleton = Skeleton(kind, name)
+    skeleton = PluginTemplate(kind, name)
     written = skeleton.write(Path())
     console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True, markup=False, highlight=False)
     for command in skeleton.commands:

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what each command says at its end."""
+"""Options that several commands share, and what each command prints at its end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from fedsim.workflow.work import Done
+    from fedsim.workflow.work import AuditResult
 
 console = Console()
-_LONGEST = 10_000
-"""Letters of a sentence that are shown."""
+_MAX_LETTERS = 10_000
+"""Most letters of a sentence that are shown."""
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override one setting, e.g. attack.sme.iterations=200.")
 ]
@@ -31,68 +31,71 @@ Key = Annotated[
 ]
 
 
-def _the_run(path: Path) -> Path:
-    """The run in a folder in which a Flower app records its runs; any other path itself."""
+def _find_run(path: Path) -> Path:
+    """Return the run in a folder in which a Flower app records its runs; any other path itself."""
     if not path.is_dir() or (path / "experiment.toml").exists() or not any(path.glob("run-*")):
         return path
-    from fedsim.recording.transcript import the_run  # which takes torch
+    from fedsim.recording.transcript import find_run  # which takes torch
 
-    return the_run(path)
+    return find_run(path)
 
 
 RunPath = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="A run folder, or one in which a Flower app records runs.", callback=_the_run),
+    typer.Argument(metavar="RUN", help="A run folder, or one in which a Flower app records runs.", callback=_find_run),
 ]
 
 
 def use_data_dir(folder: Path | None) -> None:
-    """Have this process, and those it starts, look for data in `folder`."""
+    """Make this process, and those it starts, look for data in `folder`."""
     if folder is not None:
         os.environ["FEDSIM_DATA"] = str(folder.resolve())
 
 
 def use_key(file: Path | None) -> None:
-    """Have this process, and those it starts on any engine, sign with the secret in `file`."""
+    """Make this process, and those it starts on any engine, sign with the secret in `file`."""
     from fedsim.recording import seals
 
     if file is not None:
-        os.environ[seals.KEY] = str(file.resolve())
-    seals.key()  # says now if it cannot be used
+        os.environ[seals.KEY_VARIABLE] = str(file.resolve())
+    seals.signing_key()  # raises now if it cannot be used
 
 
-def told_report(done: Done, quiet: bool = False) -> None:
-    """Say where the report is, and end with what failed."""
+def finish_with_report(done: AuditResult, quiet: bool = False) -> None:
+    """Print where the report is, and end with what failed."""
     if not quiet:
         console.print(f"report: {done.folder.report}", soft_wrap=True, markup=False)
     finish(done.failures)
 
 
 def finish(failures: Sequence[str]) -> None:
-    """Say what failed and end with exit code 1; nothing where all is well."""
+    """Print what failed and end with exit code 1; do nothing where all is well."""
     for failure in failures:
-        say(failure)
+        print_error(failure)
     if failures:
         raise typer.Exit(1)
 
 
-def say(sentence: str) -> None:
-    """One line on the standard error."""
-    print(f"fedsim: {harmless(sentence)}", file=sys.stderr)  # noqa: T201
+def print_error(sentence: str) -> None:
+    """Print one line on the standard error."""
+    print(f"fedsim: {strip_control_characters(sentence)}", file=sys.stderr)  # noqa: T201
 
 
-def harmless(text: str) -> str:
-    """Return `text` without what a terminal would obey, and not too long, whatever a stranger's file had it quote."""
-    shown = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text[:_LONGEST])
-    return shown if len(text) <= _LONGEST else f"{shown}…"
+def strip_control_characters(text: str) -> str:
+    """Return `text` without control characters that a terminal would obey, cut to 10,000 letters.
+
+    A stranger's file may have it quoted.
+    """
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text[:_MAX_LETTERS])
+    return shown if len(text) <= _MAX_LETTERS else f"{shown}…"
 
 
-def number_of(count: int, what: str) -> str:
-    """`1 round`, or `3 rounds`."""
-    return f"{count} {what}{'s' * (count != 1)}"
+def number_of(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 round`, or `3 rounds`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def rounds_named(numbers: Iterable[int]) -> str:
-    """`round 3`, or `rounds 1, 3`."""
-    chosen = sorted(set(numbers))
-    return f"round{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))}"
+def format_rounds(numbers: Iterable[int]) -> str:
+    """Return `round 3`, or `rounds 1, 3`."""
+    distinct = sorted(set(numbers))
+    return f"{'rounds' if len(distinct) > 1 else 'round'} {', '.join(map(str, distinct))}"

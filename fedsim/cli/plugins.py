@@ -1,4 +1,4 @@
-"""`fedsim list` and `fedsim show`."""
+"""Commands `fedsim list` and `fedsim show`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.table import Table
 from fedsim.cli.options import console
 from fedsim.errors import ConfigError, FedsimError, did_you_mean
 from fedsim.plugins import registry
-from fedsim.plugins.descriptions import described
+from fedsim.plugins.descriptions import describe_plugin
 
-_NARROWEST = 30
-"""Columns that a text beside a name has at least."""
+_MIN_TEXT_WIDTH = 30
+"""Least width of a text beside a name, in columns."""
 
 
 def list_plugins(
@@ -28,61 +28,66 @@ def list_plugins(
     """
     if group is not None and group not in registry.GROUPS:
         raise ConfigError(f"list: nothing is called '{group}', {did_you_mean(group, registry.GROUPS)}")
-    chosen = [known for known in registry.GROUPS if group in (None, known)]
-    for known in chosen:
+    groups = [listed_group for listed_group in registry.GROUPS if group in (None, listed_group)]
+    for listed_group in groups:
         if group is None:
-            print(f"{'' if known == chosen[0] else chr(10)}{known}:")  # noqa: T201
-        names = registry.names(known)
+            print(f"{'' if listed_group == groups[0] else chr(10)}{listed_group}:")  # noqa: T201
+        names = registry.registered_names(listed_group)
         width = max(map(len, names))
         for name in names:
-            print(laid_out(f"{name:<{width}}  ", _told(known, name, stated=group is not None)))  # noqa: T201
+            print(lay_out(f"{name:<{width}}  ", _descriptions(listed_group, name, with_promise=group is not None)))  # noqa: T201
 
 
-def _told(group: registry.Group, name: str, *, stated: bool) -> list[str]:
-    """What a plug-in says of itself; with `stated`, also what a defense promises."""
+def _descriptions(group: registry.Group, name: str, *, with_promise: bool) -> list[str]:
+    """Return what a plug-in says of itself; `with_promise`, also what a defense promises."""
     try:
-        found = described(group, name)
+        description = describe_plugin(group, name)
     except FedsimError as error:
         return [f"does not load: {error}"]
-    text = ". ".join(filter(None, [found.cited, found.text.splitlines()[0]]))
-    promise = f"promises: {found.promises}" if stated and found.promises else ""
-    owner = registry.owner(group, name)
-    return list(filter(None, [text, promise, "" if owner == registry.OWNER else f"[{owner}]"]))
+    text = ". ".join(filter(None, [description.cited, description.text.splitlines()[0]]))
+    promise = f"promises: {description.promises}" if with_promise and description.promises else ""
+    owner = registry.find_distribution(group, name)
+    return list(filter(None, [text, promise, "" if owner == registry.DISTRIBUTION else f"[{owner}]"]))
 
 
-def laid_out(head: str, parts: Sequence[str]) -> str:
-    """One line for whatever reads a pipe; on a terminal lines of its width, a new one for each of `parts`."""
+def lay_out(head: str, parts: Sequence[str]) -> str:
+    """Lay out a name and texts: in one line for a pipe, on a terminal in lines of its width.
+
+    On a terminal each of `parts` begins a new line.
+    """
     if not console.is_terminal:
         return head + "  ".join(parts)
-    room = max(_NARROWEST, console.width - len(head))
+    room = max(_MIN_TEXT_WIDTH, console.width - len(head))
     lines = [line for part in parts for line in textwrap.wrap(part, room, break_on_hyphens=False)]
     return head + f"\n{' ' * len(head)}".join(lines)
 
 
-def completed(incomplete: str) -> list[str]:
-    """What a shell may make of the beginning of a name."""
-    return [name for group in registry.GROUPS for name in registry.names(group) if name.startswith(incomplete)]
+def complete_name(incomplete: str) -> list[str]:
+    """Return the names of plug-ins that begin with `incomplete`, for completion in a shell."""
+    return [
+        name for group in registry.GROUPS for name in registry.registered_names(group) if name.startswith(incomplete)
+    ]
 
 
 def show(
     name: Annotated[
-        str, typer.Argument(help="A plug-in of any kind, registered or module:Class.", autocompletion=completed)
+        str, typer.Argument(help="A plug-in of any kind, registered or module:Class.", autocompletion=complete_name)
     ],
 ) -> None:
     """Show a plug-in: what it does, its settings and defaults, its paper, what it needs."""
-    for group in registry.groups_of(name):
-        found = described(group, name)
-        console.print(f"[bold]{escape(name)}[/]  ({group}, from {escape(registry.owner(group, name))})\n")
-        console.print(found.text, markup=False, highlight=False, soft_wrap=True)
+    for group in registry.find_groups(name):
+        description = describe_plugin(group, name)
+        console.print(f"[bold]{escape(name)}[/]  ({group}, from {escape(registry.find_distribution(group, name))})\n")
+        console.print(description.text, markup=False, highlight=False, soft_wrap=True)
         table = Table("setting", "type", "default")
-        for row in found.settings:
+        for row in description.settings:
             table.add_row(*map(escape, row))
         console.print(table if table.rows else "no settings")
-        for line in found.statement:
+        for line in description.statement:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-        if found.needs:
-            console.print(f"needs: {', '.join(found.needs)}")
-        if found.uses:
-            console.print(f"uses, where granted: {', '.join(found.uses)}", soft_wrap=True)
-        if found.paper:
-            console.print(f"paper: {found.paper}", markup=False, soft_wrap=True)
+        if description.needs:
+            console.print(f"needs: {', '.join(description.needs)}")
+        if description.uses:
+            console.print(f"uses, where granted: {', '.join(description.uses)}", soft_wrap=True)
+        if description.paper:
+            console.print(f"paper: {description.paper}", markup=False, soft_wrap=True)

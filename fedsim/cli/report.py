@@ -1,8 +1,8 @@
-"""`fedsim report`."""
+"""Command `fedsim report`."""
 
 from __future__ import annotations
 
-from fedsim.cli.options import DataDir, Key, RunPath, Trust, told_report, use_data_dir, use_key
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, finish_with_report, use_data_dir, use_key
 
 
 def report(run: RunPath, data_dir: DataDir = None, trust: Trust = False, key: Key = None) -> None:
@@ -11,4 +11,4 @@ def report(run: RunPath, data_dir: DataDir = None, trust: Trust = False, key: Ke
 
     use_data_dir(data_dir)
     use_key(key)
-    told_report(work.report(run, trust=trust))
+    finish_with_report(work.report(run, trust=trust))

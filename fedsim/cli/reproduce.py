@@ -1,4 +1,4 @@
-"""`fedsim reproduce`."""
+"""Command `fedsim reproduce`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish, use_dat
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsim.reproduce.papers import Compared
+    from fedsim.reproduce.papers import FigureComparison
     from fedsim.reproduce.recipes import Scale, ScaleName
 
 _COLOURS = {"met": "green", "missed": "red", "not comparable": "dim"}
@@ -42,83 +42,94 @@ def reproduce(
 
     Without a name, say which tables there are. After an interrupt the same command goes on.
     """
-    from fedsim.reproduce.papers import chosen, papers
+    from fedsim.reproduce.papers import find_tables, read_papers
 
     use_data_dir(data_dir)
     tables = (
-        chosen(name) if name is not None else [(paper, table) for paper in papers() for table in papers()[paper].table]
+        find_tables(name)
+        if name is not None
+        else [(paper, table) for paper in read_papers() for table in read_papers()[paper].table]
     )
     if scale is None:
-        _list(tables) if name is None else _show(tables)
+        _list_tables(tables) if name is None else _show_kept(tables)
         return
     if scale not in ("quick", "full"):
         raise ConfigError(f"--scale: expected quick or full, got {scale!r}")
     _run(tables, scale, cells, quiet=quiet, verbose=verbose)  # type: ignore[arg-type]
 
 
-def _list(tables: Sequence[tuple[str, str]]) -> None:
-    """Every table with what is kept of it, what makes it again, and how long that takes."""
-    from fedsim.reproduce.papers import results, verdicts
-    from fedsim.reproduce.recipes import made_by
+def _list_tables(tables: Sequence[tuple[str, str]]) -> None:
+    """Print every table with what is kept of it, what makes it again, and how long that takes."""
+    from fedsim.reproduce.papers import count_verdicts, read_results
+    from fedsim.reproduce.recipes import how_to_reproduce
 
     names = ("table", "last result", "kept", "quick run", "made again by")
-    shown = Table(*(Column(name, no_wrap=name in names[:2]) for name in names), box=SIMPLE_HEAD)
+    printed = Table(*(Column(name, no_wrap=name in names[:2]) for name in names), box=SIMPLE_HEAD)
     for paper, table in tables:
-        kept = [one for one in results()[paper].kept if one.table == table]
-        latest = str(max(one.date for one in kept)) if kept else "not measured"
-        quick = [one for one in kept if one.name == "quick"]
-        others = [one for one in kept if one not in quick]
-        shown.add_row(
+        kept = [result for result in read_results()[paper].kept if result.table == table]
+        latest = str(max(result.date for result in kept)) if kept else "not measured"
+        quick = [result for result in kept if result.name == "quick"]
+        full = [result for result in kept if result not in quick]
+        printed.add_row(
             f"{paper}/{table}",
             latest,
-            verdicts(paper, others),
-            verdicts(paper, quick),
-            made_by(paper, table),
+            count_verdicts(paper, full),
+            count_verdicts(paper, quick),
+            how_to_reproduce(paper, table),
         )
-    console.print(shown)
+    console.print(printed)
     console.print("fedsim reproduce TABLE shows its figures, with --scale quick or full runs it", markup=False)
 
 
-def _show(tables: Sequence[tuple[str, str]]) -> None:
-    """What is kept of each table, beside the paper's."""
-    from fedsim.reproduce.papers import papers, results
-    from fedsim.reproduce.recipes import made_by
+def _show_kept(tables: Sequence[tuple[str, str]]) -> None:
+    """Print what is kept of each table, compared with the paper."""
+    from fedsim.reproduce.papers import compare_figures, read_papers, read_results
+    from fedsim.reproduce.recipes import how_to_reproduce
 
     for paper, table in tables:
-        asked = papers()[paper].table[table]
-        console.print(f"\n{paper}/{table}: {asked.title}", style="bold", markup=False)
-        console.print(f"paper: {asked.setting}", markup=False, highlight=False)
-        console.print(f"differs: {asked.differs.strip()}", markup=False, highlight=False)
-        console.print(f"made again by: {made_by(paper, table)}", markup=False, highlight=False)
-        for kept in [one for one in results()[paper].kept if one.table == table]:
-            _print(paper, table, f"{kept.name}, {kept.date}", _beside(paper, table, kept.rows))
-            console.print(f"{kept.note.strip()}\n{kept.command.strip()}", markup=False, highlight=False)
+        published = read_papers()[paper].table[table]
+        console.print(f"\n{paper}/{table}: {published.title}", style="bold", markup=False)
+        console.print(f"paper: {published.setting}", markup=False, highlight=False)
+        console.print(f"differs: {published.differs.strip()}", markup=False, highlight=False)
+        console.print(f"made again by: {how_to_reproduce(paper, table)}", markup=False, highlight=False)
+        for kept in read_results()[paper].kept:
+            if kept.table == table:
+                comparison = compare_figures(paper, table, kept.rows, f"kept: {paper}/{table}")
+                _print_comparison(paper, table, f"{kept.name}, {kept.date}", comparison)
+                console.print(f"{kept.note.strip()}\n{kept.command.strip()}", markup=False, highlight=False)
 
 
 def _run(
     tables: Sequence[tuple[str, str]], scale: ScaleName, cells: Path | None, *, quiet: bool, verbose: bool
 ) -> None:
     """Run the sweeps of these tables, one after another."""
-    from fedsim.reproduce.recipes import recipe_of
+    from fedsim.reproduce.recipes import SweepRecipe, find_recipe
 
-    made = {place: found for place in tables if (found := recipe_of(*place))}
-    if not made:
-        from fedsim.reproduce.running import recipe
+    recipes: dict[tuple[str, str], SweepRecipe] = {}
+    for paper_and_table in tables:
+        table_recipe = find_recipe(*paper_and_table)
+        if table_recipe is not None:
+            recipes[paper_and_table] = table_recipe
+    if not recipes:
+        from fedsim.reproduce.running import require_recipe
 
-        recipe(*tables[0])
-    if left := [f"{paper}/{table}" for paper, table in tables if (paper, table) not in made]:
-        console.print(f"Left out, because scripts make them: {', '.join(left)}.", markup=False, highlight=False)
-    _say_how_long({f"{paper}/{table}, {scale}": one.scale(scale) for (paper, table), one in made.items()})
+        require_recipe(*tables[0])
+    if without_recipe := [f"{paper}/{table}" for paper, table in tables if (paper, table) not in recipes]:
+        names = ", ".join(without_recipe)
+        console.print(f"Left out, because scripts make them: {names}.", markup=False, highlight=False)
+    _print_durations(
+        {f"{paper}/{table}, {scale}": sweep_recipe.scale(scale) for (paper, table), sweep_recipe in recipes.items()}
+    )
 
-    # What follows takes seconds to import, so a name that nobody published is told before.
-    from fedsim.cli.work_shown import shown
-    from fedsim.reproduce.running import RESULT, reproduced
+    # What follows takes seconds to import, so a name that nobody published is reported before.
+    from fedsim.cli.work_shown import show_work
+    from fedsim.reproduce.running import RESULT, reproduce_table
 
     failures: list[str] = []
-    for paper, table in made:
-        with shown(quiet, verbose):
-            outcome = reproduced(paper, table, scale, cells)
-        _print(paper, table, outcome.kept.name, outcome.beside)
+    for paper, table in recipes:
+        with show_work(quiet, verbose):
+            outcome = reproduce_table(paper, table, scale, cells)
+        _print_comparison(paper, table, outcome.kept.name, outcome.comparisons)
         console.print(
             f"{outcome.kept.note}\nkept: {outcome.folder / RESULT}", markup=False, highlight=False, soft_wrap=True
         )
@@ -128,40 +139,35 @@ def _run(
     finish(failures)
 
 
-def _say_how_long(scales: Mapping[str, Scale]) -> None:
-    from fedsim.reproduce.recipes import long
+def _print_durations(scales: Mapping[str, Scale]) -> None:
+    from fedsim.reproduce.recipes import duration_text
 
-    for name, one in scales.items():
-        console.print(f"{name}: {one.note} About {long(one.minutes)} on {one.on}.", markup=False, highlight=False)
+    for name, scale in scales.items():
+        text = f"{name}: {scale.note} About {duration_text(scale.minutes)} on {scale.on}."
+        console.print(text, markup=False, highlight=False)
     if len(scales) > 1:
-        whole = long(sum(one.minutes for one in scales.values()))
-        console.print(f"All together about {whole}.", markup=False, highlight=False)
+        total = duration_text(sum(scale.minutes for scale in scales.values()))
+        console.print(f"All together about {total}.", markup=False, highlight=False)
 
 
-def _print(paper: str, table: str, title: str, rows: Sequence[Compared]) -> None:
-    """Ours beside the paper's, with difference and verdict."""
-    from fedsim.reproduce.papers import papers
+def _print_comparison(paper: str, table: str, title: str, comparisons: Sequence[FigureComparison]) -> None:
+    """Print our figures and the paper's, with difference and verdict."""
+    from fedsim.reproduce.papers import read_papers
 
-    quantities = papers()[paper].table[table].quantities
-    shown = Table("", "paper", "ours", "difference", "verdict", box=SIMPLE_HEAD, title=escape(title))
-    for row, found in groupby(rows, key=lambda one: one.row):
-        shown.add_row(f"[bold]{escape(row)}[/]")
-        for one in found:
-            shown.add_row(f"  {escape(quantities[one.quantity].title)}", *_cells(one))
-    console.print(shown)
+    quantities = read_papers()[paper].table[table].quantities
+    printed = Table("", "paper", "ours", "difference", "verdict", box=SIMPLE_HEAD, title=escape(title))
+    for row, row_comparisons in groupby(comparisons, key=lambda comparison: comparison.row):
+        printed.add_row(f"[bold]{escape(row)}[/]")
+        for comparison in row_comparisons:
+            printed.add_row(f"  {escape(quantities[comparison.quantity].title)}", *_cells(comparison))
+    console.print(printed)
 
 
-def _cells(one: Compared) -> tuple[str, ...]:
-    """The paper's figure, ours, the difference and the verdict; only ours where the paper has none."""
+def _cells(comparison: FigureComparison) -> tuple[str, ...]:
+    """Return the paper's figure, ours, the difference and the verdict; only ours where the paper has none."""
     from fedsim.reproduce.figures import difference_text
 
-    if one.paper is None or one.verdict is None:
-        return "", one.ours.text, "", ""
-    verdict = f"[{_COLOURS[one.verdict]}]{one.verdict}[/]"
-    return one.paper.text, one.ours.text, difference_text(one.ours, one.paper), verdict
-
-
-def _beside(paper: str, table: str, rows: Mapping[str, Mapping[str, str]]) -> list[Compared]:
-    from fedsim.reproduce.papers import compared
-
-    return compared(paper, table, rows, f"kept: {paper}/{table}")
+    paper, ours, verdict = comparison.paper, comparison.ours, comparison.verdict
+    if paper is None or verdict is None:
+        return "", ours.text, "", ""
+    return paper.text, ours.text, difference_text(ours, paper), f"[{_COLOURS[verdict]}]{verdict}[/]"

@@ -1,4 +1,4 @@
-"""`fedsim run`."""
+"""Command `fedsim run`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, told_report, use_data_dir, use_key
+from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, finish_with_report, use_data_dir, use_key
 from fedsim.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def run(
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
     from fedsim.experiments.reading import load_config
-    from fedsim.experiments.run_folder import RunFolder, default_folder, exposures
+    from fedsim.experiments.run_folder import RunFolder, default_folder, read_exposures
 
     use_data_dir(data_dir)
     use_key(key)
@@ -35,12 +35,12 @@ def run(
         raise ConfigError("--resume goes on with the experiment as it was; leave out --set, --out and --overwrite")
     config = None if file is None else load_config(file, overrides or [], trust=trust)
 
-    # What follows takes seconds to import, so a mistyped key is told of before.
-    from fedsim.cli.work_shown import show_epsilons, show_exposure, show_scores, shown
-    from fedsim.evaluation.empirical_epsilon import written
+    # What follows takes seconds to import, so a mistyped key is reported before.
+    from fedsim.cli.work_shown import show_epsilons, show_exposure, show_scores, show_work
+    from fedsim.evaluation.empirical_epsilon import read_epsilons
     from fedsim.workflow import work
 
-    with shown(quiet, verbose) as follow:
+    with show_work(quiet, verbose) as follow:
         if config is not None and file is not None:
             folder = RunFolder(out) if out else default_folder(file)
             done = work.run(config, folder, overwrite=overwrite, follow=follow)
@@ -48,6 +48,6 @@ def run(
             assert resume is not None
             done = work.resume(RunFolder(resume), trust=trust, follow=follow)
     show_scores(done)
-    show_epsilons(written(done.folder))
-    show_exposure(exposures(done.folder), "before clients sent, mean over rounds")
-    told_report(done, quiet)
+    show_epsilons(read_epsilons(done.folder))
+    show_exposure(read_exposures(done.folder), "before clients sent, mean over rounds")
+    finish_with_report(done, quiet)

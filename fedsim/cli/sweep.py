@@ -1,9 +1,9 @@
-"""`fedsim sweep`."""
+"""Command `fedsim sweep`."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,8 +27,8 @@ from fedsim.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from fedsim.sweeps.grid import Point
-    from fedsim.sweeps.plan import Plan
+    from fedsim.sweeps.grid import GridPoint
+    from fedsim.sweeps.plan import SweepPlan
 
 
 def sweep(
@@ -49,91 +49,94 @@ def sweep(
     key: Key = None,
 ) -> None:
     """Run many experiments side by side: attacks x defenses x settings x seeds; the same command goes on."""
-    from fedsim.experiments.reading import parsed
+    from fedsim.experiments.reading import parse_override
     from fedsim.sweeps.file import read_sweep
-    from fedsim.sweeps.grid import grid_of
+    from fedsim.sweeps.grid import build_grid
 
     use_data_dir(data_dir)
     use_key(key)
-    described = read_sweep(file, [parsed(override) for override in overrides or []])
-    grid_of(described)
+    sweep_file = read_sweep(file, [parse_override(override) for override in overrides or []])
+    build_grid(sweep_file)
 
-    # What follows takes seconds to import, so a mistyped key is told of before.
-    from fedsim.cli.work_shown import shown
-    from fedsim.machine import cores
+    # What follows takes seconds to import, so a mistyped key is reported before.
+    from fedsim.cli.work_shown import show_work
+    from fedsim.machine import count_cores
     from fedsim.reporting.sweep_page import PAGE
-    from fedsim.sweeps.plan import planned
-    from fedsim.sweeps.store import Store
+    from fedsim.sweeps.plan import plan_sweep
+    from fedsim.sweeps.store import CellStore
     from fedsim.sweeps.table import TABLE
-    from fedsim.workflow.sweeping import STORE, default_folder, swept
+    from fedsim.workflow.sweeping import STORE, default_folder, run_sweep
 
-    store, folder = Store(cells or STORE), out or default_folder(file)
-    with shown(quiet, verbose):
+    store, folder = CellStore(cells or STORE), out or default_folder(file)
+    with show_work(quiet, verbose):
         if dry_run:
-            plan = planned(described, store, trust=trust)
+            plan = plan_sweep(sweep_file, store, trust=trust)
         else:
-            board = swept(described, folder, store, trust=trust)
+            board = run_sweep(sweep_file, folder, store, trust=trust)
     if dry_run:
-        _show_plan(plan, described.sweep.workers or cores())
+        _show_plan(plan, sweep_file.sweep.workers or count_cores())
         return
     _show_left_out(board.plan)
     if not quiet:
         console.print(f"table: {folder / TABLE}", soft_wrap=True, markup=False)
         console.print(f"report: {folder / PAGE}", soft_wrap=True, markup=False)
-    finish(board.failures)
+    finish(board.failure_summaries)
 
 
-def _show_plan(plan: Plan, workers: int) -> None:
+def _show_plan(plan: SweepPlan, workers: int) -> None:
     """Print the cells, what they share, what is done, and how long the rest may take."""
-    to_do = {cell.point.name for cell in plan.to_do}
+    to_do = {cell.point.name for cell in plan.remaining_cells}
     states = [(cell.point, "to do" if cell.point.name in to_do else "done") for cell in plan.cells]
-    table = Table(*(Column(name, overflow="fold") for name in (*plan.grid.labelled, "seeds", "cells")), box=SIMPLE_HEAD)
-    groups: dict[tuple[str, ...], list[tuple[Point, str]]] = defaultdict(list)
+    table = Table(
+        *(Column(name, overflow="fold") for name in (*plan.grid.label_axes, "seeds", "cells")), box=SIMPLE_HEAD
+    )
+    groups: dict[tuple[str, ...], list[tuple[GridPoint, str]]] = defaultdict(list)
     for point, state in states:
         groups[tuple(point.labels.values())].append((point, state))
-    for labels, found in groups.items():
-        counts = Counter(state for _, state in found)
-        seeds = ", ".join(str(point.seed) for point, _ in found)
+    for labels, points in groups.items():
+        counts = Counter(state for _, state in points)
+        seeds = ", ".join(str(point.seed) for point, _ in points)
         table.add_row(*map(escape, labels), seeds, ", ".join(f"{count} {state}" for state, count in counts.items()))
     console.print(table)
     _show_left_out(plan)
     shares = sorted(set(Counter(cell.federation for cell in plan.cells).values()))
     shared = number_of(shares[0], "cell") if len(shares) == 1 else f"{shares[0]} to {shares[-1]} cells"
-    told = f"{plan.sentence}; each federation is run once and shared by {shared}", _estimate(plan, workers)
-    console.print(*told, sep="\n", highlight=False, soft_wrap=True)
+    sentences = f"{plan.summary}; each federation is run once and shared by {shared}", _estimate(plan, workers)
+    console.print(*sentences, sep="\n", highlight=False, soft_wrap=True)
 
 
-def _estimate(plan: Plan, workers: int) -> str:
-    if not plan.to_do:
+def _estimate(plan: SweepPlan, workers: int) -> str:
+    if not plan.remaining_cells:
         return "nothing is left to do"
-    if plan.seconds is None:
+    if plan.estimated_seconds is None:
         return "no cell is done yet, so nobody can say how long they take"
-    minutes = plan.seconds / 60 / min(workers, len(plan.to_do))
+    minutes = plan.estimated_seconds / 60 / min(workers, len(plan.remaining_cells))
     if minutes < 2:
-        told = number_of(max(1, round(60 * minutes)), "second")
+        duration = number_of(max(1, round(60 * minutes)), "second")
+    elif minutes < 120:
+        duration = f"{minutes:.0f} minutes"
     else:
-        told = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-    return f"about {told} are left with {number_of(workers, 'worker')}, by what finished cells took"
+        duration = f"{minutes / 60:.1f} hours"
+    return f"about {duration} are left with {number_of(workers, 'worker')}, by what finished cells took"
 
 
-def _show_left_out(plan: Plan) -> None:
+def _show_left_out(plan: SweepPlan) -> None:
     """Print which cells do not apply, and why."""
-    if not plan.left_out:
+    if not plan.inapplicable:
         return
     table = Table("why", "cells that do not apply", title="Does not apply", box=SIMPLE_HEAD, show_lines=True)
-    reasons: dict[str, list[Point]] = defaultdict(list)
-    for point, reason in plan.left_out:
+    reasons: dict[str, list[GridPoint]] = defaultdict(list)
+    for point, reason in plan.inapplicable:
         reasons[reason].append(point)
     for reason, points in reasons.items():
-        table.add_row(escape(reason), escape(_together(points)))
+        table.add_row(escape(reason), escape(_labels_text(points)))
     console.print(table)
 
 
-def _together(points: Sequence[Point]) -> str:
-    """These points by the labels that each axis has among them."""
-    axes = list(points[0].row)
-    return "; ".join(f"{axis}: {', '.join(_distinct(str(point.row[axis]) for point in points))}" for axis in axes)
-
-
-def _distinct(words: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(words))
+def _labels_text(points: Sequence[GridPoint]) -> str:
+    """List the labels that each axis has among these points."""
+    texts = []
+    for axis in points[0].row:
+        labels = dict.fromkeys(str(point.row[axis]) for point in points)
+        texts.append(f"{axis}: {', '.join(labels)}")
+    return "; ".join(texts)

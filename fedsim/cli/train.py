@@ -1,4 +1,4 @@
-"""`fedsim train`."""
+"""Command `fedsim train`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def train(
     use_data_dir(data_dir)
     config = load_config(file, overrides or [], trust=trust)
 
-    from fedsim.cli.work_shown import shown
+    from fedsim.cli.work_shown import show_work
     from fedsim.experiments.training_states import make_states
 
-    with shown(quiet, verbose):
+    with show_work(quiet, verbose):
         states = make_states(config, file.stem, out)
     table = Table("state", "test loss", "test accuracy")
     for name, about in states.manifest()["states"].items():

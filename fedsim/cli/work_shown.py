@@ -1,4 +1,4 @@
-"""What the screen shows while a command works, and the tables of scores at its end."""
+"""Screen output of commands: log lines and progress while they work, and tables of scores at their end."""
 
 from __future__ import annotations
 
@@ -14,64 +14,66 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedsim.cli.options import console, harmless
-from fedsim.cli.screen import Phases, Seldom
+from fedsim.cli.options import console, strip_control_characters
+from fedsim.cli.screen import PhaseHandler, RoundFilter
 from fedsim.progress import LOGGER
-from fedsim.reporting.exposure import quantities
-from fedsim.workflow.logs import Once, listening
+from fedsim.reporting.exposure import mean_quantities
+from fedsim.workflow.logs import OnceFilter, listen
 
 if TYPE_CHECKING:
-    from fedsim.auditing.plan import Job
-    from fedsim.evaluation.empirical_epsilon import Epsilons
-    from fedsim.reporting.summary import Line
-    from fedsim.workflow.work import Done
+    from fedsim.auditing.plan import AttackJob
+    from fedsim.evaluation.empirical_epsilon import EpsilonComparison
+    from fedsim.reporting.summary import ScoreReading
+    from fedsim.workflow.work import AuditResult
 
 _STYLES = {"leaks": "bold red", "undecided": "yellow", "beyond the floor": "yellow"}
 
 
 @contextmanager
-def shown(quiet: bool = False, verbose: bool = False) -> Iterator[Callable[[Job, int, int, Mapping[str, float]], None]]:
-    """Show the program's own log lines and how far it is; the value is to be told how far each attack is."""
+def show_work(
+    quiet: bool = False, verbose: bool = False
+) -> Iterator[Callable[[AttackJob, int, int, Mapping[str, float]], None]]:
+    """Show the program's own log lines and progress; yields the function to call with the progress of each attack."""
     logger, progress = logging.getLogger("fedsim"), logging.getLogger(LOGGER)
     screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
     screen.setFormatter(_Sentence())
     if quiet:
         screen.setLevel(logging.ERROR)
     if not verbose:
-        screen.addFilter(Seldom())
-    screen.addFilter(Once())
+        screen.addFilter(RoundFilter())
+    screen.addFilter(OnceFilter())
     with (
-        Phases(console) as phases,
-        listening(logger, [screen], logging.DEBUG if verbose else logging.INFO),
-        listening(progress, [] if quiet else [phases], logging.CRITICAL if quiet else logging.DEBUG),
+        PhaseHandler(console) as phases,
+        listen(logger, [screen], logging.DEBUG if verbose else logging.INFO),
+        listen(progress, [] if quiet else [phases], logging.CRITICAL if quiet else logging.DEBUG),
     ):
 
-        def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-            phases.part(job.title, job.name, iteration / max(iterations, 1))
+        def follow(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+            phases.show_part(job.title, job.name, iteration / max(iterations, 1))
 
         yield follow
 
 
-def show_scores(done: Done) -> None:
+def show_scores(done: AuditResult) -> None:
     """Print a table for each attack, and what the clients' defense is worth against each."""
-    from fedsim.reporting.adaptive import told_once  # which takes seconds
+    from fedsim.reporting.adaptive import merge_equal_attacks  # which takes seconds
 
-    for attack, found in groupby(told_once(done.lines), key=lambda line: line.summary.attack):
-        console.print(score_table(attack, list(found)))
+    for attack, readings in groupby(merge_equal_attacks(done.readings), key=lambda reading: reading.summary.attack):
+        console.print(score_table(attack, list(readings)))
     for remark in done.remarks:
         console.print(remark, markup=False, highlight=False)
 
 
-def show_epsilons(found: Sequence[Epsilons]) -> None:
-    """Print what is proved and what is measured of the privacy of clients with canaries, if there are any."""
-    if not found:
+def show_epsilons(audited: Sequence[EpsilonComparison]) -> None:
+    """Print the proved and the measured epsilon of clients with canaries, if there are any."""
+    if not audited:
         return
     columns = "client", "defense", "proved: at most", "measured: at least", "right guesses"
     table = Table(*columns, title="Epsilon", box=SIMPLE_HEAD)
-    for item in found:
+    for item in audited:
         proved = f"{item.proved:.4g}" if math.isfinite(item.proved) else "nothing"
-        style = "bold red" if item.broken else "default"
-        guesses = f"{item.measured.right} of {item.measured.guesses}"
+        style = "bold red" if item.is_broken else "default"
+        guesses = f"{item.measured.correct} of {item.measured.guesses}"
         table.add_row(
             str(item.client), escape(item.defense), proved, f"[{style}]{item.measured.epsilon:.4g}[/]", guesses
         )
@@ -79,37 +81,40 @@ def show_epsilons(found: Sequence[Epsilons]) -> None:
 
 
 def show_exposure(rows: Sequence[Mapping[str, Any]], when: str) -> None:
-    """Print for each measure who is exposed most and least, of clients and of examples, if anything was measured."""
+    """Print for each measure which clients and examples are exposed most and least, if anything was measured."""
     columns = "measure", "n", "exposed most", "exposed least"
     table = Table(*columns, title=escape(f"Exposure {when}"), box=SIMPLE_HEAD)
-    for item in [*quantities(rows), *quantities(rows, each=True)]:
-        ends = [(item.ranked[place], item.values[item.ranked[place]]) for place in (0, -1) if item.values]
-        told = [f"client {who[0]}{f', example {who[1]}' if who[1] else ''}: {value:.4g}" for who, value in ends]
+    for item in [*mean_quantities(rows), *mean_quantities(rows, of_examples=True)]:
+        ends = [(item.ranking[position], item.values[item.ranking[position]]) for position in (0, -1) if item.values]
+        texts = [f"client {who[0]}{f', example {who[1]}' if who[1] else ''}: {value:.4g}" for who, value in ends]
         name = f"{escape(item.title)}\n[dim]{item.meaning}[/]"
-        table.add_row(name, str(len(item.values)), *(told or ("undefined", "undefined")))
+        table.add_row(name, str(len(item.values)), *(texts or ("undefined", "undefined")))
     if table.rows:
         console.print(table)
 
 
-def score_table(attack: str, found: Sequence[Line]) -> Table:
-    """One attack's scores, the main one first, in the words of the page; narrow enough for 80 columns."""
+def score_table(attack: str, readings: Sequence[ScoreReading]) -> Table:
+    """Return a table of one attack's scores, the main one first, as on the page; narrow enough for 80 columns."""
     columns = Column("metric", no_wrap=True), "score", "n", "best guess", "reading"
     table = Table(*columns, title=escape(f"What leaked to {attack}"), box=SIMPLE_HEAD)
-    for line in found:
-        item = line.summary
-        if not item.missing:
-            score = item.interval_text.replace(" [", "\n[").replace(" ± ", "\n± ")
-            says = f"[{_STYLES.get(line.verdict, 'default')}]{escape(line.verdict)}[/]"
-            texts = (score, item.count_text.removeprefix("n = "), item.floor_text.replace(" (", " ").removesuffix(")"))
-            table.add_row(item.metric, *map(escape, texts), f"{says}\n[dim]{escape(line.remark)}[/]")
-    missing = [f"{line.summary.metric} {line.summary.text}" for line in found if line.summary.missing]
+    missing = []
+    for reading in readings:
+        item = reading.summary
+        if item.missing:
+            missing.append(f"{item.metric} {item.text}")
+            continue
+        score = item.interval_text.replace(" [", "\n[").replace(" ± ", "\n± ")
+        count = item.count_text.removeprefix("n = ")
+        floor = item.floor_text.replace(" (", " ").removesuffix(")")
+        verdict = f"[{_STYLES.get(reading.verdict, 'default')}]{escape(reading.verdict)}[/]"
+        table.add_row(item.metric, *map(escape, (score, count, floor)), f"{verdict}\n[dim]{escape(reading.remark)}[/]")
     table.caption = escape("; ".join(missing))
     return table
 
 
 class _Sentence(logging.Formatter):
-    """A line for the screen; a traceback is for the file alone."""
+    """Format a record as a line for the screen; a traceback is for the file alone."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The sentence alone."""
-        return harmless(record.getMessage())
+        """Return the sentence alone."""
+        return strip_control_characters(record.getMessage())

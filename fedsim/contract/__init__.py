@@ -1,1 +1,1 @@
-"""What every plug-in keeps to: checks on tiny cases, the same for fedsim's own plug-ins and for strangers'."""
+"""Contract of plug-ins: checks on tiny cases, the same for fedsim's own and for others'."""

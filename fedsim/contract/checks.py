@@ -1,4 +1,4 @@
-"""What a check is, what it says, and which checks there are for a plug-in."""
+"""Running the checks of a plug-in's group, and their results."""
 
 from __future__ import annotations
 
@@ -10,124 +10,126 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.errors import FedsimError, one_line, what_it_said
-from fedsim.files import fresh_folder
+from fedsim.errors import FedsimError, error_reason, one_line
+from fedsim.files import temporary_folder
 from fedsim.plugins import registry
-from fedsim.plugins.code import place_of
+from fedsim.plugins.code import locate_error
 
 Verdict = Literal["passed", "failed", "does not apply", "not checked"]
 
 
-class Broken(Exception):
-    """The plug-in does not keep to the contract; says how, in one sentence."""
+class ContractViolation(Exception):
+    """The plug-in violates the contract; the message is one sentence that says how."""
 
 
 class DoesNotApply(Exception):
-    """The check asks for nothing of such a plug-in; says why."""
+    """The check requires nothing of such a plug-in; the message says why."""
 
 
 class NotChecked(Exception):
-    """The check could not be made, so that nothing is known; says why."""
+    """The check could not run, so its result is unknown; the message says why."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one check says of a plug-in.
+class CheckResult:
+    """Result of one check of a plug-in.
 
     Attributes:
-        check: what it asks for.
-        verdict: only `passed` and `does not apply` are well.
-        why: a sentence; empty where the check passed.
+        requirement: the first line of the check's docstring.
+        verdict: `passed` and `does not apply` are good, the others are not.
+        reason: a sentence; empty where the check passed.
     """
 
-    check: str
+    requirement: str
     verdict: Verdict
-    why: str = ""
+    reason: str = ""
 
     @property
-    def well(self) -> bool:
-        """Whether nothing is wrong and nothing remains unknown."""
+    def is_good(self) -> bool:
+        """Return whether the plug-in keeps to the contract, as far as this check applies to it."""
         return self.verdict in ("passed", "does not apply")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Subject:
+class CheckedPlugin:
     """The plug-in to check.
 
     Attributes:
         group: its group of entry points.
         name: its registered name.
-        settings: what differs from its defaults.
-        folder: an empty one, for what a check has to write.
-        kept: what one check leaves for the next ones, so that it is computed once.
+        settings: values for settings that differ from the defaults.
+        folder: an empty folder for files that a check writes.
+        cache: results that checks share, so that they are computed once.
     """
 
     group: registry.Group
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     folder: Path
-    kept: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def cls(self) -> Any:
-        """The class, or of a model or a data set the function, that is registered."""
+        """Return the registered class, or the registered function of a model or data set."""
         return registry.load(self.group, self.name)
 
     @property
     def is_class(self) -> bool:
-        """Whether it is a class of plug-ins; otherwise calling it makes the network or the data set."""
-        return isinstance(self.cls, type) and hasattr(self.cls, registry.OFFERS[self.group])
+        """Return whether it is a plug-in class, not a function or network class that makes one."""
+        return isinstance(self.cls, type) and hasattr(self.cls, registry.PLUGIN_METHODS[self.group])
 
-    def build(self, **further: Any) -> Any:
-        """A new one, made from the settings and `further` ones."""
-        return registry.build(self.group, self.name, {**self.settings, **further}, self.name)
-
-
-Check = Callable[[Subject], None]
-"""Raises `Broken`, or whatever the plug-in raises, where the plug-in does not keep to it. The first line of its
-docstring says what it asks for."""
+    def build(self, **extra_settings: Any) -> Any:
+        """Return a new instance with the settings and `extra_settings`."""
+        return registry.build(self.group, self.name, {**self.settings, **extra_settings}, self.name)
 
 
-def expect(holds: object, complaint: str) -> None:
-    """Raise Broken with `complaint` unless something holds."""
-    if not holds:
-        raise Broken(complaint)
+Check = Callable[[CheckedPlugin], None]
+"""A check raises `ContractViolation`, or whatever the plug-in raises, where the plug-in violates
+it. The first line of its docstring states the requirement and is shown to the user."""
 
 
-def checks_of(group: registry.Group) -> tuple[Check, ...]:
-    """The checks of the plug-ins of `group`; the first one is whether a plug-in can be made at all."""
-    found: tuple[Check, ...] = import_module(f"fedsim.contract.{group}").CHECKS
-    return found
+def expect(condition: object, complaint: str) -> None:
+    """Raise ContractViolation with `complaint` unless `condition` is true."""
+    if not condition:
+        raise ContractViolation(complaint)
 
 
-def outcome(check: Check, subject: Subject) -> Outcome:
-    """What `check` says of `subject`; what the plug-in itself raises is a failure."""
-    asked = (inspect.getdoc(check) or "").split("\n")[0].rstrip(".")
+def load_checks(group: registry.Group) -> tuple[Check, ...]:
+    """Return the checks of `group`; the first is that an instance can be made at all."""
+    checks: tuple[Check, ...] = import_module(f"fedsim.contract.{group}").CHECKS
+    return checks
+
+
+def run_check(check: Check, subject: CheckedPlugin) -> CheckResult:
+    """Run one check; an exception of the plug-in itself is a failure."""
+    requirement = (inspect.getdoc(check) or "").split("\n")[0].rstrip(".")
     try:
         check(subject)
     except DoesNotApply as reason:
-        return Outcome(asked, "does not apply", str(reason))
+        return CheckResult(requirement, "does not apply", str(reason))
     except NotChecked as reason:
-        return Outcome(asked, "not checked", one_line(str(reason)))
-    except (Broken, FedsimError) as error:
-        return Outcome(asked, "failed", one_line(str(error)))
+        return CheckResult(requirement, "not checked", one_line(str(reason)))
+    except (ContractViolation, FedsimError) as error:
+        return CheckResult(requirement, "failed", one_line(str(error)))
     except (Exception, SystemExit) as error:
-        kind = subject.cls if isinstance(subject.cls, type) else type(subject.cls)
-        return Outcome(asked, "failed", one_line(f"{what_it_said(error)} ({place_of(error, kind)})"))
-    return Outcome(asked, "passed")
+        cls = subject.cls if isinstance(subject.cls, type) else type(subject.cls)
+        return CheckResult(requirement, "failed", one_line(f"{error_reason(error)} ({locate_error(error, cls)})"))
+    return CheckResult(requirement, "passed")
 
 
-def examine(group: registry.Group, name: str, settings: Mapping[str, Any]) -> Iterator[Outcome]:
-    """What each check says of the plug-in called `name`; nothing after the first where it cannot be made.
+def run_checks(group: registry.Group, name: str, settings: Mapping[str, Any]) -> Iterator[CheckResult]:
+    """Run the checks of the plug-in called `name`, only the first where no instance can be made.
 
     Raises:
         PluginError: nobody registered the name, or two distributions did.
     """
-    registry.owner(group, name)
-    first, *others = checks_of(group)
-    with fresh_folder() as folder:
-        subject = Subject(group=group, name=name, settings=settings, folder=folder)
-        made = outcome(first, subject)
-        yield made
-        for check in others if made.well else ():
-            yield outcome(check, subject)
+    registry.find_distribution(group, name)
+    first_check, *further_checks = load_checks(group)
+    with temporary_folder() as folder:
+        subject = CheckedPlugin(group=group, name=name, settings=settings, folder=folder)
+        first_result = run_check(first_check, subject)
+        yield first_result
+        if not first_result.is_good:
+            return
+        for check in further_checks:
+            yield run_check(check, subject)

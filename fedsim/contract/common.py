@@ -1,4 +1,4 @@
-"""What plug-ins of several groups keep to."""
+"""Checks for plug-ins of several groups, and helpers of checks."""
 
 from __future__ import annotations
 
@@ -19,58 +19,60 @@ import torch
 from torch import Tensor
 
 from fedsim.attacks import Paper
-from fedsim.contract.checks import Broken, DoesNotApply, Subject, expect
+from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, expect
 from fedsim.errors import FedsimError
 from fedsim.plugins import registry
 
 
-def is_made(subject: Subject) -> None:
+def is_made(subject: CheckedPlugin) -> None:
     """It loads, and is made from its settings."""
     subject.build()
 
 
-def is_a_frozen_dataclass(subject: Subject) -> None:
+def is_a_frozen_dataclass(subject: CheckedPlugin) -> None:
     """It is a frozen dataclass, and its settings are keyword arguments."""
     cls = _class_of(subject)
-    about = vars(cls).get("__dataclass_params__")
-    expect(about is not None, f"{cls.__name__} is no dataclass; decorate it with @dataclass(frozen=True, kw_only=True)")
-    expect(about.frozen, f"{cls.__name__} is not frozen; decorate it with @dataclass(frozen=True, kw_only=True)")
+    parameters = vars(cls).get("__dataclass_params__")
+    remedy = "decorate it with @dataclass(frozen=True, kw_only=True)"
+    expect(parameters is not None, f"{cls.__name__} is no dataclass; {remedy}")
+    expect(parameters.frozen, f"{cls.__name__} is not frozen; {remedy}")
     for field in dataclasses.fields(cls):
         expect(field.kw_only, f"setting '{field.name}' is no keyword argument; say kw_only=True")
 
 
-def comes_back_the_same(subject: Subject) -> None:
+def survives_copying(subject: CheckedPlugin) -> None:
     """It is the same after repr, pickle, and being made again from its own settings."""
     cls, plugin = _class_of(subject), subject.build()
-    known = {**vars(sys.modules[cls.__module__]), cls.__name__: cls, "inf": math.inf, "nan": math.nan}
+    namespace = {**vars(sys.modules[cls.__module__]), cls.__name__: cls, "inf": math.inf, "nan": math.nan}
     settings = {field.name: getattr(plugin, field.name) for field in dataclasses.fields(cls) if field.init}
-    ways: dict[str, Callable[[], Any]] = {
-        "repr": lambda: eval(repr(plugin), known),
+    copiers: dict[str, Callable[[], Any]] = {
+        "repr": lambda: eval(repr(plugin), namespace),
         "pickle": lambda: pickle.loads(pickle.dumps(plugin)),
         "its own settings": lambda: registry.build(subject.group, subject.name, settings, subject.name),
     }
     expect(plugin == subject.build(), "two that are made from the same settings are not equal")
-    for way, again in ways.items():
+    for method, make_copy in copiers.items():
         try:
-            copy = again()
+            copy = make_copy()
         except (Exception, SystemExit) as error:
-            said = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
-            raise Broken(f"it cannot be made again by {way}: {said}") from error
-        expect(copy == plugin, f"made again by {way} it is {copy!r}, expected {plugin!r}")
+            is_plain = isinstance(error, FedsimError)
+            reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
+            raise ContractViolation(f"it cannot be made again by {method}: {reason}") from error
+        expect(copy == plugin, f"made again by {method} it is {copy!r}, expected {plugin!r}")
     expect(hash(plugin) == hash(subject.build()), "two equal ones have different hashes")
 
 
-def explains_itself(subject: Subject) -> None:
-    """Its docstring begins with a sentence, explains each setting, and of a method cites its source."""
+def is_documented(subject: CheckedPlugin) -> None:
+    """Its docstring begins with a sentence, explains each setting, and cites a method's source."""
     cls = _class_of(subject)
     text = inspect.getdoc(cls) or ""
-    expect(
-        text.split("\n")[0].endswith("."), "the first line of its docstring is no sentence that ends with a full stop"
-    )
-    explained = "\n".join(inspect.getdoc(base) or "" for base in cls.__mro__)
+    is_sentence = text.split("\n")[0].endswith(".")
+    expect(is_sentence, "the first line of its docstring is no sentence that ends with a full stop")
+    # Settings may be explained by the class that declares them.
+    texts = "\n".join(inspect.getdoc(base) or "" for base in cls.__mro__)
     for field in dataclasses.fields(cls):
-        said = re.search(rf"^\s+{field.name}: ", explained, re.MULTILINE)
-        expect(said, f"its docstring does not explain the setting '{field.name}' in a line '{field.name}: ...'")
+        line = re.search(rf"^\s+{field.name}: ", texts, re.MULTILINE)
+        expect(line, f"its docstring does not explain the setting '{field.name}' in a line '{field.name}: ...'")
     if hasattr(cls, "paper") or subject.group in ("attacks", "defenses"):
         expect("References:" in text, "its docstring has no part 'References:'")
         expect(isinstance(getattr(cls, "paper", None), Paper), "its class has no 'paper', a fedsim.Paper")
@@ -78,54 +80,58 @@ def explains_itself(subject: Subject) -> None:
 
 _SEEDS = count(1_000_003)
 
-CHECKS = (is_made, is_a_frozen_dataclass, comes_back_the_same, explains_itself)
+CHECKS = (is_made, is_a_frozen_dataclass, survives_copying, is_documented)
 
 
-def _class_of(subject: Subject) -> Any:
+def _class_of(subject: CheckedPlugin) -> Any:
     if not subject.is_class:
         raise DoesNotApply("it is a function or a network class, not a class of plug-ins")
     return subject.cls
 
 
 @contextmanager
-def global_generators_untouched() -> Iterator[None]:
-    """Raise Broken where what is done within draws from a global generator, or seeds it.
+def expect_untouched_generators() -> Iterator[None]:
+    """Raise ContractViolation where the block draws from a global generator, or seeds one.
 
-    Each begins in a state of its own, so that seeding it with the same number again does not go unnoticed.
+    Each block starts from another state, so that seeding with the same number twice is noticed.
     """
-    with other_global_generators(next(_SEEDS)):
-        numpy, python, torchs = np.random.get_state(), random.getstate(), torch.random.get_rng_state()  # noqa: NPY002
+    with seed_global_generators(next(_SEEDS)):
+        numpy_state = np.random.get_state()  # noqa: NPY002
+        python_state, torch_state = random.getstate(), torch.random.get_rng_state()
         yield
-        same = {
-            "torch's": torch.equal(torch.random.get_rng_state(), torchs),
-            "NumPy's": repr(np.random.get_state()) == repr(numpy),  # noqa: NPY002
-            "Python's": random.getstate() == python,
+        is_unchanged = {
+            "torch's": torch.equal(torch.random.get_rng_state(), torch_state),
+            "NumPy's": repr(np.random.get_state()) == repr(numpy_state),  # noqa: NPY002
+            "Python's": random.getstate() == python_state,
         }
-    for whose, unchanged in same.items():
-        expect(unchanged, f"it draws from {whose} global generator, or seeds it; draw from what it is given alone")
+    for owner, unchanged in is_unchanged.items():
+        expect(unchanged, f"it draws from {owner} global generator, or seeds it; draw from what it is given alone")
 
 
 @contextmanager
-def other_global_generators(seed: int) -> Iterator[None]:
-    """Do what is within after seeding the global generators with `seed`; afterwards they are as before."""
-    numpy, python, torchs = np.random.get_state(), random.getstate(), torch.random.get_rng_state()  # noqa: NPY002
+def seed_global_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators with `seed` for the block, and restore their states afterwards."""
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    python_state, torch_state = random.getstate(), torch.random.get_rng_state()
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.manual_seed(seed)
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        torch.random.set_rng_state(torchs)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        torch.random.set_rng_state(torch_state)
 
 
-def same(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    """Whether these are the same tensors, to the bit; NaN is like NaN."""
+def are_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    """Return whether both hold exactly the same tensors; NaN equals NaN."""
+    if first.keys() != second.keys():
+        return False
+    return all(_is_equal(tensor, second[name]) for name, tensor in first.items())
 
-    def equal(one: Tensor, other: Tensor) -> bool:
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        return bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=one.is_floating_point()).all())
 
-    return some.keys() == others.keys() and all(equal(tensor, others[name]) for name, tensor in some.items())
+def _is_equal(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return bool(torch.isclose(first, second, rtol=0, atol=0, equal_nan=first.is_floating_point()).all())

@@ -1,4 +1,4 @@
-"""What a data set keeps to."""
+"""Checks of data sets."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 import torch
 
 from fedsim.contract import common
-from fedsim.contract.checks import Broken, NotChecked, Subject, expect
+from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError
-from fedsim.experiments.build import data_folder
+from fedsim.experiments.build import find_data_folder
 
-_LOOKED_AT = 500
-"""Examples of each part that are checked."""
+_SAMPLE_SIZE = 500
+"""Number of examples of each part that are checked."""
 
 
-def says_what_it_is(subject: Subject) -> None:
+def names_its_source(subject: CheckedPlugin) -> None:
     """It loads, and says where its data come from and what may be done with them."""
-    dataset = _loaded(subject)
-    for what in ("name", "source", "licence"):
-        expect(getattr(dataset, what), f"its {what} is empty")
+    dataset = _load_dataset(subject)
+    for attribute in ("name", "source", "licence"):
+        expect(getattr(dataset, attribute), f"its {attribute} is empty")
     for part, examples in _parts(dataset):
         expect(len(examples), f"its {part} examples are none")
         expect(len(examples.raw) == len(examples.labels), f"its {part} examples are not as many as their labels")
@@ -28,13 +28,13 @@ def says_what_it_is(subject: Subject) -> None:
         expect(groups is None or len(groups) == len(examples), f"its {part} groups are not one for each example")
 
 
-def inputs_are_in_their_range(subject: Subject) -> None:
+def inputs_are_in_their_range(subject: CheckedPlugin) -> None:
     """Its inputs are of one shape and type, and within the range that it names."""
-    dataset = _loaded(subject)
+    dataset = _load_dataset(subject)
     low, high = (0, dataset.vocabulary - 1) if dataset.vocabulary else dataset.value_range
     dtype = torch.int64 if dataset.vocabulary else torch.float32
     for part, examples in _parts(dataset):
-        sample = examples.inputs(slice(0, _LOOKED_AT))
+        sample = examples.inputs(slice(0, _SAMPLE_SIZE))
         expect(sample.dtype == dtype, f"its {part} inputs are {sample.dtype}, expected {dtype}")
         shape = tuple(sample.shape[1:])
         expect(shape == dataset.task.input_shape, f"its {part} inputs are of shape {shape}, unlike the training ones")
@@ -42,9 +42,9 @@ def inputs_are_in_their_range(subject: Subject) -> None:
         expect(low <= least < most <= high, f"its {part} inputs go from {least} to {most}, expected [{low}, {high}]")
 
 
-def labels_fit(subject: Subject) -> None:
+def labels_fit(subject: CheckedPlugin) -> None:
     """Its labels are class indices, or finite targets of a regression."""
-    dataset = _loaded(subject)
+    dataset = _load_dataset(subject)
     for part, examples in _parts(dataset):
         labels = examples.labels
         if not dataset.num_classes:
@@ -52,36 +52,36 @@ def labels_fit(subject: Subject) -> None:
             expect(labels.isfinite().all(), f"its {part} targets are NaN or infinite")
             continue
         expect(labels.dtype == torch.int64, f"its {part} labels are {labels.dtype}, expected torch.int64")
-        least, most = int(labels.min()), int(labels.max())
-        fit = 0 <= least < most < dataset.num_classes
+        least, most, last_class = int(labels.min()), int(labels.max()), dataset.num_classes - 1
         expect(
-            fit, f"its {part} labels go from {least} to {most}, expected several from 0 to {dataset.num_classes - 1}"
+            0 <= least < most <= last_class,
+            f"its {part} labels go from {least} to {most}, expected several from 0 to {last_class}",
         )
 
 
-def is_the_same_each_time(subject: Subject) -> None:
-    """Loaded again it is the same, split alike, and leaves the global generators alone."""
-    first = _loaded(subject)
-    with common.global_generators_untouched():
-        again: Dataset = subject.build().load(data_folder())
-    for (part, one), (_, other) in zip(_parts(first), _parts(again), strict=True):
-        same = torch.equal(one.raw, other.raw) and torch.equal(one.labels, other.labels)
+def is_deterministic(subject: CheckedPlugin) -> None:
+    """It is the same when loaded again, split the same way, and uses no global generator."""
+    first = _load_dataset(subject)
+    with common.expect_untouched_generators():
+        second: Dataset = subject.build().load(find_data_folder())
+    for (part, examples), (_, reloaded) in zip(_parts(first), _parts(second), strict=True):
+        same = torch.equal(examples.raw, reloaded.raw) and torch.equal(examples.labels, reloaded.labels)
         expect(same, f"loaded again, its {part} examples are others or in another order; split by a fixed key")
 
 
-CHECKS = (*common.CHECKS, says_what_it_is, inputs_are_in_their_range, labels_fit, is_the_same_each_time)
+CHECKS = (*common.CHECKS, names_its_source, inputs_are_in_their_range, labels_fit, is_deterministic)
 
 
-def _loaded(subject: Subject) -> Dataset:
-    if "dataset" not in subject.kept:
+def _load_dataset(subject: CheckedPlugin) -> Dataset:
+    if "dataset" not in subject.cache:
         try:
-            subject.kept["dataset"] = subject.build().load(data_folder())
+            subject.cache["dataset"] = subject.build().load(find_data_folder())
         except (ConfigError, DataError) as error:
             raise NotChecked(str(error)) from error
-    found: Any = subject.kept["dataset"]
-    if not isinstance(found, Dataset):
-        raise Broken(f"load returns a {type(found).__name__}, expected a fedsim.Dataset")
-    return found
+    dataset: Any = subject.cache["dataset"]
+    if not isinstance(dataset, Dataset):
+        raise ContractViolation(f"load returns a {type(dataset).__name__}, expected a fedsim.Dataset")
+    return dataset
 
 
 def _parts(dataset: Dataset) -> tuple[tuple[str, Examples], tuple[str, Examples]]:

@@ -1,4 +1,4 @@
-"""What a model keeps to."""
+"""Checks of models."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.contract import common
-from fedsim.contract.checks import Broken, NotChecked, Subject, expect
+from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError
-from fedsim.models.checks import a_network, check_model
-from fedsim.randomness import generator, seeded
+from fedsim.models.checks import check_model, check_network
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 
 _TASKS = (
     Task((1, 8, 8), 7),
@@ -29,18 +29,18 @@ _TASKS = (
 _EXAMPLES = 5
 
 
-def says_what_it_takes(subject: Subject) -> None:
+def explains_refusals(subject: CheckedPlugin) -> None:
     """It is built for a task, or says in one sentence what it takes instead."""
-    _fitting(subject)
-    for refusal in subject.kept["refusals"]:
-        says = re.fullmatch("model: [^\n]+ takes [^\n]+, got [^\n]+", refusal)
-        expect(says, f"it refuses a task with '{refusal}', expected 'model: NAME takes ..., got ...'")
+    _accepted_tasks(subject)
+    for refusal in subject.cache["refusals"]:
+        is_explained = re.fullmatch("model: [^\n]+ takes [^\n]+, got [^\n]+", refusal)
+        expect(is_explained, f"it refuses a task with '{refusal}', expected 'model: NAME takes ..., got ...'")
 
 
-def learns_its_tasks(subject: Subject) -> None:
+def learns_its_tasks(subject: CheckedPlugin) -> None:
     """It gives outputs for any batch of its tasks, and can be differentiated, twice for attacks."""
-    for task in _fitting(subject):
-        model, inputs = _built(subject, task), _inputs(task)
+    for task in _accepted_tasks(subject):
+        model, inputs = _build_model(subject, task), _random_inputs(task)
         labels = torch.zeros(_EXAMPLES, dtype=torch.int64 if task.num_classes else torch.float32)
         examples = Examples(raw=inputs, labels=labels, scale=None if task.vocabulary else 1.0)
         dataset = Dataset(
@@ -59,65 +59,67 @@ def learns_its_tasks(subject: Subject) -> None:
         expect(not unused, f"'{unused[0] if unused else ''}' has no gradient, so it is never trained")
 
 
-def weights_are_floats(subject: Subject) -> None:
-    """All that it learns are floating-point numbers, finite from the start."""
-    for task in _fitting(subject):
-        state = state_of(_built(subject, task))
-        for name, parameter in _built(subject, task).named_parameters():
+def weights_are_floats(subject: CheckedPlugin) -> None:
+    """Its parameters are floating-point numbers, and finite from the start."""
+    for task in _accepted_tasks(subject):
+        state = copy_state(_build_model(subject, task))
+        for name, parameter in _build_model(subject, task).named_parameters():
             expect(name in state, f"'{name}' is {parameter.dtype}, expected floating-point numbers")
             expect(parameter.isfinite().all(), f"'{name}' is NaN or infinite from the start")
 
 
-def has_the_same_weights_again(subject: Subject) -> None:
-    """With the same seed of torch's generator it has the same weights."""
-    for task in _fitting(subject):
-        first = state_of(_built(subject, task))
-        with common.other_global_generators(7):
-            again = state_of(_built(subject, task))
-        expect(list(first) == list(again), "built again, its parameters have other names or another order")
+def is_deterministic(subject: CheckedPlugin) -> None:
+    """It has the same weights with the same seed of torch's generator."""
+    for task in _accepted_tasks(subject):
+        first = copy_state(_build_model(subject, task))
+        with common.seed_global_generators(7):
+            second = copy_state(_build_model(subject, task))
+        expect(list(first) == list(second), "built again, its parameters have other names or another order")
         for name, tensor in first.items():
-            expect(torch.equal(tensor, again[name]), f"built again with the same seed, '{name}' has other weights")
+            expect(torch.equal(tensor, second[name]), f"built again with the same seed, '{name}' has other weights")
 
 
 CHECKS = (
     *common.CHECKS,
-    says_what_it_takes,
+    explains_refusals,
     learns_its_tasks,
     weights_are_floats,
-    has_the_same_weights_again,
+    is_deterministic,
 )
 
 
-def _fitting(subject: Subject) -> Sequence[Task]:
-    """The tasks that it is built for.
+def _accepted_tasks(subject: CheckedPlugin) -> Sequence[Task]:
+    """Return those tiny tasks for which the model can be built.
 
     Raises:
         NotChecked: there are none.
     """
-    if "tasks" not in subject.kept:
+    if "tasks" not in subject.cache:
         tasks, refusals = [], []
         for task in _TASKS:
             try:
-                _built(subject, task)
+                _build_model(subject, task)
             except ConfigError as error:
                 refusals.append(str(error))
             else:
                 tasks.append(task)
-        subject.kept.update(tasks=tasks, refusals=refusals)
-    if not subject.kept["tasks"]:
-        raise NotChecked(f"it takes none of the tiny tasks; {'; '.join(subject.kept['refusals'])}")
-    found: Sequence[Task] = subject.kept["tasks"]
-    return found
+        subject.cache.update(tasks=tasks, refusals=refusals)
+    if not subject.cache["tasks"]:
+        raise NotChecked(f"it takes none of the tiny tasks; {'; '.join(subject.cache['refusals'])}")
+    accepted: Sequence[Task] = subject.cache["tasks"]
+    return accepted
 
 
-def _built(subject: Subject, task: Task) -> nn.Module:
-    with seeded("contract", "model"):
+def _build_model(subject: CheckedPlugin, task: Task) -> nn.Module:
+    with seed_globals("contract", "model"):
         network = subject.build().build(task)
     if not isinstance(network, nn.Module):
-        raise Broken(f"build returns a {type(network).__name__}, expected a torch.nn.Module")
-    return a_network(network, subject.name)
+        raise ContractViolation(f"build returns a {type(network).__name__}, expected a torch.nn.Module")
+    return check_network(network, subject.name)
 
 
-def _inputs(task: Task) -> Tensor:
+def _random_inputs(task: Task) -> Tensor:
     shape, rng = (_EXAMPLES, *task.input_shape), generator("inputs")
-    return torch.randint(task.vocabulary, shape, generator=rng) if task.vocabulary else torch.rand(shape, generator=rng)
+    if task.vocabulary:
+        return torch.randint(task.vocabulary, shape, generator=rng)
+    return torch.rand(shape, generator=rng)

@@ -1,11 +1,11 @@
-"""A parsed data set, kept as one safetensors file that is mapped into memory.
+"""Cache of parsed data sets: one safetensors file each, mapped into memory.
 
-Text and compressed files take seconds to parse; the parsed tensors take none to map, and processes
-on one machine share their pages. Writing into a mapped tensor changes neither the file nor another
-process. The file's name follows from the settings and from paths and contents of all source files, so
-a changed source is parsed anew. It holds a SHA-256 of its tensors, which each process checks once.
-The folder is FEDSIM_CACHE, by default `fedsim` in XDG_CACHE_HOME or `~/.cache`; it may be deleted at
-any time.
+Text and compressed files take seconds to parse. The parsed tensors are mapped at once, and
+processes on one machine share their pages. Writing into a mapped tensor changes neither the file
+nor another process. The file's name follows from the settings and from paths and contents of all
+source files, so a changed source is parsed again. The file holds a SHA-256 of its tensors, which
+each process checks once. The folder is FEDSIM_CACHE, by default `fedsim` in XDG_CACHE_HOME or
+`~/.cache`; it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsim.content_hashes import hash_of_files
+from fedsim.content_hashes import hash_files
 from fedsim.datasets import Column, Dataset, DatasetPlugin, Examples
 from fedsim.files import cache_folder as cache_folder
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 3
-"""Raise it when a parser changes what it makes of the same file."""
+_CACHE_VERSION = 3
+"""Raise it when a parser makes something else of the same file."""
 
-_checked: set[tuple[int, int, int]] = set()
-"""The files that this process has read through, by inode, time and size."""
+_verified_files: set[tuple[int, int, int]] = set()
+"""The files whose checksum this process has verified, by inode, time and size."""
 
-_looking: ContextVar[bool] = ContextVar("looking", default=False)
-"""Whether somebody asks for the files of a data set, and not for the data."""
+_listing_sources: ContextVar[bool] = ContextVar("listing_sources", default=False)
+"""Whether `find_source_files` is running, which needs the files of a data set, not its data."""
 
-_UNREADABLE = (OSError, SafetensorError, RuntimeError)
-"""What safetensors, and torch on mapping for it, raise of files; also where another process removes one."""
+_FILE_ERRORS = (OSError, SafetensorError, RuntimeError)
+"""Errors of safetensors, and of torch mapping for it; also where another process removes a file."""
 
 
-class _Found(Exception):
+class _SourcesFound(Exception):
     """Ends the loading of a data set once its files are found.
 
     Attributes:
-        files: all of them.
+        files: all source files.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -56,101 +56,119 @@ class _Found(Exception):
         self.files = files
 
 
-def files_of(plugin: DatasetPlugin, folder: Path | None) -> list[Path]:
-    """The files that a data set of fedsim's own would read; they are there, and are not read.
+def find_source_files(plugin: DatasetPlugin, folder: Path | None) -> list[Path]:
+    """Return the files that a built-in data set would read, without reading them; they exist.
 
-    One that comes in no file, or in no file of the data folder, is loaded.
+    A data set that has no file in the data folder is loaded.
 
     Raises:
-        DataError: one of them is missing, or a setting that names it is.
+        DataError: a file is missing, or a setting that names it is.
     """
-    before = _looking.set(True)
+    token = _listing_sources.set(True)
     try:
         plugin.load(folder)
-    except _Found as found:
+    except _SourcesFound as found:
         return found.files
     finally:
-        _looking.reset(before)
+        _listing_sources.reset(token)
     return []
 
 
-def cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -> Dataset:
-    """What `parse` returned for the same plug-in settings and sources, or what it returns now.
+def load_cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -> Dataset:
+    """Load a data set from the cache, or parse it and add it to the cache.
 
-    Several processes may ask at once: each parses, whole files replace each other.
+    Several processes may do this at once: each parses, and complete files replace each other.
 
     Args:
         plugin: the data set plug-in, a dataclass; its class and settings are part of the key.
         sources: every file that `parse` reads; they exist.
+        parse: parses the sources.
     """
-    if _looking.get():
-        raise _Found(list(sources))
-    path = cache_folder() / "datasets" / f"{_key(plugin, sources)}.safetensors"
+    if _listing_sources.get():
+        raise _SourcesFound(list(sources))
+    path = cache_folder() / "datasets" / f"{_cache_key(plugin, sources)}.safetensors"
     if path.is_file():
         try:
-            return _read(path)
-        except (*_UNREADABLE, KeyError, TypeError, ValueError) as error:
+            return _read_dataset(path)
+        except (*_FILE_ERRORS, KeyError, TypeError, ValueError) as error:
             log.warning("%s: is not readable (%s); parsing the data anew", path, error)
     dataset = parse()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=path.parent, prefix=".") as own:  # a name that no other process has
-            temporary = Path(own) / path.name
-            _write(dataset, temporary)
-            mapped = _read(temporary)  # before others may remove it; its pages are shared with whoever reads it later
+        # The folder's name belongs to this process alone.
+        with TemporaryDirectory(dir=path.parent, prefix=".") as private_folder:
+            temporary = Path(private_folder) / path.name
+            _write_dataset(dataset, temporary)
+            # Mapped before others may remove it; later readers share the same pages.
+            mapped = _read_dataset(temporary)
             temporary.replace(path)
-    except _UNREADABLE as error:
+    except _FILE_ERRORS as error:
         log.warning("%s: the parsed data are not kept (%s); set FEDSIM_CACHE to a folder with room", path, error)
         return dataset
     return mapped
 
 
-def _key(plugin: Any, sources: Iterable[Path]) -> str:
-    text = repr((_FORMAT, type(plugin).__module__, repr(plugin), hash_of_files(path.resolve() for path in sources)))
+def _cache_key(plugin: Any, sources: Iterable[Path]) -> str:
+    sources_hash = hash_files(path.resolve() for path in sources)
+    text = repr((_CACHE_VERSION, type(plugin).__module__, repr(plugin), sources_hash))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _write(dataset: Dataset, path: Path) -> None:
+def _write_dataset(dataset: Dataset, path: Path) -> None:
+    """Write tensors as such, and all other fields as JSON in the file's metadata."""
     tensors: dict[str, Tensor] = {}
-    about: dict[str, Any] = {}
-    for item in dataclasses.fields(dataset):
-        value = getattr(dataset, item.name)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(dataset):
+        value = getattr(dataset, field.name)
         if isinstance(value, Examples):
-            parts = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
-            tensors |= {f"{item.name}/{k}": v.contiguous() for k, v in parts.items() if isinstance(v, Tensor)}
-            about[item.name] = {k: v for k, v in parts.items() if not isinstance(v, Tensor)}
-        elif item.name == "columns":
-            about[item.name] = [dataclasses.asdict(column) for column in value]
+            fields[field.name] = {}
+            for part in dataclasses.fields(value):
+                item = getattr(value, part.name)
+                if isinstance(item, Tensor):
+                    tensors[f"{field.name}/{part.name}"] = item.contiguous()
+                else:
+                    fields[field.name][part.name] = item
+        elif field.name == "columns":
+            fields[field.name] = [dataclasses.asdict(column) for column in value]
         else:
-            about[item.name] = value
-    text = json.dumps(about)
-    save_file(tensors, path, metadata={"fedsim": text, "sha256": _digest(text, tensors)})
+            fields[field.name] = value
+    text = json.dumps(fields)
+    save_file(tensors, path, metadata={"fedsim": text, "sha256": _compute_digest(text, tensors)})
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    whole = hashlib.sha256(text.encode())
+def _compute_digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         flat = tensors[name].reshape(-1)
-        whole.update(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)};".encode())
-        whole.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
-    return whole.hexdigest()
+        digest.update(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)};".encode())
+        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    return digest.hexdigest()
 
 
-def _read(path: Path) -> Dataset:
+def _read_dataset(path: Path) -> Dataset:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text, digest = file.metadata()["fedsim"], file.metadata()["sha256"]
+
+    # Verify the checksum, once for each version of the file.
     stat = path.stat()
-    file_as_it_is = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-    if file_as_it_is not in _checked and _digest(text, tensors) != digest:
+    file_version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    if file_version not in _verified_files and _compute_digest(text, tensors) != digest:
         raise ValueError("its bytes are not those that were written")
-    _checked.add(file_as_it_is)
-    about: dict[str, Any] = json.loads(text)
+    _verified_files.add(file_version)
+
+    # Put tensors and JSON together; JSON has lists where the fields are tuples.
+    fields: dict[str, Any] = json.loads(text)
     for name, tensor in tensors.items():
         part, _, item = name.partition("/")
-        about[part][item] = tensor
+        fields[part][item] = tensor
     for part in ("train", "test"):
-        about[part] = Examples(**about[part])
-    about["columns"] = [Column(**{**column, "categories": tuple(column["categories"])}) for column in about["columns"]]
-    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in about.items()}
+        fields[part] = Examples(**fields[part])
+    columns = []
+    for column in fields["columns"]:
+        columns.append(Column(**{**column, "categories": tuple(column["categories"])}))
+    fields["columns"] = columns
+    for name, value in fields.items():
+        if isinstance(value, list):
+            fields[name] = tuple(value)
     return Dataset(**fields)

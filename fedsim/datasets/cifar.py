@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100, from the pickles that their author distributes.
 
-A pickle can run any program. These are read by an unpickler that knows arrays of bytes and nothing else.
+A pickle can run any program. These are read by an unpickler that accepts arrays of bytes and
+nothing else.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ import torch
 from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
-from fedsim.datasets.cache import cached
-from fedsim.datasets.files import SUMS, by_download, data_folder, find, is_listed, reason, verify
+from fedsim.datasets.cache import load_cached
+from fedsim.datasets.files import (
+    SUMS_FILE,
+    describe_error,
+    download_remedy,
+    find_file,
+    has_listed_sum,
+    require_data_folder,
+    verify_checksum,
+)
 from fedsim.errors import DataError
 from fedsim.paper import Paper
 
@@ -48,8 +57,9 @@ _LICENCE = "not stated; the author asks that the report be cited"
 class Cifar10:
     """60 000 photographs in 10 classes, 32 x 32, colour.
 
-    All files have to be there and official. A part of them is taken where the data folder's SHA256SUMS
-    lists exactly what is there, so that nobody works on a part unknowingly; the log then says how much it is.
+    All files have to be present and official. A part of the batches is accepted only where the data
+    folder's SHA256SUMS lists exactly those files, so that nobody works on a part unknowingly; the
+    log then says how many examples there are.
 
     References:
         Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
@@ -64,11 +74,11 @@ class Cifar10:
     )
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`. Reads torchvision's layout `cifar-10-batches-py`."""
-        folder = data_folder(folder, "cifar10")
-        home, remedy = folder / "cifar-10-batches-py", by_download("cifar10", folder)
-        batches = _batches(home, folder, remedy)
-        test, meta = (find(home, [name], remedy) for name in ("test_batch", "batches.meta"))
+        """Read the files in torchvision's layout, `cifar-10-batches-py`."""
+        folder = require_data_folder(folder, "cifar10")
+        home, remedy = folder / "cifar-10-batches-py", download_remedy("cifar10", folder)
+        batches = _find_batches(home, folder, remedy)
+        test, meta = (find_file(home, [name], remedy) for name in ("test_batch", "batches.meta"))
 
         def parse() -> Dataset:
             return Dataset(
@@ -78,21 +88,21 @@ class Cifar10:
                 num_classes=10,
                 source=_SOURCE,
                 licence=_LICENCE,
-                class_names=_names(meta, folder, _SUMS_10, "label_names"),
+                class_names=_read_names(meta, folder, _SUMS_10, "label_names"),
             )
 
-        return _say_how_much(cached(self, [*batches, test, meta], parse))
+        return _log_if_partial(load_cached(self, [*batches, test, meta], parse))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar100:
     """60 000 photographs in 100 classes, 32 x 32, colour.
 
-    The files have to be official, or listed in the data folder's SHA256SUMS; the log says where they hold
-    but a part.
+    The files have to be official, or listed in the data folder's SHA256SUMS; the log says if they
+    hold only a part.
 
     Args:
-        coarse: tell only the 20 superclasses apart.
+        coarse: use the 20 superclasses as classes.
 
     References:
         Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
@@ -109,10 +119,12 @@ class Cifar100:
     coarse: bool = False
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`. Reads torchvision's layout `cifar-100-python`."""
-        folder = data_folder(folder, "cifar100")
-        remedy = by_download("cifar100", folder)
-        train, test, meta = (find(folder / "cifar-100-python", [name], remedy) for name in ("train", "test", "meta"))
+        """Read the files in torchvision's layout, `cifar-100-python`."""
+        folder = require_data_folder(folder, "cifar100")
+        remedy = download_remedy("cifar100", folder)
+        train, test, meta = (
+            find_file(folder / "cifar-100-python", [name], remedy) for name in ("train", "test", "meta")
+        )
         kind = "coarse" if self.coarse else "fine"
 
         def parse() -> Dataset:
@@ -123,32 +135,33 @@ class Cifar100:
                 num_classes=20 if self.coarse else 100,
                 source=_SOURCE,
                 licence=_LICENCE,
-                class_names=_names(meta, folder, _SUMS_100, f"{kind}_label_names"),
+                class_names=_read_names(meta, folder, _SUMS_100, f"{kind}_label_names"),
             )
 
-        return _say_how_much(cached(self, [train, test, meta], parse))
+        return _log_if_partial(load_cached(self, [train, test, meta], parse))
 
 
-def _batches(home: Path, folder: Path, remedy: str) -> list[Path]:
-    """The training files: all five, or those that are there if SUMS lists these and no others."""
-    every = [home / f"data_batch_{number}" for number in range(1, 6)]
-    there = [path for path in every if path.is_file()]
-    if (len(there) < len(every) and there != [path for path in every if is_listed(path, folder)]) or not there:
-        missing = next(path for path in every if path not in there)
-        remedy += f", or to work with a part, list exactly the files that are there in {folder / SUMS}"
-        find(home, [missing.name], remedy)
-    return there
+def _find_batches(home: Path, folder: Path, remedy: str) -> list[Path]:
+    """Return the training files: all five, or those that exist if SUMS_FILE lists these."""
+    paths = [home / f"data_batch_{number}" for number in range(1, 6)]
+    existing = [path for path in paths if path.is_file()]
+    is_complete = len(existing) == len(paths)
+    if not (is_complete or existing == [path for path in paths if has_listed_sum(path, folder)]) or not existing:
+        missing = next(path for path in paths if path not in existing)
+        remedy += f", or to work with a part, list exactly the files that are there in {folder / SUMS_FILE}"
+        find_file(home, [missing.name], remedy)
+    return existing
 
 
-def _say_how_much(dataset: Dataset) -> Dataset:
+def _log_if_partial(dataset: Dataset) -> Dataset:
     train, test = len(dataset.train), len(dataset.test)
     if (train, test) != (50_000, 10_000):
         log.info("%s: %d of 50000 training and %d of 10000 test examples are there", dataset.name, train, test)
     return dataset
 
 
-def _names(path: Path, folder: Path, sums: Mapping[str, str], key: str) -> tuple[str, ...]:
-    names = _unpickled(path, folder, sums, [key])[key]
+def _read_names(path: Path, folder: Path, sums: Mapping[str, str], key: str) -> tuple[str, ...]:
+    names = _unpickle(path, folder, sums, [key])[key]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{path}: '{key}' is no list of names; get the file again")
     return tuple(names)
@@ -161,8 +174,8 @@ def _read_examples(paths: Sequence[Path], folder: Path, sums: Mapping[str, str],
 
 
 def _read_batch(path: Path, folder: Path, sums: Mapping[str, str], key: str) -> tuple[Tensor, Tensor]:
-    """`example channel height width` (uint8) and `example` (int64) of one file."""
-    batch = _unpickled(path, folder, sums, ["data", key])
+    """Return images `example channel height width` (uint8) and labels `example` (int64)."""
+    batch = _unpickle(path, folder, sums, ["data", key])
     data, labels = batch["data"], batch[key]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == 3072):
         raise DataError(f"{path}: 'data' is no array of rows of 3072 bytes; get the file again")
@@ -173,59 +186,59 @@ def _read_batch(path: Path, folder: Path, sums: Mapping[str, str], key: str) -> 
     return torch.from_numpy(data.reshape(-1, 3, 32, 32)), torch.tensor(labels, dtype=torch.int64)
 
 
-def _unpickled(path: Path, folder: Path, sums: Mapping[str, str], keys: Sequence[str]) -> dict[str, Any]:
-    verify(path, folder, sums[path.name])
+def _unpickle(path: Path, folder: Path, sums: Mapping[str, str], keys: Sequence[str]) -> dict[str, Any]:
+    verify_checksum(path, folder, sums[path.name])
     try:
         with path.open("rb") as file:
-            content = _BytesOnly(file, encoding="latin1").load()
+            content = _BytesUnpickler(file, encoding="latin1").load()
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     except Exception as error:  # a damaged pickle may raise anything, says Python's manual
-        raise DataError(f"{path}: is damaged ({reason(error)}); get it again") from error
+        raise DataError(f"{path}: is damaged ({describe_error(error)}); get it again") from error
     if not isinstance(content, dict) or not all(key in content for key in keys):
         raise DataError(f"{path}: is no dictionary with {' and '.join(map(repr, keys))}; get the file again")
     return content
 
 
-class _BytesOnly(pickle.Unpickler):
-    """Makes plain values and arrays of bytes; whatever else a pickle asks for is refused, not called."""
+class _BytesUnpickler(pickle.Unpickler):
+    """Unpickler of plain values and arrays of bytes; it refuses all else that a pickle names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        place = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
-        if place not in _ADMITTED:
+        full_name = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
+        if full_name not in _ALLOWED_GLOBALS:
             raise DataError(
                 f"asks for {module}.{name}, which no CIFAR file needs; it is damaged or made to do harm, "
                 "get the official file"
             )
-        return _ADMITTED[place]
+        return _ALLOWED_GLOBALS[full_name]
 
 
-_ARRAY = object()
-"""Takes the place of the class of arrays, so that a pickle can name it but not call it."""
+_ARRAY_CLASS = object()
+"""Stands for the class of arrays, so that a pickle can name it but not call it."""
 
 
-def _empty_array(cls: object, _shape: object, _kind: object) -> np.ndarray[Any, Any]:
-    """What NumPy's pickles start with; the shape and the bytes follow."""
-    if cls is not _ARRAY:
+def _make_empty_array(cls: object, _shape: object, _kind: object) -> np.ndarray[Any, Any]:
+    """Return the array with which NumPy's pickles start; the shape and the bytes follow."""
+    if cls is not _ARRAY_CLASS:
         raise ValueError("expected an array")
     return np.empty(0, np.uint8)
 
 
-def _bytes_dtype(name: object, *_: object) -> np.dtype[np.uint8]:
+def _make_bytes_dtype(name: object, *_: object) -> np.dtype[np.uint8]:
     if name not in ("u1", "|u1"):
         raise ValueError(f"expected an array of bytes, got one of {name!r}")
     return np.dtype(np.uint8)
 
 
-def _latin1(text: object, encoding: object) -> bytes:
+def _encode_latin1(text: object, encoding: object) -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1", "iso-8859-1"):
         raise ValueError(f"expected text in latin1, got {encoding!r}")
     return text.encode("latin1")
 
 
-_ADMITTED: Mapping[str, Any] = {
-    "numpy.core.multiarray._reconstruct": _empty_array,
-    "numpy.ndarray": _ARRAY,
-    "numpy.dtype": _bytes_dtype,
-    "_codecs.encode": _latin1,
+_ALLOWED_GLOBALS: Mapping[str, Any] = {
+    "numpy.core.multiarray._reconstruct": _make_empty_array,
+    "numpy.ndarray": _ARRAY_CLASS,
+    "numpy.dtype": _make_bytes_dtype,
+    "_codecs.encode": _encode_latin1,
 }

@@ -1,4 +1,4 @@
-"""The data set that needs no download."""
+"""Handwritten digits that come with scikit-learn and need no download."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Digits:
     )
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`; every fifth digit is a test example."""
+        """Load the digits from scikit-learn; every fifth is a test example."""
         from sklearn.datasets import load_digits
 
         bunch = load_digits()

@@ -1,4 +1,4 @@
-"""Fetch a data set, because the user said so; nothing else in fedsim uses the network."""
+"""Download of data sets, when the user asks for it; nothing else in fedsim uses the network."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fedsim.errors import DataError
 
 
 @dataclass(frozen=True)
-class _Official:
-    """What torchvision fetches.
+class _TorchvisionSource:
+    """Official files of a data set that torchvision can download.
 
     Attributes:
-        dataset: its class there.
-        files: which files.
-        url: where they come from.
-        home: where they belong, within the data folder.
-        root: what torchvision has to be given, within the data folder.
-        settings: its keywords; it is called once with each.
+        dataset: name of torchvision's class.
+        files: names of the files.
+        url: their origin.
+        home: their folder within the data folder.
+        root: the folder to give to torchvision, within the data folder.
+        settings: keywords of torchvision's class, which is called once with each.
     """
 
     dataset: str
@@ -34,21 +34,21 @@ class _Official:
 
 _IDX = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz"
 _KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz/"
-_OFFICIAL: Mapping[str, _Official] = {
-    "mnist": _Official("MNIST", _IDX, "https://ossci-datasets.s3.amazonaws.com/mnist/", "MNIST/raw"),
-    "fashion-mnist": _Official(
+_SOURCES: Mapping[str, _TorchvisionSource] = {
+    "mnist": _TorchvisionSource("MNIST", _IDX, "https://ossci-datasets.s3.amazonaws.com/mnist/", "MNIST/raw"),
+    "fashion-mnist": _TorchvisionSource(
         "FashionMNIST", _IDX, "https://github.com/zalandoresearch/fashion-mnist", "FashionMNIST/raw"
     ),
-    "emnist": _Official(
+    "emnist": _TorchvisionSource(
         "EMNIST",
         "the .gz files in gzip.zip",
         "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
         "EMNIST/raw",
         settings=({"split": "letters"},),  # one archive holds all splits
     ),
-    "cifar10": _Official("CIFAR10", "cifar-10-python.tar.gz, unpacked,", _KRIZHEVSKY, "cifar-10-batches-py"),
-    "cifar100": _Official("CIFAR100", "cifar-100-python.tar.gz, unpacked,", _KRIZHEVSKY, "cifar-100-python"),
-    "svhn": _Official(
+    "cifar10": _TorchvisionSource("CIFAR10", "cifar-10-python.tar.gz, unpacked,", _KRIZHEVSKY, "cifar-10-batches-py"),
+    "cifar100": _TorchvisionSource("CIFAR100", "cifar-100-python.tar.gz, unpacked,", _KRIZHEVSKY, "cifar-100-python"),
+    "svhn": _TorchvisionSource(
         "SVHN",
         "train_32x32.mat and test_32x32.mat",
         "http://ufldl.stanford.edu/housenumbers/",
@@ -58,7 +58,7 @@ _OFFICIAL: Mapping[str, _Official] = {
     ),
 }
 
-_BY_HAND: Mapping[str, str] = {
+_MANUAL_STEPS: Mapping[str, str] = {
     "adult": "get adult.data and adult.test from https://archive.ics.uci.edu/dataset/2/adult and put them into adult",
     "att-faces": "get the AT&T database of faces (on Kaggle: kasikrit/att-database-of-faces) and put its folders s1 "
     "to s40 into att_faces",
@@ -75,25 +75,28 @@ _BY_HAND: Mapping[str, str] = {
 }
 
 
-def how_to_get(name: str) -> str:
-    """What to do for the data set `name`, one of fedsim's own."""
-    return f"`fedsim data {name} --download` fetches it" if name in _OFFICIAL else _BY_HAND[name]
+def describe_source(name: str) -> str:
+    """Say how to get the built-in data set `name`."""
+    return f"`fedsim data {name} --download` fetches it" if name in _SOURCES else _MANUAL_STEPS[name]
 
 
 def download(name: str, folder: Path) -> None:
-    """Fetch the official files of the data set `name` into the data folder `folder`, by torchvision.
+    """Download the official files of a data set into the data folder, by torchvision.
 
-    With `mnist` come QMNIST's label files, which say who wrote each digit.
+    With `mnist` come QMNIST's label files, which tell who wrote each digit. Existing files are left
+    as they are; new ones are checked against their official MD5 sums.
 
-    Files that are there already are left alone; what comes is checked against its official MD5 sum.
+    Args:
+        name: the data set.
+        folder: the data folder.
 
     Raises:
-        DataError: there is no network, what came is not the official file, the folder cannot be written,
-            or nobody may hand the data out; says what to get from where.
+        DataError: there is no network, a file is not the official one, the folder cannot be
+            written, or the data may not be redistributed; says what to get from where.
     """
-    official = _OFFICIAL.get(name)
+    official = _SOURCES.get(name)
     if official is None:
-        remedy = _BY_HAND.get(name, f"what can be: {', '.join(sorted(_OFFICIAL))}")
+        remedy = _MANUAL_STEPS.get(name, f"what can be: {', '.join(sorted(_SOURCES))}")
         raise DataError(f"data: '{name}' cannot be downloaded; {remedy}")
 
     import torchvision  # takes seconds, and few need it
@@ -104,24 +107,23 @@ def download(name: str, folder: Path) -> None:
         for settings in official.settings:
             getattr(torchvision.datasets, official.dataset)(root, download=True, **settings)
         if name == "mnist":
-            _fetch_writers(folder)
+            _download_writers(folder)
     except (OSError, RuntimeError, HTTPException) as error:
         raise DataError(
-            f"data: '{name}' could not be downloaded ({_reason(error)}); on a machine with a network get "
+            f"data: '{name}' could not be downloaded ({_last_line(error)}); on a machine with a network get "
             f"{official.files} from {official.url} and put them into {folder / official.home}"
         ) from error
 
 
-def _fetch_writers(folder: Path) -> None:
+def _download_writers(folder: Path) -> None:
     from torchvision.datasets import QMNIST
     from torchvision.datasets.utils import download_url
 
     for part in ("train", "test"):
-        _, (url, md5) = QMNIST.resources[part]  # the images, which are MNIST's, stay where they are
+        _, (url, md5) = QMNIST.resources[part]  # only the labels: the images are MNIST's
         download_url(url, folder / "QMNIST" / "raw", md5=md5)
 
 
-def _reason(error: BaseException) -> str:
-    """The last line of a message that may have several."""
+def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

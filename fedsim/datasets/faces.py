@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
-from fedsim.datasets.cache import cached
-from fedsim.datasets.checks import beyond_memory
-from fedsim.datasets.files import data_folder, find, reason, verify
+from fedsim.datasets.cache import load_cached
+from fedsim.datasets.checks import memory_complaint
+from fedsim.datasets.files import describe_error, find_file, require_data_folder, verify_checksum
 from fedsim.errors import ConfigError, DataError
 from fedsim.paper import Paper
 
@@ -27,14 +27,16 @@ class AttFaces:
     """400 faces of 40 people, grey; the classes are the people, and so are the natural groups.
 
     Args:
-        size: height and width to resize to, bilinearly with antialiasing. LMRA (Driouich et al., App. C.1)
-            speaks of 70 x 80 pixels, width first, which are the default (80, 70); the files have 92 x 112
-            pixels, width first: (112, 92) leaves them alone.
-        test_images: how many images of each person are test examples, from 1 to 9: the last ones, by
-            number. (LMRA shares out all 400; a server that measures accuracy needs some.)
+        size: height and width to resize to, bilinearly with antialiasing. LMRA (Driouich et al.,
+            App. C.1) speaks of 70 x 80 pixels, width first, which are the default (80, 70); the
+            files have 92 x 112 pixels, width first, which (112, 92) does not change.
+        test_images: how many images of each person are test examples, from 1 to 9: the last ones,
+            by number. (LMRA distributes all 400 to clients; a server that measures accuracy needs
+            some.)
 
     References:
-        Samaria and Harter: Parameterisation of a Stochastic Model for Human Face Identification, 1994.
+        Samaria and Harter: Parameterisation of a Stochastic Model for Human Face Identification,
+        1994.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -56,28 +58,31 @@ class AttFaces:
             )
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`. Reads `att_faces/s1/1.pgm` to `att_faces/s40/10.pgm`."""
-        folder = data_folder(folder, "att-faces")
-        names = [f"s{person}/{image}.pgm" for person in range(1, _PEOPLE + 1) for image in range(1, _IMAGES + 1)]
-        paths = [find(folder / "att_faces", [name], _REMEDY) for name in names]
-        return cached(self, paths, lambda: self._parse(paths, folder))
+        """Read `att_faces/s1/1.pgm` to `att_faces/s40/10.pgm`."""
+        folder = require_data_folder(folder, "att-faces")
+        paths = []
+        for person in range(1, _PEOPLE + 1):
+            for image in range(1, _IMAGES + 1):
+                paths.append(find_file(folder / "att_faces", [f"s{person}/{image}.pgm"], _REMEDY))
+        return load_cached(self, paths, lambda: self._parse(paths, folder))
 
     def _parse(self, paths: list[Path], folder: Path) -> Dataset:
         height, width = self.size
-        if complaint := beyond_memory(2 * len(paths) * height * width):  # all of them, and their two parts
+        # The images are in memory twice: together, and in two parts.
+        if complaint := memory_complaint(2 * len(paths) * height * width):
             raise ConfigError(f"data.size: {len(paths)} images of {height} x {width} {complaint}; lower it")
-        raw = torch.stack([self._read(path, folder) for path in paths])[:, None]
+        raw = torch.stack([self._read_image(path, folder) for path in paths])[:, None]
         people = torch.arange(_PEOPLE).repeat_interleave(_IMAGES)
         held_out = (torch.arange(_IMAGES) >= _IMAGES - self.test_images).repeat(_PEOPLE)
-        train, test = (
-            Examples(raw=raw[part], labels=people[part], scale=1 / 255, groups=people[part].clone())
-            for part in (~held_out, held_out)
-        )
+
+        def select(mask: Tensor) -> Examples:
+            return Examples(raw=raw[mask], labels=people[mask], scale=1 / 255, groups=people[mask].clone())
+
         names = tuple(f"s{person}" for person in range(1, _PEOPLE + 1))
         return Dataset(
             name="att-faces",
-            train=train,
-            test=test,
+            train=select(~held_out),
+            test=select(held_out),
             num_classes=_PEOPLE,
             source="AT&T Laboratories Cambridge (F. Samaria, A. Harter 1994): The ORL database of faces",
             licence="for research, with credit to the Olivetti Research Laboratory",
@@ -85,12 +90,12 @@ class AttFaces:
             group_names=names,
         )
 
-    def _read(self, path: Path, folder: Path) -> Tensor:
-        """`height width`, uint8."""
+    def _read_image(self, path: Path, folder: Path) -> Tensor:
+        """Return the resized image, `height width`, uint8."""
         height, width = self.size
         try:
-            with Image.open(verify(path, folder)) as image:
+            with Image.open(verify_checksum(path, folder)) as image:
                 resized = image.convert("L").resize((width, height), Image.Resampling.BILINEAR)
         except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{path}: is no whole image ({reason(error)}); get it again") from error
+            raise DataError(f"{path}: is no whole image ({describe_error(error)}); get it again") from error
         return torch.from_numpy(np.array(resized))

@@ -1,4 +1,4 @@
-"""Test examples for data that come without any."""
+"""Choice of test examples for data that come without any."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import torch
 from torch import Tensor
 
 
-def every_nth(labels: Tensor, fraction: float) -> Tensor:
-    """`example`, whether it is a test example: `fraction` of all, spread evenly and without chance.
+def choose_evenly(labels: Tensor, fraction: float) -> Tensor:
+    """Choose a fraction of all examples to test on, evenly over the classes and without chance.
 
-    Examples are taken in the order of their classes, within a class in their own. So a class gives its
-    share, give or take one, and classes of one example give the same share together.
+    Examples are taken in the order of their classes, within a class in the order of the data. A
+    class therefore gives its share, give or take one, and classes of one example give that share
+    together.
 
     Args:
         labels: `example`, class indices.
-        fraction: of test examples, in (0, 1); 0.2 takes every fifth.
+        fraction: share of test examples, in (0, 1); 0.2 takes every fifth.
+
+    Returns:
+        `example`, whether it is a test example.
+
+    >>> choose_evenly(torch.tensor([0, 0, 1, 1, 0, 1]), fraction=1 / 3).tolist()
+    [False, False, False, False, True, True]
     """
     order = labels.argsort(stable=True)
     # The small number undoes rounding: 29 of 100 are 28.999... in floating point.

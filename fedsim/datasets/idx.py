@@ -1,4 +1,4 @@
-"""Images in LeCun's idx format: MNIST and its relatives."""
+"""Images in LeCun's idx format: MNIST, Fashion-MNIST and EMNIST."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
-from fedsim.datasets.cache import cached
-from fedsim.datasets.files import by_download, data_folder, find, verify
-from fedsim.datasets.holding_out import every_nth
+from fedsim.datasets.cache import load_cached
+from fedsim.datasets.files import download_remedy, find_file, require_data_folder, verify_checksum
+from fedsim.datasets.holding_out import choose_evenly
 from fedsim.errors import DataError
 from fedsim.paper import Paper
 
@@ -42,35 +42,35 @@ _UBYTE_IMAGES, _UBYTE_LABELS, _INT_ROWS = 0x803, 0x801, 0xC02
 
 _FASHION = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
-_MERGED = "".join(c for c in string.ascii_lowercase if c not in "cijklmopsuvwxyz")
-"""Lower-case letters that EMNIST's `balanced` and `bymerge` tell from their capitals."""
+_DISTINCT_LETTERS = "abdefghnqrt"
+"""Lower-case letters that are classes of their own in EMNIST's `balanced` and `bymerge`."""
 
 Split = Literal["letters", "balanced", "byclass", "bymerge", "digits", "mnist"]
 _EMNIST_CLASSES: Mapping[Split, str] = {
     "letters": string.ascii_lowercase,
-    "balanced": string.digits + string.ascii_uppercase + _MERGED,
+    "balanced": string.digits + string.ascii_uppercase + _DISTINCT_LETTERS,
     "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
-    "bymerge": string.digits + string.ascii_uppercase + _MERGED,
+    "bymerge": string.digits + string.ascii_uppercase + _DISTINCT_LETTERS,
     "digits": string.digits,
     "mnist": string.digits,
 }
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The two files that hold one part of a data set."""
+class _FilePair:
+    """The image file and the label file of one part of a data set."""
 
     images: Path
     labels: Path
 
     @classmethod
-    def find(cls, home: Path, stem: str, remedy: str) -> _Part:
-        """The files called `stem-...` in `home`, unpacked or gzipped."""
+    def find(cls, home: Path, stem: str, remedy: str) -> _FilePair:
+        """Find the files called `stem-...` in `home`, unpacked or gzipped."""
         names = (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
-        return cls(*(find(home, [name, f"{name}.gz"], remedy) for name in names))
+        return cls(*(find_file(home, [name, f"{name}.gz"], remedy) for name in names))
 
     def read(self, folder: Path, sums: Mapping[str, str]) -> tuple[Tensor, Tensor]:
-        """`example channel height width` (uint8) and `example` (int64), as stored."""
+        """Return images `example channel height width` (uint8) and labels `example` (int64)."""
         raw = torch.from_numpy(_read_idx(self.images, folder, sums, _UBYTE_IMAGES))[:, None]
         labels = torch.from_numpy(_read_idx(self.labels, folder, sums, _UBYTE_LABELS).astype(np.int64))
         if len(raw) != len(labels):
@@ -81,11 +81,11 @@ class _Part:
         return raw, labels
 
 
-def _files(parts: Iterable[_Part]) -> list[Path]:
+def _list_paths(parts: Iterable[_FilePair]) -> list[Path]:
     return [path for part in parts for path in (part.images, part.labels)]
 
 
-def _examples(raw: Tensor, labels: Tensor, groups: Tensor | None = None) -> Examples:
+def _make_examples(raw: Tensor, labels: Tensor, groups: Tensor | None = None) -> Examples:
     return Examples(raw=raw, labels=labels, scale=1 / 255, groups=groups)
 
 
@@ -93,8 +93,8 @@ def _examples(raw: Tensor, labels: Tensor, groups: Tensor | None = None) -> Exam
 class Mnist:
     """70 000 handwritten digits, 28 x 28, grey, white on black.
 
-    Their natural groups are the writers, where the label files of QMNIST (Yadav, Bottou 2019) are in
-    `QMNIST/raw`: 539 people wrote the training digits, 297 others the test digits.
+    Their natural groups are the writers, where the label files of QMNIST (Yadav, Bottou 2019) are
+    in `QMNIST/raw`: 539 people wrote the training digits, 297 others the test digits.
 
     References:
         LeCun et al.: Gradient-Based Learning Applied to Document Recognition, 1998.
@@ -108,30 +108,31 @@ class Mnist:
     )
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`. Reads torchvision's layout `MNIST/raw`, unpacked or gzipped."""
-        folder = data_folder(folder, "mnist")
-        remedy = by_download("mnist", folder)
-        parts = [_Part.find(folder / "MNIST" / "raw", stem, remedy) for stem in ("train", "t10k")]
-        writers = [_writer_file(folder, part) for part in ("train", "test")]
-        sources = [*_files(parts), *(path for path in writers if path)]
-        return cached(self, sources, lambda: _parse_mnist(folder, parts, writers))
+        """Read the files in torchvision's layout, `MNIST/raw`, unpacked or gzipped."""
+        folder = require_data_folder(folder, "mnist")
+        remedy = download_remedy("mnist", folder)
+        parts = [_FilePair.find(folder / "MNIST" / "raw", stem, remedy) for stem in ("train", "t10k")]
+        writer_files = [_find_writer_file(folder, part) for part in ("train", "test")]
+        sources = [*_list_paths(parts), *(path for path in writer_files if path)]
+        return load_cached(self, sources, lambda: _parse_mnist(folder, parts, writer_files))
 
 
-def _writer_file(folder: Path, part: str) -> Path | None:
+def _find_writer_file(folder: Path, part: str) -> Path | None:
     plain = folder / "QMNIST" / "raw" / f"qmnist-{part}-labels-idx2-int"
     return next((path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()), None)
 
 
-def _parse_mnist(folder: Path, parts: list[_Part], writers: list[Path | None]) -> Dataset:
-    examples, names = [], dict[int, int]()
-    for part, path in zip(parts, writers, strict=True):
+def _parse_mnist(folder: Path, parts: list[_FilePair], writer_files: list[Path | None]) -> Dataset:
+    examples, group_of_writer = [], dict[int, int]()
+    for part, path in zip(parts, writer_files, strict=True):
         raw, labels = part.read(folder, _MNIST_SUMS)
         groups = None
         if path:
-            ids = _read_writers(path, folder, labels)
-            names |= {writer: len(names) + i for i, writer in enumerate(sorted(set(ids) - set(names)))}
-            groups = torch.tensor([names[writer] for writer in ids])
-        examples.append(_examples(raw, labels, groups))
+            writers = _read_writers(path, folder, labels)
+            for writer in sorted(set(writers) - set(group_of_writer)):
+                group_of_writer[writer] = len(group_of_writer)
+            groups = torch.tensor([group_of_writer[writer] for writer in writers])
+        examples.append(_make_examples(raw, labels, groups))
     return Dataset(
         name="mnist",
         train=examples[0],
@@ -140,12 +141,15 @@ def _parse_mnist(folder: Path, parts: list[_Part], writers: list[Path | None]) -
         source="Y. LeCun, C. Cortes, C. Burges: The MNIST database; writers: C. Yadav, L. Bottou: QMNIST (2019)",
         licence="CC BY-SA 3.0; QMNIST's labels: BSD style",
         class_names=tuple(string.digits),
-        group_names=tuple(map(str, names)),
+        group_names=tuple(map(str, group_of_writer)),
     )
 
 
 def _read_writers(path: Path, folder: Path, labels: Tensor) -> list[int]:
-    """Who wrote each digit: NIST's ids. The first rows of the file are MNIST's digits, in MNIST's order."""
+    """Return NIST's id of the writer of each digit.
+
+    The first rows of the file are MNIST's digits, in MNIST's order.
+    """
     rows = _read_idx(path, folder, _MNIST_SUMS, _INT_ROWS)[: len(labels)]
     if rows.shape != (len(labels), 8) or not np.array_equal(rows[:, 0], labels.numpy()):
         raise DataError(f"{path}: its digits are not those of MNIST/raw; get QMNIST's file again, or remove it")
@@ -158,7 +162,8 @@ class FashionMnist:
     """70 000 pictures of clothes in 10 classes, 28 x 28, grey, on black.
 
     References:
-        Xiao et al.: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
+        Xiao et al.: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
+        Algorithms, 2017.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -170,13 +175,13 @@ class FashionMnist:
     )
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`. Reads torchvision's layout `FashionMNIST/raw`, unpacked or gzipped."""
-        folder = data_folder(folder, "fashion-mnist")
-        remedy = by_download("fashion-mnist", folder)
-        parts = [_Part.find(folder / "FashionMNIST" / "raw", stem, remedy) for stem in ("train", "t10k")]
+        """Read the files in torchvision's layout, `FashionMNIST/raw`, unpacked or gzipped."""
+        folder = require_data_folder(folder, "fashion-mnist")
+        remedy = download_remedy("fashion-mnist", folder)
+        parts = [_FilePair.find(folder / "FashionMNIST" / "raw", stem, remedy) for stem in ("train", "t10k")]
 
         def parse() -> Dataset:
-            train, test = (_examples(*part.read(folder, _FASHION_SUMS)) for part in parts)
+            train, test = (_make_examples(*part.read(folder, _FASHION_SUMS)) for part in parts)
             return Dataset(
                 name="fashion-mnist",
                 train=train,
@@ -187,7 +192,7 @@ class FashionMnist:
                 class_names=_FASHION,
             )
 
-        return cached(self, _files(parts), parse)
+        return load_cached(self, _list_paths(parts), parse)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +200,13 @@ class Emnist:
     """Handwritten letters and digits, 28 x 28, grey, white on black, upright.
 
     Args:
-        split: which classes. `letters`: 26, capitals and small letters in one; `digits`, `mnist`: 10;
-            `byclass`: 62; `balanced`, `bymerge`: 47, letters whose two forms look alike merged.
-        files: `both` reads the training and the test file. `test` makes do with the official test file:
-            every fifth example of a class is a test example, the others are training examples.
+        split: which classes. `letters`: 26, capitals and small letters in one; `digits`, `mnist`:
+            10;
+            `byclass`: 62; `balanced`, `bymerge`: 47, with letters merged whose two forms look
+                alike.
+        files: `both` reads the training and the test file. `test` reads the official test file
+            only: every fifth example of a class is a test example, the others are training
+                examples.
 
     References:
         Cohen et al.: EMNIST: Extending MNIST to handwritten letters, 2017.
@@ -216,28 +224,28 @@ class Emnist:
     files: Literal["both", "test"] = "both"
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`. Reads torchvision's layout `EMNIST/raw`, unpacked or gzipped."""
-        folder = data_folder(folder, "emnist")
-        parts = self._find(folder / "EMNIST" / "raw", by_download("emnist", folder))
-        return cached(self, _files(parts), lambda: self._parse(folder, parts))
+        """Read the files in torchvision's layout, `EMNIST/raw`, unpacked or gzipped."""
+        folder = require_data_folder(folder, "emnist")
+        parts = self._find_parts(folder / "EMNIST" / "raw", download_remedy("emnist", folder))
+        return load_cached(self, _list_paths(parts), lambda: self._parse(folder, parts))
 
-    def _find(self, home: Path, remedy: str) -> list[_Part]:
+    def _find_parts(self, home: Path, remedy: str) -> list[_FilePair]:
         if self.files == "test":
-            return [_Part.find(home, f"emnist-{self.split}-test", remedy)]
+            return [_FilePair.find(home, f"emnist-{self.split}-test", remedy)]
         if any(home.glob(f"emnist-{self.split}-test-images-idx3-ubyte*")):
             remedy = f'set data.files = "test" to make do with the official test file, or {remedy}'
-        return [_Part.find(home, f"emnist-{self.split}-{part}", remedy) for part in ("train", "test")]
+        return [_FilePair.find(home, f"emnist-{self.split}-{part}", remedy) for part in ("train", "test")]
 
-    def _parse(self, folder: Path, parts: list[_Part]) -> Dataset:
-        read = [part.read(folder, {}) for part in parts]
-        first = 1 if self.split == "letters" else 0  # the others count from 0
+    def _parse(self, folder: Path, parts: list[_FilePair]) -> Dataset:
+        stored = [part.read(folder, {}) for part in parts]
+        first_class = 1 if self.split == "letters" else 0
         # The files hold each image mirrored along its diagonal.
-        pairs = [(raw.mT.contiguous(), labels - first) for raw, labels in read]
+        pairs = [(raw.mT.contiguous(), labels - first_class) for raw, labels in stored]
         if self.files == "test":
             raw, labels = pairs[0]
-            held_out = every_nth(labels, 1 / 5)
+            held_out = choose_evenly(labels, 1 / 5)
             pairs = [(raw[~held_out], labels[~held_out]), (raw[held_out], labels[held_out])]
-        train, test = (_examples(*pair) for pair in pairs)
+        train, test = (_make_examples(*pair) for pair in pairs)
         names = tuple(_EMNIST_CLASSES[self.split])
         return Dataset(
             name="emnist",
@@ -251,8 +259,8 @@ class Emnist:
 
 
 def _read_idx(path: Path, folder: Path, sums: Mapping[str, str], magic: int) -> np.ndarray[Any, Any]:
-    """The array in one file of the format, plain or gzipped, whose magic number has to be `magic`."""
-    verify(path, folder, sums.get(path.name))
+    """Return the array in an idx file, plain or gzipped, whose magic number has to be `magic`."""
+    verify_checksum(path, folder, sums.get(path.name))
     axes, kind = magic & 0xFF, ">i4" if magic == _INT_ROWS else np.uint8
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

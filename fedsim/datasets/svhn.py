@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from fedsim.datasets import Dataset, Examples
-from fedsim.datasets.cache import cached
-from fedsim.datasets.files import by_download, data_folder, find, reason, verify
+from fedsim.datasets.cache import load_cached
+from fedsim.datasets.files import describe_error, download_remedy, find_file, require_data_folder, verify_checksum
 from fedsim.errors import DataError
 from fedsim.paper import Paper
 
@@ -39,40 +39,35 @@ class Svhn:
     )
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`. Reads torchvision's two files, in the data folder or in `SVHN` within it."""
-        folder = data_folder(folder, "svhn")
-        train, test = (
-            find(
-                folder,
-                [f"SVHN/{part}_32x32.mat", f"{part}_32x32.mat"],
-                by_download("svhn", folder),
-            )
-            for part in ("train", "test")
-        )
+        """Read torchvision's two files, in the data folder or in `SVHN` within it."""
+        folder = require_data_folder(folder, "svhn")
+        remedy = download_remedy("svhn", folder)
+        train = find_file(folder, ["SVHN/train_32x32.mat", "train_32x32.mat"], remedy)
+        test = find_file(folder, ["SVHN/test_32x32.mat", "test_32x32.mat"], remedy)
 
         def parse() -> Dataset:
             return Dataset(
                 name="svhn",
-                train=_read(train, folder),
-                test=_read(test, folder),
+                train=_read_examples(train, folder),
+                test=_read_examples(test, folder),
                 num_classes=10,
                 source="Y. Netzer et al.: Reading Digits in Natural Images with Unsupervised Feature Learning (2011)",
                 licence="for non-commercial use",
                 class_names=tuple(string.digits),
             )
 
-        return cached(self, [train, test], parse)
+        return load_cached(self, [train, test], parse)
 
 
-def _read(path: Path, folder: Path) -> Examples:
+def _read_examples(path: Path, folder: Path) -> Examples:
     from scipy.io import loadmat
 
-    verify(path, folder, _SUMS[path.name])
+    verify_checksum(path, folder, _SUMS[path.name])
     try:
         content = loadmat(path, variable_names=["X", "y"])
         images, labels = content["X"], content["y"].ravel()
     except Exception as error:  # a damaged file makes SciPy raise almost anything
-        raise DataError(f"{path}: is damaged ({reason(error)}); get it again") from error
+        raise DataError(f"{path}: is damaged ({describe_error(error)}); get it again") from error
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
         raise DataError(
             f"{path}: 'X' holds {images.dtype} of shape {images.shape}, expected bytes of shape "
@@ -83,6 +78,6 @@ def _read(path: Path, folder: Path) -> Examples:
     if len(labels) != images.shape[3]:
         raise DataError(f"{path}: holds {images.shape[3]} images but {len(labels)} labels; get the file again")
     classes = torch.from_numpy(labels.astype(np.int64))
-    classes[classes == 10] = 0  # Matlab counts from 1, and calls the digit 0 ten
+    classes[classes == 10] = 0  # the files count from 1, as Matlab does: 10 is the digit 0
     raw = torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1)))
     return Examples(raw=raw, labels=classes, scale=1 / 255)

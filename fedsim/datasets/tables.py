@@ -13,44 +13,47 @@ import torch
 from torch import Tensor
 
 from fedsim.datasets import Dataset, Examples
-from fedsim.datasets.cache import cached
-from fedsim.datasets.files import data_folder, find, verify
+from fedsim.datasets.cache import load_cached
+from fedsim.datasets.files import find_file, require_data_folder, verify_checksum
 from fedsim.datasets.tabular import (
-    at_most,
-    categories,
-    complete,
-    encode,
-    held_out,
-    numbers,
+    check_complete,
+    choose_examples,
+    choose_test_rows,
+    encode_columns,
+    list_categories,
+    parse_numbers,
     read_table,
-    with_equal_numbers_alike,
+    unify_numbers,
 )
 from fedsim.errors import ConfigError, DataError, did_you_mean
 from fedsim.paper import Paper
 
-_ADULT = (
+_ADULT_COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
     *("race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),
 )
-"""In the order of the file; then comes the income."""
+"""Columns in the order of the file; the last one, the income, follows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adult:
-    """UCI Adult: who of 45 222 people of the 1994 US census earns more than 50 000 dollars a year.
+    """UCI Adult: which of 45 222 people of the 1994 US census earn more than 50 000 dollars a year.
 
-    The two original files: 30 162 training and 15 060 test examples with 102 features in [0, 1]: four numbers, scaled
-    by the training file (test values beyond it are clipped), and eight attributes as one feature a category.
+    The two original files: 30 162 training and 15 060 test examples with 102 features in [0, 1]:
+    four numbers, scaled by the training file (test values beyond it are clipped), and eight
+    attributes as one feature a category.
 
-    LMRA (Driouich et al. 2023) reports 12 300 records with 53 features and does not say which. The 62 features of
-    its released code are what `drop = ["fnlwgt", "native-country"]` leaves.
+    LMRA (Driouich et al. 2023) reports 12 300 records with 53 features and does not say which. With
+    `drop = ["fnlwgt", "native-country"]` there are the 62 features of its released code.
 
     Args:
-        missing: what becomes of people with an unknown (`?`) workclass, occupation or country: `drop` leaves them
-            out, as the file's authors do in their comparison (adult.names), so that no attack is scored on guessing
-            that something is unknown; `category` keeps all 48 842, `?` being a category.
-        drop: columns to leave out. By default the census's sampling weight, which says nothing of a person, and
-            `education-num`, which repeats `education`: with it, education could be read from another column.
+        missing: how to treat people with an unknown (`?`) workclass, occupation or country. `drop`
+            leaves them out, as the file's authors do in their comparison (adult.names), so that no
+            attack is scored on guessing that something is unknown; `category` keeps all 48 842, `?`
+            being a category.
+        drop: columns to leave out. By default the census's sampling weight, which is no attribute
+            of a person, and `education-num`, which repeats `education`: with it, education could be
+            read from another column.
         max_examples: keep at most so many training examples, chosen at random; None keeps all.
 
     References:
@@ -70,39 +73,39 @@ class Adult:
 
     def __post_init__(self) -> None:
         for name in self.drop:
-            if name not in _ADULT:
-                raise ConfigError(f"drop: Adult has no column '{name}', {did_you_mean(name, _ADULT)}")
-        if set(self.drop) == set(_ADULT):
+            if name not in _ADULT_COLUMNS:
+                raise ConfigError(f"drop: Adult has no column '{name}', {did_you_mean(name, _ADULT_COLUMNS)}")
+        if set(self.drop) == set(_ADULT_COLUMNS):
             raise ConfigError("drop: expected at least one column to be left, got all of them")
         _check_limit(self.max_examples)
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`. Reads `adult/adult.data` and `adult/adult.test`."""
-        home = data_folder(folder, "adult")
+        """Read `adult/adult.data` and `adult/adult.test`."""
+        home = require_data_folder(folder, "adult")
         remedy = f"get https://archive.ics.uci.edu/dataset/2/adult and unpack it into {home / 'adult'}"
-        files = [find(home, [f"adult/{name}"], remedy) for name in ("adult.data", "adult.test")]
+        files = [find_file(home, [f"adult/{name}"], remedy) for name in ("adult.data", "adult.test")]
         sums = ("5d7c39d7b8804f071cdd1f2a7c460872", "35238206dfdf7f1fe215bbb874adecdc")
 
         def parse() -> Dataset:
-            return self._parse([verify(path, home, md5) for path, md5 in zip(files, sums, strict=True)])
+            return self._parse([verify_checksum(path, home, md5) for path, md5 in zip(files, sums, strict=True)])
 
-        return cached(self, files, parse)
+        return load_cached(self, files, parse)
 
     def _parse(self, files: Sequence[Path]) -> Dataset:
         tables, labels = [], []
         for path in files:
-            table = read_table(path, names=[*_ADULT, "income"], comment="|")
-            income = table.pop("income").str.removesuffix(".")
+            table = read_table(path, names=[*_ADULT_COLUMNS, "income"], comment="|")
+            income = table.pop("income").str.removesuffix(".")  # lines of the test file end so
             if unknown := sorted(set(income) - {"<=50K", ">50K"}):
                 raise DataError(f"{path}: income '{unknown[0]}' is neither <=50K nor >50K; get the file again")
-            table = complete(path, table.drop(columns=list(self.drop)), ("?",))
-            kept = ~table.isin(["?"]).any(axis=1) if self.missing == "drop" else income.notna()
-            tables.append(table[kept])
-            labels.append(torch.from_numpy((income[kept] == ">50K").to_numpy(np.int64)))
-        train, test, columns = encode(files[0], *tables)
+            table = check_complete(path, table.drop(columns=list(self.drop)), ("?",))
+            selected = ~table.isin(["?"]).any(axis=1) if self.missing == "drop" else income.notna()
+            tables.append(table[selected])
+            labels.append(torch.from_numpy((income[selected] == ">50K").to_numpy(np.int64)))
+        train, test, columns = encode_columns(files[0], *tables)
         return Dataset(
             name="adult",
-            train=at_most(Examples(raw=train, labels=labels[0], scale=1.0), self.max_examples, "adult"),
+            train=choose_examples(Examples(raw=train, labels=labels[0], scale=1.0), self.max_examples, "adult"),
             test=Examples(raw=test, labels=labels[1], scale=1.0),
             num_classes=2,
             source="B. Becker, R. Kohavi: Adult, UCI Machine Learning Repository (1996)",
@@ -114,19 +117,21 @@ class Adult:
 
 @dataclass(frozen=True, kw_only=True)
 class FlightPrices:
-    """What 300 153 flights between six Indian cities cost in 2022: a regression, by airline.
+    """Prices of 300 153 flights between six Indian cities in 2022: a regression, by airline.
 
-    A public stand-in for the Flight Prices of LMRA (Driouich et al. 2023), whose European bookings are private: there
-    10 airlines and 9 features, here 6 airlines, which are the natural groups, and 31 features in [0, 1]: the six
-    attributes departure_time, source_city, stops, arrival_time, destination_city and class as one feature a category,
-    and the numbers duration (hours) and days_left. The airline is whose the example is, not a feature; the flight
-    number, of 1561 kinds, is left out. A fifth of the rows, chosen by what is in them, is to test on.
+    A public stand-in for the Flight Prices of LMRA (Driouich et al. 2023), whose European bookings
+    are private: they have 10 airlines and 9 features, this has 6 airlines, which are the natural
+    groups, and 31 features in [0, 1]: the six attributes departure_time, source_city, stops,
+    arrival_time, destination_city and class as one feature a category, and the numbers duration
+    (hours) and days_left. The airline is the owner of an example, not a feature; the flight number,
+    of 1561 kinds, is left out. A fifth of the rows, chosen by a hash of their content, are test
+    examples.
 
     Targets are prices in rupees, standardised by the training examples (`Dataset.target`).
 
     Args:
-        max_examples: keep at most so many training examples, chosen at random; None keeps all. LMRA has 100 000
-            records.
+        max_examples: keep at most so many training examples, chosen at random; None keeps all. LMRA
+            has 100 000 records.
     """
 
     max_examples: int | None = None
@@ -135,24 +140,25 @@ class FlightPrices:
         _check_limit(self.max_examples)
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`. Reads `flight-prices/Clean_Dataset.csv`, plain or gzipped."""
-        home = data_folder(folder, "flight-prices")
+        """Read `flight-prices/Clean_Dataset.csv`, plain or gzipped."""
+        home = require_data_folder(folder, "flight-prices")
         remedy = f"get the Kaggle data set 'Flight Price Prediction' and put the file into {home / 'flight-prices'}"
-        path = find(home, [f"flight-prices/Clean_Dataset.csv{end}" for end in (".gz", "")], remedy)
+        path = find_file(home, [f"flight-prices/Clean_Dataset.csv{end}" for end in (".gz", "")], remedy)
 
         def parse() -> Dataset:
-            table = read_table(verify(path, home))
-            _require(path, table, [*_FLIGHT, "airline", "price"])
-            table = table[[*_FLIGHT, "airline", "price"]]  # Kaggle's own copy numbers its rows in a nameless column
-            made = _one_file(path, table, "price", "airline", fraction=0.2)
-            train = at_most(made.pop("train"), self.max_examples, "flight-prices")
+            table = read_table(verify_checksum(path, home))
+            _require_columns(path, table, [*_FLIGHT_COLUMNS, "airline", "price"])
+            # Kaggle's own copy numbers its rows in a nameless column.
+            table = table[[*_FLIGHT_COLUMNS, "airline", "price"]]
+            fields = _split_table(path, table, "price", "airline", fraction=0.2)
+            train = choose_examples(fields.pop("train"), self.max_examples, "flight-prices")
             source = "Flight Price Prediction (fares collected from EaseMyTrip, 2022), Kaggle"
-            return Dataset(name="flight-prices", train=train, source=source, licence="see its page on Kaggle", **made)
+            return Dataset(name="flight-prices", train=train, source=source, licence="see its page on Kaggle", **fields)
 
-        return cached(self, [path], parse)
+        return load_cached(self, [path], parse)
 
 
-_FLIGHT = (
+_FLIGHT_COLUMNS = (
     *("source_city", "departure_time", "stops", "arrival_time", "destination_city", "class"),
     *("duration", "days_left"),
 )
@@ -162,18 +168,21 @@ _FLIGHT = (
 class Csv:
     """A table of your own: text with a header line, plain or gzipped.
 
-    Columns without any number become one feature a category, other columns one feature, scaled to [0, 1] by the
-    training examples; test values beyond those are clipped. Equal rows are kept on one side of the split.
+    Columns without any number become one feature a category. Other columns become one feature, which
+    the training examples scale to [0, 1]; test values beyond those are clipped. Equal rows stay on
+    one side of the split.
 
     Args:
         path: the file, absolute or within the data folder.
         target: the column to predict.
-        task: `classification`, each value of the target being a class; or `regression`, of a standardised number.
-        group: the column that says whose an example is, for the partition `natural`; it is no feature.
+        task: `classification`, each value of the target being a class; or `regression` of a number,
+            which is standardised.
+        group: the column with the owner of each example, for the partition `natural`; it is no
+            feature.
         categorical: columns of numbers that are categories.
         drop: columns to leave out.
         separator: the character between two cells.
-        test_fraction: how much of the rows to test on, chosen by what is in them.
+        test_fraction: share of the rows to test on, chosen by a hash of their content.
     """
 
     path: str = ""
@@ -197,7 +206,7 @@ class Csv:
                 raise ConfigError(f"drop: expected columns that are not in use, got '{name}', the target or the group")
 
     def load(self, folder: Path | None) -> Dataset:
-        """See `DatasetPlugin`.
+        """Read the file `path`.
 
         Raises:
             DataError: the file is missing or is no clean table; says the column and the line.
@@ -205,26 +214,26 @@ class Csv:
         if not self.path or not self.target:
             raise DataError(f"data: 'csv' needs {'a target' if self.path else 'a path'}; set data.path and data.target")
         path = Path(self.path).expanduser()
-        home = path.parent if path.is_absolute() else data_folder(folder, "csv")
-        path = find(
-            home,
-            [path.name if path.is_absolute() else self.path],
-            "correct data.path, absolute or within the data folder",
-        )
+        home = path.parent if path.is_absolute() else require_data_folder(folder, "csv")
+        name = path.name if path.is_absolute() else self.path
+        path = find_file(home, [name], "correct data.path, absolute or within the data folder")
 
         def parse() -> Dataset:
-            table = read_table(verify(path, home), self.separator)
+            table = read_table(verify_checksum(path, home), self.separator)
             names = [self.target, *self.drop, *self.categorical, *([self.group] if self.group else [])]
-            _require(path, table, names)
-            made = _one_file(
-                *(path, table.drop(columns=list(self.drop)), self.target, self.group),
+            _require_columns(path, table, names)
+            fields = _split_table(
+                path,
+                table.drop(columns=list(self.drop)),
+                self.target,
+                self.group,
                 task=self.task,
                 categorical=self.categorical,
                 fraction=self.test_fraction,
             )
-            return Dataset(name="csv", source=path.name, licence="as its owner says", **made)
+            return Dataset(name="csv", source=path.name, licence="as its owner says", **fields)
 
-        return cached(self, [path], parse)
+        return load_cached(self, [path], parse)
 
 
 def _check_limit(limit: int | None) -> None:
@@ -232,13 +241,13 @@ def _check_limit(limit: int | None) -> None:
         raise ConfigError(f"max_examples: expected at least 1, got {limit}")
 
 
-def _require(path: Path, table: pd.DataFrame, names: Sequence[str]) -> None:
+def _require_columns(path: Path, table: pd.DataFrame, names: Sequence[str]) -> None:
     for name in names:
         if name not in table:
             raise DataError(f"{path}: has no column '{name}', {did_you_mean(name, table.columns)}")
 
 
-def _one_file(
+def _split_table(
     path: Path,
     table: pd.DataFrame,
     target: str,
@@ -248,33 +257,43 @@ def _one_file(
     task: str = "regression",
     categorical: Collection[str] = (),
 ) -> dict[str, Any]:
-    """What a table whose rows are for training and testing says of a `Dataset`."""
-    complete(path, table)
+    """Split a table into training and test examples, and return the fields of a `Dataset`.
+
+    Args:
+        path: the table's file, for errors.
+        table: as `read_table` returns it.
+        target: the column to predict.
+        group: the column with the owner of each example, or None.
+        fraction: share of the rows to test on.
+        task: `classification` or `regression`.
+        categorical: columns of numbers that are categories.
+    """
+    check_complete(path, table)
     if len(table) < 2:
         raise DataError(f"{path}: holds {len(table)} rows, expected at least 2, one to train and one to test on")
-    tests = held_out(table, fraction)
-    labels, about = _targets(path, table[target], task, ~tests)
+    is_test = choose_test_rows(table, fraction)
+    labels, fields = _make_labels(path, table[target], task, ~is_test)
     groups: Tensor | None = None
     if group is not None:
-        table[group] = with_equal_numbers_alike(table[group])
-        about["group_names"] = tuple(sorted(set(table[group])))
-        groups = _codes(table[group], about["group_names"])
+        table[group] = unify_numbers(table[group])
+        fields["group_names"] = tuple(sorted(set(table[group])))
+        groups = _category_indices(table[group], fields["group_names"])
     features = table.drop(columns=[target, *([group] if group is not None else [])])
     if not len(features.columns):
         raise DataError(f"{path}: has no column besides the target and the group, expected at least one feature")
-    train, test, about["columns"] = encode(path, features[~tests], features[tests], categorical)
-    for name, raw, own in (("train", train, ~tests), ("test", test, tests)):
-        rows = torch.from_numpy(own)
-        own_groups = None if groups is None else groups[rows]
-        about[name] = Examples(raw=raw, labels=labels[rows], scale=1.0, groups=own_groups)
-    return about
+    train, test, fields["columns"] = encode_columns(path, features[~is_test], features[is_test], categorical)
+    for name, raw, mask in (("train", train, ~is_test), ("test", test, is_test)):
+        rows = torch.from_numpy(mask)
+        part_groups = None if groups is None else groups[rows]
+        fields[name] = Examples(raw=raw, labels=labels[rows], scale=1.0, groups=part_groups)
+    return fields
 
 
-def _targets(path: Path, column: pd.Series, task: str, train: Any) -> tuple[Tensor, dict[str, Any]]:
-    """Labels or standardised targets, and what they mean."""
+def _make_labels(path: Path, column: pd.Series, task: str, is_train: Any) -> tuple[Tensor, dict[str, Any]]:
+    """Return labels or standardised targets, and the fields of `Dataset` that describe them."""
     if task == "classification":
-        column = with_equal_numbers_alike(column)
-        names = categories(path, column, "set task to regression, or choose another target")
+        column = unify_numbers(column)
+        names = list_categories(path, column, "set task to regression, or choose another target")
         if len(names) < 2:
             raise DataError(f"{path}: the target '{column.name}' is '{names[0]}' in every line, expected two classes")
         if len(names) > len(column) / 2 and len(column) > 10:
@@ -282,15 +301,16 @@ def _targets(path: Path, column: pd.Series, task: str, train: Any) -> tuple[Tens
                 f"{path}: the target '{column.name}' has {len(names)} values in {len(column)} lines, too many to be "
                 "classes; set task to regression, or choose another target"
             )
-        return _codes(column, names), {"num_classes": len(names), "class_names": names}
-    values = numbers(path, column)
-    mean, std = float(values[train].mean()), float(values[train].std())
+        return _category_indices(column, names), {"num_classes": len(names), "class_names": names}
+    values = parse_numbers(path, column)
+    mean, std = float(values[is_train].mean()), float(values[is_train].std())
     if not std > 0:
         raise DataError(
             f"{path}: the target '{column.name}' is {mean} in every line to train on, expected a number to predict"
         )
-    return torch.from_numpy(((values - mean) / std).astype(np.float32)), {"num_classes": 0, "target": (mean, std)}
+    standardised = torch.from_numpy(((values - mean) / std).astype(np.float32))
+    return standardised, {"num_classes": 0, "target": (mean, std)}
 
 
-def _codes(column: pd.Series, names: Sequence[str]) -> Tensor:
+def _category_indices(column: pd.Series, names: Sequence[str]) -> Tensor:
     return torch.from_numpy(pd.Categorical(column, categories=names).codes.astype(np.int64))

@@ -1,6 +1,7 @@
-"""What a SuperLink runs: the same ServerApp, whose log lines and last error go to its run folder.
+"""The ServerApp that a SuperLink runs: the same as elsewhere, with its log lines in the run folder.
 
-Under Flower's deployment engine the ServerApp is a process of its own, perhaps in a container.
+Under Flower's deployment engine the ServerApp is a process of its own, perhaps in a container. The
+process that started the run repeats the log lines by `LogRelay`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _LINE = re.compile(r"\S+ \S+ (?P<level>[A-Z]+) (?P<name>[\w.]+): (?P<message>.*)
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the installed ServerApp and keep what it says for `Relay`."""
-    handler = logging.FileHandler(said(Path(str(context.run_config["out"]))), encoding="utf-8")
-    handler.setFormatter(_OneLine(_FORMAT))
+    """Run the installed ServerApp, and write its log lines for `LogRelay`."""
+    handler = logging.FileHandler(serverapp_log(Path(str(context.run_config["out"]))), encoding="utf-8")
+    handler.setFormatter(_OneLineFormatter(_FORMAT))
     logger = logging.getLogger("fedsim")
-    logger.setLevel(logging.DEBUG)  # the command line decides what of it is shown
+    logger.setLevel(logging.DEBUG)  # the command line decides which of them are shown
     logger.addHandler(handler)
     try:
         (server,) = entry_points(group="fedsim.apps", name="server")
@@ -42,44 +43,48 @@ def main(grid: Grid, context: Context) -> None:
         handler.close()
 
 
-def said(folder: Path) -> Path:
-    """Where the ServerApp of the run in `folder` writes its log lines."""
+def serverapp_log(folder: Path) -> Path:
+    """Return the file with the log lines of the ServerApp of the run in `folder`."""
     return folder / "deployment" / "serverapp.log"
 
 
-class _OneLine(logging.Formatter):
+class _OneLineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return " ".join(super().format(record).splitlines())
 
 
-class Relay:
-    """Says again in this process what the ServerApp wrote.
+class LogRelay:
+    """Log again in this process what the ServerApp has logged.
 
     Args:
-        path: see `said`.
+        path: the ServerApp's log file, see `serverapp_log`.
+
+    Attributes:
+        error: the error that ended the ServerApp; empty where there is none.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read = 0
+        self._position = 0
         self.error = ""
 
     def __call__(self) -> None:
-        """Log every line that is new; the error that ended the ServerApp is kept in `error` instead."""
-        for level, name, message in self._new():
+        """Log every new line; the error that ended the ServerApp goes to `error` instead."""
+        for level, name, message in self._read_new_lines():
             if name == __name__:
                 self.error = message
             else:
                 logging.getLogger(name).log(logging.getLevelNamesMapping()[level], "%s", message)
 
-    def _new(self) -> Iterator[tuple[str, str, str]]:
+    def _read_new_lines(self) -> Iterator[tuple[str, str, str]]:
+        """Yield level, logger and message of each line that is complete."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
-            file.seek(self._read)
+            file.seek(self._position)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self._read += len(line)
-                if found := _LINE.fullmatch(line.decode(errors="replace")):
-                    yield found["level"], found["name"], found["message"]
+                self._position += len(line)
+                if match := _LINE.fullmatch(line.decode(errors="replace")):
+                    yield match["level"], match["name"], match["message"]

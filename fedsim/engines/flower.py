@@ -1,8 +1,8 @@
-"""The Flower engine: a SuperLink and SuperNodes, as on real hosts, here or wherever they run already.
+"""The Flower engine: a SuperLink and SuperNodes, on this machine or where they run already.
 
-What is submitted is a pointer, an app without code: every host runs the fedsim installed there.
-The SuperLink is started with `--isolation process` and a SuperExec beside it, so that no process
-leaves the groups that `Processes` ends. All of them are in a `PrivateNetwork`.
+The submitted app is a pointer without code: every host runs the fedsim installed there. The
+SuperLink is started with `--isolation process` and its own SuperExec, so that no process leaves the
+groups that `Processes` ends. All of them are in a `PrivateNetwork`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from typing import Any
 
 import tomli_w
 
-from fedsim.engines.deployed import Relay, said
+from fedsim.engines.deployed import LogRelay, serverapp_log
 from fedsim.engines.private_network import PrivateNetwork
-from fedsim.engines.processes import Processes, Started, executable, termination_is_interruption
+from fedsim.engines.processes import CommandProcess, Processes, find_executable, sigterm_as_interrupt
 from fedsim.errors import RunError
 
 log = logging.getLogger(__name__)
 
-_LOCAL = "fedsim"
-# Free in a network that is nobody else's; SuperNode k takes the k-th port after the SuperLink's.
+_CONNECTION_NAME = "fedsim"
+# These ports are free in a private network; SuperNode k takes the k-th port after the SuperLink's.
 _HOST, _PORT = "127.0.0.1", 8000
-_HEALTH = f"import urllib.request; urllib.request.urlopen('http://{_HOST}:{_PORT}/health', timeout=2)"
+_HEALTH_CHECK = f"import urllib.request; urllib.request.urlopen('http://{_HOST}:{_PORT}/health', timeout=2)"
 _PATIENCE = 120.0
+"""Seconds for a start, and for an answer of the SuperLink."""
 _PAUSE = 0.1
 _BETWEEN_STREAMS = 2.0
+"""Seconds before the log of a run is followed again after its stream has ended."""
 _ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -50,38 +52,42 @@ _ENVIRONMENT = {
 def launch(settings: Mapping[str, Any], folder: Path, *, supernodes: int, address: str | None = None) -> None:
     """Run the app on SuperNodes of this machine, or on the SuperLink that is called `address`.
 
-    What is started here no other user of this machine can reach, and it reaches no network.
+    No other user of this machine can reach the processes that are started, and they reach no
+    network.
 
     Args:
         settings: the run_config: `experiment`, `out`, `resume`.
         folder: the run folder; logs go to `deployment` in it.
         supernodes: how many to start.
-        address: a connection in Flower's own configuration, `config.toml` in FLWR_HOME. Then nothing
-            is started, and the SuperLink must see the run folder under the same path.
+        address: a connection in Flower's own configuration, `config.toml` in FLWR_HOME. Then
+            nothing is started, and the SuperLink must see the run folder under the same path.
 
     Raises:
         InstallationError: Flower's commands are not installed.
-        RunError: the deployment could not be started, this system lets no `PrivateNetwork` be made, or the run failed.
+        RunError: the deployment could not be started, this system lets no `PrivateNetwork` be made,
+            or the run failed.
     """
-    logs = said(folder.resolve()).parent
+    logs = serverapp_log(folder.resolve()).parent
     home = logs / "flower-home"
     with suppress(FileNotFoundError):
         shutil.rmtree(logs)  # of the run that is now resumed
     home.mkdir(parents=True)
-    environment = {**os.environ, **_ENVIRONMENT, "PATH": os.pathsep.join([_beside(), os.environ.get("PATH", "")])}
+    python_folder = str(Path(sys.executable).parent)
+    search_path = os.pathsep.join([python_folder, os.environ.get("PATH", "")])
+    environment = {**os.environ, **_ENVIRONMENT, "PATH": search_path}
     if address is None:
         environment |= {"FLWR_HOME": str(home), "NO_PROXY": _HOST, "no_proxy": _HOST}
     try:
-        with termination_is_interruption(), Processes(logs, environment) as processes:
-            relay = Relay(said(folder))
-            flwr = [executable("flwr")]
-            servers: list[Started] = []
+        with sigterm_as_interrupt(), Processes(logs, environment) as processes:
+            relay = LogRelay(serverapp_log(folder))
+            flwr = [find_executable("flwr")]
+            servers: list[CommandProcess] = []
             if address is None:
                 network = PrivateNetwork(processes, sys.executable)
-                servers = _start(processes, network, home, supernodes)
+                servers = _start_deployment(processes, network, home, supernodes)
                 flwr = network.command(flwr)
             write_pointer(home / "app", settings)
-            _follow(processes, servers, relay, flwr, address or _LOCAL, home / "app")
+            _run_app(processes, servers, relay, flwr, address or _CONNECTION_NAME, home / "app")
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -104,41 +110,44 @@ def write_pointer(app: Path, settings: Mapping[str, Any]) -> None:
     (app / "pyproject.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
 
 
-def _start(processes: Processes, network: PrivateNetwork, home: Path, supernodes: int) -> list[Started]:
+def _start_deployment(
+    processes: Processes, network: PrivateNetwork, home: Path, supernodes: int
+) -> list[CommandProcess]:
     """Start a SuperLink with its SuperExec and, once it answers, the SuperNodes."""
     address = f"{_HOST}:{_PORT}"
-    connection = {"superlink": {"default": _LOCAL, _LOCAL: {"address": address, "insecure": True}}}
+    connection = {"superlink": {"default": _CONNECTION_NAME, _CONNECTION_NAME: {"address": address, "insecure": True}}}
     (home / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
     log.info("starting a SuperLink and %d SuperNodes, in a network of their own", supernodes)
 
-    def start(name: str, command: str, *options: str) -> Started:
-        return processes.start(name, network.command([executable(command), "--insecure", *options]))
+    def start(name: str, command: str, *options: str) -> CommandProcess:
+        return processes.start(name, network.command([find_executable(command), "--insecure", *options]))
 
-    link = start("superlink", "flower-superlink", "--isolation", "process", "--host", _HOST, "--port", str(_PORT))
-    is_healthy = network.command([sys.executable, "-I", "-S", "-c", _HEALTH])
-    _wait_for(
-        lambda: subprocess.run(is_healthy, check=False, capture_output=True).returncode == 0,
-        [link],
+    superlink = start("superlink", "flower-superlink", "--isolation", "process", "--host", _HOST, "--port", str(_PORT))
+    health_check = network.command([sys.executable, "-I", "-S", "-c", _HEALTH_CHECK])
+    _wait_until(
+        lambda: subprocess.run(health_check, check=False, capture_output=True).returncode == 0,
+        [superlink],
         "the SuperLink does not answer",
     )
-    runner = start("superexec", "flower-superexec", "--runtime-api-address", address)
+    superexec = start("superexec", "flower-superexec", "--runtime-api-address", address)
     nodes = []
     for k in range(supernodes):
         listens = ("--host", _HOST, "--port", str(_PORT + 1 + k))
         config = f"partition-id={k} num-partitions={supernodes}"
-        nodes.append(
-            start(f"supernode-{k}", "flower-supernode", "--superlink", address, *listens, "--node-config", config)
-        )
-    servers = [link, runner, *nodes]
-    _wait_for(
-        lambda: all("SuperNode ID:" in n.said() for n in nodes), servers, "not every SuperNode reached the SuperLink"
+        node = start(f"supernode-{k}", "flower-supernode", "--superlink", address, *listens, "--node-config", config)
+        nodes.append(node)
+    servers = [superlink, superexec, *nodes]
+    _wait_until(
+        lambda: all("SuperNode ID:" in node.read_output() for node in nodes),
+        servers,
+        "not every SuperNode reached the SuperLink",
     )
     return servers
 
 
-def _wait_for(ready: Callable[[], bool], servers: Sequence[Started], complaint: str) -> None:
+def _wait_until(is_ready: Callable[[], bool], servers: Sequence[CommandProcess], complaint: str) -> None:
     deadline = time.monotonic() + _PATIENCE
-    while not ready():
+    while not is_ready():
         for server in servers:
             _check_alive(server)
         if time.monotonic() > deadline:
@@ -146,23 +155,24 @@ def _wait_for(ready: Callable[[], bool], servers: Sequence[Started], complaint: 
         time.sleep(_PAUSE)
 
 
-def _follow(
+def _run_app(
     processes: Processes,
-    servers: Sequence[Started],
-    relay: Relay,
+    servers: Sequence[CommandProcess],
+    relay: LogRelay,
     flwr: Sequence[str],
     connection: str,
     app: Path,
 ) -> None:
-    """Submit `app` by the command `flwr`, say what it says, and return when it is done."""
-    answer = _json(processes.call("submit", [*flwr, "run", str(app), connection, "--format", "json"], _PATIENCE))
+    """Submit `app` by the command `flwr`, relay its log lines, and return when it has ended."""
+    output = processes.call("submit", [*flwr, "run", str(app), connection, "--format", "json"], _PATIENCE)
+    answer = _parse_json(output)
     if not answer.get("success"):
         raise RunError(f"flwr run: {answer.get('error-message', answer)}")
     run = str(answer["run-id"])
     try:
         _wait_for_end(processes, servers, relay, flwr, connection, run)
     except BaseException:
-        if not servers:  # the SuperLink of somebody else goes on; the run shall not, if it has not ended
+        if not servers:  # a SuperLink that we did not start goes on, and would finish the run
             with suppress(RunError):
                 processes.call("stop", [*flwr, "stop", run, connection], _PATIENCE)
         raise
@@ -170,65 +180,68 @@ def _follow(
 
 def _wait_for_end(
     processes: Processes,
-    servers: Sequence[Started],
-    relay: Relay,
+    servers: Sequence[CommandProcess],
+    relay: LogRelay,
     flwr: Sequence[str],
     connection: str,
     run: str,
 ) -> None:
     alive = {server.name: server for server in servers}
-    answered = time.monotonic()
+    last_answer = time.monotonic()
     while True:
-        stream = processes.start("run", [*flwr, "log", run, connection, "--stream"])  # ends with the run
-        while not stream.ended:
+        # Follow the log stream, which ends with the run or with the connection.
+        stream = processes.start("run", [*flwr, "log", run, connection, "--stream"])
+        while not stream.has_ended:
             relay()
-            _check(alive)
+            _check_servers(alive)
             time.sleep(_PAUSE)
         processes.end(stream)
-        text = processes.call("status", [*flwr, "ls", connection, "--run-id", run, "--format", "json"], _PATIENCE)
-        answer = _json(text)
+
+        # Ask which of the two has ended.
+        output = processes.call("status", [*flwr, "ls", connection, "--run-id", run, "--format", "json"], _PATIENCE)
+        answer = _parse_json(output)
         if not answer.get("success"):  # the network may come back, and the run goes on meanwhile
-            if time.monotonic() > answered + _PATIENCE:
+            if time.monotonic() > last_answer + _PATIENCE:
                 raise RunError(f"the SuperLink does not answer: {answer.get('error-message', answer)}")
             time.sleep(_BETWEEN_STREAMS)
             continue
-        answered = time.monotonic()
-        (listed,) = answer["runs"]
-        status, why = listed["status"], listed.get("status-details", "N/A")
+        last_answer = time.monotonic()
+        (entry,) = answer["runs"]
+        status, details = entry["status"], entry.get("status-details", "N/A")
         relay()
         if status == "finished:completed":
             return
         if status.startswith("finished"):
             hint = "" if servers else "; the SuperLink must see the run folder under the same path"
-            raise RunError(relay.error or f"the run ended as '{status}' ({why}); see {stream.log.parent}{hint}")
-        time.sleep(_BETWEEN_STREAMS)  # the connection broke, not the run
+            raise RunError(relay.error or f"the run ended as '{status}' ({details}); see {stream.log.parent}{hint}")
+        time.sleep(_BETWEEN_STREAMS)
 
 
-def _check(alive: dict[str, Started]) -> None:
-    """The run ends without its SuperLink, and without its last SuperNode; one SuperNode less is a warning."""
+def _check_servers(alive: dict[str, CommandProcess]) -> None:
+    """Drop SuperNodes that have ended from `alive`, with a warning.
+
+    Raises:
+        RunError: the SuperLink, the SuperExec or the last SuperNode has ended.
+    """
     for name, server in list(alive.items()):
         if not name.startswith("supernode"):
             _check_alive(server)
-        elif server.ended:
+        elif server.has_ended:
             del alive[name]
-            if not any(other.startswith("supernode") for other in alive):
+            if not any(name.startswith("supernode") for name in alive):
                 _check_alive(server)
-            log.warning("%s ended (%s); the run goes on without it", name, server.last_words())
+            log.warning("%s ended (%s); the run goes on without it", name, server.last_error())
 
 
-def _check_alive(server: Started) -> None:
-    if server.ended:
-        raise RunError(f"{server.name} ended ({server.last_words()}); see {server.log}")
+def _check_alive(server: CommandProcess) -> None:
+    if server.has_ended:
+        raise RunError(f"{server.name} ended ({server.last_error()}); see {server.log}")
 
 
-def _json(text: str) -> dict[str, Any]:
-    """The JSON object that `flwr` printed, after whatever notices it printed before."""
-    found = re.search(r"^\{.*\}\s*$", text, re.DOTALL | re.MULTILINE)
-    if found is None:
-        raise RunError(f"flwr: expected JSON, got '{text.strip()[:200]}'")
-    answer: dict[str, Any] = json.loads(found[0])
+def _parse_json(output: str) -> dict[str, Any]:
+    """Return the JSON object at the end of the output of `flwr`, which may print notices before."""
+    match = re.search(r"^\{.*\}\s*$", output, re.DOTALL | re.MULTILINE)
+    if match is None:
+        raise RunError(f"flwr: expected JSON, got '{output.strip()[:200]}'")
+    answer: dict[str, Any] = json.loads(match[0])
     return answer
-
-
-def _beside() -> str:
-    return str(Path(sys.executable).parent)

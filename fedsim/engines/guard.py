@@ -1,7 +1,8 @@
-"""Run a command, and end it with all that it started once the process that asked for it is gone.
+"""Watchdog: run a command, and kill it with all that it started once our parent is gone.
 
-`python guard.py COMMAND...` is started by path, as leader of a process group, with a pipe for stdin.
-The pipe closes when its writer ends, however it ends; then the whole group is killed.
+This file is run by its path with the command as its arguments, as leader of a process group, with a
+pipe for stdin. The pipe closes when its writer ends, however it ends; then the whole group is
+killed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import threading
 
 def main() -> None:
     """Run the command that the arguments name, and exit as it exits."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # meant for the command; a handler, unlike SIG_IGN, stays here
+    # These signals are meant for the command. It does not inherit a handler, as it would SIG_IGN.
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     threading.Thread(target=_kill_group_at_end_of_input, daemon=True).start()
     code = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL).wait()

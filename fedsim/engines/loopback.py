@@ -1,6 +1,6 @@
-"""Bring up the loopback of the network namespace that this process is in, say its process id, and hold the namespace.
+"""Bring up the loopback of this process's network namespace, and keep the namespace alive.
 
-`python loopback.py` is started by path, in a new namespace; a namespace lives as long as a process is in it.
+This file is run by its path in a new namespace; a namespace lives as long as a process is in it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import signal
 import socket
 import struct
 
-# From <linux/sockios.h> and <net/if.h>; `struct ifreq` begins with a name of 16 bytes and, here, flags.
+# From <linux/sockios.h> and <net/if.h>: SIOCGIFFLAGS, SIOCSIFFLAGS and IFF_UP.
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
-_REQUEST = "16sh22x"
+_INTERFACE_REQUEST = "16sh22x"
+"""Format of `struct ifreq`, which begins with a name of 16 bytes and, here, flags."""
 
 
 def main() -> None:
-    """Bring the loopback up, print the process id, and wait to be ended."""
-    with socket.socket() as anything:
-        name, flags = struct.unpack(_REQUEST, fcntl.ioctl(anything, _GET_FLAGS, struct.pack(_REQUEST, b"lo", 0)))
-        fcntl.ioctl(anything, _SET_FLAGS, struct.pack(_REQUEST, name, flags | _UP))
+    """Bring the loopback up, print the process id, and wait for the end."""
+    with socket.socket() as any_socket:
+        request = struct.pack(_INTERFACE_REQUEST, b"lo", 0)
+        answer = fcntl.ioctl(any_socket, _GET_FLAGS, request)
+        name, flags = struct.unpack(_INTERFACE_REQUEST, answer)
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack(_INTERFACE_REQUEST, name, flags | _UP))
     print(os.getpid(), flush=True)  # noqa: T201
     signal.pause()
 

@@ -1,8 +1,8 @@
-"""What each client keeps from round to round, while the nodes that play it forget it.
+"""State that each client keeps from round to round, although the nodes that play clients forget it.
 
-A client finds what it kept in its `Context.state`, and leaves there what it wants to find the next time. On a
-SuperNode that plays one client, Flower keeps that state; where nodes play many, the cohort's messages carry it there
-and back, behind the strategy's back.
+A client finds its state in `Context.state`, and leaves there what it wants to find the next time.
+On a SuperNode that plays one client, Flower keeps that state. Where nodes play many clients, the
+cohort's messages carry it there and back, and the strategy never sees it.
 """
 
 from __future__ import annotations
@@ -13,94 +13,111 @@ from typing import Any
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedsim.engines.arrays import Held
+from fedsim.engines.arrays import LazyArray
 
-MEMORY = "memory/"
-"""In the messages between a cohort's nodes and its grid, the names of records that are memory begin so."""
+STATE_PREFIX = "memory/"
+"""Prefix of the names of state records, in messages between a cohort's nodes and its grid."""
 
-Kept = dict[str, dict[str, NDArray[Any]]]
-"""What one client keeps: arrays by name, in records by their name in `Context.state`."""
+ClientState = dict[str, dict[str, NDArray[Any]]]
+"""State of one client: arrays by name, in records by their name in `Context.state`."""
 
 
-class ClientMemory:
-    """The memory of all clients of a federation, as of the last reply of each that was accepted.
+class ClientStateStore:
+    """States of all clients of a federation, as of the last reply of each that was accepted.
 
     It holds arrays instead of Flower's records, which refer to themselves and so are freed late.
 
     Args:
-        kept: what clients kept so far, by client; taken over, and changed as rounds go on.
+        states: states so far, by client; changed in place as rounds go on.
     """
 
-    def __init__(self, kept: dict[int, Kept] | None = None) -> None:
-        self.kept: dict[int, Kept] = {} if kept is None else kept
-        self._brought: dict[int, Mapping[str, ArrayRecord]] = {}
+    def __init__(self, states: dict[int, ClientState] | None = None) -> None:
+        self.states: dict[int, ClientState] = {} if states is None else states
+        self._pending: dict[int, Mapping[str, ArrayRecord]] = {}
 
-    def packed(self, clients: Iterable[int]) -> dict[str, ArrayRecord]:
-        """The memory of `clients` as records of a message, without copies."""
-        return {
-            f"{MEMORY}{client}/{key}": _record(arrays)
-            for client in clients
-            for key, arrays in self.kept.get(client, {}).items()
-        }
+    def pack(self, clients: Iterable[int]) -> dict[str, ArrayRecord]:
+        """Return the states of `clients` as records of a message, without copies."""
+        records = {}
+        for client in clients:
+            for key, arrays in self.states.get(client, {}).items():
+                records[f"{STATE_PREFIX}{client}/{key}"] = _make_record(arrays)
+        return records
 
-    def size(self, clients: Iterable[int]) -> int:
-        """How many bytes `clients` keep."""
-        if not self.kept:
+    def count_bytes(self, clients: Iterable[int]) -> int:
+        """Return how many bytes the states of `clients` take."""
+        if not self.states:
             return 0
-        return sum(a.nbytes for c in clients for arrays in self.kept.get(c, {}).values() for a in arrays.values())
+        size = 0
+        for client in clients:
+            for arrays in self.states.get(client, {}).values():
+                size += sum(array.nbytes for array in arrays.values())
+        return size
 
-    def bring(self, client: int, answer: MutableMapping[str, Any]) -> None:
-        """Take out of `answer` what the client wants to keep; it counts once its reply is accepted, see `accept`."""
-        names = [name for name in answer if name.startswith(MEMORY)]
-        self._brought[client] = {name.removeprefix(MEMORY): answer.pop(name) for name in names}
+    def extract(self, client: int, answer: MutableMapping[str, Any]) -> None:
+        """Remove the client's new state from its answer; it counts once `commit` is called."""
+        names = [name for name in answer if name.startswith(STATE_PREFIX)]
+        self._pending[client] = {name.removeprefix(STATE_PREFIX): answer.pop(name) for name in names}
 
-    def came_from(self, client: int) -> bool:
-        """Whether anything to keep came with the last reply of `client`, as it does with silence by choice."""
-        return bool(self._brought.get(client))
+    def has_pending(self, client: int) -> bool:
+        """Tell whether the last reply of `client` brought a state.
 
-    def accept(self, client: int) -> None:
-        """Let what came with the last reply of `client` replace what it kept before; nothing is a memory, too."""
-        brought = self._brought.pop(client)
-        self.kept.pop(client, None)
-        if brought:
-            # Copies: the arrays of a reply may be in a file, or in the middle of a larger piece of memory.
-            self.kept[client] = {key: {n: a.numpy() for n, a in record.items()} for key, record in brought.items()}
+        It does where the client chose to be silent, and does not where it failed.
+        """
+        return bool(self._pending.get(client))
 
-    def taken(self, key: str) -> dict[int, dict[str, NDArray[Any]]]:
-        """What each client keeps under `key`, by client ascending; it is kept no longer."""
-        found = {client: records.pop(key) for client, records in sorted(self.kept.items()) if key in records}
-        for client in found:
-            if not self.kept[client]:
-                del self.kept[client]
-        return found
+    def commit(self, client: int) -> None:
+        """Replace the state of `client` by that of its last reply, which may be empty."""
+        pending = self._pending.pop(client)
+        self.states.pop(client, None)
+        if not pending:
+            return
+        # Copies: the arrays of a reply may be in a file, or part of a larger piece of memory.
+        state: ClientState = {}
+        for key, record in pending.items():
+            state[key] = {name: array.numpy() for name, array in record.items()}
+        self.states[client] = state
+
+    def pop_record(self, key: str) -> dict[int, dict[str, NDArray[Any]]]:
+        """Remove the record `key` from all states, and return it by client, ascending."""
+        records = {}
+        for client, state in sorted(self.states.items()):
+            if key in state:
+                records[client] = state.pop(key)
+        for client in records:
+            if not self.states[client]:
+                del self.states[client]
+        return records
 
 
-def states_in(content: Mapping[str, Any]) -> dict[int, dict[str, ArrayRecord]]:
-    """The memory of each client in a message that was `packed`."""
+def read_states(content: Mapping[str, Any]) -> dict[int, dict[str, ArrayRecord]]:
+    """Return the state of each client in a message, as `ClientStateStore.pack` wrote it."""
     states: dict[int, dict[str, ArrayRecord]] = {}
     for name, record in content.items():
-        if name.startswith(MEMORY):
-            client, _, key = name.removeprefix(MEMORY).partition("/")
+        if name.startswith(STATE_PREFIX):
+            client, _, key = name.removeprefix(STATE_PREFIX).partition("/")
             states.setdefault(int(client), {})[key] = record
     return states
 
 
-def with_state(reply: Mapping[str, Any], state: RecordDict) -> Mapping[str, Any]:
-    """A client's `reply` with what its `state` holds now.
+def add_state(reply: Mapping[str, Any], state: RecordDict) -> Mapping[str, Any]:
+    """Return a client's reply together with its state.
 
     Raises:
-        ValueError: something in `state` is no record of arrays, or `reply` has a name that is for memory alone.
+        ValueError: the state holds something else than records of arrays, or `reply` has a name
+            that is reserved for states.
     """
-    if taken := [name for name in reply if name.startswith(MEMORY)]:
-        raise ValueError(f"it sent a record called '{taken[0]}', but such names are for its memory; use another")
+    if reserved := [name for name in reply if name.startswith(STATE_PREFIX)]:
+        raise ValueError(f"it sent a record called '{reserved[0]}', but such names are for its state; use another")
     for key, record in state.items():
         if not isinstance(record, ArrayRecord):
             raise ValueError(f"it keeps '{key}' as a {type(record).__name__}, expected an ArrayRecord")
-    return {**reply, **{f"{MEMORY}{key}": record for key, record in state.items()}} if state else reply
+    if not state:
+        return reply
+    return {**reply, **{f"{STATE_PREFIX}{key}": record for key, record in state.items()}}
 
 
-def _record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+def _make_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     record = ArrayRecord()  # given a dict, its constructor would turn each array into bytes
     for name, values in arrays.items():
-        record[name] = Held(values)
+        record[name] = LazyArray(values)
     return record

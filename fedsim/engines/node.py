@@ -1,7 +1,8 @@
-"""The side of a node: it plays the clients that a message of `CohortGrid` names, one after the other or together.
+"""A node's side of the cohort: play the clients that a message of `CohortGrid` names.
 
-A client that does not finish in time is interrupted, so that those after it can be asked. That is not possible where
-it is stuck outside of Python, nor where a node plays clients outside of its main thread.
+A client that does not finish in time is interrupted, so that those after it can be asked. That is
+not possible where it is stuck outside of Python, nor where a node plays clients outside of its main
+thread.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 
-from fedsim.engines.cohort import ORDER, TOO_LATE, error_reply
-from fedsim.engines.memory import MEMORY, states_in, with_state
-from fedsim.errors import what_it_said
+from fedsim.engines.cohort import ORDER_RECORD, TOO_LATE, error_reply
+from fedsim.engines.memory import STATE_PREFIX, add_state, read_states
+from fedsim.errors import error_reason
 
 _Result = TypeVar("_Result")
-_RING_AGAIN = 1.0
+_ALARM_INTERVAL = 1.0
+"""Seconds between two alarms, because an exception that is raised in a destructor is lost."""
 
 Replies = Mapping[int, Mapping[str, Any]]
 """The records of each client's reply, by client."""
@@ -34,83 +36,99 @@ def play_cohort(
     app: ClientApp,
     message: Message,
     context: Context,
-    ahead: Callable[[Message, Mapping[int, RecordDict]], Replies] | None = None,
+    train_group: Callable[[Message, Mapping[int, RecordDict]], Replies] | None = None,
 ) -> Message:
     """Let `app` answer for every logical client that a cohort message names.
 
-    A client that raises, exits or answers with an error gets an error reply; the others are not affected. What it keeps
-    is changed by what it answers alone. Once the
-    message's time is up, no further client begins. While others wait, a client may use half of the time that is left,
-    or twice the average time of a client so far if that is more. Then it is interrupted.
+    A client that raises, exits or answers with an error gets an error reply; the others are not
+    affected. Only a reply changes a client's state. Once the message's time is up, no further
+    client begins. While others wait, a client may use half of the time that remains, or twice the
+    average time of a client so far if that is more. Then it is interrupted.
 
     Args:
-        ahead: called with the message to one client and the `Context.state` of each client that can train together
-            with it. Clients for which it returns the records of a reply are not asked one by one.
+        app: the ClientApp.
+        message: the cohort message.
+        context: the node's context.
+        train_group: trains a group at once, if given. It is called with the message to the first
+            client and the `Context.state` of each client of the group. Clients for which it returns
+            the records of a reply are not asked one by one.
     """
-    order: dict[str, Any] = dict(message.content[ORDER])
-    kept = states_in(message.content)
-    shared = {key: r for key, r in message.content.items() if key != ORDER and not key.startswith(MEMORY)}
-    clients, together = order["clients"], order["together"]
-    on_its_way = max(0.0, time.time() - message.metadata.created_at)  # or waiting for this node to be free
-    clock = _Clock(order["seconds"] - on_its_way)
+    order: dict[str, Any] = dict(message.content[ORDER_RECORD])
+    earlier_states = read_states(message.content)
+    shared = {key: r for key, r in message.content.items() if key != ORDER_RECORD and not key.startswith(STATE_PREFIX)}
+    clients, group_size = order["clients"], order["together"]
+    # Time on the way counts, also that of waiting until this node is free.
+    delay = max(0.0, time.time() - message.metadata.created_at)
+    budget = _TimeBudget(order["seconds"] - delay)
     answers = RecordDict()
 
-    def alone(client: int, state: RecordDict) -> Mapping[str, Any]:
-        own = Context(
+    def play_client(client: int, state: RecordDict) -> Mapping[str, Any]:
+        client_context = Context(
             run_id=context.run_id,
             node_id=client,
             node_config={"partition-id": client, "num-partitions": order["num-partitions"]},
             state=state,
             run_config=context.run_config,
         )
-        return _answer(app, _logical(message, shared, client, order["message-type"]), own)
+        client_message = _make_client_message(message, shared, client, order["message-type"])
+        return _call_app(app, client_message, client_context)
 
-    for start in range(0, len(clients), together):
-        group = clients[start : start + together]
-        states = {client: RecordDict(dict(kept.get(client, {}))) for client in group}
-        done: Replies = {}
-        if ahead:
-            first = _logical(message, shared, group[0], order["message-type"])
-            done = clock.run(partial(ahead, first, states), waiting=True) or {}
-            clock.answered += len(done)
-        for place, client in enumerate(group, start):
-            reply = done.get(client)
+    for start in range(0, len(clients), group_size):
+        group = clients[start : start + group_size]
+        states = {client: RecordDict(dict(earlier_states.get(client, {}))) for client in group}
+
+        # Train the whole group at once where that is possible.
+        group_replies: Replies = {}
+        if train_group:
+            first = _make_client_message(message, shared, group[0], order["message-type"])
+            group_replies = budget.run(partial(train_group, first, states), others_wait=True) or {}
+            budget.finished += len(group_replies)
+
+        # Ask the remaining clients one by one.
+        for position, client in enumerate(group, start):
+            reply = group_replies.get(client)
             if reply is None:
-                states[client] = RecordDict(dict(kept.get(client, {})))  # `ahead` may have changed the other one
-                reply = clock.run(partial(alone, client, states[client]), waiting=place + 1 < len(clients))
-                clock.answered += reply is not None
-            answers.update({f"{client}/{name}": r for name, r in _remembering(reply, states[client]).items()})
+                # Afresh, because `train_group` may have changed the state.
+                states[client] = RecordDict(dict(earlier_states.get(client, {})))
+                play = partial(play_client, client, states[client])
+                reply = budget.run(play, others_wait=position + 1 < len(clients))
+                budget.finished += reply is not None
+            records = _attach_state(reply, states[client])
+            answers.update({f"{client}/{name}": record for name, record in records.items()})
     return Message(answers, reply_to=message)
 
 
-class _Clock:
-    """Shares out the time that there is for a message.
+class _TimeBudget:
+    """Time for one cohort message, shared among its clients.
 
     Args:
-        seconds: the time.
+        seconds: time for all clients.
 
     Attributes:
-        answered: how many clients came to an end.
+        finished: how many clients have finished.
     """
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
         self._spent = 0.0
-        self.answered = 0
+        self.finished = 0
 
-    def run(self, work: Callable[[], _Result], *, waiting: bool) -> _Result | None:
-        """What `work` returns; None if there was too little time for it.
+    def run(self, work: Callable[[], _Result], *, others_wait: bool) -> _Result | None:
+        """Return what `work` returns, or None if there was too little time for it.
 
         Args:
-            waiting: whether others have to wait for it.
+            work: plays one client, or one group.
+            others_wait: whether further clients wait for their turn.
         """
         began = time.monotonic()
-        left = self._end - began
-        usual = self._spent / self.answered if self.answered else 0.0
-        if left < usual or left <= 0:  # it would not finish in time, and would delay the answers of the others
+        remaining = self._end - began
+        average = self._spent / self.finished if self.finished else 0.0
+        # Do not begin what would not finish in time, and would delay the answers of others.
+        if remaining < average or remaining <= 0:
             return None
+        limit = min(remaining, max(remaining / 2, 2 * average)) if others_wait else remaining
         try:
-            result = _interrupted_after(min(left, max(left / 2, 2 * usual)) if waiting else left, work)
+            result = _run_with_alarm(limit, work)
         except _TimeUp:
             return None
         self._spent += time.monotonic() - began
@@ -118,62 +136,67 @@ class _Clock:
 
 
 class _TimeUp(BaseException):
-    """Ends what takes too long; not an Exception, which a client might catch."""
+    """Interrupts a client that takes too long; not an Exception, which a client might catch."""
 
 
-def _interrupted_after(seconds: float, work: Callable[[], _Result]) -> _Result:
-    """What `work` returns, or a _TimeUp; Python can be interrupted in its main thread only."""
+def _run_with_alarm(seconds: float, work: Callable[[], _Result]) -> _Result:
+    """Call `work`, and raise _TimeUp in it at the limit, if this is the main thread."""
     if not math.isfinite(seconds) or threading.current_thread() is not threading.main_thread():
         return work()
 
-    def ring(number: int, frame: FrameType | None) -> None:
+    def raise_time_up(number: int, frame: FrameType | None) -> None:
         del number, frame
         raise _TimeUp
 
-    began, handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
-    others, interval = 0.0, 0.0
+    began, handler = time.monotonic(), signal.signal(signal.SIGALRM, raise_time_up)
+    host_delay, host_interval = 0.0, 0.0
     try:
         try:
-            # It rings again and again, because an exception that is raised in a destructor is lost.
-            others, interval = signal.setitimer(signal.ITIMER_REAL, min(seconds, threading.TIMEOUT_MAX), _RING_AGAIN)
+            host_delay, host_interval = signal.setitimer(
+                signal.ITIMER_REAL, min(seconds, threading.TIMEOUT_MAX), _ALARM_INTERVAL
+            )
             return work()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
-        if others:  # somebody else had set it
-            signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.001), interval)
+        if host_delay:  # the host program had set a timer: let it go on
+            remaining = max(host_delay - (time.monotonic() - began), 0.001)
+            signal.setitimer(signal.ITIMER_REAL, remaining, host_interval)
 
 
-def _answer(app: ClientApp, message: Message, context: Context) -> Mapping[str, Any]:
+def _call_app(app: ClientApp, message: Message, context: Context) -> Mapping[str, Any]:
     try:
         reply = app(message, context)
-        if reply.has_error():  # it came to an end of its own accord, and keeps what it has by now
-            return with_state(error_reply(reply.error.reason or "no reason given"), context.state)
+        if reply.has_error():  # the client chose to end with an error, so its new state counts
+            return add_state(error_reply(reply.error.reason or "no reason given"), context.state)
     except (KeyboardInterrupt, _TimeUp):
         raise
-    except BaseException as error:  # one that exits as well
-        return error_reply(what_it_said(error))
+    except BaseException as error:  # also SystemExit
+        return error_reply(error_reason(error))
     return reply.content
 
 
-def _remembering(reply: Mapping[str, Any] | None, state: RecordDict) -> Mapping[str, Any]:
-    """What a client answers, with what it keeps; one that was interrupted or raised an error keeps what it had."""
+def _attach_state(reply: Mapping[str, Any] | None, state: RecordDict) -> Mapping[str, Any]:
+    """Return a reply with the client's state; without one, its earlier state stays.
+
+    A client that was interrupted, or raised an error, brings no state.
+    """
     if reply is None:
         return error_reply(TOO_LATE)
     try:
-        return reply if "error" in reply else with_state(reply, state)
+        return reply if "error" in reply else add_state(reply, state)
     except ValueError as error:
         return error_reply(str(error))
 
 
-def _logical(physical: Message, records: Mapping[str, Any], client: int, message_type: str) -> Message:
-    """The message to one client, as an engine would have delivered it."""
-    address = _addressed(physical.metadata, client, message_type)
-    return Message(content=RecordDict(dict(records)), metadata=address)  # type: ignore[call-overload, no-any-return]
+def _make_client_message(physical: Message, records: Mapping[str, Any], client: int, message_type: str) -> Message:
+    """Return the message to one client, as an engine would have delivered it."""
+    metadata = _make_metadata(physical.metadata, client, message_type)
+    return Message(content=RecordDict(dict(records)), metadata=metadata)  # type: ignore[call-overload, no-any-return]
 
 
-def _addressed(physical: Metadata, client: int, message_type: str) -> Metadata:
+def _make_metadata(physical: Metadata, client: int, message_type: str) -> Metadata:
     return Metadata(
         run_id=physical.run_id,
         message_id="",

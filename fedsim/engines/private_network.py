@@ -1,9 +1,9 @@
-"""A network that no other user of this machine can reach: a Linux namespace with a loopback of its own.
+"""A network that no other user of this machine can reach: a Linux namespace with its own loopback.
 
-Flower's SuperLink runs any app that is submitted to its port, and has no accounts for submitters. On the loopback that
-all users of a machine share, each of them could so run code as the user who started it. In a namespace of its own a
-process has another loopback, and only its user (and root) can enter it. As nothing leads out of the namespace, its
-processes reach no network either.
+Flower's SuperLink runs any app that is submitted to its port, and has no accounts for submitters.
+On the loopback that all users of a machine share, each of them could therefore run code as the user
+who started it. In its own namespace a process has another loopback, and only its user (and root)
+can enter it. As no interface leads out of the namespace, its processes reach no network either.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import time
 from collections.abc import Sequence
 
 from fedsim.engines import loopback
-from fedsim.engines.processes import Processes, Started
+from fedsim.engines.processes import CommandProcess, Processes
 from fedsim.errors import RunError
 
 _PATIENCE = 10.0
+"""Seconds for making the namespace."""
 _PAUSE = 0.01
 _USER_NAMESPACE = ("--user", "--map-current-user", "--keep-caps")
 
 
 class PrivateNetwork:
-    """Runs commands in a network namespace of their own, which ends with `processes`.
+    """Network namespace for commands, which ends with `processes`.
 
-    A user may make one inside a user namespace of its own. Root needs none, and is better off without: in it root
-    could not read the files of other users.
+    An ordinary user can make one only inside a user namespace. Root needs no user namespace, and is
+    better off without: inside one root could not read the files of other users.
 
     Args:
         processes: starts the process that holds the namespace, as "network".
-        python: runs that process.
+        python: the interpreter of that process.
 
     Raises:
         RunError: this system lets nobody, or not this user, make a namespace.
@@ -39,37 +40,38 @@ class PrivateNetwork:
     def __init__(self, processes: Processes, python: str) -> None:
         if shutil.which("unshare") is None or shutil.which("nsenter") is None:
             raise RunError(
-                _refusal("the commands unshare and nsenter of util-linux, version 2.37 or newer, are missing")
+                _explain_failure("the commands unshare and nsenter of util-linux, version 2.37 or newer, are missing")
             )
         holder = [python, "-I", "-S", loopback.__file__]
-        ways: list[tuple[str, ...]] = [(), _USER_NAMESPACE] if os.geteuid() == 0 else [_USER_NAMESPACE]
-        for user_namespace in ways:
-            started = processes.start("network", ["unshare", *user_namespace, "--net", "--", *holder])
-            if (process := _process_id(started)) is not None:
+        attempts: list[tuple[str, ...]] = [(), _USER_NAMESPACE] if os.geteuid() == 0 else [_USER_NAMESPACE]
+        for user_namespace in attempts:
+            process = processes.start("network", ["unshare", *user_namespace, "--net", "--", *holder])
+            if (process_id := _wait_for_process_id(process)) is not None:
                 break
-            reason = started.last_words()
-            processes.end(started)
+            reason = process.last_error()
+            processes.end(process)
         else:
-            raise RunError(_refusal(reason))
+            raise RunError(_explain_failure(reason))
         credentials = ("--user", "--preserve-credentials") if user_namespace else ()
-        self._enter = ("nsenter", f"--target={process}", *credentials, "--net", "--")
+        self._enter_command = ("nsenter", f"--target={process_id}", *credentials, "--net", "--")
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the command that runs `words` in this network."""
-        return [*self._enter, *words]
+        return [*self._enter_command, *words]
 
 
-def _process_id(holder: Started) -> int | None:
-    """Wait for the process in the new namespace; None where it could not be made."""
+def _wait_for_process_id(holder: CommandProcess) -> int | None:
+    """Return the id of the process in the new namespace; None where that could not be made."""
     deadline = time.monotonic() + _PATIENCE
-    while not holder.ended and time.monotonic() < deadline:
-        if (said := holder.said()).endswith("\n") and said.strip().isdigit():
-            return int(said)
+    while not holder.has_ended and time.monotonic() < deadline:
+        output = holder.read_output()
+        if output.endswith("\n") and output.strip().isdigit():
+            return int(output)
         time.sleep(_PAUSE)
     return None
 
 
-def _refusal(reason: str) -> str:
+def _explain_failure(reason: str) -> str:
     return (
         "federation.engine: 'flower' keeps its SuperLink in a network namespace of its own, for on the loopback that "
         f"all users of this machine share any of them could run code as you; here none can be made ({reason}); "

@@ -1,4 +1,4 @@
-"""Processes of other programs that end when we end: by return, by error, by Ctrl-C or by kill -9."""
+"""Child processes that end when this process ends: by return, by error, by Ctrl-C or by kill -9."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from types import FrameType
 from fedsim.engines import guard
 from fedsim.errors import InstallationError, RunError
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _PAUSE = 0.05
+"""Seconds between two looks at a process."""
 
 
 @dataclass(frozen=True)
-class Started:
-    """One command, in a session and process group of its own, under a guard that leads the group."""
+class CommandProcess:
+    """Process of one command, in its own session and process group, led by a watchdog."""
 
     name: str
     log: Path
@@ -33,34 +34,38 @@ class Started:
 
     @property
     def exit_code(self) -> int | None:
-        """As of `subprocess.Popen`, but the process id stays ours until `Processes` ends; None while it runs."""
-        ended = os.waitid(os.P_PID, self.leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
+        """Exit code as `subprocess.Popen` gives it; None while the command runs.
+
+        The process is not reaped, so that its id stays reserved until `Processes` ends.
+        """
+        status = os.waitid(os.P_PID, self.leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None:
             return None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     @property
-    def ended(self) -> bool:
-        """Whether the command has ended."""
+    def has_ended(self) -> bool:
+        """True if the command has ended."""
         return self.exit_code is not None
 
-    def said(self) -> str:
-        """What it has written so far, without colours."""
-        return _COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace"))
+    def read_output(self) -> str:
+        """Return all output so far, without colours."""
+        return _COLOUR_CODE.sub("", self.log.read_text(encoding="utf-8", errors="replace"))
 
-    def last_words(self) -> str:
-        """Its last error, or else the last thing that it wrote: evidence for a complaint."""
-        lines = [" ".join(line.split()) for line in self.said().splitlines() if line.strip()]
-        errors = [place for place, line in enumerate(lines) if "ERROR" in line]
-        return " ".join(lines[errors[-1] :][:3] if errors else lines[-1:]) or "it wrote nothing"
+    def last_error(self) -> str:
+        """Return the last error of the output, or else its last line, to explain a failure."""
+        lines = [" ".join(line.split()) for line in self.read_output().splitlines() if line.strip()]
+        error_lines = [number for number, line in enumerate(lines) if "ERROR" in line]
+        evidence = lines[error_lines[-1] :][:3] if error_lines else lines[-1:]
+        return " ".join(evidence) or "it wrote nothing"
 
 
 class Processes:
-    """Starts commands and, as a context manager, ends every one of them with all that they started.
+    """Start commands and, as a context manager, end every one of them with all that they started.
 
     Args:
         logs: folder for one `NAME.log` each; must exist.
-        environment: of the commands.
+        environment: environment variables of the commands.
         grace: seconds between SIGTERM and SIGKILL.
     """
 
@@ -68,10 +73,10 @@ class Processes:
         self._logs = logs
         self._environment = environment
         self._grace = grace
-        self._started: list[Started] = []
+        self._started: list[CommandProcess] = []
 
-    def start(self, name: str, command: Sequence[str]) -> Started:
-        """Start `command`; what it says goes to `NAME.log`."""
+    def start(self, name: str, command: Sequence[str]) -> CommandProcess:
+        """Start `command`; its output goes to `NAME.log`."""
         log = self._logs / f"{name}.log"
         with log.open("wb") as output:
             leader = subprocess.Popen(
@@ -82,65 +87,65 @@ class Processes:
                 env=self._environment,
                 start_new_session=True,
             )
-        self._started.append(Started(name, log, leader))
+        self._started.append(CommandProcess(name, log, leader))
         return self._started[-1]
 
     def call(self, name: str, command: Sequence[str], seconds: float) -> str:
-        """Run `command` to its end and return what it said.
+        """Run `command` to its end and return its output.
 
         Raises:
             RunError: it failed, or took longer than `seconds`.
         """
         started = self.start(name, command)
         deadline = time.monotonic() + seconds
-        while not started.ended:
+        while not started.has_ended:
             if time.monotonic() > deadline:
                 raise RunError(f"{name}: no end after {seconds:.0f} s; see {started.log}")
             time.sleep(_PAUSE)
         code = started.exit_code
         self.end(started)
         if code != 0:
-            raise RunError(f"{name}: failed ({started.last_words()}); see {started.log}")
-        return started.said()
+            raise RunError(f"{name}: failed ({started.last_error()}); see {started.log}")
+        return started.read_output()
 
-    def end(self, started: Started) -> None:
-        """End a command that is not needed any more, with all that it started."""
+    def end(self, started: CommandProcess) -> None:
+        """Kill a command that is not needed any more, with all that it started."""
         self._started.remove(started)
-        _signal(started, signal.SIGKILL)
-        _bury(started)
+        _signal_group(started, signal.SIGKILL)
+        _reap(started)
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """SIGTERM to every group, the last started first; after the grace period SIGKILL."""
-        for started in reversed(self._started):
-            _signal(started, signal.SIGTERM)
+        """Send SIGTERM to every group, the last started first; after the grace period SIGKILL."""
+        for process in reversed(self._started):
+            _signal_group(process, signal.SIGTERM)
         deadline = time.monotonic() + self._grace
-        while time.monotonic() < deadline and not all(started.ended for started in self._started):
+        while time.monotonic() < deadline and not all(process.has_ended for process in self._started):
             time.sleep(_PAUSE)
-        for started in self._started:
-            _signal(started, signal.SIGKILL)  # also where the leader ended: others of its group may live
-        for started in self._started:
-            _bury(started)
+        for process in self._started:
+            _signal_group(process, signal.SIGKILL)  # the group may outlive its leader
+        for process in self._started:
+            _reap(process)
         self._started = []
 
 
-def _signal(started: Started, number: signal.Signals) -> None:
-    """To the whole group, whose number is ours for as long as its leader was not waited for."""
+def _signal_group(process: CommandProcess, number: signal.Signals) -> None:
+    # The group's id cannot belong to anybody else until its leader is reaped.
     with suppress(ProcessLookupError):
-        os.killpg(started.leader.pid, number)
+        os.killpg(process.leader.pid, number)
 
 
-def _bury(started: Started) -> None:
-    started.leader.wait()
-    assert started.leader.stdin is not None
-    started.leader.stdin.close()
+def _reap(process: CommandProcess) -> None:
+    process.leader.wait()
+    assert process.leader.stdin is not None
+    process.leader.stdin.close()
 
 
 @contextmanager
-def termination_is_interruption() -> Iterator[None]:
-    """Within, SIGTERM raises KeyboardInterrupt as Ctrl-C does, so that context managers clean up."""
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGTERM in this context, so that context managers clean up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,20 +154,20 @@ def termination_is_interruption() -> Iterator[None]:
         del number, frame
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    earlier_handler = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, earlier_handler)
 
 
-def executable(name: str) -> str:
-    """The command beside this Python, or else on the PATH.
+def find_executable(name: str) -> str:
+    """Return the path of a command: in the folder of this Python, or else on the PATH.
 
     Raises:
         InstallationError: it is in neither place.
     """
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
+    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if path is None:
         raise InstallationError(f"'{name}' is not installed beside {sys.executable}; pip install 'flwr[simulation]'")
-    return found
+    return path

@@ -1,4 +1,4 @@
-"""Before the first round: are the nodes there, do they run what the server runs, can they load their data?"""
+"""Checks before the first round: nodes connect, run the server's versions and load their data."""
 
 from __future__ import annotations
 
@@ -15,41 +15,46 @@ from fedsim.errors import RunError
 
 READY = "query.ready"
 TROUBLE = "trouble"
-_COMPARED = ("fedsim-curious", "flwr", "torch")
+_COMPARED_PACKAGES = ("fedsim-curious", "flwr", "torch")
 _TO_CONNECT, _TO_ANSWER = 60.0, 300.0
-_LONGEST = 300
+"""Seconds for the nodes to connect, and for each to answer."""
+_MAX_REASON_LENGTH = 300
 """Characters of a reason; that of a lost connection may be a page."""
 
 
-def versions() -> dict[str, str]:
-    """What has to be the same on all hosts for the same seed to give the same recording."""
-    major, minor, _ = platform.python_version_tuple()  # base images move on by patches, which change no number
-    return {"python": f"{major}.{minor}", **{name: version(name) for name in _COMPARED}}
+def host_versions() -> dict[str, str]:
+    """Return the versions that have to be the same on all hosts for the same recording."""
+    major, minor, _ = platform.python_version_tuple()  # a patch of Python changes no number
+    return {"python": f"{major}.{minor}", **{name: version(name) for name in _COMPARED_PACKAGES}}
 
 
-def explain_difference(there: Mapping[str, object]) -> str | None:
-    """In which version another host differs from this one, or None."""
-    for name, here in versions().items():
-        if there.get(name) != here:
-            return f"it has {name} {there.get(name)}, the server has {here}; install the same versions on all hosts"
+def explain_difference(remote: Mapping[str, object]) -> str | None:
+    """Say in which version another host differs from this one; return None if they are the same."""
+    for name, here in host_versions().items():
+        if remote.get(name) != here:
+            return f"it has {name} {remote.get(name)}, the server has {here}; install the same versions on all hosts"
     return None
 
 
-def in_a_line(reason: str) -> str:
-    """Why a node failed, without the wrapping that Flower's engines put round an exception."""
+def summarise_failure(reason: str) -> str:
+    """Return the reason of a node's failure in one line, without Flower's text around it.
+
+    >>> summarise_failure("<class 'ValueError'>:<'no data'>")
+    'ValueError: no data'
+    """
     wrapped = re.fullmatch(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>:<'(.*)'>", reason, re.DOTALL)
     name, text = (wrapped[1], wrapped[2]) if wrapped else ("", reason)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
-    if name == "OutOfMemoryError" or any("running low on memory" in line for line in lines):  # Ray's, none of torch's
+    if name == "OutOfMemoryError" or any("running low on memory" in line for line in lines):  # Ray's, not torch's
         return "its host ran out of memory, so Ray ended the process; lower federation.actors"
     if name == "RayTaskError":  # a traceback, with process ids that change from run to run
         return lines[-1]
-    said = f"{name}: {lines[0]}" if name else lines[0]
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+    summary = f"{name}: {lines[0]}" if name else lines[0]
+    return summary if len(summary) <= _MAX_REASON_LENGTH else f"{summary[:_MAX_REASON_LENGTH]}…"
 
 
 def wait_for_nodes(grid: Grid, expected: int) -> list[int]:
-    """The ids of the nodes, once at least `expected` have connected and their number no longer changes.
+    """Return the ids of the nodes once `expected` or more are connected, and no more come.
 
     Raises:
         RunError: too few came within a minute.
@@ -72,17 +77,18 @@ def check_nodes(grid: Grid, nodes: Sequence[int], simulation: ConfigRecord) -> N
     """Ask every node whether it can take part.
 
     Raises:
-        RunError: one cannot, for the reason that it gives, or does not answer within five minutes.
+        RunError: a node cannot, for the reason that it gives, or does not answer within five
+            minutes.
     """
     messages = [Message(RecordDict({"simulation": simulation}), dst_node_id=node, message_type=READY) for node in nodes]
     silent = set(nodes)
     for reply in grid.send_and_receive(messages, timeout=_TO_ANSWER):
         silent.discard(reply.metadata.src_node_id)
         if reply.has_error():
-            raise RunError(f"a node cannot take part: {in_a_line(reply.error.reason or 'it failed')}")
+            raise RunError(f"a node cannot take part: {summarise_failure(reply.error.reason or 'it failed')}")
         answer = dict(reply.content.config_records.get("node", {}))
-        # Other versions first: they may be why there is trouble.
-        if why := explain_difference(answer) or str(answer.get(TROUBLE, "")):
-            raise RunError(f"a node on {answer.get('host')!r} cannot take part: {why}")
+        # Versions come first, because a difference may cause the trouble.
+        if reason := explain_difference(answer) or str(answer.get(TROUBLE, "")):
+            raise RunError(f"a node on {answer.get('host')!r} cannot take part: {reason}")
     if silent:
         raise RunError(f"{len(silent)} of {len(nodes)} nodes did not answer within {_TO_ANSWER:.0f} s; restart them")

@@ -1,1 +1,1 @@
-"""What findings are worth: the only room that holds the truth."""
+"""Judge findings against the truth, which no attack may read."""

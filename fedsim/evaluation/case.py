@@ -1,6 +1,6 @@
-"""What an audit is about, and what the evaluator knows of it: a run of our own, or a recording made elsewhere.
+"""What the evaluator knows of a recording: a run of our own, or a recording made elsewhere.
 
-Both answer the same questions, so nobody else asks which of the two it is. No attack ever holds a case.
+Both have the same interface, so no other module asks which of the two it is. No attack gets a case.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import Tensor
 
 from fedsim.attacks import Attack
 from fedsim.errors import DataError, KnowledgeError
-from fedsim.evaluation.score import Public
+from fedsim.evaluation.score import PublicExamples
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
 from fedsim.task import Task
 
-_PUBLIC = 5000
-"""Most public examples that floors are made of."""
+_MAX_PUBLIC = 5000
+"""Most public examples that guesses are made from."""
 
 
 @dataclass(frozen=True)
 class Case(ABC):
-    """What a recording is of.
+    """Knowledge of the evaluator about one recording.
 
     Attributes:
-        files: by client, what a [truth] table says that it held; it goes before anything else.
+        files: by client, the file that a [truth] table names; it goes before any other source.
     """
 
     files: Mapping[str, Path]
@@ -39,47 +39,47 @@ class Case(ABC):
     @property
     @abstractmethod
     def seed(self) -> int:
-        """Seed of the run; 0 for recordings made elsewhere."""
+        """Return the seed of the run; 0 for recordings made elsewhere."""
 
     @property
     @abstractmethod
     def experiment(self) -> Experiment | None:
-        """The federation behind the recording; None where nobody here knows it."""
+        """Return the federation behind the recording; None where it is not known."""
 
     @property
     @abstractmethod
     def task(self) -> Task | None:
-        """What the federation learns; None where it is not known."""
+        """Return the task of the federation; None where it is not known."""
 
     @property
     @abstractmethod
     def clients(self) -> int | None:
-        """How many clients the federation has; None where it is not known."""
+        """Return the number of clients of the federation; None where it is not known."""
 
     @property
     @abstractmethod
     def tokens(self) -> Sequence[str]:
-        """What the tokens of texts are called; empty where that is not known, or the data are no texts."""
+        """Return the names of text tokens; empty where none are known."""
 
     @abstractmethod
-    def public(self) -> Public | None:
-        """Examples of the same kind that no client holds, for floors; None where there are none."""
+    def public(self) -> PublicExamples | None:
+        """Return examples of the same kind that no client holds; None where none are known."""
 
     @abstractmethod
     def check_kind(self, title: str, attack: Attack) -> None:
-        """Raise KnowledgeError where the data are not of the kind that the attack called `title` is for."""
+        """Raise KnowledgeError where an attack is for another kind of data."""
 
     @abstractmethod
     def truth_of_all(self) -> Truth:
-        """What all clients of the federation held together.
+        """Return the training data of all clients together.
 
         Raises:
-            DataError: nobody says.
+            DataError: they are not known.
         """
 
     @abstractmethod
-    def _held(self, clients: Sequence[int], number: int | None) -> Truth | None:
-        """What `truth` says of these clients together where no file does."""
+    def _client_truth(self, clients: Sequence[int], number: int | None) -> Truth | None:
+        """Return the data of these clients together, where no truth file has them."""
 
     def check_files(self) -> None:
         """Raise DataError where a file of the truth cannot be read."""
@@ -87,60 +87,63 @@ class Case(ABC):
             Truth.load(file)
 
     def truth(self, victim: int, number: int | None, members: Sequence[int] = ()) -> Truth | None:
-        """What `victim` held, or None where nobody says; where it stands for a group, what its `members` held together.
+        """Return the data of `victim`, or of its group; None where they are not known.
 
-        Of a client that sends gradients, the mini-batch of round `number`, or all its training examples where it is
-        None; for an attack on several rounds, that is the first of them in which the victim took part.
+        Args:
+            number: round. A client that sends gradients has its mini-batch of this round as data;
+                None stands for all its training examples. For an attack on several rounds it is the
+                first of them in which the victim took part.
+            members: of the group that the victim stands for; their data are joined.
         """
         if str(victim) in self.files:
-            return self._described(Truth.load(self.files[str(victim)]))
-        return self._held(members or (victim,), number)
+            return self._add_columns(Truth.load(self.files[str(victim)]))
+        return self._client_truth(members or (victim,), number)
 
-    def _described(self, truth: Truth) -> Truth:
-        """`truth` with what is known of a table's columns."""
+    def _add_columns(self, truth: Truth) -> Truth:
+        """Add what is known of a table's columns to `truth`."""
         return truth
 
 
 @dataclass(frozen=True)
 class OwnRun(Case):
-    """A run of our own: what each client held follows from its experiment file."""
+    """Run of our own: the data of each client follow from its experiment file."""
 
-    own: Experiment
+    own_experiment: Experiment
 
     @property
     def experiment(self) -> Experiment:
-        """The federation behind the recording."""
-        return self.own
+        """Return the federation behind the recording."""
+        return self.own_experiment
 
     @property
     def seed(self) -> int:
-        """Seed of the run."""
-        return self.own.seed
+        """Return the seed of the run."""
+        return self.own_experiment.seed
 
     @property
     def task(self) -> Task:
-        """What the federation learns."""
-        return self.own.dataset.task
+        """Return the task of the federation."""
+        return self.own_experiment.dataset.task
 
     @property
     def clients(self) -> int:
-        """How many clients the federation has."""
-        return self.own.config.federation.clients
+        """Return the number of clients of the federation."""
+        return self.own_experiment.config.federation.clients
 
     @property
     def tokens(self) -> Sequence[str]:
-        """What the tokens of texts are called."""
-        return self.own.dataset.tokens
+        """Return the names of text tokens."""
+        return self.own_experiment.dataset.tokens
 
-    def public(self) -> Public:
-        """The first of the test set."""
-        test = self.own.dataset.test
-        data = self.own.dataset.in_unit_range(test.inputs(slice(0, _PUBLIC)))
-        return Public(data=data, labels=test.labels[:_PUBLIC])
+    def public(self) -> PublicExamples:
+        """Return the first examples of the test set."""
+        test = self.own_experiment.dataset.test
+        data = self.own_experiment.dataset.to_unit_range(test.inputs(slice(0, _MAX_PUBLIC)))
+        return PublicExamples(data=data, labels=test.labels[:_MAX_PUBLIC])
 
     def check_kind(self, title: str, attack: Attack) -> None:
-        """Raise KnowledgeError where the attack is for texts, tables, numbers or classes and the data are not."""
-        dataset = self.own.dataset
+        """Raise KnowledgeError where an attack is for another kind of data."""
+        dataset = self.own_experiment.dataset
         if dataset.vocabulary and not attack.texts and "value_range" in attack.needs:
             raise KnowledgeError(
                 f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
@@ -163,41 +166,43 @@ class OwnRun(Case):
             )
 
     def truth_of_all(self) -> Truth:
-        """The training examples of all clients."""
-        inputs, labels = (
-            torch.cat(of_all) for of_all in zip(*self.own.data.train_parts(range(self.clients)), strict=True)
-        )
-        return self._as_claimed(inputs, labels)
+        """Return the training examples of all clients."""
+        parts = self.own_experiment.data.train_by_client(range(self.clients))
+        inputs, labels = map(torch.cat, zip(*parts, strict=True))
+        return self._make_truth(inputs, labels)
 
-    def _held(self, clients: Sequence[int], number: int | None) -> Truth:
-        held = [
-            self.own.data.train(client) if number is None else self.own.attacked(client, number) for client in clients
-        ]
-        return self._as_claimed(*map(torch.cat, zip(*held, strict=True)))
+    def _client_truth(self, clients: Sequence[int], number: int | None) -> Truth:
+        if number is None:
+            parts = [self.own_experiment.data.train(client) for client in clients]
+        else:
+            parts = [self.own_experiment.attacked_examples(client, number) for client in clients]
+        return self._make_truth(*map(torch.cat, zip(*parts, strict=True)))
 
-    def _as_claimed(self, inputs: Tensor, labels: Tensor) -> Truth:
-        dataset = self.own.dataset
-        return self._described(Truth(data=dataset.in_unit_range(inputs), labels=labels, padding=dataset.padding))
+    def _make_truth(self, inputs: Tensor, labels: Tensor) -> Truth:
+        """Return examples in the units of findings: numbers in [0, 1]."""
+        dataset = self.own_experiment.dataset
+        return self._add_columns(Truth(data=dataset.to_unit_range(inputs), labels=labels, padding=dataset.padding))
 
-    def _described(self, truth: Truth) -> Truth:
-        columns = self.own.dataset.columns
-        if not columns or truth.data.shape[1:] != self.own.dataset.task.input_shape:
+    def _add_columns(self, truth: Truth) -> Truth:
+        columns = self.own_experiment.dataset.columns
+        if not columns or truth.data.shape[1:] != self.own_experiment.dataset.task.input_shape:
             return truth
         return replace(truth, columns=tuple(column.width for column in columns), deviations=self._deviations)
 
     @cached_property
     def _deviations(self) -> Tensor:
-        """`feature`, standard deviations of public rows."""
+        """Standard deviations of public rows, `feature`."""
         deviations = self.public().data.std(0)
-        for column in self.own.dataset.columns:
-            if len(column.categories) == 1:  # which a row has whatever the value of its only feature
+        for column in self.own_experiment.dataset.columns:
+            # A column of one category is right whatever the value of its only feature.
+            if len(column.categories) == 1:
                 deviations[column.features] = math.inf
         return deviations
 
 
 @dataclass(frozen=True)
 class ForeignRecording(Case):
-    """A recording made elsewhere: nothing is known but what the attack file and its truth files say."""
+    """Recording made elsewhere: only the attack file and its truth files are known."""
 
     experiment = None
     seed = 0
@@ -206,17 +211,17 @@ class ForeignRecording(Case):
     tokens = ()
 
     def public(self) -> None:
-        """Nobody says what such data look like."""
+        """Return None: no public data of the kind are known."""
 
     def check_kind(self, title: str, attack: Attack) -> None:
-        """Of what kind the data are is not known."""
+        """Do nothing: the kind of the data is not known."""
 
     def truth_of_all(self) -> Truth:
-        """Raise DataError: files speak of single victims."""
+        """Raise DataError: truth files are about single victims."""
         raise DataError(
             "truth: examples of the whole federation are claimed, and of a recording made elsewhere only those of "
             "some victims are named; claim 'client'"
         )
 
-    def _held(self, clients: Sequence[int], number: int | None) -> None:
+    def _client_truth(self, clients: Sequence[int], number: int | None) -> None:
         del clients, number

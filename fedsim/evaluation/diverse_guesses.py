@@ -1,8 +1,9 @@
 """Guesses that differ from one another as examples of one class do.
 
-Claims are assigned one-to-one to the true examples, so who claims k different examples of a class gains over who claims
-their mean k times, without having read anything. A floor has to be such a guess: of a class with k examples, k centres
-of public examples of that class. The mean of the class stays a guess of its own, for few examples have bad centres.
+Claims are assigned one-to-one to the true examples, so claiming k different examples of a class
+gains over claiming their mean k times, even without reading any update. A floor must include such a
+guess: for a class with k examples, k centres of public examples of that class. The class mean stays
+a guess of its own, because few examples have bad centres.
 """
 
 from __future__ import annotations
@@ -14,58 +15,68 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.evaluation.score import Public
+from fedsim.evaluation.score import PublicExamples
 
-_MOST = 1000  # public examples of a class that are looked at
-_known: dict[int, dict[tuple[int | None, int], list[Tensor]]] = {}
-"""By the id of public examples: the clusters of a class for so many claims, which are the same for each victim."""
+_MAX_EXAMPLES = 1000
+"""Most public examples of a class that are clustered."""
+_clusters_by_data: dict[int, dict[tuple[int | None, int], list[Tensor]]] = {}
+"""Clusters by the id of the public examples, and by class and number of claims.
+
+They are the same for each victim.
+"""
 
 
-def clusters_of_claims(public: Public, labels: Tensor) -> list[Tensor]:
-    """Return, for each claimed label, the places of public examples whose mean is a guess of that claim.
+def clusters_of_claims(public: PublicExamples, labels: Tensor) -> list[Tensor]:
+    """Return, for each claimed label, the indices of public examples whose mean is a guess of it.
 
     Args:
-        public: what anybody may know of such data.
-        labels: `example`, classes that are claimed; targets of a regression are all of one kind.
+        public: examples of the same kind of data.
+        labels: `example`, claimed classes; targets of a regression count as one class.
     """
-    kinds = [None] * len(labels) if labels.is_floating_point() else labels.tolist()
-    waiting = {kind: list(_clusters(public, kind, kinds.count(kind))) for kind in dict.fromkeys(kinds)}
-    return [waiting[kind].pop(0) for kind in kinds]
+    is_regression = labels.is_floating_point()
+    classes = [None] * len(labels) if is_regression else labels.tolist()
+    unused: dict[int | None, list[Tensor]] = {}
+    for label in dict.fromkeys(classes):
+        unused[label] = list(_class_clusters(public, label, classes.count(label)))
+    return [unused[label].pop(0) for label in classes]
 
 
-def _clusters(public: Public, kind: int | None, count: int) -> list[Tensor]:
-    """Return `count` sets of places, of public examples of a class; several may be the same."""
-    if id(public.data) not in _known:
-        _known[id(public.data)] = {}
-        weakref.finalize(public.data, _known.pop, id(public.data))  # tensors cannot be compared as keys are
-    known = _known[id(public.data)]
-    if (kind, count) not in known:
-        places = torch.arange(len(public.data))
-        if kind is not None:
-            own = places[public.labels == kind]
-            places = own if len(own) else places
-        known[kind, count] = _cut(public.data, places[:_MOST], count)
-    return known[kind, count]
+def _class_clusters(public: PublicExamples, label: int | None, count: int) -> list[Tensor]:
+    """Return `count` clusters, as indices, of the public examples of a class; some may be equal."""
+    key = id(public.data)  # tensors cannot be keys
+    if key not in _clusters_by_data:
+        _clusters_by_data[key] = {}
+        weakref.finalize(public.data, _clusters_by_data.pop, key)
+    clusters = _clusters_by_data[key]
+    if (label, count) not in clusters:
+        indices = torch.arange(len(public.data))
+        if label is not None:
+            class_indices = indices[public.labels == label]
+            indices = class_indices if len(class_indices) else indices
+        clusters[label, count] = _split(public.data, indices[:_MAX_EXAMPLES], count)
+    return clusters[label, count]
 
 
-def _cut(data: Tensor, places: Tensor, count: int) -> list[Tensor]:
-    """Return `count` sets of these places, by k-means; the largest are there again where there are too few."""
-    number = min(count, len(places))
+def _split(data: Tensor, indices: Tensor, count: int) -> list[Tensor]:
+    """Split `indices` into `count` clusters by k-means; repeat the largest if too few."""
+    number = min(count, len(indices))
     if number < 2:
-        return [places] * count
-    from sklearn.cluster import KMeans  # which takes half a second to import
+        return [indices] * count
+    from sklearn.cluster import KMeans  # takes half a second
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
-    rows = data[places].flatten(1).double().numpy()
+    rows = data[indices].flatten(1).double().numpy()
     with threadpool_limits(1), warnings.catch_warnings():  # the number of threads changes sums
-        warnings.simplefilter("ignore", ConvergenceWarning)  # of examples that are there several times
-        cluster_of = torch.from_numpy(KMeans(number, n_init=4, max_iter=50, random_state=0).fit_predict(rows))
-    groups = [places[cluster_of == cluster] for cluster in range(number)]
-    groups = sorted((group for group in groups if len(group)), key=len, reverse=True)
-    return [groups[place % len(groups)] for place in range(count)]
+        # Examples that occur several times may leave fewer distinct clusters.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        k_means = KMeans(number, n_init=4, max_iter=50, random_state=0)
+        cluster_of = torch.from_numpy(k_means.fit_predict(rows))
+    clusters = [indices[cluster_of == cluster] for cluster in range(number)]
+    clusters = sorted((cluster for cluster in clusters if len(cluster)), key=len, reverse=True)
+    return [clusters[position % len(clusters)] for position in range(count)]
 
 
-def centres_of(public: Public, clusters: Sequence[Tensor]) -> Tensor:
+def centres_of(public: PublicExamples, clusters: Sequence[Tensor]) -> Tensor:
     """Return `example ...`, the mean of each cluster."""
-    return torch.stack([public.data[places].mean(0) for places in clusters])
+    return torch.stack([public.data[indices].mean(0) for indices in clusters])

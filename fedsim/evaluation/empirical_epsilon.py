@@ -1,17 +1,19 @@
-"""What is measured of the privacy of a run's clients, beside what is proved of their defenses.
+"""Measure lower bounds of epsilon with canaries, beside the upper bounds that are proved.
 
-The adversary is the server. It knows the places of all canaries, and not which of them are in.
+The adversary is the server. It knows the positions of all canaries, and not which of them are in.
 
-Where a defense promises something of each example, canaries were among those of the client while it trained. Each has
-two scores. One is the number at its place in the sum of what the client sent. With plain SGD this is the sum of the
-noisy gradients, to which a canary that is in adds the clip each time that it was sampled. Momentum, Adam and other
-defenses of the update blur it: then less is measured, and the bound still holds. The other is how far that number
-varies over rounds, by which noise that is the same each time is seen.
+Where a defense promises something of each example, canaries were among the client's examples while
+it trained. Each has two scores. One is the number at its position in the sum of the client's
+updates. With plain SGD this is the sum of the noisy gradients, to which a canary that is in adds
+the clipping bound each time that it is sampled. Momentum, Adam and other defenses of the update
+blur it: then less is measured, and the bound still holds. The other score is how far that number
+varies over rounds, which reveals noise that is the same each time.
 
-Where a defense promises something of the whole update, there is one update a round and so one coin, too few to measure
-anything. So after the run the client's own hook is called on canaries in the place of updates, as many times as there
-are canaries and for as many rounds as the client took part in. Two updates that are far apart, in one number alone, are
-the hardest to make alike; the coin chooses between an update and its negative. Nothing of this is sent.
+Where a defense promises something of the whole update, there is one update a round and so one coin
+toss, too few to measure anything. So after the run the client's own hook is called on canaries in
+place of updates, as many times as there are canaries and for as many rounds as the client took part
+in. Two updates that are far apart, in only one number, are the hardest to make indistinguishable; a
+coin chooses between an update and its negative. These updates are never sent.
 """
 
 from __future__ import annotations
@@ -25,40 +27,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.defense import Defense, agrees, remembers, replaced_update
+from fedsim.defense import Defense, apply_on_update, uses_common_randomness, uses_memory
 from fedsim.errors import RunError
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.run_folder import RunFolder, read_rows, spendings
-from fedsim.privacy.auditing import Measured, measured
-from fedsim.privacy.ledger import Row, delta_of, labels, spent
-from fedsim.progress import tracked
+from fedsim.experiments.run_folder import RunFolder, read_ledger, read_rows
+from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
+from fedsim.privacy.ledger import Row, guarantee_delta, spending_by_client, unique_labels
+from fedsim.progress import track
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
-from fedsim.training.canaries import SIZE, Canaries, audited_at, located
-from fedsim.training.modes import trained
+from fedsim.training.canaries import CANARY_VALUE, Canaries, audited_hook, locate_coordinate
+from fedsim.training.modes import trained_shapes
 from fedsim.wire.payloads import Payload, State
 
 log = logging.getLogger(__name__)
 
-
 COLUMNS = (
     "client", "defense", "rounds", "proved", "delta", "measured", "canaries", "guesses", "right", "confidence",
 )  # fmt: skip
-_NUMBERS = tuple(name for name in COLUMNS if name != "defense")
+"""Columns of `empirical-epsilon.csv`."""
+_NUMBER_COLUMNS = tuple(name for name in COLUMNS if name != "defense")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epsilons:
+class EpsilonComparison:
     """Proved and measured epsilon of one defense of one client.
 
     Attributes:
         client: its id.
-        defense: what the ledger calls it.
-        rounds: in which the client sent, or may have.
-        proved: upper bound, of the ledger; infinite where nothing is proved.
-        delta: of both.
+        defense: its label in the ledger.
+        rounds: number of rounds in which the client sent, or may have sent.
+        proved: upper bound from the ledger; infinite where nothing is proved.
+        delta: of both bounds.
         measured: lower bound.
-        confidence: with which all lower bounds of the run hold together.
+        confidence: that all lower bounds of the run hold at once.
     """
 
     client: int
@@ -66,81 +68,85 @@ class Epsilons:
     rounds: int
     proved: float
     delta: float
-    measured: Measured
+    measured: EpsilonBound
     confidence: float
 
     @property
-    def broken(self) -> bool:
-        """Whether the defense does not keep its promise."""
+    def is_broken(self) -> bool:
+        """Return whether the measured lower bound exceeds the proved upper bound."""
         return self.measured.epsilon > self.proved
 
     @property
     def sentence(self) -> str:
-        """What is wrong, where it is broken."""
+        """Return the sentence that says what is wrong where the defense is broken."""
         return (
             f"client {self.client}: {self.defense} does not keep its promise: epsilon = {self.proved:.4g} is proved, "
-            f"but at least {self.measured.epsilon:.4g} was measured ({self.measured.right} of {self.measured.guesses} "
+            f"but at least {self.measured.epsilon:.4g} was measured ({self.measured.correct} of {self.measured.guesses} "
             f"guesses right; in at most {1 - self.confidence:.2g} of runs this happens by chance); look for noise that "
             "is too small or added too early, and for another sampling rate than the proof has"
         )
 
     @property
     def row(self) -> dict[str, Any]:
-        """By `COLUMNS`."""
-        own = {name: getattr(self, name) for name in ("client", "defense", "rounds", "proved", "delta", "confidence")}
-        of = self.measured
-        return own | {"measured": of.epsilon, "canaries": of.canaries, "guesses": of.guesses, "right": of.right}
+        """Return the row of the table, by `COLUMNS`."""
+        names = ("client", "defense", "rounds", "proved", "delta", "confidence")
+        return {name: getattr(self, name) for name in names} | {
+            "measured": self.measured.epsilon,
+            "canaries": self.measured.canaries,
+            "guesses": self.measured.guesses,
+            "right": self.measured.correct,
+        }
 
 
-def written(folder: RunFolder) -> list[Epsilons]:
-    """What `empirical-epsilon.csv` says; nothing where there is none.
+def read_epsilons(folder: RunFolder) -> list[EpsilonComparison]:
+    """Read `empirical-epsilon.csv`; empty where there is none.
 
     Raises:
         RunError: it is damaged.
     """
     return [
-        Epsilons(
+        EpsilonComparison(
             client=int(row["client"]),
             defense=row["defense"],
             rounds=int(row["rounds"]),
             proved=float(row["proved"]),
             delta=float(row["delta"]),
-            measured=Measured(
+            measured=EpsilonBound(
                 epsilon=float(row["measured"]),
                 canaries=int(row["canaries"]),
                 guesses=int(row["guesses"]),
-                right=int(row["right"]),
+                correct=int(row["right"]),
             ),
             confidence=float(row["confidence"]),
         )
-        for row in read_rows(folder.epsilons, COLUMNS, _NUMBERS)
+        for row in read_rows(folder.epsilons, COLUMNS, _NUMBER_COLUMNS)
     ]
 
 
-def measure(folder: RunFolder, experiment: Experiment) -> None:
-    """Measure epsilon of the run in `folder`, whose clients carried canaries, and write down what was found.
+def measure_epsilon(folder: RunFolder, experiment: Experiment) -> None:
+    """Measure epsilon of the run in `folder`, whose clients carried canaries, and save the results.
 
     Raises:
         TranscriptError: a round is damaged.
-        RunError: the ledger is, a defense failed, or no client with canaries sent anything.
+        RunError: the ledger is damaged, a defense failed, or no client with canaries sent anything.
     """
-    found = epsilons(experiment, Transcript(folder.path), spendings(folder))
-    folder.write_table(folder.epsilons, COLUMNS, [item.row for item in found])
-    folder.settle()
-    for item in found:
-        proved = f"{item.proved:.4g} proved" if math.isfinite(item.proved) else "none proved"
+    comparisons = _compare_epsilons(experiment, Transcript(folder.path), read_ledger(folder))
+    folder.write_table(folder.epsilons, COLUMNS, [comparison.row for comparison in comparisons])
+    folder.settle_manifest()
+    for result in comparisons:
+        proved = f"{result.proved:.4g} proved" if math.isfinite(result.proved) else "none proved"
         log.info(
             "privacy: client %d, %s: epsilon of at least %.4g measured, %s",
-            item.client, item.defense, item.measured.epsilon, proved,
+            result.client, result.defense, result.measured.epsilon, proved,
         )  # fmt: skip
 
 
-def epsilons(experiment: Experiment, transcript: Transcript, ledger: Sequence[Row]) -> list[Epsilons]:
-    """Of each client with canaries that sent something, and each of its defenses that canaries measure.
+def _compare_epsilons(experiment: Experiment, transcript: Transcript, ledger: Sequence[Row]) -> list[EpsilonComparison]:
+    """Measure epsilon of each client with canaries that sent something, and each audited defense.
 
     Args:
         transcript: of all that was recorded of the run.
-        ledger: what clients did and what is proved of that, see `fedsim.privacy.ledger`.
+        ledger: what clients did and what is proved of it, see `fedsim.privacy.ledger`.
 
     Raises:
         TranscriptError: a round is damaged.
@@ -148,27 +154,35 @@ def epsilons(experiment: Experiment, transcript: Transcript, ledger: Sequence[Ro
     """
     table = experiment.config.canaries
     assert table is not None
-    seen = {client for number in transcript.rounds for client in transcript.clients(number)}
-    audits, called = [], labels([defense.name for defense in experiment.config.defense])
-    for client in experiment.config.carriers:
-        if client not in seen:
-            log.warning("client %d: nothing that it sent is recorded, so its canaries measure nothing", client)
+    senders = set[int]()
+    for number in transcript.rounds:
+        senders.update(transcript.clients(number))
+    audits: list[tuple[int, str, Defense]] = []
+    defense_labels = unique_labels([defense.name for defense in experiment.config.defense])
+    for client in experiment.config.canary_clients:
+        if client not in senders:
+            log.warning(
+                "client %d: nothing that it sent is recorded, so its canaries measure nothing",
+                client,
+            )
             continue
-        named = zip(called, experiment.defenses_of(client), strict=True)
-        audits += [(client, label, defense) for label, defense in named if audited_at(defense)]
+        for label, defense in zip(defense_labels, experiment.client_defenses(client), strict=True):
+            if audited_hook(defense):
+                audits.append((client, label, defense))
     if not audits:
         raise RunError(
             "none of the clients with canaries sent anything that is recorded; name others in canaries.clients, or let "
             "more clients take part"
         )
-    each = 1 - (1 - table.confidence) / len(audits)
+    # Divide the error probability among the bounds, so that all hold at once (Bonferroni).
+    confidence = 1 - (1 - table.confidence) / len(audits)
     return [
-        _audited(experiment, transcript, ledger, *audit, confidence=each)
-        for audit in tracked(audits, "canaries", len(audits))
+        _audit_defense(experiment, transcript, ledger, *audit, confidence=confidence)
+        for audit in track(audits, "canaries", len(audits))
     ]
 
 
-def _audited(
+def _audit_defense(
     experiment: Experiment,
     transcript: Transcript,
     ledger: Sequence[Row],
@@ -177,69 +191,84 @@ def _audited(
     defense: Defense,
     *,
     confidence: float,
-) -> Epsilons:
-    """Of one client and defense; `confidence` is that of this bound alone."""
+) -> EpsilonComparison:
+    """Compare the epsilons of one client and defense; `confidence` is that of this bound only."""
     table = experiment.config.canaries
     assert table is not None
-    known = spent(ledger, label).get(client)
-    rounds = known.rounds if known else sum(client in transcript.clients(number) for number in transcript.rounds)
+    budget = spending_by_client(ledger, label).get(client)
+    rounds = budget.rounds if budget else _count_rounds(transcript, client)
     canaries = Canaries(seed=experiment.seed, client=client, count=table.count)
-    if audited_at(defense) == "on_examples":
-        scores = scores_of_updates(experiment, transcript, canaries)
+    if audited_hook(defense) == "on_examples":
+        scores = _update_scores(experiment, transcript, canaries)
     else:
-        scores = scores_of_shadows(defense, label, canaries, experiment.setting.update, rounds)
-    delta = known.delta if known else delta_of(defense)
-    return Epsilons(
+        scores = _shadow_scores(defense, label, canaries, experiment.setting.update, rounds)
+    delta = budget.delta if budget else guarantee_delta(defense)
+    return EpsilonComparison(
         client=client,
         defense=label,
         rounds=rounds,
-        proved=known.epsilon if known else math.inf,
+        proved=budget.epsilon if budget else math.inf,
         delta=delta,
-        measured=measured(scores, canaries.inside, delta, confidence),
+        measured=best_lower_bound(scores, canaries.is_included, delta, confidence),
         confidence=table.confidence,
     )
 
 
-def scores_of_updates(experiment: Experiment, transcript: Transcript, canaries: Canaries) -> Tensor:
-    """`kind canary`, two statistics of the number at its place in w_t - w_T of each recorded round of the client.
+def _count_rounds(transcript: Transcript, client: int) -> int:
+    return sum(client in transcript.clients(number) for number in transcript.rounds)
 
-    The sum over rounds; and where there are several, how far the number varies from round to round: what a canary that
-    is in adds depends on how often it was sampled, and noise that is the same each time does not vary.
+
+def _update_scores(experiment: Experiment, transcript: Transcript, canaries: Canaries) -> Tensor:
+    """Return `kind canary`, two statistics of the number at each canary's position in w_t - w_T.
+
+    They are the sum over the client's recorded rounds and, where there are several, the standard
+    deviation over rounds: what a canary that is in adds depends on how often it was sampled, and
+    noise that is the same each time does not vary.
     """
-    places = canaries.places(trained(experiment.model, experiment.training))
+    positions = canaries.draw_coordinates(trained_shapes(experiment.model, experiment.training))
     rounds = []
     for update in transcript.updates(canaries.client):
-        slopes = {name: tensor.flatten() for name, tensor in update.pseudo_gradient.items()}
-        rounds.append(torch.stack([slopes[name][place] for name, place in places]).double())
+        flat = {name: tensor.flatten() for name, tensor in update.pseudo_gradient.items()}
+        rounds.append(torch.stack([flat[name][index] for name, index in positions]).double())
     if not rounds:
         return torch.zeros(1, canaries.count, dtype=torch.float64)
-    told = torch.stack(rounds)
-    return torch.stack([told.sum(0), told.std(0)] if len(rounds) > 1 else [told.sum(0)])
+    values = torch.stack(rounds)
+    if len(rounds) == 1:
+        return torch.stack([values.sum(0)])
+    return torch.stack([values.sum(0), values.std(0)])
 
 
-def scores_of_shadows(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int) -> Tensor:
-    """`canary`, the number in which it differs from its negative, summed over what `on_update` makes of it each round.
+def _shadow_scores(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int) -> Tensor:
+    """Return `canary`, the score of each canary update that passed through `on_update`.
+
+    The score is the number in which the canary differs from its negative, summed over rounds.
 
     Args:
-        label: what the ledger calls the defense.
+        label: of the defense in the ledger.
         zeros: in the form of an update.
-        rounds: in which the client sent.
+        rounds: number of rounds in which the client sent.
     """
-    return torch.tensor([_shadow(defense, label, canaries, zeros, rounds, canary) for canary in range(canaries.count)])
+    scores = []
+    for canary in range(canaries.count):
+        scores.append(_shadow_score(defense, label, canaries, zeros, rounds, canary))
+    return torch.tensor(scores)
 
 
-def _shadow(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int, canary: int) -> float:
+def _shadow_score(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int, canary: int) -> float:
     key = canaries.seed, "canary update", canaries.client, label, canary
+    # Make an update that is zero but for one number at a random position.
     shapes = {name: tensor.shape for name, tensor in zeros.items()}
-    numbers = sum(shape.numel() for shape in shapes.values())
-    name, place = located(shapes, int(torch.randint(numbers, (), generator=generator(*key, "place"))))
+    size = sum(shape.numel() for shape in shapes.values())
+    position = int(torch.randint(size, (), generator=generator(*key, "place")))
+    name, index = locate_coordinate(shapes, position)
     update = {name: tensor.clone() for name, tensor in zeros.items()}
-    update[name].view(-1)[place] = SIZE if canaries.inside[canary] else -SIZE
-    memory: dict[str, Tensor] | None = {} if remembers(defense) else None
+    update[name].view(-1)[index] = CANARY_VALUE if canaries.is_included[canary] else -CANARY_VALUE
+    # Pass it through the defense each round, and sum what is left of the number.
+    memory: dict[str, Tensor] | None = {} if uses_memory(defense) else None
     total = 0.0
     for number in range(rounds):
-        common = generator(*key, "common", number) if agrees(defense) else None
-        sent = replaced_update(defense, update, generator(*key, number), memory, common)
+        common = generator(*key, "common", number) if uses_common_randomness(defense) else None
+        sent = apply_on_update(defense, update, generator(*key, number), memory, common)
         values = sent.values("delta", zeros) if isinstance(sent, Payload) else sent
-        total += values[name].flatten()[place].item()
+        total += values[name].flatten()[index].item()
     return total

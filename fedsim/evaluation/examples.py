@@ -1,9 +1,8 @@
-"""What all kinds of findings share that claim examples."""
+"""Functions shared by evaluators of findings that claim examples: images, rows of tables, texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,57 +10,72 @@ from torch import Tensor
 from fedsim import metrics, table_metrics
 from fedsim.errors import DataError
 from fedsim.evaluation.case import Case
-from fedsim.evaluation.kind import About, Bench, Judgement, Owed, Rows, Sheet, Shown, first_round, members
-from fedsim.evaluation.scoring import claimed_data, score
-from fedsim.evaluation.similarity import Message
+from fedsim.evaluation.kind import (
+    Display,
+    EvaluationContext,
+    FindingMetadata,
+    FindingSpec,
+    ImageGrid,
+    Judgement,
+    TableRows,
+    first_round,
+    group_members,
+)
+from fedsim.evaluation.scoring import claimed_data, score_examples
+from fedsim.evaluation.similarity import AttackedUpdate
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Representatives, Texts
-from fedsim.randomness import one_thread
+from fedsim.randomness import use_one_thread
 
-IMAGES = 16
-"""Most images of a finding on a page and on its sheet, the first ones."""
+MAX_IMAGES = 16
+"""Most images of a finding that a page and its image grid show; they are the first ones."""
 
 
-def check_kinds(finding: Reconstruction | Texts, owed: Owed) -> None:
-    """Raise AttackError unless claimed examples and labels are of the federation's kind and shape."""
-    if (task := owed.task) is not None:
-        kinds = {True: "texts", False: "numbers"}
-        owed.expect("data that are", kinds[isinstance(finding, Texts)], kinds[task.kind == "text"])
-        kinds = {True: "targets of a regression", False: "classes"}
-        owed.expect("labels that are", kinds[finding.labels.is_floating_point()], kinds[not task.num_classes])
+def check_kinds(finding: Reconstruction | Texts, owed: FindingSpec) -> None:
+    """Raise AttackError unless examples and labels have the federation's kind and shape."""
+    task = owed.task
+    if task is not None:
+        data_kinds = {True: "texts", False: "numbers"}
+        is_text = isinstance(finding, Texts)
+        owed.expect("data that are", data_kinds[is_text], data_kinds[task.kind == "text"])
+        label_kinds = {True: "targets of a regression", False: "classes"}
+        is_regression = finding.labels.is_floating_point()
+        owed.expect("labels that are", label_kinds[is_regression], label_kinds[not task.num_classes])
         owed.expect_below("labels", finding.labels, task.num_classes)
         if isinstance(finding, Texts):
             owed.expect_below("tokens", finding.tokens, task.vocabulary)
-    example = task.input_shape if task else owed.knowledge.input_shape
-    if example is not None:
-        owed.expect("examples of shape", tuple(claimed_data(finding).shape[1:]), tuple(example))
+    shape = task.input_shape if task else owed.knowledge.input_shape
+    if shape is not None:
+        owed.expect("examples of shape", tuple(claimed_data(finding).shape[1:]), tuple(shape))
 
 
-def truth_of(finding: Reconstruction | Texts, about: About, case: Case) -> Truth | None:
-    """What those held whose examples are claimed, or None where nobody says.
+def true_examples(finding: Reconstruction | Texts, about: FindingMetadata, case: Case) -> Truth | None:
+    """Return the true data of the clients whose examples are claimed, where they are known.
 
     Raises:
-        DataError: examples of the whole federation are claimed, and nobody says what that is.
+        DataError: examples of the whole federation are claimed, and its data are not known.
     """
     if finding.claims == "federation":
         return case.truth_of_all()
     number = None if finding.claims == "client" else first_round(about)
-    return case.truth(int(about["victim"]), number, members(about))
+    return case.truth(int(about["victim"]), number, group_members(about))
 
 
-@one_thread()  # small images are scored many times faster, and a score does not depend on the number of cores
-def judged(finding: Reconstruction | Texts, about: About, bench: Bench, message: Message | None) -> Judgement:
-    """See `fedsim.evaluation.scoring.score`."""
-    truth = truth_of(finding, about, bench.case)
+@use_one_thread()  # faster for small images, and then scores do not depend on the number of cores
+def judge_examples(
+    finding: Reconstruction | Texts, about: FindingMetadata, bench: EvaluationContext, message: AttackedUpdate | None
+) -> Judgement:
+    """Score claimed examples against the truth, see `fedsim.evaluation.scoring.score_examples`."""
+    truth = true_examples(finding, about, bench.case)
     if truth is None:
         return Judgement()
     if finding.labels.is_floating_point() != truth.labels.is_floating_point():
         raise DataError("truth: the victim's labels are of another kind than the attack claims, classes or targets")
-    scores = score(
+    scores = score_examples(
         finding,
         truth,
         public=bench.public,
-        rng=bench.rng(int(about["victim"])),
+        rng=bench.guess_generator(int(about["victim"])),
         weights=bench.weights,
         labels_granted="labels" in about["granted"],
         message=message,
@@ -69,69 +83,86 @@ def judged(finding: Reconstruction | Texts, about: About, bench: Bench, message:
     return Judgement(scores=scores, examples=len(truth.labels))
 
 
-@one_thread()
-def shown(finding: Reconstruction, truth: Truth | None) -> Shown:
-    """Claimed images or rows, with the true ones that they are assigned to where these are known."""
-    typical, known = isinstance(finding, Representatives), truth is not None
-    right, places = None, None
-    if truth is not None and not typical:
-        right, places = _assigned(finding.data, truth)
-    claimed, true = _at(finding.data, places), truth.data if truth else None
-    about: dict[str, Any] = {"examples": len(claimed), "known": known, "typical": typical}
+@use_one_thread()
+def display_examples(finding: Reconstruction, truth: Truth | None) -> Display:
+    """Display claimed images or rows, with the true ones that they are assigned to where known."""
+    is_typical = isinstance(finding, Representatives)
+    right, assignment = None, None
+    if truth is not None and not is_typical:
+        right, assignment = _assign_claims(finding.data, truth)
+    claimed = _reorder_claims(finding.data, assignment)
+    true = truth.data if truth else None
+    count, has_truth = len(claimed), truth is not None
     if claimed.ndim == 2:
-        unsure = finding.entropy if finding.entropy is None or places is None else finding.entropy[places.clamp_min(0)]
-        return Shown(rows=Rows(claimed=claimed, true=true, entropy=unsure, right=right), **about)
+        entropy = finding.entropy
+        if entropy is not None and assignment is not None:
+            entropy = entropy[assignment.clamp_min(0)]
+        rows = TableRows(claimed=claimed, true=true, entropy=entropy, right=right)
+        return Display(examples=count, has_truth=has_truth, is_typical=is_typical, rows=rows)
     if claimed.ndim != 4:
-        return Shown(**about)
-    steps, iterations = _steps(finding, places)
-    sheet = Sheet(
+        return Display(examples=count, has_truth=has_truth, is_typical=is_typical)
+    steps, iterations = _descent_steps(finding, assignment)
+    images = ImageGrid(
         claimed=claimed,
         true=true,
         psnr=metrics.psnr(claimed, true).tolist() if true is not None else (),
-        certified=_certified(finding, places),
+        certified=_certified_flags(finding, assignment),
         steps=steps,
         iterations=iterations,
     )
     curves = {}
-    if true is not None and finding.snapshots is not None and finding.snapshot_iterations is not None:
-        curves["psnr"] = finding.snapshot_iterations.double(), _closeness(finding.snapshots, true)
-    return Shown(sheet=sheet, curves=curves, **about)
+    snapshots, snapshot_iterations = finding.snapshots, finding.snapshot_iterations
+    if true is not None and snapshots is not None and snapshot_iterations is not None:
+        curves["psnr"] = snapshot_iterations.double(), _snapshot_psnr(snapshots, true)
+    return Display(examples=count, has_truth=has_truth, is_typical=is_typical, images=images, curves=curves)
 
 
-def _assigned(data: Tensor, truth: Truth) -> tuple[Tensor | None, Tensor]:
-    """Which values of a table are right, `true column`, and which claim each true example is scored with."""
+def _assign_claims(data: Tensor, truth: Truth) -> tuple[Tensor | None, Tensor]:
+    """Assign claims to the true examples as they are scored.
+
+    Returns:
+        Which values of a table are right, `true column`; None where the columns are not known. And
+        the index of the claim of each true example, -1 where it has none.
+    """
     if not truth.columns or truth.deviations is None:
-        return None, metrics.assigned(data, truth.data)
-    found = table_metrics.right(data, truth.data, truth.columns, truth.deviations)
-    places = table_metrics.assigned(found.sum(2))
-    return found[torch.arange(len(places)), places.clamp_min(0)] & (places >= 0)[:, None], places
+        return None, metrics.assign_examples(data, truth.data)
+    right = table_metrics.compare_rows(data, truth.data, truth.columns, truth.deviations)
+    assignment = table_metrics.assign_rows(right.sum(2))
+    right_of_claims = right[torch.arange(len(assignment)), assignment.clamp_min(0)]
+    return right_of_claims & (assignment >= 0)[:, None], assignment
 
 
-def _at(data: Tensor, places: Tensor | None) -> Tensor:
-    """`example ...` in the order of the true ones; mid-grey where none is assigned."""
-    if places is None:
+def _reorder_claims(data: Tensor, assignment: Tensor | None) -> Tensor:
+    """Return claims `example ...` in the order of the true ones; mid-grey where there is none."""
+    if assignment is None:
         return data
-    return torch.where((places >= 0).reshape(-1, *[1] * (data.ndim - 1)), data[places.clamp_min(0)], 0.5)
+    has_claim = (assignment >= 0).reshape(-1, *[1] * (data.ndim - 1))
+    return torch.where(has_claim, data[assignment.clamp_min(0)], 0.5)
 
 
-def _steps(finding: Reconstruction, places: Tensor | None) -> tuple[Tensor | None, Sequence[int]]:
-    """What the attack had during its descent of each image that is shown, and after which iterations."""
-    taken, at = finding.snapshots, finding.snapshot_iterations
-    if taken is None or at is None:
+def _descent_steps(finding: Reconstruction, assignment: Tensor | None) -> tuple[Tensor | None, Sequence[int]]:
+    """Return the dummy images that the attack kept during its descent, and their iterations."""
+    snapshots, iterations = finding.snapshots, finding.snapshot_iterations
+    if snapshots is None or iterations is None:
         return None, ()
-    return torch.stack([_at(data, places) for data in taken]), at.tolist()
+    steps = torch.stack([_reorder_claims(data, assignment) for data in snapshots])
+    return steps, iterations.tolist()
 
 
-def _certified(finding: Reconstruction, places: Tensor | None) -> Sequence[bool]:
-    """Of each image that is shown, whether the attack is sure of it; empty where it never says."""
+def _certified_flags(finding: Reconstruction, assignment: Tensor | None) -> Sequence[bool]:
+    """Return for each image whether the attack is sure of it; empty where it never says."""
     if finding.certified is None or isinstance(finding, Representatives):
         return ()
-    if places is None:
-        sure: list[bool] = finding.certified.tolist()
-        return sure
-    return [place >= 0 and bool(finding.certified[place]) for place in places.tolist()]
+    if assignment is None:
+        certified: list[bool] = finding.certified.tolist()
+        return certified
+    return [index >= 0 and bool(finding.certified[index]) for index in assignment.tolist()]
 
 
-def _closeness(snapshots: Tensor, true: Tensor) -> Tensor:
-    """`snapshot`, the mean PSNR of each in dB."""
-    return snapshots.new_tensor([metrics.psnr(metrics.paired(data, true), true).mean().item() for data in snapshots])
+def _snapshot_psnr(snapshots: Tensor, true: Tensor) -> Tensor:
+    """Return the mean PSNR in dB of each snapshot."""
+    values: list[float] = []
+    for data in snapshots:
+        paired = metrics.pair_examples(data, true)
+        values.append(metrics.psnr(paired, true).mean().item())
+    return snapshots.new_tensor(values)

@@ -1,4 +1,4 @@
-"""What public records say of a withheld column: the guess that every inference of an attribute has to beat."""
+"""Impute a withheld column from public records: the guess that attribute inference has to beat."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from torch import Tensor
 
 from fedsim.datasets import Column, Examples
 from fedsim.errors import DataError
-from fedsim.randomness import numpy_generator, seed_for
+from fedsim.randomness import derive_seed, numpy_generator
 
-IMPUTED = "imputed from public data"
-"""What this guess is called beside a score."""
-_MOST = 20_000
-"""Public records that are learnt from, at most."""
+IMPUTED_GUESS = "imputed from public data"
+"""Name of this guess in a score."""
+_MAX_RECORDS = 20_000
+"""Most public records that a model is fitted to."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guess:
-    """Indices of categories.
+class ImputedCategories:
+    """Imputed categories of records, as indices.
 
     Attributes:
-        likeliest: `record`, which is right most often.
-        balanced: `record`, the category that is likeliest when all are taken to be as frequent, for balanced accuracy.
+        likeliest: `record`, the category that is right most often.
+        balanced: `record`, the category that is likeliest if all were equally frequent, for
+            balanced accuracy.
     """
 
     likeliest: Tensor
@@ -34,18 +35,20 @@ class Guess:
 
 @dataclass(frozen=True, kw_only=True)
 class Imputation:
-    """A categorical column of a table, predicted from all other columns and the label.
+    """Predictor of a categorical column of a table from all other columns and the label.
 
-    Imputation from data of the same kind is what Jayaraman and Evans (Are Attribute Inference Attacks Just Imputation?,
-    CCS 2022) compare attribute inference with: what it says of a record is known without the model and the messages.
-    Imputing needs what the attack is granted (the other columns and the labels of the victim's records) and
-    public records of the same kind, with their labels and with the column. An adversary who lacks such records cannot
-    make this guess; but an attack that stays below it has not shown that the federation leaked anything.
+    Jayaraman and Evans (Are Attribute Inference Attacks Just Imputation?, CCS 2022) compare
+    attribute
+    inference with imputation from data of the same kind: what it says of a record is known without
+    the model and the messages. Imputing needs what the attack is granted (the other columns and the
+    labels of the victim's records) and public records of the same kind, with their labels and with
+    the column. An adversary who lacks such records cannot make this guess; but an attack that stays
+    below it has not shown that the federation leaked anything.
 
     Attributes:
-        column: what is predicted.
-        shares: `category`, how often the public records hold each.
-        model: scikit-learn's gradient boosting; None where all public records hold the same category.
+        column: that is predicted.
+        shares: `category`, its frequency in the public records.
+        model: scikit-learn's gradient boosting; None where all public records have one category.
     """
 
     column: Column
@@ -53,8 +56,8 @@ class Imputation:
     model: Any
 
     @classmethod
-    def learnt(cls, public: Examples, column: Column, seed: int) -> Imputation:
-        """Fit to the public records, 20 000 of them drawn by `seed` where there are more; the same at each call.
+    def fit(cls, public: Examples, column: Column, seed: int) -> Imputation:
+        """Fit to the public records, or to 20,000 of them drawn by `seed`; the same at each call.
 
         Raises:
             DataError: there are none.
@@ -64,39 +67,40 @@ class Imputation:
 
         if not len(public):
             raise DataError(f"imputation: there are no public (test) records to learn '{column.name}' from")
-        drawn = numpy_generator(seed, "imputation", column.name).permutation(len(public))[:_MOST]
-        chosen = torch.from_numpy(np.sort(drawn))
+        order = numpy_generator(seed, "imputation", column.name).permutation(len(public))
+        chosen = torch.from_numpy(np.sort(order[:_MAX_RECORDS]))
         inputs, labels = public.inputs(chosen), public.labels[chosen]
         values = column.values(inputs)
         shares = values.bincount(minlength=len(column.categories)).double() / len(values)
         if (shares > 0).sum() < 2:
             return cls(column=column, shares=shares, model=None)
         model = HistGradientBoostingClassifier(
-            min_samples_leaf=min(20, max(1, len(values) // 20)),  # 20 is usual, but of few records leaves no tree
-            random_state=seed_for(seed, "imputation", column.name) % 2**32,
+            min_samples_leaf=min(20, max(1, len(values) // 20)),  # 20 is the default, but few records need less
+            random_state=derive_seed(seed, "imputation", column.name) % 2**32,
         )
         with threadpool_limits(1):  # the number of threads changes float sums
-            model.fit(_others(inputs, labels, column), values.numpy())
+            model.fit(_features(inputs, labels, column), values.numpy())
         return cls(column=column, shares=shares, model=model)
 
-    def guess(self, inputs: Tensor, labels: Tensor) -> Guess:
-        """The column of other records; what `inputs` hold in the column itself is not read.
+    def guess(self, inputs: Tensor, labels: Tensor) -> ImputedCategories:
+        """Impute the column of other records; their own values of the column are not read.
 
         Args:
             inputs: `record feature`, in the data set's value range.
             labels: `record`, class indices or targets.
         """
-        found = self.shares.expand(len(inputs), -1).clone()
+        probabilities = self.shares.expand(len(inputs), -1).clone()
         if self.model is not None:
-            found.zero_()
-            found[:, self.model.classes_] = torch.from_numpy(
-                self.model.predict_proba(_others(inputs, labels, self.column))
-            )
-        tiny = torch.finfo(found.dtype).tiny  # what is public nowhere has no probability either
-        return Guess(likeliest=found.argmax(1), balanced=(found / self.shares.clamp_min(tiny)).argmax(1))
+            probabilities.zero_()
+            predicted = self.model.predict_proba(_features(inputs, labels, self.column))
+            probabilities[:, self.model.classes_] = torch.from_numpy(predicted)
+        # A category without public records has probability 0, and keeps it when divided by `tiny`.
+        tiny = torch.finfo(probabilities.dtype).tiny
+        weighted = probabilities / self.shares.clamp_min(tiny)
+        return ImputedCategories(likeliest=probabilities.argmax(1), balanced=weighted.argmax(1))
 
 
-def _others(inputs: Tensor, labels: Tensor, column: Column) -> Any:
-    """`record feature`: the other columns and the label."""
-    own = column.features
-    return torch.cat([inputs[:, : own.start], inputs[:, own.stop :], labels[:, None].to(inputs.dtype)], 1).numpy()
+def _features(inputs: Tensor, labels: Tensor, column: Column) -> Any:
+    """Return the other columns and the label, `record feature`."""
+    before, after = inputs[:, : column.features.start], inputs[:, column.features.stop :]
+    return torch.cat([before, after, labels[:, None].to(inputs.dtype)], 1).numpy()

@@ -1,7 +1,7 @@
-"""A kind of finding: what it must look like, what it is worth, and what a page shows of it.
+"""Interface of evaluators: check, judge and show one kind of finding.
 
-Each kind has one evaluator, a plug-in of the group `fedsim.findings`, called as the finding's class says (`kind`). A
-stranger's kind registers likewise.
+Each kind has one evaluator, a plug-in of the group `fedsim.findings` that is registered under the
+`kind` of the finding's class. Kinds of other packages are registered likewise.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from torch import Tensor
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError
 from fedsim.evaluation.case import Case
-from fedsim.evaluation.score import Public, Score
+from fedsim.evaluation.score import PublicExamples, Score
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Finding
 from fedsim.plugins import registry
 from fedsim.randomness import generator
-from fedsim.recording.reading import Reading
+from fedsim.recording.reading import MessageFormat
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.wire.messages import State
 
-F = TypeVar("F", bound=Finding)
-About = Mapping[str, Any]
-"""What a finding says of itself: attack, victim, rounds, what was granted ..."""
+FindingT = TypeVar("FindingT", bound=Finding)
+FindingMetadata = Mapping[str, Any]
+"""Metadata of a finding: attack, victim, rounds, what was granted ..."""
 VICTIMS = "victims"
-"""What scoring adds: all whom this attack was made on in these rounds, ascending."""
+"""Key that scoring adds to the metadata: all victims of this attack in these rounds, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owed:
-    """What a finding about one victim has to look like, which takes no truth to say. None is not known.
+class FindingSpec:
+    """Form that a finding about one victim must have; it follows without the truth.
 
     Attributes:
-        where: round and client, for messages.
-        knowledge: what the attack was handed.
-        before: reads the state that the server sent.
-        task: of the federation behind the recording.
-        clients: of the federation.
+        where: round and client, for error texts.
+        knowledge: what the attack was granted.
+        before: reads the state that the server sent; None where it is not known.
+        task: of the federation behind the recording; None where it is not known.
+        clients: number of clients of the federation; None where it is not known.
     """
 
     where: str
@@ -54,89 +54,96 @@ class Owed:
     task: Task | None = None
     clients: int | None = None
 
-    def expect(self, what: str, got: object, expected: object) -> None:
-        """Raise AttackError where the attack claims `what` otherwise than expected."""
-        if got != expected:
-            raise AttackError(f"{self.where}: the attack claims {what} {got}, expected {expected}; mend the attack")
+    def expect(self, name: str, claimed: object, expected: object) -> None:
+        """Raise AttackError unless what the attack claims is as expected."""
+        if claimed != expected:
+            raise AttackError(f"{self.where}: the attack claims {name} {claimed}, expected {expected}; mend the attack")
 
-    def expect_below(self, what: str, numbers: Tensor, end: int) -> None:
-        """Likewise where one of `numbers` is not below `end`."""
-        if not numbers.is_floating_point() and (highest := max(numbers.flatten().tolist())) >= end:
-            self.expect(f"{what} up to", highest, f"at most {end - 1}")
+    def expect_below(self, name: str, numbers: Tensor, end: int) -> None:
+        """Raise AttackError unless all of these integers are below `end`."""
+        if numbers.is_floating_point():
+            return
+        highest = max(numbers.flatten().tolist())
+        if highest >= end:
+            self.expect(f"{name} up to", highest, f"at most {end - 1}")
 
 
-class OptimumOf(Protocol):
-    """Gives the optimal local model of a client, from w_0 on or from other random weights."""
+class OptimumFunction(Protocol):
+    """Function that gives the optimal local model of a client, from w_0 or other random weights."""
 
-    def __call__(self, client: int, *, elsewhere: bool = False) -> State:
+    def __call__(self, client: int, *, other_start: bool = False) -> State:
         """See `fedsim.evaluation.local_optimum`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
-    """What an evaluator may look at, and what it need not find out twice.
+class EvaluationContext:
+    """Truth, messages and caches that an evaluator may read.
 
     Attributes:
-        case: who held what.
+        case: what is known of the clients' data.
         recording: folder of the messages.
         knowledge: all that is known of the protocol.
-        optimum: of a run of our own.
+        optimum: gives optimal local models of a run of our own.
         weights: folder with network weights for LPIPS.
-        reading: what the messages mean.
-        kept: by evaluator, whatever it wants to find again at the next finding.
+        message_format: what the messages mean.
+        cached_values: of evaluators, for the next finding; each uses keys of its own.
     """
 
     case: Case
     recording: Path
     knowledge: Knowledge
-    optimum: OptimumOf
+    optimum: OptimumFunction
     weights: Path | None = None
-    reading: Reading = field(default_factory=Reading)
-    kept: dict[str, Any] = field(default_factory=dict)
+    message_format: MessageFormat = field(default_factory=MessageFormat)
+    cached_values: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def public(self) -> Public | None:
-        """See `Case.public`."""
+    def public(self) -> PublicExamples | None:
+        """Examples that no client holds, see `Case.public`."""
         return self.case.public()
 
     @property
     def transcript(self) -> Transcript:
-        """The messages.
+        """Recorded messages.
 
         Raises:
             TranscriptError: they are not there.
         """
-        return Transcript(self.recording, reading=self.reading)
+        return Transcript(self.recording, message_format=self.message_format)
 
-    def rng(self, victim: int) -> torch.Generator:
-        """What guesses about `victim` are drawn with."""
-        return guessing(self.case, victim)
+    def guess_generator(self, victim: int) -> torch.Generator:
+        """Return the random generator for guesses about `victim`."""
+        return guess_generator(self.case, victim)
 
 
-def guessing(case: Case, victim: int) -> torch.Generator:
-    """What guesses about `victim` are drawn with."""
+def guess_generator(case: Case, victim: int) -> torch.Generator:
+    """Return the random generator for guesses about `victim`, fresh at each call."""
     return generator(case.seed, "floor", victim)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The scores of one finding, none where nobody knows the truth, and of how many examples they speak."""
+    """Scores of one finding, and the number of examples that they are about.
+
+    There are no scores where the truth is not known.
+    """
 
     scores: Sequence[Score] = ()
     examples: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """Images to draw: claimed ones, the true ones that they are assigned to, and what is written below each.
+class ImageGrid:
+    """Claimed images to draw, with the true ones that they are assigned to and their captions.
 
     Attributes:
         claimed: `image channel height width` in [0, 1].
-        true: likewise, in the same order; None where nobody knows.
-        psnr: in dB; empty where nobody knows the truth.
-        certified: whether the attack is sure of it; empty where it never says.
-        steps: `step image channel height width`, what the attack had at `iterations`; None where it kept nothing.
+        true: likewise, in the same order; None where the truth is not known.
+        psnr: in dB; empty where the truth is not known.
+        certified: whether the attack is sure of each image; empty where it never says.
+        steps: `step image channel height width`, dummy images at `iterations`; None where the
+            attack kept none.
         iterations: of `steps`.
     """
 
@@ -149,11 +156,15 @@ class Sheet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Rows of a table to show: claimed ones, `row feature` in [0, 1], and the true ones that they are assigned to.
+class TableRows:
+    """Claimed rows of a table to show, with the true ones that they are assigned to.
 
-    `entropy` is `row column`, how unsure the attack is of what is claimed; None where it never says. `right` is `row
-    column`, whether a value counts as recovered; None where nobody says what the columns are.
+    Attributes:
+        claimed: `row feature` in [0, 1].
+        true: likewise, in the same order; None where the truth is not known.
+        entropy: `row column`, how unsure the attack is of a value; None where it never says.
+        right: `row column`, whether a value counts as recovered; None where the columns are not
+            known.
     """
 
     claimed: Tensor
@@ -163,10 +174,12 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class ClaimedWord:
     """One claimed word.
 
-    `right` says whether it is the true one at its place, or one of a set of words; true where nobody knows.
+    Attributes:
+        right: whether the true text has it at this position, or anywhere for a set of words; True
+            where the truth is not known.
     """
 
     text: str
@@ -174,126 +187,140 @@ class Word:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A true text, empty where nobody knows it, and the words of the claimed one assigned to it; or sets of words."""
+class TextPair:
+    """True text and the words of the claimed text assigned to it; or two sets of words.
 
-    true: str
-    claimed: Sequence[Word]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roc:
-    """The ROC curve of scores that tell members from others.
-
-    Attributes:
-        false: `point`, share of the others at or above a threshold, ascending from 0 to 1.
-        true: `point`, share of the members there.
+    The true text is empty where it is not known.
     """
 
-    false: Tensor
-    true: Tensor
-
-    def at(self, rate: float) -> float:
-        """The highest share of members at a threshold that at most `rate` of the others reach."""
-        return float(self.true[self.false <= rate].max())
+    true: str
+    claimed: Sequence[ClaimedWord]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What a page shows of a finding besides its curves.
+class RocCurve:
+    """ROC curve of membership scores.
 
     Attributes:
-        examples: how many there are; of a `bag` claimed words, of which `texts` shows the first.
-        known: the truth is shown beside them.
-        sheet: images.
+        false_positive_rates: `point`, share of non-members at or above a threshold, ascending from
+            0 to 1.
+        true_positive_rates: `point`, share of members there.
+    """
+
+    false_positive_rates: Tensor
+    true_positive_rates: Tensor
+
+    def true_positive_rate(self, rate: float) -> float:
+        """Return the highest true-positive rate at a false-positive rate of at most `rate`."""
+        return float(self.true_positive_rates[self.false_positive_rates <= rate].max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Display:
+    """Parts of a finding that a report page shows, besides the attack's own curves.
+
+    Attributes:
+        examples: number of claimed examples; of a bag of words, number of claimed words.
+        has_truth: whether the truth is shown beside them.
+        images: to draw.
         rows: of a table.
-        texts: claimed and true; of a `bag`, which tells which words there are and no texts, one pair of sets.
-        typical: it tells what classes look like.
-        roc: of candidates, which only the evaluator can know.
-        curves: further ones, which only the evaluator can know: name to iterations and values.
+        texts: claimed and true; of a bag of words, one pair of sets, cut to the first words.
+        is_bag_of_words: whether the attack claims which words occur, and no texts.
+        is_typical: whether the finding claims what classes look like.
+        roc: of membership scores; only the evaluator can compute it.
+        curves: further ones that only the evaluator can compute: name to iterations and values.
     """
 
     examples: int = 0
-    known: bool = False
-    sheet: Sheet | None = None
-    rows: Rows | None = None
-    texts: Sequence[Pair] = ()
-    bag: bool = False
-    typical: bool = False
-    roc: Roc | None = None
+    has_truth: bool = False
+    images: ImageGrid | None = None
+    rows: TableRows | None = None
+    texts: Sequence[TextPair] = ()
+    is_bag_of_words: bool = False
+    is_typical: bool = False
+    roc: RocCurve | None = None
     curves: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Evaluator(ABC, Generic[F]):
-    """Judges one kind of finding."""
+class Evaluator(ABC, Generic[FindingT]):
+    """Judge of one kind of finding."""
 
     finding: ClassVar[type[Finding]]
 
     @abstractmethod
-    def form(self, finding: F, owed: Owed) -> None:
-        """Raise AttackError unless `finding` has the form that it can be judged in."""
+    def form(self, finding: FindingT, owed: FindingSpec) -> None:
+        """Raise AttackError unless `finding` has the form that is needed to judge it."""
 
     @abstractmethod
-    def judge(self, finding: F, about: About, bench: Bench) -> Judgement:
-        """What it is worth.
+    def judge(self, finding: FindingT, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+        """Score a finding.
 
         Raises:
-            DataError: it does not fit what the victim held.
+            DataError: it does not fit the victim's data.
         """
 
-    def truth(self, finding: F, about: About, case: Case) -> Truth | None:
-        """What those held whose examples `finding` claims; None where nobody says, or it claims none.
+    def truth(self, finding: FindingT, about: FindingMetadata, case: Case) -> Truth | None:
+        """Return the data that `finding` is about; None where they are not known or none.
 
         Raises:
-            DataError: nobody says, and it takes the truth to judge it.
+            DataError: they are not known, and the finding cannot be judged without them.
         """
         del finding, about, case
         return None
 
-    def show(self, finding: F, truth: Truth | None, tokens: Sequence[str], metric: str) -> Shown:
-        """What a page shows of it; by default its curves alone.
+    def show(self, finding: FindingT, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
+        """Return what a page shows of a finding; by default only its curves.
 
         Args:
             truth: see `truth`.
-            tokens: what those of texts are called.
-            metric: the one that its attack is read by; empty where it names none.
+            tokens: names of the tokens of texts.
+            metric: main metric of its attack; empty where it names none.
         """
         del finding, truth, tokens, metric
-        return Shown()
+        return Display()
 
-    def guess(self, finding: F, truth: Truth, name: str, public: Public | None, rng: torch.Generator) -> Tensor | None:
-        """The images of the guess called `name` that `finding` is judged beside, one for each that `show` shows.
+    def guess(
+        self,
+        finding: FindingT,
+        truth: Truth,
+        name: str,
+        public: PublicExamples | None,
+        rng: torch.Generator,
+    ) -> Tensor | None:
+        """Return the images of a guess, one for each image that `show` shows.
 
         Args:
-            public: see `Bench.public`.
-            rng: see `Bench.rng`; fresh, so that what is drawn at random is what was drawn for the score.
+            name: of the guess.
+            public: see `EvaluationContext.public`.
+            rng: see `guess_generator`; fresh, so that the same random numbers are drawn as for the
+                score.
         """
         del finding, truth, name, public, rng
         return None
 
 
 def evaluator_of(finding: Finding) -> Evaluator[Any]:
-    """Who judges `finding`.
+    """Return the evaluator of the kind of `finding`.
 
     Raises:
-        AttackError: nobody here does.
+        AttackError: none is registered.
     """
-    if getattr(finding, "kind", None) not in registry.names("findings"):
+    if getattr(finding, "kind", None) not in registry.registered_names("findings"):
         raise AttackError(
-            f"the attack returned a {type(finding).__name__}, which nobody here can judge; known: "
-            f"{', '.join(registry.names('findings'))}; register an evaluator of it under fedsim.findings"
+            f"the attack returned a {type(finding).__name__}, for which no evaluator is registered; known: "
+            f"{', '.join(registry.registered_names('findings'))}; register an evaluator of it under fedsim.findings"
         )
     evaluator: Evaluator[Any] = registry.build("findings", finding.kind, {}, finding.kind)
     return evaluator
 
 
-def members(about: About) -> Sequence[int]:
-    """For whom the victim of a finding stands: the group whose sum was attacked; nobody where it stands for itself."""
-    stands_for: Sequence[int] = about.get("members", ())
-    return stands_for
+def group_members(about: FindingMetadata) -> Sequence[int]:
+    """Return the group whose sum was attacked; empty where the victim stands for itself."""
+    clients: Sequence[int] = about.get("members", ())
+    return clients
 
 
-def first_round(about: About) -> int:
-    """The first round in which the victim of a finding sent something."""
+def first_round(about: FindingMetadata) -> int:
+    """Return the first attacked round in which the victim sent something."""
     return int(about["first_round"])

@@ -1,4 +1,4 @@
-"""How near the claimed label distribution of a client is to its true one."""
+"""Score how close the claimed label distribution of a client is to its true one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 from fedsim.errors import DataError
 from fedsim.evaluation.case import Case
-from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, members
+from fedsim.evaluation.kind import EvaluationContext, Evaluator, FindingMetadata, FindingSpec, Judgement, group_members
 from fedsim.evaluation.score import Score
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import LabelDistribution
@@ -20,41 +20,48 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LabelDistributions(Evaluator[LabelDistribution]):
-    """Shares of classes among a client's training examples."""
+class LabelDistributionEvaluator(Evaluator[LabelDistribution]):
+    """Judge of the claimed shares of classes among a client's training examples."""
 
     finding = LabelDistribution
 
-    def form(self, finding: LabelDistribution, owed: Owed) -> None:
-        """One share for each class of the federation."""
+    def form(self, finding: LabelDistribution, owed: FindingSpec) -> None:
+        """Check that there is one share for each class of the federation."""
         if owed.task is not None:
             owed.expect("shares of classes numbering", finding.shares.shape[1], owed.task.num_classes)
 
-    def truth(self, finding: LabelDistribution, about: About, case: Case) -> Truth | None:
-        """All that the victim trains on."""
-        return case.truth(int(about["victim"]), None, members(about))
+    def truth(self, finding: LabelDistribution, about: FindingMetadata, case: Case) -> Truth | None:
+        """Return all training data of the victim."""
+        return case.truth(int(about["victim"]), None, group_members(about))
 
-    def judge(self, finding: LabelDistribution, about: About, bench: Bench) -> Judgement:
-        """See `score_distribution`."""
+    def judge(self, finding: LabelDistribution, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+        """Score a label distribution, see `score_distribution`."""
         truth = self.truth(finding, about, bench.case)
         if truth is None:
-            log.warning("%s, client %d: not scored: nobody says what it held", about["attack"], int(about["victim"]))
+            log.warning(
+                "%s, client %d: not scored: the data of this client are not known",
+                about["attack"],
+                int(about["victim"]),
+            )
             return Judgement()
         public = None if bench.public is None else bench.public.labels
-        return Judgement(scores=score_distribution(finding.claimed, truth.labels, public), examples=len(truth.labels))
+        return Judgement(
+            scores=score_distribution(finding.mean_shares, truth.labels, public),
+            examples=len(truth.labels),
+        )
 
 
 def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -> list[Score]:
-    """Judge shares of classes beside two guesses: all classes alike, and as in public data, where there are any.
+    """Score claimed shares of classes against two guesses: equal shares, and those of public data.
 
-    `label_distance` is the total variation distance, half the sum of absolute differences: the share of examples that
-    would have to get another label. `label_cosine` is the cosine of the two vectors of shares, which frequent classes
-    dominate.
+    `label_distance` is the total variation distance, half the sum of absolute differences: the
+    share of examples that would have to get another label. `label_cosine` is the cosine of the two
+    vectors of shares, which frequent classes dominate.
 
     Args:
         claimed: `class`, the shares.
-        labels: `example`, those that the victim trains on.
-        public: `example`, labels of public data.
+        labels: `example`, of the victim's training data.
+        public: `example`, labels of public data; None where there are none.
 
     Raises:
         DataError: the labels are no classes, or more classes than the attack knows.
@@ -64,19 +71,19 @@ def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -
         raise DataError("truth: the victim's labels are targets of a regression, and the attack claims classes")
     if int(labels.max()) >= count:
         raise DataError(f"truth: the victim holds a label {int(labels.max())}, the attack claims {count} classes")
-    true = _shares(labels, count)
+    true = _class_shares(labels, count)
     guesses = {"every class as often": torch.full((count,), 1 / count, dtype=torch.float64)}
     if public is not None:
-        guesses["public class frequencies"] = _shares(public[public < count], count)
+        guesses["public class frequencies"] = _class_shares(public[public < count], count)
     return [
-        Score.beside(
+        Score.against_guesses(
             "label_distance",
-            _distance(claimed, true),
-            {name: _distance(guess, true) for name, guess in guesses.items()},
+            _total_variation(claimed, true),
+            {name: _total_variation(guess, true) for name, guess in guesses.items()},
             ceiling=0.0,
             higher_is_better=False,
         ),
-        Score.beside(
+        Score.against_guesses(
             "label_cosine",
             _cosine(claimed, true),
             {name: _cosine(guess, true) for name, guess in guesses.items()},
@@ -85,11 +92,11 @@ def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -
     ]
 
 
-def _shares(labels: Tensor, count: int) -> Tensor:
+def _class_shares(labels: Tensor, count: int) -> Tensor:
     return labels.bincount(minlength=count).double() / len(labels)
 
 
-def _distance(claimed: Tensor, true: Tensor) -> float:
+def _total_variation(claimed: Tensor, true: Tensor) -> float:
     return float((claimed - true).abs().sum() / 2)
 
 

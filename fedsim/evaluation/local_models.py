@@ -1,4 +1,4 @@
-"""How near a claimed local model is to what the victim would have trained alone, and what it answers."""
+"""Score how close a claimed local model is to the optimal one, and how alike both answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, DataError, RunError
-from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed
-from fedsim.evaluation.local_optimum import state_for
+from fedsim.evaluation.kind import EvaluationContext, Evaluator, FindingMetadata, FindingSpec, Judgement
+from fedsim.evaluation.local_optimum import match_state
 from fedsim.evaluation.score import Score
-from fedsim.evaluation.zest import draw_references, model_outputs, pieces_of, signature, zest
+from fedsim.evaluation.zest import draw_references, interpretable_pieces, model_outputs, signature, zest
 from fedsim.experiments.build import Experiment
 from fedsim.findings import LocalModel
-from fedsim.recording.header import hash_state
+from fedsim.recording.header import Header, hash_state
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Loss
 from fedsim.training.loop import evaluate
@@ -32,13 +32,14 @@ from fedsim.wire.messages import State
 log = logging.getLogger(__name__)
 
 REFERENCES, MASKS, DRAWS = 64, 500, 3
-"""Of Zest, half of its paper's 128 and 1000, and how often so many references are drawn: the mean counts."""
-_KEPT = 32
-"""Models whose explanations are kept from victim to victim."""
-_BETWEEN = (0.25, 0.5, 0.75)
-"""Where on the segment between two proxies models are judged, too."""
-_HIGHER = ("zest", "zest_other_start", "zest_of_optima", "local_accuracy")
-_MISSING = {
+"""Reference examples and masks of Zest, half of its paper's 128 and 1000; and the number of draws of
+references, over which the mean is taken."""
+_MAX_SIGNATURES = 32
+"""Most models whose explanations are kept from victim to victim."""
+_SEGMENT_POINTS = (0.25, 0.5, 0.75)
+"""Points on the segment between two proxies that are judged, too."""
+_HIGHER_IS_BETTER = ("zest", "zest_other_start", "zest_of_optima", "local_accuracy")
+_MISSING_REASONS = {
     **dict.fromkeys(("zest", "zest_other_start"), "texts have no mean that a masked word could be replaced with"),
     "local_mape": "a true target is 0, to which no error is relative",
     "parameter_distance": "all weights of the optimal local model are 0, to which no distance is relative",
@@ -47,31 +48,37 @@ _MISSING = {
 
 
 @dataclass(frozen=True)
-class LocalModels(Evaluator[LocalModel]):
-    """Decoded local models."""
+class LocalModelEvaluator(Evaluator[LocalModel]):
+    """Judge of claimed local models."""
 
     finding = LocalModel
 
-    def form(self, finding: LocalModel, owed: Owed) -> None:
-        """The tensors of the model that the server sent."""
+    def form(self, finding: LocalModel, owed: FindingSpec) -> None:
+        """Check that the model has the tensors of the broadcast, in their types and shapes."""
         if owed.before is None:
             return
-        before = owed.before()
-        for name in (*before, *finding.state):
-            got, expected = (_form(of.get(name)) for of in (finding.state, before))
-            owed.expect(f"a model whose {name} is", got, expected)
+        broadcast = owed.before()
+        for name in (*broadcast, *finding.state):
+            claimed = _describe_tensor(finding.state.get(name))
+            expected = _describe_tensor(broadcast.get(name))
+            owed.expect(f"a model whose {name} is", claimed, expected)
 
-    def judge(self, finding: LocalModel, about: About, bench: Bench) -> Judgement:
-        """See `score_local_model`."""
+    def judge(self, finding: LocalModel, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+        """Score a local model, see `score_local_model`."""
         victim, experiment = int(about["victim"]), bench.case.experiment
         if experiment is None:
             log.warning(
-                "%s, client %d: not scored: only an experiment says what the victim held", about["attack"], victim
+                "%s, client %d: not scored: only an experiment says what the victim held",
+                about["attack"],
+                victim,
             )
             return Judgement()
         data, dataset = experiment.data, experiment.dataset
         inputs, labels = data.train(victim)
-        other, why = _other_optimum(experiment, bench, victim)
+        other_optimum, reason = _other_optimum(experiment, bench, victim)
+        references = []
+        for indices in _reference_draws(experiment, bench):
+            references.append(data.to_model(dataset.test.inputs(indices)))
         scores = score_local_model(
             finding.state,
             bench.optimum(victim),
@@ -80,72 +87,84 @@ class LocalModels(Evaluator[LocalModel]):
             inputs=data.to_model(inputs),
             labels=labels,
             loss=experiment.loss,
-            references=[data.to_model(dataset.test.inputs(drawn)) for drawn in _references(experiment, bench)],
-            elsewhere=other,
+            references=references,
+            other_optimum=other_optimum,
             columns=dataset.columns,
             target=dataset.target,
-            memory=bench.kept.setdefault("models", Memory()),
+            cache=bench.cached_values.setdefault("models", ModelCache()),
         )
-        return Judgement(
-            scores=[*scores, Score.not_computed("zest_other_start", why)] if why else scores,
-            examples=len(labels),
-        )
+        if reason:
+            scores.append(Score.from_reason("zest_other_start", reason))
+        return Judgement(scores=scores, examples=len(labels))
 
 
-def _form(tensor: Tensor | None) -> str:
+def _describe_tensor(tensor: Tensor | None) -> str:
     return "missing" if tensor is None else f"of {tensor.dtype}, shape {tuple(tensor.shape)}"
 
 
 def _proxies(transcript: Transcript, rounds: str, victim: int, experiment: Experiment) -> dict[str, State]:
-    """Models that anybody has who reads the messages of the inspected rounds, by what they are called."""
+    """Return the models that anybody has who reads the messages of the attacked rounds, by name."""
     first, _, last = rounds.partition("-")
-    inspected = (n for n in transcript.rounds if int(first) <= n <= int(last or first))
-    present = {number: header for number in inspected if (header := transcript.header(number)).replies}
-    newest = max(present)
-    proxies = {"global model": transcript.update(newest, present[newest].replies[0].client).before}
-    seen = max(number for number, header in present.items() if header.reply_of(victim) is not None)
-    reply = present[seen].reply_of(victim)
+    headers: dict[int, Header] = {}
+    for number in transcript.rounds:
+        if int(first) <= number <= int(last or first):
+            header = transcript.header(number)
+            if header.replies:
+                headers[number] = header
+    # The newest broadcast.
+    newest = max(headers)
+    any_client = headers[newest].replies[0].client
+    proxies = {"global model": transcript.update(newest, any_client).before}
+    # The newest reply of the victim, or the mean of its group.
+    with_victim = [n for n, header in headers.items() if header.find_reply(victim) is not None]
+    reply = headers[max(with_victim)].find_reply(victim)
     assert reply is not None
-    returned = transcript.update(seen, reply.client)
-    if returned.gradient is None:
-        proxies["last mean of its group" if reply.members else "last-returned model"] = returned.after
+    update = transcript.update(max(with_victim), reply.client)
+    if update.gradient is None:
+        name = "last mean of its group" if reply.members else "last-returned model"
+        proxies[name] = update.after
     proxies["first model"] = experiment.initial_state()  # w_0, which the server knows whatever was recorded
     return proxies
 
 
-def _other_optimum(experiment: Experiment, bench: Bench, victim: int) -> tuple[State | None, str]:
-    """The optimum from other random weights, or why there is none; of texts, which Zest cannot compare, neither."""
+def _other_optimum(experiment: Experiment, bench: EvaluationContext, victim: int) -> tuple[State | None, str]:
+    """Return the optimum from other random weights, and the reason why there is none.
+
+    For texts, which Zest cannot compare, there is neither.
+    """
     if experiment.dataset.vocabulary:
         return None, ""
     try:
-        return bench.optimum(victim, elsewhere=True), ""
+        return bench.optimum(victim, other_start=True), ""
     except RunError as error:
         log.warning("client %d: no optimum from other random weights: %s", victim, error)
         return None, f"there is no optimum from other random weights ({error})"
 
 
-def _references(experiment: Experiment, bench: Bench) -> list[Tensor]:
-    """Which public examples Zest explains models on, a draw each; one draw where it takes them all."""
-    if "references" not in bench.kept:
+def _reference_draws(experiment: Experiment, bench: EvaluationContext) -> list[Tensor]:
+    """Draw indices of public examples for Zest; once where it takes all of them."""
+    if "references" not in bench.cached_values:
         test, seed = experiment.dataset.test, experiment.seed
         draws = DRAWS if len(test) > REFERENCES else 1
-        bench.kept["references"] = [draw_references(test, REFERENCES, seed, draw) for draw in range(draws)]
-    references: list[Tensor] = bench.kept["references"]
+        bench.cached_values["references"] = [draw_references(test, REFERENCES, seed, draw) for draw in range(draws)]
+    references: list[Tensor] = bench.cached_values["references"]
     return references
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Of models that come again: proxies are the same for each attack, and some of them for each victim.
+class ModelCache:
+    """Results for models that are judged again: the proxies are the same for each attack.
+
+    Some proxies are also the same for each victim.
 
     Attributes:
-        signatures: of the first models, by the hash of the state, for to explain a model takes seconds; and megabytes
-            to keep, so of some only.
-        judged: metrics by the hashes of the state and of the victim's optimum.
+        signatures: by the hash of the state. Explaining a model takes seconds, and keeping the
+            explanation megabytes, so only those of the first models are kept.
+        metrics: by the hashes of the state and of the victim's optimum.
     """
 
     signatures: dict[str, list[Tensor]] = field(default_factory=dict)
-    judged: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    metrics: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
 
 
 def score_local_model(
@@ -158,84 +177,100 @@ def score_local_model(
     labels: Tensor,
     loss: Loss = cross_entropy,
     references: Sequence[Tensor],
-    elsewhere: State | None = None,
+    other_optimum: State | None = None,
     columns: Sequence[Column] = (),
     target: tuple[float, float] = (0.0, 1.0),
-    memory: Memory | None = None,
+    cache: ModelCache | None = None,
 ) -> list[Score]:
-    """Judge a claimed local model by the victim's true optimal one, next to what proxies get.
+    """Score a claimed local model against the victim's optimal one, with proxies as floors.
 
-    `parameter_distance` is |claimed - optimum| / |optimum| over all parameters, `zest` the similarity of what the two
-    answer (`fedsim.evaluation.zest`, not of texts), `local_loss` the mean loss on the victim's training data, and on
-    the same data `local_accuracy` is the share of classes that are right, `local_mape` the mean absolute error of a
-    regression relative to the true target, in percent (LMRA, Table 9).
+    `parameter_distance` is |claimed - optimum| / |optimum| over all parameters. `zest` is how alike
+    the two models answer (`fedsim.evaluation.zest`; not for texts). `local_loss` is the mean loss
+    on the victim's training data; on the same data `local_accuracy` is the share of classes that
+    are right, and `local_mape` the mean absolute error of a regression relative to the true target,
+    in percent (LMRA, Table 9).
 
-    The optimum is trained from w_0, as some attacks train what they claim, so a small distance may say no more than
-    that both began at one place. `zest_other_start` therefore compares with the answers of a second optimum, of the
-    same data from other random weights, and `zest_of_optima` says how alike the two optima answer: where that is
-    low, the data do not determine what is measured.
+    The optimum is trained from w_0, as some attacks train what they claim, so a small distance may
+    only mean that both began at the same weights. `zest_other_start` therefore compares with a
+    second optimum, of the same data from other random weights, and `zest_of_optima` is how alike
+    the
+    two optima answer: where that is low, the data do not determine what is measured.
 
-    The floor is the best, by each metric and for each client, of the proxies and of what lies between two of them: the
-    models at a quarter, the middle and three quarters of the segment from one to the other and, of the distance, the
-    point of the segment that is nearest. The truth chooses it. So it is stricter than any adversary's own choice, who
-    knows the proxies but not which of these points is best; an attack above it has found something that is not
-    on the way from one model that was sent to another.
+    The floor is the best, by each metric and for each client, of the proxies and of points between
+    each two of them: the models at a quarter, the middle and three quarters of the segment and, for
+    the distance, the point of the segment that is nearest. The truth chooses it. So it is stricter
+    than the choice of any adversary, who knows the proxies but not which of these points is best;
+    an attack above it has found something that is not on the way from one sent model to another.
 
     Args:
         claimed: what the attack returned.
         optimum: theta_c*, see `fedsim.evaluation.local_optimum`.
-        proxies: models that anybody has who reads the messages, by what they are called: the global one, the victim's
-            last-returned one, the first one, w_0.
+        proxies: models that anybody has who reads the messages, by name: the global one, the
+            victim's last-returned one, the first one w_0.
         model: lends its architecture.
         inputs: `example ...`, the victim's training data in model units.
         labels: `example`, class indices or standardised targets.
-        loss: what it minimises.
-        references: `example ...` each, draws of public examples in model units. Zest is the mean over them.
-        elsewhere: the second optimum; None leaves `zest_other_start` out.
+        loss: what the client minimises.
+        references: `example ...` each, draws of public examples in model units. Zest is the mean
+            over them.
+        other_optimum: the second optimum; None leaves `zest_other_start` out.
         columns: of a table.
         target: mean and standard deviation that targets were standardised with.
-        memory: for further calls with the same references, see `Memory`.
+        cache: for further calls with the same references.
 
     Raises:
-        AttackError: the claimed model is none of this architecture.
-        DataError: the optimum or a proxy is none, or there are no references.
+        AttackError: the claimed model has another architecture.
+        DataError: the optimum or a proxy has another architecture, or there are no references.
     """
-    truth = _LocalTruth(
+    optimum_state = _checked_state(model, optimum, "the optimal local model")
+    other_state = None
+    if other_optimum is not None:
+        other_state = _checked_state(model, other_optimum, "the optimum of another start")
+    comparison = _ModelComparison(
         model=model,
-        optimum=_of_architecture(model, optimum, "the optimal local model"),
+        optimum=optimum_state,
         inputs=inputs,
         labels=labels,
         loss=loss,
         references=references,
-        elsewhere=None if elsewhere is None else _of_architecture(model, elsewhere, "the optimum of another start"),
+        other_optimum=other_state,
         columns=columns,
         target=target,
-        memory=Memory() if memory is None else memory,
+        cache=ModelCache() if cache is None else cache,
     )
-    found = state_for(model, claimed)
-    if found is None:
+    claimed_state = match_state(model, claimed)
+    if claimed_state is None:
         raise AttackError("the attack claims a model of another architecture than the victim's: names or shapes differ")
-    own, best = truth.metrics(found), truth.metrics(truth.optimum)
-    others = truth.proxies({name: _of_architecture(model, state, f"the {name}") for name, state in proxies.items()})
-    both = best.get("zest_other_start")
-    ceilings = best if both is None or math.isnan(both) else {**best, "zest_other_start": 1.0}
-    scores = [
-        _against_proxies(metric, value, {name: values[metric] for name, values in others.items()}, ceilings[metric])
-        for metric, value in own.items()
-    ]
-    return scores if both is None else [*scores, _against_proxies("zest_of_optima", both, {}, 1.0)]
+    values = comparison.metrics(claimed_state)
+    ceilings = comparison.metrics(comparison.optimum)
+    proxy_states: dict[str, State] = {}
+    for name, state in proxies.items():
+        proxy_states[name] = _checked_state(model, state, f"the {name}")
+    proxy_values = comparison.proxy_metrics(proxy_states)
+    # How alike the two optima answer is no ceiling: a claim may be more like the second one.
+    zest_of_optima = ceilings.get("zest_other_start")
+    if zest_of_optima is not None and not math.isnan(zest_of_optima):
+        ceilings = {**ceilings, "zest_other_start": 1.0}
+    scores = []
+    for metric, value in values.items():
+        floors = {name: metrics[metric] for name, metrics in proxy_values.items()}
+        scores.append(_score_against_proxies(metric, value, floors, ceilings[metric]))
+    if zest_of_optima is not None:
+        scores.append(_score_against_proxies("zest_of_optima", zest_of_optima, {}, 1.0))
+    return scores
 
 
-def _of_architecture(model: nn.Module, state: State, what: str) -> State:
-    found = state_for(model, state)
-    if found is None:
-        raise DataError(f"{what} is of another architecture than the victim's model; attack the recording it is from")
-    return found
+def _checked_state(model: nn.Module, state: State, name: str) -> State:
+    """Return `state` under the names of `model`; raise DataError where it does not fit."""
+    checked = match_state(model, state)
+    if checked is None:
+        raise DataError(f"{name} is of another architecture than the victim's model; attack the recording it is from")
+    return checked
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LocalTruth:
-    """What models are compared with; attributes as in `score_local_model`."""
+class _ModelComparison:
+    """Comparison of models with the optimum of one victim; attributes as in `score_local_model`."""
 
     model: nn.Module
     optimum: State
@@ -243,97 +278,105 @@ class _LocalTruth:
     labels: Tensor
     loss: Loss
     references: Sequence[Tensor]
-    elsewhere: State | None
+    other_optimum: State | None
     columns: Sequence[Column]
     target: tuple[float, float]
-    memory: Memory
-    explained: dict[str, list[Tensor]] = field(default_factory=dict)
+    cache: ModelCache
+    signatures: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def metrics(self, state: State) -> dict[str, float]:
-        """By name, computed once for this model and this victim, whom its optimum stands for."""
-        whose = hash_state(state), hash_state(self.optimum)
-        if whose not in self.memory.judged:
-            self.memory.judged[whose] = self._metrics(state)
-        return self.memory.judged[whose]
+        """Return the metrics of a model by name; each model is judged once for this optimum."""
+        key = hash_state(state), hash_state(self.optimum)
+        if key not in self.cache.metrics:
+            self.cache.metrics[key] = self._compute_metrics(state)
+        return self.cache.metrics[key]
 
-    def _metrics(self, state: State) -> dict[str, float]:
+    def _compute_metrics(self, state: State) -> dict[str, float]:
         on_data = evaluate(self.model, state, self.inputs, self.labels, self.loss)
         values = {
             "parameter_distance": self._distance(state),
             "zest": self._zest(state, self.optimum),
-            **({} if self.elsewhere is None else {"zest_other_start": self._zest(state, self.elsewhere)}),
-            "local_loss": on_data["loss"],
         }
+        if self.other_optimum is not None:
+            values["zest_other_start"] = self._zest(state, self.other_optimum)
+        values["local_loss"] = on_data["loss"]
         if "accuracy" in on_data:
             return values | {"local_accuracy": on_data["accuracy"]}
         return values | {"local_mape": self._mape(state)}
 
-    def proxies(self, states: Mapping[str, State]) -> dict[str, dict[str, float]]:
-        """Of each proxy, and of the best points between each two of them."""
-        found = {name: self.metrics(state) for name, state in states.items()}
-        for (one, start), (other, end) in itertools.combinations(states.items(), 2):
-            points = [self.metrics(_blend(start, end, share)) for share in _BETWEEN]
-            best = {metric: _best(metric)(point[metric] for point in points) for metric in points[0]}
-            best["parameter_distance"] = self._distance(_blend(start, end, self._nearest(start, end)))
-            found[f"between the {one} and the {other}"] = best
-        return found
+    def proxy_metrics(self, states: Mapping[str, State]) -> dict[str, dict[str, float]]:
+        """Return the metrics of each proxy, and of the best points between each two of them."""
+        values = {name: self.metrics(state) for name, state in states.items()}
+        for (name, start), (other_name, end) in itertools.combinations(states.items(), 2):
+            points = [self.metrics(_blend(start, end, share)) for share in _SEGMENT_POINTS]
+            best: dict[str, float] = {}
+            for metric in points[0]:
+                best[metric] = _better_of(metric)(point[metric] for point in points)
+            nearest = _blend(start, end, self._nearest_share(start, end))
+            best["parameter_distance"] = self._distance(nearest)
+            values[f"between the {name} and the {other_name}"] = best
+        return values
 
-    def _zest(self, state: State, other: State) -> float:
+    def _zest(self, state: State, optimum: State) -> float:
         if not all(draw.is_floating_point() for draw in self.references):
             return math.nan
-        return fmean(map(zest, self._signatures(state), self._signatures(other)))
+        return fmean(map(zest, self._state_signatures(state), self._state_signatures(optimum)))
 
-    def _signatures(self, state: State) -> list[Tensor]:
-        """One a draw of references."""
+    def _state_signatures(self, state: State) -> list[Tensor]:
+        """Return a signature for each draw of references."""
         key = hash_state(state)
-        for known in (self.explained, self.memory.signatures):
-            if key in known:
-                return known[key]
-        self.explained[key] = [self._explain(state, draw) for draw in self.references]
-        if len(self.memory.signatures) < _KEPT:
-            self.memory.signatures[key] = self.explained[key]
-        return self.explained[key]
+        for cached in (self.signatures, self.cache.signatures):
+            if key in cached:
+                return cached[key]
+        self.signatures[key] = [self._compute_signature(state, draw) for draw in self.references]
+        if len(self.cache.signatures) < _MAX_SIGNATURES:
+            self.cache.signatures[key] = self.signatures[key]
+        return self.signatures[key]
 
-    def _explain(self, state: State, references: Tensor) -> Tensor:
-        pieces = pieces_of(references.shape[1:], self.columns)
+    def _compute_signature(self, state: State, references: Tensor) -> Tensor:
+        pieces = interpretable_pieces(references.shape[1:], self.columns)
         outputs = model_outputs(self.model, state, references)
         return signature(outputs, references, pieces, masks=max(MASKS, 2 * int(pieces.max() + 1)))
 
     def _distance(self, state: State) -> float:
-        optimum = self._flat(self.optimum)
-        return float((self._flat(state) - optimum).norm() / optimum.norm())
+        optimum = self._flatten(self.optimum)
+        return float((self._flatten(state) - optimum).norm() / optimum.norm())
 
-    def _nearest(self, start: State, end: State) -> float:
-        """Where on the segment, from 0 to 1, the point is that is nearest to the optimum."""
-        along, wanted = self._flat(end) - self._flat(start), self._flat(self.optimum) - self._flat(start)
-        length = float(along @ along)
-        return min(1.0, max(0.0, float(wanted @ along) / length)) if length else 0.0
+    def _nearest_share(self, start: State, end: State) -> float:
+        """Return the share, in [0, 1], of the segment at which it is nearest to the optimum."""
+        segment = self._flatten(end) - self._flatten(start)
+        to_optimum = self._flatten(self.optimum) - self._flatten(start)
+        squared_length = float(segment @ segment)
+        if not squared_length:
+            return 0.0
+        return min(1.0, max(0.0, float(to_optimum @ segment) / squared_length))
 
-    def _flat(self, state: State) -> Tensor:
-        return torch.cat([state[name].flatten().double() for name, _ in self.model.named_parameters()])
+    def _flatten(self, state: State) -> Tensor:
+        names = [name for name, _ in self.model.named_parameters()]
+        return torch.cat([state[name].flatten().double() for name in names])
 
     @torch.no_grad()
     def _mape(self, state: State) -> float:
-        """In percent; infinite where a true target is 0."""
+        """Return the mean absolute error in percent; infinite where a true target is 0."""
         load_state(self.model, state)
         set_evaluation_modes(self.model, state)
         mean, std = self.target
         true = self.labels * std + mean
-        found = forward(self.model, self.inputs).squeeze(-1) * std + mean
-        return 100 * ((found - true).abs() / true.abs()).mean().item()
+        predicted = forward(self.model, self.inputs).squeeze(-1) * std + mean
+        return 100 * ((predicted - true).abs() / true.abs()).mean().item()
 
 
 def _blend(start: State, end: State, share: float) -> State:
-    """The model so far on the way from one to the other; of what both hold."""
+    """Return the model at a share of the way from `start` to `end`."""
     return {name: torch.lerp(tensor, end[name], share) for name, tensor in start.items() if name in end}
 
 
-def _best(metric: str) -> Callable[[Iterable[float]], float]:
-    return max if metric in _HIGHER else min
+def _better_of(metric: str) -> Callable[[Iterable[float]], float]:
+    return max if metric in _HIGHER_IS_BETTER else min
 
 
-def _against_proxies(metric: str, value: float, proxies: Mapping[str, float], optimum: float) -> Score:
-    higher = metric in _HIGHER
+def _score_against_proxies(metric: str, value: float, proxies: Mapping[str, float], optimum: float) -> Score:
+    higher = metric in _HIGHER_IS_BETTER
     if not math.isfinite(optimum):
-        return Score.not_computed(metric, _MISSING[metric], higher_is_better=higher)
-    return Score.beside(metric, value, proxies, ceiling=optimum, higher_is_better=higher)
+        return Score.from_reason(metric, _MISSING_REASONS[metric], higher_is_better=higher)
+    return Score.against_guesses(metric, value, proxies, ceiling=optimum, higher_is_better=higher)

@@ -1,4 +1,4 @@
-"""The model that a client would have trained alone: theta_c* = argmin L_c, which only the evaluator can compute."""
+"""Train the optimal local model theta_c* = argmin L_c of a client, as only the evaluator can."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.errors import ConfigError, DataError, RunError
 from fedsim.task import Loss, squared_error
-from fedsim.training.alone import BATCH, ITERATIONS, train_alone
-from fedsim.training.model_state import load_state, statistics_of
+from fedsim.training.alone import ITERATIONS, MAX_BATCH_SIZE, train_to_convergence
+from fedsim.training.model_state import load_state, running_statistics
 from fedsim.training.modes import forward, normalise_by_batch
-from fedsim.wire.messages import State, by_any, non_finite
+from fedsim.wire.messages import State, match_any_names, non_finite_names
 
-METHOD = f"gradient-descent-in-its-valley-{ITERATIONS}"
-"""How optima are found, in a word; it names the folder in which a run keeps them, and changes with the result."""
-_CONVEX_ITERATIONS, _LARGEST_SLOPE = 2000, 1e-7
+OPTIMUM_METHOD = f"gradient-descent-in-its-valley-{ITERATIONS}"
+"""Name of the method, and of the folder of optima in a run; it changes with the result."""
+_CONVEX_ITERATIONS, _GRADIENT_TOLERANCE = 2000, 1e-7
 
 
 def local_optimum(
@@ -28,34 +28,36 @@ def local_optimum(
     loss: Loss = cross_entropy,
     *,
     iterations: int = ITERATIONS,
-    batch_size: int = BATCH,
+    batch_size: int = MAX_BATCH_SIZE,
 ) -> dict[str, Tensor]:
-    """The weights that minimise a client's own loss, trained to convergence from `start`; the same at each call.
+    """Compute the weights that minimise a client's own loss, from `start`; the same at each call.
 
-    One linear layer with squared error is solved: the solution of least norm, in float64. One linear layer with
-    another loss is convex: L-BFGS in float64, until no entry of the gradient is above 1e-7 (or 2000 iterations: classes
-    that a plane separates have no best weights, only ever larger ones).
+    - One linear layer with squared error is solved in float64: the solution of least norm.
+    - One linear layer with another loss is convex: L-BFGS in float64, until no entry of the
+      gradient is above 1e-7, or for 2000 iterations: classes that a plane separates have no best
+      weights, only ever larger ones.
+    - Any other network is trained by gradient descent from `start` to convergence, see
+      `train_to_convergence`. There is no other rule to stop by: a network that can tell all its
+      examples apart has no best weights either. The loss falls and the weights grow for as long as
+      one trains, and there are many weights with a small loss, far from each other.
 
-    Any other network is trained by gradient descent from `start` until it rests, see `fedsim.training.alone`. There is
-    no other rule to stop by: a network that can tell all its examples apart has no best weights either, the loss falls
-    and the weights grow for as long as one trains, and of the weights with a small loss there are many, far apart.
-    So theta_c* is one of many minima, the one that the client's own method leads to; what two models answer
-    (`fedsim.evaluation.zest`) says more than a distance of their parameters.
+    So theta_c* is one of many minima, the one that the client's own method leads to; comparing the
+    answers of two models (`fedsim.evaluation.zest`) says more than a distance of their parameters.
 
-    BatchNorm layers normalise by the batch, whatever statistics `start` holds. Where it holds some, those of the
-    result are the client's, of all its examples. Dropout layers do not drop.
+    BatchNorm layers normalise by the batch, whatever statistics `start` holds. Where it holds some,
+    those of the result are computed from all of the client's examples. Dropout layers do not drop.
 
     Args:
         model: lends its architecture; it is copied.
         start: w_0 of the federation.
-        inputs: `example ...`, its training data in model units.
+        inputs: `example ...`, the client's training data in model units.
         labels: `example`, class indices or targets.
-        loss: what it minimises.
+        loss: what the client minimises.
         iterations: steps of gradient descent.
         batch_size: most examples in a step.
 
     Returns:
-        A state of the names that `start` has for this model, in its types.
+        A state with the names that `start` has for this model, in its types.
 
     Raises:
         ConfigError: `iterations` or `batch_size` is not positive.
@@ -67,63 +69,71 @@ def local_optimum(
             raise ConfigError(f"{name}: expected more than 0, got {value}")
     if not len(inputs):
         raise DataError("local optimum: the client holds no examples; attack one who does")
-    begin = state_for(model, start)
-    if begin is None:
+    initial = match_state(model, start)
+    if initial is None:
         raise DataError("local optimum: the first state is of another architecture than the model; check the model")
-    own = copy.deepcopy(model)
-    load_state(own, begin)
-    layer = _only_layer(own)
+    network = copy.deepcopy(model)
+    load_state(network, initial)
+    layer = _only_layer(network)
     if layer is None:
-        own, _ = train_alone(own, inputs, labels, loss, iterations=iterations, batch_size=batch_size)
-        if statistics_of(own) & set(begin):
-            _take_statistics(own, inputs)
+        network, _ = train_to_convergence(network, inputs, labels, loss, iterations=iterations, batch_size=batch_size)
+        if running_statistics(network) & set(initial):
+            _set_statistics(network, inputs)
     elif loss is squared_error:
-        _solve(layer, inputs.flatten(1), labels)
+        _solve_least_squares(layer, inputs.flatten(1), labels)
     else:
-        _minimise(own, inputs, labels, loss)
-    found = {name: tensor.to(begin[name].dtype) for name, tensor in own.state_dict().items() if name in begin}
-    if broken := non_finite(found):
-        raise RunError(f"the optimal local model diverged: {broken[0]} is NaN or infinite; standardise the inputs")
-    return {name: found[name].detach().clone() for name in begin}
+        _minimise_convex_loss(network, inputs, labels, loss)
+    # Keep the tensors that `start` has, in its types.
+    state: dict[str, Tensor] = {}
+    for name, tensor in network.state_dict().items():
+        if name in initial:
+            state[name] = tensor.to(initial[name].dtype)
+    diverged = non_finite_names(state)
+    if diverged:
+        raise RunError(f"the optimal local model diverged: {diverged[0]} is NaN or infinite; standardise the inputs")
+    return {name: state[name].detach().clone() for name in initial}
 
 
-def state_for(model: nn.Module, state: State) -> State | None:
-    """`state` under the names of `model`, with BatchNorm's running statistics or without; None where it does not fit.
+def match_state(model: nn.Module, state: State) -> State | None:
+    """Return `state` under the names of `model`; None where it does not fit.
 
-    Integer buffers are no part of states.
+    It may hold BatchNorm's running statistics or not. Integer buffers are no part of states.
     """
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    without = {name: shape for name, shape in shapes.items() if name not in statistics_of(model)}
-    return by_any(state, (shapes, without))
+    tensors = model.state_dict().items()
+    shapes = {name: tensor.shape for name, tensor in tensors if tensor.is_floating_point()}
+    statistics = running_statistics(model)
+    shapes_without_statistics = {n: shape for n, shape in shapes.items() if n not in statistics}
+    return match_any_names(state, (shapes, shapes_without_statistics))
 
 
 def _only_layer(model: nn.Module) -> nn.Linear | None:
-    """The layer of a linear model."""
-    layers = [layer for layer in model.modules() if not isinstance(layer, (nn.Sequential, nn.Flatten, nn.Identity))]
+    """Return the layer of a linear model; None for any other model."""
+    ignored = (nn.Sequential, nn.Flatten, nn.Identity)
+    layers = [layer for layer in model.modules() if not isinstance(layer, ignored)]
     return layers[0] if len(layers) == 1 and isinstance(layers[0], nn.Linear) else None
 
 
 @torch.no_grad()
-def _solve(layer: nn.Linear, inputs: Tensor, labels: Tensor) -> None:
-    """Least squares of least norm, the constant, if there is one, being a weight among the others."""
-    biased = layer.bias is not None
-    design = torch.cat([inputs, torch.ones(len(inputs), 1)], 1) if biased else inputs
-    # The driver that takes a matrix of less than full rank.
+def _solve_least_squares(layer: nn.Linear, inputs: Tensor, labels: Tensor) -> None:
+    """Set a layer to the least-squares solution of least norm over weights and bias."""
+    has_bias = layer.bias is not None
+    design = torch.cat([inputs, torch.ones(len(inputs), 1)], 1) if has_bias else inputs
+    # This driver takes a matrix of less than full rank.
     solution = torch.linalg.lstsq(design.double(), labels.double()[:, None], driver="gelsd").solution
     layer.double()
     layer.weight.copy_(solution[: inputs.shape[1]].T)
-    if biased:
+    if has_bias:
         layer.bias.copy_(solution[-1])
 
 
-def _minimise(model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss) -> None:
-    """A convex loss to its minimum."""
+def _minimise_convex_loss(model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss) -> None:
+    """Train `model` to the minimum of a convex loss."""
     model.double()
     inputs = inputs.double()
     labels = labels.double() if labels.is_floating_point() else labels
     parameters = list(model.parameters())
     optimizer = torch.optim.LBFGS(
-        parameters, max_iter=_CONVEX_ITERATIONS, history_size=20, tolerance_grad=_LARGEST_SLOPE,
+        parameters, max_iter=_CONVEX_ITERATIONS, history_size=20, tolerance_grad=_GRADIENT_TOLERANCE,
         tolerance_change=0.0, line_search_fn="strong_wolfe",
     )  # fmt: skip
 
@@ -137,8 +147,8 @@ def _minimise(model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss) -> N
 
 
 @torch.no_grad()
-def _take_statistics(model: nn.Module, inputs: Tensor) -> None:
-    """Make the running statistics those of `inputs`."""
+def _set_statistics(model: nn.Module, inputs: Tensor) -> None:
+    """Set the running statistics of BatchNorm layers to those of `inputs`."""
     for layer in normalise_by_batch(model):
-        layer.momentum = 1.0  # the next batch alone
+        layer.momentum = 1.0  # so that only the next batch counts
     forward(model, inputs)

@@ -1,4 +1,4 @@
-"""Images and rows of tables that the attack claims the victim trained on."""
+"""Judge images and rows of tables that an attack claims the victim trained on."""
 
 from __future__ import annotations
 
@@ -14,81 +14,105 @@ from torch import Tensor
 from fedsim import metrics
 from fedsim.errors import FedsimError
 from fedsim.evaluation.case import Case
-from fedsim.evaluation.examples import check_kinds, judged, shown, truth_of
-from fedsim.evaluation.kind import About, Bench, Evaluator, Judgement, Owed, Shown, first_round
-from fedsim.evaluation.score import Public
-from fedsim.evaluation.scoring import guesses_of
-from fedsim.evaluation.similarity import Message
+from fedsim.evaluation.examples import check_kinds, display_examples, judge_examples, true_examples
+from fedsim.evaluation.kind import (
+    Display,
+    EvaluationContext,
+    Evaluator,
+    FindingMetadata,
+    FindingSpec,
+    Judgement,
+    first_round,
+)
+from fedsim.evaluation.score import PublicExamples
+from fedsim.evaluation.scoring import numeric_guesses
+from fedsim.evaluation.similarity import AttackedUpdate
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction
 
 log = logging.getLogger(__name__)
 
 _UNRELATED, _RELATED = 0.95, 0.5
-"""One minus the cosine from which on examples do not explain a message at all, and up to which they do."""
+"""One minus the cosine from which on examples do not explain an update, and up to which they do."""
 
 
 @dataclass(frozen=True)
-class Reconstructions(Evaluator[Reconstruction]):
-    """Examples of numbers."""
+class ReconstructionEvaluator(Evaluator[Reconstruction]):
+    """Judge of claimed examples that are numbers."""
 
     finding = Reconstruction
 
-    def form(self, finding: Reconstruction, owed: Owed) -> None:
-        """Of the federation's shape and kind."""
+    def form(self, finding: Reconstruction, owed: FindingSpec) -> None:
+        """Check that the examples have the federation's shape and kind."""
         check_kinds(finding, owed)
 
-    def truth(self, finding: Reconstruction, about: About, case: Case) -> Truth | None:
-        """What those held whose examples are claimed."""
-        return truth_of(finding, about, case)
+    def truth(self, finding: Reconstruction, about: FindingMetadata, case: Case) -> Truth | None:
+        """Return the true data of the clients whose examples are claimed."""
+        return true_examples(finding, about, case)
 
-    def judge(self, finding: Reconstruction, about: About, bench: Bench) -> Judgement:
-        """See `fedsim.evaluation.scoring.score`; what somebody says that a client held has to explain its message."""
-        message = _message(finding, about, bench)
-        if (
-            message is not None
-            and bench.case.experiment is None
-            and (wrong := _why_not_its_truth(message, about, bench))
-        ):
-            log.error("%s, client %s: not scored: %s", about["attack"], about["victim"], wrong)
-            return Judgement()
-        return judged(finding, about, bench, message)
+    def judge(self, finding: Reconstruction, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+        """Score claimed examples, see `fedsim.evaluation.scoring.score_examples`.
 
-    def show(self, finding: Reconstruction, truth: Truth | None, tokens: Sequence[str], metric: str) -> Shown:
-        """Images or rows, beside the true ones where these are known."""
-        return shown(finding, truth)
+        A truth file of a recording made elsewhere must explain the client's update; otherwise the
+        finding is not scored.
+        """
+        message = _attacked_update(finding, about, bench)
+        if message is not None and bench.case.experiment is None:
+            complaint = _truth_complaint(message, about, bench)
+            if complaint:
+                log.error("%s, client %s: not scored: %s", about["attack"], about["victim"], complaint)
+                return Judgement()
+        return judge_examples(finding, about, bench, message)
+
+    def show(self, finding: Reconstruction, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
+        """Display images or rows, with the true ones where they are known."""
+        return display_examples(finding, truth)
 
     def guess(
-        self, finding: Reconstruction, truth: Truth, name: str, public: Public | None, rng: torch.Generator
+        self,
+        finding: Reconstruction,
+        truth: Truth,
+        name: str,
+        public: PublicExamples | None,
+        rng: torch.Generator,
     ) -> Tensor | None:
-        """The images of a guess, assigned to the true ones as claims are."""
-        made = guesses_of(finding, max(len(finding.data), len(truth.data)), public, rng).get(name)
-        return None if made is None or made.ndim != 4 else metrics.paired(made, truth.data)
+        """Return the images of a guess, assigned to the true ones as claims are."""
+        count = max(len(finding.data), len(truth.data))
+        guess = numeric_guesses(finding, count, public, rng).get(name)
+        if guess is None or guess.ndim != 4:
+            return None
+        return metrics.pair_examples(guess, truth.data)
 
 
-def _why_not_its_truth(message: Message, about: About, bench: Bench) -> str:
-    """Say why what a victim is said to have held cannot be what its message came of; nothing if it can."""
+def _truth_complaint(message: AttackedUpdate, about: FindingMetadata, bench: EvaluationContext) -> str:
+    """Say why a victim's truth file cannot be the data behind its update; empty where it can."""
     victim = str(about["victim"])
     if victim not in bench.case.files:
         return ""
-    apart = {client: _unexplained(message, file) for client, file in bench.case.files.items()}
-    own = apart[victim]
-    if math.isnan(own) or own < _RELATED:
+    distances = {client: _distance(message, file) for client, file in bench.case.files.items()}
+    distance = distances[victim]
+    if math.isnan(distance) or distance < _RELATED:
         return ""
-    nearest = min(apart, key=lambda client: apart[client])
-    told = f"what truth.{victim} says that it held does not explain its message (1 - cosine {own:.3f})"
-    if apart[nearest] < _RELATED:
-        return f"{told}, and what client {nearest} is said to have held does ({apart[nearest]:.3f}); mend [truth]"
-    if own < _UNRELATED or bench.knowledge.defenses:
-        return ""  # many local steps turn an update away from any gradient, and noise may leave nothing of it
+    nearest = min(distances, key=lambda client: distances[client])
+    complaint = f"what truth.{victim} says that it held does not explain its message (1 - cosine {distance:.3f})"
+    if distances[nearest] < _RELATED:
+        return (
+            f"{complaint}, and what client {nearest} is said to have held does ({distances[nearest]:.3f}); mend [truth]"
+        )
+    # Many local steps turn an update away from any gradient, and noise may leave nothing of it.
+    if distance < _UNRELATED or bench.knowledge.defenses:
+        return ""
     return (
-        f"{told}, nor does anybody else's; mend [truth], or what [app] and [adversary.knowledge] say of the model, the "
-        "loss and the messages"
+        f"{complaint}, nor does anybody else's; mend [truth], or what [app] and [adversary.knowledge] say of the "
+        "model, the loss and the messages"
     )
 
 
-def _unexplained(message: Message, file: Path) -> float:
-    """Return one minus the cosine between the message and the gradient of a truth, the least along the line."""
+def _distance(message: AttackedUpdate, file: Path) -> float:
+    """Return one minus the cosine between the update and the gradient of a truth file.
+
+    It is the least along the line from w_t to w_T.
+    """
     try:
         truth = Truth.load(file)
         return min(message.similarities(truth.data, truth.labels).values())
@@ -96,21 +120,32 @@ def _unexplained(message: Message, file: Path) -> float:
         return math.nan
 
 
-def _message(finding: Reconstruction, about: About, bench: Bench) -> Message | None:
-    """What the finding was read from, as far as L_sim takes it; None where it is several messages.
+def _attacked_update(
+    finding: Reconstruction, about: FindingMetadata, bench: EvaluationContext
+) -> AttackedUpdate | None:
+    """Return the update that the finding was read from, for L_sim.
 
-    None too where nobody says what the model is, or the recording is not there.
+    None where it was read from several updates, where the model is not known, or where the update
+    is not recorded.
     """
-    known, several = bench.knowledge, "-" in str(about["round"])
-    if finding.claims != "update" or several or known.model is None or known.value_range is None:
+    knowledge, several_rounds = bench.knowledge, "-" in str(about["round"])
+    if finding.claims != "update" or several_rounds:
         return None
-    assert known.loss is not None
+    if knowledge.model is None or knowledge.value_range is None:
+        return None
+    assert knowledge.loss is not None
     victim = int(about["victim"])
-    low, high = (torch.tensor(end) for end in known.value_range)
+    low, high = (torch.tensor(end) for end in knowledge.value_range)
     try:
         update = bench.transcript.update(first_round(about), victim)
     except FedsimError as error:
         log.warning("%s, client %d: no L_sim: %s", about["attack"], victim, error)
         return None
     settings = bench.case.experiment.training if bench.case.experiment else None
-    return Message(model=known.model(), loss=known.loss, update=update, value_range=(low, high), settings=settings)
+    return AttackedUpdate(
+        model=knowledge.model(),
+        loss=knowledge.loss,
+        update=update,
+        value_range=(low, high),
+        settings=settings,
+    )

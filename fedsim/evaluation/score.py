@@ -1,4 +1,4 @@
-"""What a judgement is made of: one number with its floor and ceiling, and the public data that guesses come from."""
+"""A score: one number with its floor and ceiling; and the public data that guesses come from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedsim.evaluation.statistics import best_guess
 
 
 @dataclass(frozen=True, kw_only=True)
-class Public:
-    """What anybody may know of such data without seeing the victim's: examples of the same kind.
+class PublicExamples:
+    """Public examples of the same kind as the victim's data.
 
     Attributes:
-        data: `example channel height width`, in [0, 1], or `example place` tokens.
+        data: `example channel height width` in [0, 1], or `example position` tokens.
         labels: `example`, class indices.
     """
 
@@ -31,15 +31,15 @@ class Score:
     Attributes:
         metric: name of the metric.
         value: mean over the victim's images or records.
-        floor: what guessing gets; the best guess by this metric.
-        floor_guess: which guess that was.
-        nearest_public: what the public example closest to each true one would get, NaN where none is
-            known. No guess: it takes the truth to pick it. An attack that stays below may have found the
-            kind of data, rather than the data.
-        ceiling: what a perfect finding would get, None where the metric has no bound.
+        floor: value of the best guess by this metric.
+        floor_guess: name of that guess.
+        nearest_public: value of the public example closest to each true one; NaN where none is
+            known. It is no guess, because picking it takes the truth. An attack that stays below
+            may have found the kind of data rather than the data.
+        ceiling: value of a perfect finding; None where the metric has no bound.
         higher_is_better: direction, from the adversary's point of view.
         per_image: `example`, the values behind the mean; empty where there are none.
-        missing: why there is no value; then `value` is NaN.
+        missing: reason why there is no value; then `value` is NaN.
     """
 
     metric: str
@@ -53,7 +53,7 @@ class Score:
     missing: str = ""
 
     @classmethod
-    def beside(
+    def against_guesses(
         cls,
         metric: str,
         value: float,
@@ -64,7 +64,7 @@ class Score:
         nearest_public: float = math.nan,
         per_image: tuple[float, ...] = (),
     ) -> Score:
-        """A score whose floor is the best of `guesses`, which are called by what they do."""
+        """Make a score whose floor is the best of `guesses`, given by name."""
         guess, floor = best_guess(guesses, higher_is_better=higher_is_better)
         return cls(
             metric=metric,
@@ -78,6 +78,6 @@ class Score:
         )
 
     @classmethod
-    def not_computed(cls, metric: str, why: str, *, higher_is_better: bool = True) -> Score:
-        """A score without a value, and the reason."""
-        return cls(metric=metric, value=math.nan, missing=why, higher_is_better=higher_is_better)
+    def from_reason(cls, metric: str, reason: str, *, higher_is_better: bool = True) -> Score:
+        """Make a score that has no value, for this `reason`."""
+        return cls(metric=metric, value=math.nan, missing=reason, higher_is_better=higher_is_better)

@@ -1,4 +1,4 @@
-"""What is computed from scores: floors, paired differences, intervals over victims, clients and seeds, sign tests."""
+"""Statistics of scores: floors, differences from floors, confidence intervals and sign tests."""
 
 from __future__ import annotations
 
@@ -8,66 +8,78 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-_CHANCE = 0.05
-_DRAWS = 4000
+_SIGNIFICANCE = 0.05
+_BOOTSTRAP_DRAWS = 4000
 Values = NDArray[np.float64]
 
 
 def best_guess(guesses: Mapping[str, float], *, higher_is_better: bool) -> tuple[str, float]:
-    """The guess that a finding has to beat, and what it gets; an empty name and NaN where there is none.
+    """Return the name and the value of the best guess; an empty name and NaN where there is none.
 
-    Of equal guesses it is the first.
+    Of equal guesses the first one is returned.
+
+    >>> best_guess({"noise": 9.1, "mid-grey": 11.5}, higher_is_better=True)
+    ('mid-grey', 11.5)
     """
-    best = (max if higher_is_better else min)(guesses, key=lambda name: guesses[name], default="")
+    better_of = max if higher_is_better else min
+    best = better_of(guesses, key=lambda name: guesses[name], default="")
     return best, guesses.get(best, math.nan)
 
 
 def gains(values: Values, floors: Values, *, higher_is_better: bool) -> Values:
-    """By how much each value is beyond its own floor, in the direction of leakage; negative where it falls short."""
+    """Return by how much each value beats its own floor; negative where it does not reach it."""
     return values - floors if higher_is_better else floors - values
 
 
 def mean(values: Values) -> float:
-    """The mean; NaN of no values."""
+    """Return the mean; NaN where there are no values."""
     return float(values.mean()) if len(values) else math.nan
 
 
-def interval(
+def confidence_interval(
     values: Values, *, share: bool = False, lowest: float = -math.inf, highest: float = math.inf
 ) -> tuple[float, float]:
-    """The 95 % confidence interval of the mean of `values`; NaN for fewer than two, or where one is not finite.
+    """Return the 95 % confidence interval of the mean of `values`.
 
-    Of a share it is Gaffke's bound, see `share_interval`. Otherwise it is Student's, cut where the range of the values
-    ends. A perfect reconstruction has an infinite PSNR, about which no interval can be said.
+    For a share it is Gaffke's bound, see `share_interval`. Otherwise it is Student's, cut where the
+    range of the values ends. It is NaN for fewer than two values, or where one is not finite: a
+    perfect reconstruction has an infinite PSNR, for which there is no interval.
+
+    Args:
+        share: values are shares, in [0, 1].
+        lowest: end of the range of the values.
+        highest: likewise.
     """
     if len(values) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     if share:
         return share_interval(values)
-    margin = float(values.std(ddof=1) / math.sqrt(len(values))) * _student(len(values) - 1)
+    margin = float(values.std(ddof=1) / math.sqrt(len(values))) * _student_quantile(len(values) - 1)
     return max(float(values.mean()) - margin, lowest), min(float(values.mean()) + margin, highest)
 
 
 def share_interval(values: Values) -> tuple[float, float]:
-    """The interval of the mean of values in [0, 1].
+    """Return the 95 % confidence interval of the mean of values in [0, 1] (Gaffke's bound).
 
-    It is a bootstrap over the values and the two ends of the range: means under random weights (Dirichlet, all 1) of
-    the values and 0 give the lower limit, of the values and 1 the upper one (Gaffke's bound, see Phan, Thomas and
-    Learned-Miller, ICML 2021), by draws. It stays within [0, 1]; where each value is 0 or 1 it is Clopper and Pearson's
-    binomial interval, exactly. The plain bootstrap has no width where few values happen to be equal, and Student's
-    interval leaves [0, 1] and covers too seldom where values fall into two heaps; this one has neither fault, at the
-    price of being wide for few values.
+    It is a bootstrap over the values and the two ends of the range: means of the values and 0 under
+    random weights (Dirichlet, all 1) give the lower limit, those of the values and 1 the upper one
+    (Phan, Thomas and Learned-Miller, ICML 2021). It stays within [0, 1]; where each value is 0 or 1
+    it is exactly the binomial interval of Clopper and Pearson. The plain bootstrap has no width
+    where a few values happen to be equal, and Student's interval leaves [0, 1] and covers too
+    seldom where values fall into two clusters; this one has neither fault, at the price of being
+    wide for few values.
     """
     if np.isin(values, (0, 1)).all():
         return _binomial_interval(int(values.sum()), len(values))
-    weights = np.random.default_rng(0).dirichlet(np.ones(len(values) + 1), _DRAWS)
-    ends = ((0.0, 0.025), (1.0, 0.975))
-    low, high = (float(np.quantile(weights @ np.append(np.sort(values), end), level)) for end, level in ends)
-    return max(low, 0.0), min(high, 1.0)  # but for rounding, they lie there
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(values) + 1), _BOOTSTRAP_DRAWS)
+    ordered = np.sort(values)
+    low = float(np.quantile(weights @ np.append(ordered, 0.0), 0.025))
+    high = float(np.quantile(weights @ np.append(ordered, 1.0), 0.975))
+    return max(low, 0.0), min(high, 1.0)  # rounding may put them outside
 
 
 def _binomial_interval(successes: int, count: int) -> tuple[float, float]:
-    from scipy.special import betaincinv  # which takes a quarter of a second to import; workers do without
+    from scipy.special import betaincinv  # takes a quarter of a second, which workers save
 
     failures, tail = count - successes, (1 - 0.95) / 2
     low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
@@ -75,53 +87,65 @@ def _binomial_interval(successes: int, count: int) -> tuple[float, float]:
     return low, high
 
 
-def more_than_half(ahead: int, count: int, chance: float = _CHANCE, *, expected: float = 0.5) -> bool:
-    """Whether chance gives so many of `count`, or more, in at most this share of cases (sign test).
+def is_more_than_half(ahead: int, count: int, chance: float = _SIGNIFICANCE, *, expected: float = 0.5) -> bool:
+    """Return whether significantly more than expected are ahead of their floors (sign test).
 
     Args:
-        ahead: how many are ahead of their floors.
-        count: how many there are.
-        chance: the share of cases.
-        expected: how often a guess is ahead of its own floor: a coin toss, unless scores take few values.
+        ahead: number of findings that are ahead of their floors.
+        count: number of findings.
+        chance: significance level.
+        expected: how often a guess is ahead of its own floor: a coin toss, unless scores take few
+            values.
+
+    >>> is_more_than_half(9, 10), is_more_than_half(8, 10)
+    (True, False)
     """
     from scipy.special import bdtrc  # likewise
 
     return float(bdtrc(ahead - 1, count, expected)) <= chance
 
 
-def fewer_than_half(ahead: int, count: int) -> bool:
-    """The same of so few, or fewer."""
+def is_fewer_than_half(ahead: int, count: int) -> bool:
+    """Return whether significantly fewer than half are ahead of their floors (sign test)."""
     from scipy.special import bdtr  # likewise
 
-    return float(bdtr(ahead, count, 0.5)) <= _CHANCE
+    return float(bdtr(ahead, count, 0.5)) <= _SIGNIFICANCE
 
 
 def mean_and_margin(values: Mapping[tuple[str, str], float]) -> tuple[float, float]:
-    """Mean of values by (client, run), and half the width of its 95 % interval; 0 where the values do not vary.
+    """Return the mean of values by (client, run), and half the width of its 95 % interval.
 
-    Clients and seeds both vary, and a client holds much the same in each run: three runs of it are not three clients.
-    So the squared standard errors of two means are added, that over clients (each a mean over runs) and that over runs
-    (each a mean over clients), which is a little too much; Satterthwaite's degrees of freedom.
+    Clients and seeds both vary, and a client holds much the same data in each run: three runs of it
+    are not three clients. So the squared standard errors of two means are added, that over clients
+    (each a mean over runs) and that over runs (each a mean over clients), which is a little too
+    much; the degrees of freedom are Satterthwaite's. The width is 0 where the values do not vary.
     """
     clients, runs = (sorted(set(names)) for names in zip(*values, strict=True))
-    table = np.array([[values.get((client, run), np.nan) for run in runs] for client in clients])
-    sides = [side for side in (np.nanmean(table, 1), np.nanmean(table, 0)) if len(side) > 1]
-    errors = np.array([side.var(ddof=1) / len(side) for side in sides])
+    rows = []
+    for client in clients:
+        rows.append([values.get((client, run), np.nan) for run in runs])
+    table = np.array(rows)
+    client_means, run_means = np.nanmean(table, 1), np.nanmean(table, 0)
+    varying = [means for means in (client_means, run_means) if len(means) > 1]
+    squared_errors = np.array([means.var(ddof=1) / len(means) for means in varying])
     centre = float(np.mean(list(values.values())))
-    if not errors.sum():
+    if not squared_errors.sum():
         return centre, 0.0
-    freedom = errors.sum() ** 2 / sum(error**2 / (len(side) - 1) for error, side in zip(errors, sides, strict=True))
-    return centre, _student(freedom) * float(np.sqrt(errors.sum()))
+    terms = []
+    for squared_error, means in zip(squared_errors, varying, strict=True):
+        terms.append(squared_error**2 / (len(means) - 1))
+    freedom = squared_errors.sum() ** 2 / sum(terms)
+    return centre, _student_quantile(freedom) * float(np.sqrt(squared_errors.sum()))
 
 
-def _student(freedom: float) -> float:
-    """How many standard errors to either side are 95 % of Student's distribution."""
+def _student_quantile(freedom: float) -> float:
+    """Return the half width of 95 % of Student's distribution, in standard errors."""
     from scipy.special import stdtrit  # likewise
 
     return float(stdtrit(freedom, 0.975))
 
 
-def mean_text(values: Mapping[tuple[str, str], float]) -> str:
-    """`mean ± margin`, see `mean_and_margin`."""
+def format_mean(values: Mapping[tuple[str, str], float]) -> str:
+    """Return the text `mean ± margin`, see `mean_and_margin`."""
     centre, margin = mean_and_margin(values)
     return f"{centre:.3f} ± {margin:.3f}" if margin else f"{centre:.3f}"

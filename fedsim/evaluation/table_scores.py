@@ -1,4 +1,4 @@
-"""How many values of a table's rows are right, beside what guessing gets."""
+"""Score how many values of claimed table rows are right."""
 
 from __future__ import annotations
 
@@ -8,76 +8,90 @@ import torch
 from torch import Tensor
 
 from fedsim import table_metrics
-from fedsim.evaluation.score import Public, Score
+from fedsim.evaluation.score import PublicExamples, Score
 from fedsim.evaluation.truth import Truth
 
 
-def columns_score(
+def score_columns(
     claimed: Tensor,
     truth: Truth,
-    public: Public,
+    public: PublicExamples,
     guesses: Mapping[str, Tensor],
     clusters: Sequence[Tensor],
     rng: torch.Generator,
 ) -> Score:
-    """`columns_right`: the share of values that are right, a number to `table_metrics.TOLERANCE` standard deviations.
+    """Score `columns_right`, the share of values that are right, against guesses.
 
-    This is the accuracy of TabLeak (Vero et al., ICML 2023). Rows are assigned to the true ones so that it is largest,
-    those of guesses as well. Besides `guesses` there are, from public rows, the likeliest value of each column, of
-    a number that which is right for most of them, the same of clusters of public rows, and rows whose columns are drawn
-    from public ones each by itself.
+    A number is right to `table_metrics.TOLERANCE` standard deviations. This is the accuracy of
+    TabLeak (Vero et al., ICML 2023). Rows are assigned to the true ones so that it is largest,
+    those of guesses as well. Besides `guesses` there are guesses from public rows: the likeliest
+    value of each column (of a number the value that is right for most rows), the same for clusters
+    of public rows, and rows whose columns are drawn independently from public ones.
 
     Args:
         claimed: `row feature` in [0, 1].
-        truth: says what the columns are, and how far numbers are spread.
-        public: says what rows look like.
-        guesses: further ones, rows by what they are called.
-        clusters: for each claim, the places of public rows like which it might be.
+        truth: says what the columns are, and the standard deviations of numbers.
+        public: public rows of the same kind.
+        guesses: further ones, rows by name.
+        clusters: for each claim, the indices of public rows that it may be like.
         rng: draws rows.
     """
     columns, deviations = truth.columns, truth.deviations
     assert deviations is not None
 
-    def each(rows: Tensor) -> Tensor:
-        return table_metrics.columns_right(rows, truth.data, columns, deviations).double().mean(1)
+    def shares_right(rows: Tensor) -> Tensor:
+        right = table_metrics.find_correct_columns(rows, truth.data, columns, deviations)
+        return right.double().mean(1)
 
     count = max(len(claimed), len(truth.data))
-    modes = [likeliest(public.data[places], columns, deviations) for places in clusters]
-    of_all = likeliest(public.data, columns, deviations)
-    made = dict(guesses) | {
-        "likeliest values of clusters": torch.stack(modes + [of_all] * (count - len(modes))),
+    rows = [likeliest_row(public.data[indices], columns, deviations) for indices in clusters]
+    of_all = likeliest_row(public.data, columns, deviations)
+    rows += [of_all] * (count - len(rows))
+    all_guesses = dict(guesses) | {
+        "likeliest values of clusters": torch.stack(rows),
         "likeliest values": of_all.expand(count, -1),
-        "public columns": drawn(public.data, columns, count, rng),
+        "public columns": draw_rows(public.data, columns, count, rng),
     }
-    found = each(claimed)
-    return Score.beside(
+    shares = shares_right(claimed)
+    return Score.against_guesses(
         "columns_right",
-        found.mean().item(),
-        {name: each(rows).mean().item() for name, rows in made.items()},
+        shares.mean().item(),
+        {name: shares_right(guess).mean().item() for name, guess in all_guesses.items()},
         ceiling=1.0,
-        per_image=tuple(found.tolist()),
+        per_image=tuple(shares.tolist()),
     )
 
 
-def likeliest(rows: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
-    """`feature`: the most frequent category of each column, and the number that most of these rows have, about."""
-    found = []
-    for own, apart in zip(torch.split(rows, list(columns), 1), torch.split(deviations, list(columns)), strict=True):
-        if own.shape[1] > 1:
-            found.append(torch.eye(own.shape[1])[own.argmax(1).mode().values])
+def likeliest_row(rows: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
+    """Return the likeliest row, `feature`.
+
+    It has the most frequent category of each column, and about the number that most rows have.
+    """
+    parts = []
+    column_rows = torch.split(rows, list(columns), 1)
+    column_deviations = torch.split(deviations, list(columns))
+    for values, deviation in zip(column_rows, column_deviations, strict=True):
+        width = values.shape[1]
+        if width > 1:
+            parts.append(torch.eye(width)[values.argmax(1).mode().values])
         else:
-            found.append(_densest(own[:, 0], table_metrics.TOLERANCE * float(apart))[None])
-    return torch.cat(found)
+            reach = table_metrics.TOLERANCE * float(deviation)
+            parts.append(_densest(values[:, 0], reach)[None])
+    return torch.cat(parts)
 
 
 def _densest(numbers: Tensor, reach: float) -> Tensor:
-    """The one of these `numbers` that has most of them within `reach`."""
+    """Return the one of these `numbers` that has most of them within `reach`."""
     ordered = numbers.sort().values
-    within = torch.searchsorted(ordered, ordered + reach, right=True) - torch.searchsorted(ordered, ordered - reach)
-    return ordered[within.argmax()]
+    last = torch.searchsorted(ordered, ordered + reach, right=True)
+    first = torch.searchsorted(ordered, ordered - reach)
+    return ordered[(last - first).argmax()]
 
 
-def drawn(rows: Tensor, columns: Sequence[int], count: int, rng: torch.Generator) -> Tensor:
-    """`row feature`, `count` of them, each column taken from a row of its own."""
-    parts = torch.split(rows, list(columns), 1)
-    return torch.cat([own[torch.randint(len(rows), (count,), generator=rng)] for own in parts], 1)
+def draw_rows(rows: Tensor, columns: Sequence[int], count: int, rng: torch.Generator) -> Tensor:
+    """Draw `count` rows, `row feature`, each column from a row of its own."""
+    parts = []
+    for column in torch.split(rows, list(columns), 1):
+        indices = torch.randint(len(rows), (count,), generator=rng)
+        parts.append(column[indices])
+    return torch.cat(parts, 1)

@@ -1,6 +1,7 @@
-"""How much of a batch of texts was found: pure functions over `example place` tokens.
+"""Metrics of claimed texts: pure functions of `example position` tokens.
 
-Padding, the token that fills short texts up, is never counted among the true tokens.
+Padding, the token that fills short texts up, never counts as a true token. Arguments `padding` are
+that token, or None where there is none.
 """
 
 from __future__ import annotations
@@ -10,98 +11,122 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-NOTHING = -1
-"""Marks a place for which no token is claimed."""
+NO_TOKEN = -1
+"""Token of a position for which no token is claimed."""
 
 
 def are_empty(texts: Tensor, padding: int | None) -> Tensor:
-    """`text`: whether it has no token but padding."""
-    return ~_real(texts, padding).any(1)
+    """Return `text`, whether it has only padding."""
+    return ~_is_token(texts, padding).any(1)
 
 
-def right_places(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
-    """`true claimed`: for each pair of texts, the fraction of the true tokens that stand in their places.
+def position_accuracy(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """Return `true claimed`, the fraction of the true tokens that are claimed at their positions.
+
+    There is a value for each pair of a true and a claimed text.
 
     Args:
-        claimed: `claimed place`.
-        true: `true place`.
-        padding: the token that is none, or None.
+        claimed: `claimed position`.
+        true: `true position`.
+
+    >>> position_accuracy(torch.tensor([[5, 6, 0]]), torch.tensor([[5, 7, 0]]), padding=0)
+    tensor([[0.5000]])
     """
-    real = _real(true, padding)
-    same = (true[:, None] == claimed[None]) & real[:, None]
-    return same.sum(2) / real.sum(1, keepdim=True).clamp_min(1)
+    is_token = _is_token(true, padding)
+    same = (true[:, None] == claimed[None]) & is_token[:, None]
+    return same.sum(2) / is_token.sum(1, keepdim=True).clamp_min(1)
 
 
-def ends_right(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
-    """`text`: whether nothing is claimed behind the end of each true text, see `paired_texts`."""
-    behind = ~_real(true, padding)
-    nothing = claimed == NOTHING if padding is None else (claimed == NOTHING) | (claimed == padding)
-    return (nothing | ~behind).all(1)
+def ends_match(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """Return `text`, whether no token is claimed after the end of the true text.
+
+    Args:
+        claimed: `text position`, in the order of the true ones, see `pair_texts`.
+    """
+    is_claimed = claimed != NO_TOKEN
+    if padding is not None:
+        is_claimed &= claimed != padding
+    return (~is_claimed | _is_token(true, padding)).all(1)
 
 
-def found_tokens(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
-    """`true claimed`: the same wherever the tokens stand: the common part of both multisets."""
-    real = _real(true, padding)
+def token_recall(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """Return `true claimed`, the fraction of the true tokens that are claimed at any position.
+
+    Texts are compared as multisets of tokens.
+    """
+    is_token = _is_token(true, padding)
     shares = []
-    for text, kept in zip(true, real, strict=True):
-        words, often = _counted(text[kept])
-        there = (claimed[:, :, None] == words).sum(1)
-        shares.append(torch.minimum(there, often).sum(1) / max(1, int(kept.sum())))
+    for text, selected in zip(true, is_token, strict=True):
+        tokens, counts = _count_tokens(text[selected])
+        claimed_counts = (claimed[:, :, None] == tokens).sum(1)
+        overlap = torch.minimum(claimed_counts, counts).sum(1)
+        shares.append(overlap / max(1, int(selected.sum())))
     return torch.stack(shares)
 
 
-def words_found(claimed: Tensor, true: Tensor, padding: int | None) -> float:
-    """The fraction of the different words of all true texts that are claimed in any text."""
-    words = _counted(true[_real(true, padding)])[0]
+def word_recall(claimed: Tensor, true: Tensor, padding: int | None) -> float:
+    """Return the fraction of the different words of all true texts that any claimed text has."""
+    words, _ = _count_tokens(true[_is_token(true, padding)])
     return torch.isin(words, claimed).double().mean().item()
 
 
 def rouge(claimed: Tensor, true: Tensor, padding: int | None, words: int) -> Tensor:
-    """`text`: ROUGE-1 or ROUGE-2, the F1 of the runs of so many words that both texts of a pair hold, as multisets.
+    """Return `text`, ROUGE-n: the F1 of the n-grams that both texts of a pair have, as multisets.
 
-    Padding is in neither, nor are places for which nothing is claimed. Without any such run in either, it is 0.
+    Padding and positions for which nothing is claimed are left out. Where neither text has an
+    n-gram, it is 0.
 
     Args:
-        claimed: `text place`, in the order of the true ones, see `paired_texts`.
-        true: `text place`.
-        padding: the token that is none, or None.
-        words: length of a run.
+        claimed: `text position`, in the order of the true ones, see `pair_texts`.
+        true: `text position`.
+        words: n, the length of an n-gram.
 
     References:
-        Lin: ROUGE: A Package for Automatic Evaluation of Summaries, 2004, Sect. 2; without stemming.
+        Lin: ROUGE: A Package for Automatic Evaluation of Summaries, 2004, Sect. 2; without
+        stemming.
     """
     scores = []
     for pair in zip(claimed.tolist(), true.tolist(), strict=True):
-        texts = [[token for token in text if token not in (padding, NOTHING)] for text in pair]
-        found, held = (Counter(zip(*(text[start:] for start in range(words)), strict=False)) for text in texts)
-        scores.append(2 * (found & held).total() / max(1, found.total() + held.total()))
+        claimed_counts, true_counts = (_count_ngrams(text, padding, words) for text in pair)
+        total = claimed_counts.total() + true_counts.total()
+        scores.append(2 * (claimed_counts & true_counts).total() / max(1, total))
     return torch.tensor(scores)
 
 
-def paired_texts(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
-    """For each true text, the claimed one assigned to it, or `NOTHING` at each place where fewer are claimed.
+def _count_ngrams(text: list[int], padding: int | None, length: int) -> Counter[tuple[int, ...]]:
+    tokens = [token for token in text if token not in (padding, NO_TOKEN)]
+    shifted = (tokens[start:] for start in range(length))
+    return Counter(zip(*shifted, strict=False))
 
-    One-to-one, so that the sum of the tokens found and of those in their places is largest (Hungarian algorithm).
+
+def pair_texts(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """Assign claimed texts one-to-one to the true ones; return them in the order of the true ones.
+
+    The sum of position accuracy and token recall is largest (Hungarian algorithm). Where fewer
+    texts are claimed, the others are `NO_TOKEN` at each position.
     """
     from scipy.optimize import linear_sum_assignment
 
-    alike = right_places(claimed, true, padding) + found_tokens(claimed, true, padding)
-    places, chosen = (torch.from_numpy(index) for index in linear_sum_assignment(alike.numpy(), maximize=True))
-    return torch.full_like(true, NOTHING).index_put((places,), claimed[chosen].to(true.dtype))
+    similarity = position_accuracy(claimed, true, padding) + token_recall(claimed, true, padding)
+    assignment = linear_sum_assignment(similarity.numpy(), maximize=True)
+    true_indices, claimed_indices = (torch.from_numpy(indices) for indices in assignment)
+    assigned_texts = claimed[claimed_indices].to(true.dtype)
+    return torch.full_like(true, NO_TOKEN).index_put((true_indices,), assigned_texts)
 
 
 def likeliest_tokens(texts: Tensor, length: int, padding: int | None) -> Tensor:
-    """`length` tokens, with repetitions, of which a text like these holds most on average.
+    """Return the `length` tokens, with repetitions, of which a text like these has most on average.
 
-    The k-th copy of a token is worth the fraction of the texts that hold it k times.
+    The k-th copy of a token is worth the fraction of the texts that have it at least k times.
 
     Args:
-        texts: `example place`.
+        texts: `example position`.
     """
-    words, often = _counted(texts[_real(texts, padding)])
+    words, frequencies = _count_tokens(texts[_is_token(texts, padding)])
     if not len(words):
         return texts.new_zeros(length)
-    words = words[often.argsort(descending=True, stable=True)[: max(200, length)]]
+    # Only the most frequent words are worth a closer look, and at most four copies of each.
+    words = words[frequencies.argsort(descending=True, stable=True)[: max(200, length)]]
     counts = torch.stack([(texts == word).sum(1) for word in words])
     copies = torch.arange(1, 5)
     worth = (counts[:, None] >= copies[:, None]).double().mean(2)
@@ -111,18 +136,22 @@ def likeliest_tokens(texts: Tensor, length: int, padding: int | None) -> Tensor:
 
 
 def frequent_words(texts: Tensor, count: int, padding: int | None) -> Tensor:
-    """The `count` most frequent tokens, from the first again where there are fewer."""
-    words, often = _counted(texts[_real(texts, padding)])
+    """Return the `count` most frequent tokens, repeated where there are fewer."""
+    words, frequencies = _count_tokens(texts[_is_token(texts, padding)])
     if not len(words):
         return texts.new_zeros(count)
-    return words[often.argsort(descending=True, stable=True)][torch.arange(count) % len(words)]
+    ranked = words[frequencies.argsort(descending=True, stable=True)]
+    return ranked[torch.arange(count) % len(ranked)]
 
 
-def _real(tokens: Tensor, padding: int | None) -> Tensor:
-    return torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
+def _is_token(tokens: Tensor, padding: int | None) -> Tensor:
+    """Return which tokens are no padding."""
+    if padding is None:
+        return torch.ones_like(tokens, dtype=torch.bool)
+    return tokens != padding
 
 
-def _counted(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The different tokens, ascending, and how often each occurs."""
-    words, often = torch.unique(tokens, return_counts=True)
-    return words, often
+def _count_tokens(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different tokens, ascending, and how often each occurs."""
+    words, counts = torch.unique(tokens, return_counts=True)
+    return words, counts

@@ -1,4 +1,4 @@
-"""What victims really held, which the evaluator alone knows."""
+"""The victims' true data, which only the evaluator knows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from fedsim.errors import DataError, RunError, first_line
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What the victim held.
+    """True data of a victim.
 
     Attributes:
         data: `example channel height width` images in [0, 1], `example feature` rows of a table, or
-            `example place` tokens of texts, which are integers.
+            `example position` tokens of texts, which are integers.
         labels: `example`, class indices, or targets of a regression.
-        padding: the token that fills texts up and is none of theirs; None where there is none.
-        columns: how many features each column of a table has, see `fedsim.table_metrics`; empty where nobody says.
+        padding: the token that fills short texts up; None where there is none.
+        columns: number of features of each column of a table, see `fedsim.table_metrics`; empty
+            where it is not known.
         deviations: `feature`, standard deviations of a table's numbers in public rows.
     """
 
@@ -35,23 +36,25 @@ class Truth:
     deviations: Tensor | None = None
 
     @property
-    def texts(self) -> bool:
-        """Whether the data are tokens."""
+    def is_text(self) -> bool:
+        """Return whether the data are tokens of texts."""
         return not self.data.is_floating_point()
 
     @classmethod
     def load(cls, path: Path) -> Truth:
-        """Read a safetensors file with `data`, or of texts `tokens`, and `labels`; of texts `padding`, too.
+        """Read a safetensors file with `data` and `labels`.
+
+        For texts it has `tokens` and `labels`, and may have `padding`.
 
         Raises:
             DataError: it is missing, damaged, or its values leave [0, 1].
         """
-        if path.exists() and not path.is_file():  # at a pipe, reading would wait for ever
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
             raise DataError(f"truth: {path} is no file; name a safetensors file with 'data' and 'labels'")
         try:
             tensors = load_file(path)
             if "tokens" in tensors:
-                return cls._of_texts(path, tensors)
+                return cls._from_tokens(path, tensors)
             data, labels = tensors["data"].float(), tensors["labels"]
             labels = labels.float() if labels.is_floating_point() else labels.long()
         except (OSError, SafetensorError, KeyError) as error:
@@ -67,10 +70,16 @@ class Truth:
         return cls(data=data, labels=labels)
 
     @classmethod
-    def _of_texts(cls, path: Path, tensors: Mapping[str, Tensor]) -> Truth:
+    def _from_tokens(cls, path: Path, tensors: Mapping[str, Tensor]) -> Truth:
         tokens, labels = tensors["tokens"], tensors["labels"]
-        whole = not (tokens.is_floating_point() or labels.is_floating_point())
-        if not whole or tokens.ndim != 2 or not len(tokens) or labels.shape != tokens.shape[:1] or (tokens < 0).any():
+        are_integers = not (tokens.is_floating_point() or labels.is_floating_point())
+        if (
+            not are_integers
+            or tokens.ndim != 2
+            or not len(tokens)
+            or labels.shape != tokens.shape[:1]
+            or (tokens < 0).any()
+        ):
             raise DataError(
                 f"truth: {path}: expected tokens of shape (example, place), integers of at least 0, and a label for "
                 f"each, got {tuple(tokens.shape)} and {tuple(labels.shape)}"
@@ -86,29 +95,30 @@ def write_truth(
     *,
     value_range: tuple[float | Sequence[float], float | Sequence[float]] = (0.0, 1.0),
 ) -> dict[str, str]:
-    """Write down what clients hold, so that findings about the recording of a Flower app can be scored.
+    """Write the data of clients to files, to score findings about the recording of a Flower app.
 
     Args:
         folder: gets a safetensors file for each client.
-        load: returns what a client trains on, as it is fed to the model: inputs and labels, or anything that yields
-            such pairs, such as a DataLoader.
-        clients: what the recording calls them, each of which `load` is called with.
-        value_range: lowest and highest value of an input, as in the attack file; each a number, or one value a feature.
+        load: returns the training data of a client as they are fed to the model: inputs and labels,
+            or an iterable of such pairs, such as a DataLoader.
+        clients: their ids in the recording; `load` is called with each.
+        value_range: lowest and highest value of an input, as in the attack file; each a number, or
+            one value a feature.
 
     Returns:
         The `[truth]` table of the attack file: client to the absolute path of its file.
 
     Raises:
-        DataError: what `load` returns is no data of that range.
+        DataError: `load` returns something else than data of that range.
         RunError: the folder cannot be written.
     """
     table: dict[str, str] = {}
     for client in clients:
-        inputs, labels = _examples(load(client), f"client {client}")
+        inputs, labels = _join_examples(load(client), f"client {client}")
         axes = (-1, *[1] * (inputs.ndim - 2))
         low, high = (torch.tensor(end).reshape(axes) for end in value_range)
         data = (inputs.float() - low) / (high - low)
-        if not (data.min() >= -_OUTSIDE and data.max() <= 1 + _OUTSIDE):
+        if not (data.min() >= -_RANGE_TOLERANCE and data.max() <= 1 + _RANGE_TOLERANCE):
             raise DataError(
                 f"client {client}: its inputs lie in [{inputs.min():.3g}, {inputs.max():.3g}], value_range is "
                 f"{list(value_range)}; give the range of what the model is fed with"
@@ -124,20 +134,20 @@ def write_truth(
     return table
 
 
-_OUTSIDE = 1e-3
-"""By how much of the range an input may be outside of it, by rounding."""
+_RANGE_TOLERANCE = 1e-3
+"""Share of the value range by which an input may lie outside of it, by rounding."""
 
 
-def _examples(held: Any, who: str) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of all that `load` returned."""
+def _join_examples(loaded: Any, client: str) -> tuple[Tensor, Tensor]:
+    """Join what `load` returned to one tensor of inputs and one of labels."""
     try:
-        if isinstance(held, tuple | list) and len(held) == 2 and hasattr(held[0], "shape"):
-            return torch.as_tensor(held[0]), torch.as_tensor(held[1]).reshape(-1)
-        pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in held]
+        if isinstance(loaded, tuple | list) and len(loaded) == 2 and hasattr(loaded[0], "shape"):
+            return torch.as_tensor(loaded[0]), torch.as_tensor(loaded[1]).reshape(-1)
+        pairs = [(torch.as_tensor(inputs), torch.as_tensor(labels)) for inputs, labels in loaded]
         join = torch.cat if pairs[0][1].ndim else torch.stack  # batches, or single examples
-        return join([x for x, _ in pairs]), join([y for _, y in pairs]).reshape(-1)
+        return join([inputs for inputs, _ in pairs]), join([labels for _, labels in pairs]).reshape(-1)
     except (IndexError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{who}: what it holds is no inputs and labels ({first_line(error)}); return two arrays, or something that "
-            "yields pairs of them"
+            f"{client}: what it holds is no inputs and labels ({first_line(error)}); return two arrays, or something "
+            "that yields pairs of them"
         ) from error

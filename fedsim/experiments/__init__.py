@@ -1,1 +1,1 @@
-"""An experiment file, what is built from it, and the run folder that it fills."""
+"""The experiment file, the objects built from it, and the run folder."""

@@ -1,4 +1,4 @@
-"""An experiment file turned into objects: data, model, training, defenses, attacks."""
+"""Build the objects that an experiment file describes: data, model, training, defenses, attacks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedsim.defense import (
     Defense,
     Participation,
     Setting,
-    a_defense,
-    called,
-    check_fits,
+    apply_on_data,
+    check_defense,
     check_order,
-    kept_examples,
+    check_setting,
+    name_of_defense,
     overrides,
 )
 from fedsim.errors import ConfigError, FedsimError, PluginError, first_line
@@ -38,46 +38,46 @@ from fedsim.experiments.config import (
     PluginTable,
     StrategyTable,
     TrainingTable,
-    check,
+    validate_tables,
 )
 from fedsim.experiments.federated_data import FederatedData, check_same_data
 from fedsim.experiments.states import read_state
-from fedsim.experiments.strategy_checks import LEAST, check_strategy, sends
-from fedsim.exposure.of_clients import Gauge, reason
+from fedsim.experiments.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message
+from fedsim.exposure.of_clients import MeasureSchedule, failure_reason
 from fedsim.measure import Measure
-from fedsim.models.checks import a_network, check_model, drawn_anew, within_memory
+from fedsim.models.checks import check_model, check_network, limit_memory, redraw_weights
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
-from fedsim.plugins.objects import given, is_object
-from fedsim.process_defaults import unchanged_defaults
-from fedsim.randomness import generator, numpy_generator, seeded
-from fedsim.task import Loss, smoothed
-from fedsim.training.apart import check_apart
-from fedsim.training.canaries import Canaries, audited_at
-from fedsim.training.cohort import Share, fits, group_size
-from fedsim.training.hooks import Hooks
+from fedsim.plugins.objects import find_object, is_object
+from fedsim.process_defaults import protect_defaults
+from fedsim.randomness import generator, numpy_generator, seed_globals
+from fedsim.task import Loss, smooth_labels
+from fedsim.training.apart import check_example_independence
+from fedsim.training.canaries import Canaries, audited_hook
+from fedsim.training.cohort import LocalData, can_vectorise, group_size
+from fedsim.training.hooks import TrainingHooks
 from fedsim.training.local_round import LocalRound
-from fedsim.training.model_state import load_state, state_of, statistics_of
-from fedsim.training.modes import trained
-from fedsim.training.sampling import batches_of_round
+from fedsim.training.model_state import copy_state, load_state, running_statistics
+from fedsim.training.modes import trained_shapes
+from fedsim.training.sampling import round_batches
 from fedsim.training.settings import LocalTraining
 
 
-def data_folder() -> Path | None:
-    """The folder named by FEDSIM_DATA, where data sets and weights are looked for.
+def find_data_folder() -> Path | None:
+    """Return the folder named by FEDSIM_DATA, where data sets and weights are looked for.
 
     Raises:
-        ConfigError: it begins with the home of a user whom nobody knows.
+        ConfigError: it starts with the home of an unknown user.
     """
-    named = os.environ.get("FEDSIM_DATA")
+    path = os.environ.get("FEDSIM_DATA")
     try:
-        return Path(named).expanduser() if named else None
+        return Path(path).expanduser() if path else None
     except RuntimeError as error:
-        raise ConfigError(f"FEDSIM_DATA: {named}: {first_line(error)}; write the path out") from error
+        raise ConfigError(f"FEDSIM_DATA: {path}: {first_line(error)}; write the path out") from error
 
 
 class Experiment:
-    """What a `Config` describes; every part is made when first asked for."""
+    """Objects that a `Config` describes, each built when first used."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -85,154 +85,173 @@ class Experiment:
 
     @classmethod
     def from_json(cls, text: str) -> Experiment:
-        """The inverse of `config.model_dump_json()`."""
+        """Create the experiment from the text of `config.model_dump_json()`."""
         return cls(Config.model_validate_json(text))
 
     def check(self) -> None:
-        """Make everything once, so that every error in the file shows before work starts."""
-        with unchanged_defaults("code that the experiment names (data, model, strategy, a defense or a measure)"):
-            self._check()
+        """Build everything once, so that every error in the file shows before work starts."""
+        with protect_defaults("code that the experiment names (data, model, strategy, a defense or a measure)"):
+            self._check_parts()
 
-    def _check(self) -> None:
+    def _check_parts(self) -> None:
+        # Build each part, for its errors alone.
         build_attacks(self.config)
-        parts = (self.loss, self.data.train(0), strategy := self.new_strategy(), self.initial_state())
-        del parts
+        _ = self.loss
+        self.data.train(0)
+        strategy = self.new_strategy()
+        self.initial_state()
+        # Check that the parts go together.
         self._check_secure_aggregation(strategy)
         self._check_defenses()
         self._check_canaries()
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
-        check_model(self.model, self.dataset, sample, self.config.model.name, attacked=bool(self.config.attack))
-        few = slice(0, 16)
-        inputs, labels = self.data.to_model(self.dataset.train.inputs(few)), self.dataset.train.labels[few]
-        check_apart(self.model, self.training, self.defenses_of(0), inputs, labels)
+        check_model(
+            self.model,
+            self.dataset,
+            sample,
+            self.config.model.name,
+            attacked=bool(self.config.attack),
+        )
+        first_examples = slice(0, 16)
+        inputs = self.data.to_model(self.dataset.train.inputs(first_examples))
+        labels = self.dataset.train.labels[first_examples]
+        check_example_independence(self.model, self.training, self.client_defenses(0), inputs, labels)
         self._check_measures()
 
     def _check_secure_aggregation(self, strategy: Any) -> None:
-        """Raise ConfigError where groups, strategy, weights or defenses do not go with sums over groups."""
+        """Raise ConfigError where groups, strategy, weights or defenses forbid summing securely."""
         table = self.config.secure_aggregation
         if table is None:
             return
         settings = vars(strategy) if is_object(self.config.strategy.name) else self._strategy_settings
         secure_aggregation.check_groups(table, strategy, settings, self.config.federation.clients)
-        secure_aggregation.check_weights(table, self.reported)
+        secure_aggregation.check_weights(table, self.reported_counts)
         secure_aggregation.check_defenses(self.defenses)
 
     @cached_property
-    def reported(self) -> list[int]:
-        """What each client reports as N: of a gradient, the size of one mini-batch."""
-        batch = self.training.batch_size if self.training.sends == "gradient" else None
-        return [count if batch is None else min(count, batch) for count in self.data.counts]
+    def reported_counts(self) -> list[int]:
+        """Return the number of examples that each client reports as N.
+
+        For clients that send a gradient it is the size of one mini-batch.
+        """
+        if self.training.sends == "gradient":
+            return [min(count, self.training.batch_size) for count in self.data.counts]
+        return list(self.data.counts)
 
     def _check_defenses(self) -> None:
-        """Raise ConfigError where a defense does not fit what the experiment says, or the model."""
+        """Raise ConfigError where a defense does not fit the experiment or the model."""
         if self.defenses:
             for defense in self.defenses:
-                check_fits(defense, self.setting)
-            self._try_choosing()
-            Hooks(self.defenses_of(0), self.model, self.training, self.data.counts[0], ("check",))
+                check_setting(defense, self.setting)
+            self._check_selecting_defenses()
+            TrainingHooks(self.client_defenses(0), self.model, self.training, self.data.counts[0], ("check",))
 
-    def _try_choosing(self) -> None:
-        """Let defenses that choose examples choose among two, for a client must not say why one of them failed.
+    def _check_selecting_defenses(self) -> None:
+        """Try defenses that select examples on two examples.
 
-        As of measures, those of other packages are not tried.
+        In a run, a client must not say why one of them failed. Defenses of other packages are not
+        tried, as with measures.
 
         Raises:
             ConfigError: one does not apply to this task, model or training.
         """
-        choosing = [
-            defense
-            for table, defense in zip(self.config.defense, self.defenses_of(0), strict=True)
-            if overrides(defense, "on_data") and _is_ours(table)
-        ]
-        if not choosing:
+        selecting_defenses: list[Defense] = []
+        for table, defense in zip(self.config.defense, self.client_defenses(0), strict=True):
+            if overrides(defense, "on_data") and _is_from_fedsim(table):
+                selecting_defenses.append(defense)
+        if not selecting_defenses:
             return
-        local = self.trial()
-        for defense in choosing:
+        local = self.trial_round()
+        for defense in selecting_defenses:
             try:
-                kept_examples(defense, local, generator("check"), {})
+                apply_on_data(defense, local, generator("check"), {})
             except FedsimError as error:
-                raise ConfigError(f"defense: {called(defense)}: {error}") from error
+                raise ConfigError(f"defense: {name_of_defense(defense)}: {error}") from error
 
-    def trial(self) -> LocalRound:
-        """A client that takes a single step on two examples, to try out what clients do."""
-        few = slice(0, 2)
-        inputs, labels = self.data.to_model(self.dataset.train.inputs(few)), self.dataset.train.labels[few]
+    def trial_round(self) -> LocalRound:
+        """Return the round of a client that takes a single step on two examples, for trials."""
+        two_examples = slice(0, 2)
+        inputs = self.data.to_model(self.dataset.train.inputs(two_examples))
+        labels = self.dataset.train.labels[two_examples]
         training = dataclasses.replace(self.training, local_epochs=None, local_steps=1)
-        share = Share(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
-        return LocalRound.of(self.filled(self.initial_state()), share, training, self.dataset.task.loss)
+        share = LocalData(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
+        return LocalRound.create(self.model_with_state(self.initial_state()), share, training, self.dataset.task.loss)
 
     def _check_canaries(self) -> None:
-        """Raise ConfigError where canaries can measure nothing, or cannot be put among examples."""
+        """Raise ConfigError where canaries can measure nothing, or cannot be inserted."""
         if self.config.canaries is None:
             return
-        if not any(map(audited_at, self.defenses)):
+        if not any(map(audited_hook, self.defenses)):
             raise ConfigError(
-                "canaries: they measure what is promised of a client's examples or of its update, and no defense here "
-                "promises that; add dp-sgd or update-noise, or leave [canaries] out"
+                "canaries: they measure what is promised of a client's examples or of its update, "
+                "and no defense here promises that; add dp-sgd or update-noise, or leave "
+                "[canaries] out"
             )
-        for client in self.config.carriers:
-            if (canaries := self.canaries_of(client)) is not None:
+        for client in self.config.canary_clients:
+            if (canaries := self.client_canaries(client)) is not None:
                 count = self.data.counts[client]
-                Hooks(self.defenses_of(client), self.model, self.training, count, ("check",), canaries)
-                canaries.places(trained(self.model, self.training))
+                TrainingHooks(self.client_defenses(client), self.model, self.training, count, ("check",), canaries)
+                canaries.draw_coordinates(trained_shapes(self.model, self.training))
 
     def _check_measures(self) -> None:
-        """Raise ConfigError where a measure does not apply; one of another package is not tried: clients alone run it.
+        """Raise ConfigError where a measure does not apply.
 
-        So nobody else's code runs in the server's process, and what it refuses shows when the first client measures.
+        Measures of other packages are not tried: only clients run them, so that no foreign code
+        runs in the server's process. Their errors show when the first client measures.
         """
-        gauges = zip(self.config.measure, self.gauges, strict=True)
-        ours = [gauge for table, gauge in gauges if _is_own("measures", table.name)]
-        local = self.trial() if ours else None
-        for gauge in ours:
+        gauges = zip(self.config.measure, self.measures, strict=True)
+        own_gauges = [gauge for table, gauge in gauges if _is_own_plugin("measures", table.name)]
+        local = self.trial_round() if own_gauges else None
+        for gauge in own_gauges:
             assert local is not None
             try:
-                gauge.try_out(local)
+                gauge.compute_once(local)
             except FedsimError as error:
-                raise ConfigError(f"measure.{gauge.title}: {reason(error)}") from error
+                raise ConfigError(f"measure.{gauge.title}: {failure_reason(error)}") from error
 
-    def canaries_of(self, client: int) -> Canaries | None:
-        """What is put among the examples of `client`: nothing, unless a defense promises something of each example."""
-        if client not in self._carriers or "on_examples" not in map(audited_at, self.defenses):
+    def client_canaries(self, client: int) -> Canaries | None:
+        """Return the canaries of `client`; None where no defense bounds its examples."""
+        if client not in self._canary_clients or "on_examples" not in map(audited_hook, self.defenses):
             return None
         assert self.config.canaries is not None
         return Canaries(seed=self.seed, client=client, count=self.config.canaries.count)
 
     @cached_property
-    def _carriers(self) -> frozenset[int]:
-        return frozenset(self.config.carriers)
+    def _canary_clients(self) -> frozenset[int]:
+        return frozenset(self.config.canary_clients)
 
     @cached_property
     def setting(self) -> Setting:
-        """What defenses are to work in."""
-        text = self.dataset.task.kind == "text"
-        low, high = ([], []) if text else self.data.value_range()
+        """Return the setting in which defenses work."""
+        is_text = self.dataset.task.kind == "text"
+        low, high = ([], []) if is_text else self.data.value_range()
+        floating = {name: tensor for name, tensor in self.initial_state().items() if tensor.is_floating_point()}
         return Setting(
-            update={n: torch.zeros_like(t) for n, t in self.initial_state().items() if t.is_floating_point()},
+            update={name: torch.zeros_like(tensor) for name, tensor in floating.items()},
             task=self.dataset.task,
             training=self.training,
             rounds=self.config.federation.rounds,
             clients=self.config.federation.clients,
             num_examples=self.data.counts,
-            value_range=None if text else (tuple(low), tuple(high)),
+            value_range=None if is_text else (tuple(low), tuple(high)),
         )
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set, read from disk."""
+        """Return the data set, read from disk."""
         table = self.config.data
         plugin = registry.build("datasets", table.name, table.settings, "data")
         try:
-            return check_dataset(plugin.load(data_folder()), table.name)
+            return check_dataset(plugin.load(find_data_folder()), table.name)
         except (MemoryError, OverflowError) as error:
             raise ConfigError(
-                f"data: '{table.name}' with these settings does not fit into memory ({first_line(error)}); make it "
-                "smaller"
+                f"data: '{table.name}' with these settings does not fit into memory "
+                f"({first_line(error)}); make it smaller"
             ) from error
 
     @cached_property
     def data(self) -> FederatedData:
-        """The data set shared out among the clients."""
+        """Return the data set, partitioned among the clients."""
         table = self.config.partition
         data = FederatedData(
             dataset=self.dataset,
@@ -250,67 +269,68 @@ class Experiment:
 
     @cached_property
     def model(self) -> nn.Module:
-        """A network to be filled with any state; its own weights mean nothing."""
+        """Return a network into which any state is loaded; its own weights mean nothing."""
         return self.new_model()
 
     def new_model(self, weights: str = "model") -> nn.Module:
-        """A freshly built network, initialised from the run's seed; `weights` names the draw."""
+        """Build a network, initialised from the run's seed; `weights` names the random draw."""
         table = self.config.model
         plugin = registry.build("models", table.name, table.settings, "model")
-        with seeded(self.seed, weights), within_memory(table.name):
-            return a_network(plugin.build(self.dataset.task), table.name)
+        with seed_globals(self.seed, weights), limit_memory(table.name):
+            return check_network(plugin.build(self.dataset.task), table.name)
 
-    def filled(self, state: Mapping[str, Tensor]) -> nn.Module:
-        """A network of its own, on the CPU, that holds `state`."""
+    def model_with_state(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """Return a new network, on the CPU, with `state` loaded."""
         model = deepcopy(self.model).cpu()
         load_state(model, state)
         return model
 
     def initial_state(self) -> dict[str, Tensor]:
-        """w_0 of the federation: fresh weights, or the trained ones of `[model] start`.
+        """Return w_0 of the federation: fresh weights, or the trained ones of `[model] start`.
 
         Raises:
             ConfigError: the file is not readable or holds another model.
         """
         start = self.config.model.start
-        return self._fresh if start is None else self.state_in(Path(start))
+        return self._fresh_state if start is None else self.read_state_file(Path(start))
 
-    def state_in(self, path: Path) -> dict[str, Tensor]:
-        """The trained state in a file, as the federation would start from it.
+    def read_state_file(self, path: Path) -> dict[str, Tensor]:
+        """Read the trained state in a file, as the federation would start from it.
 
         Raises:
             ConfigError: the file is not readable or holds another model.
         """
-        shared = self.training.batch_norm_statistics == "shared"
-        withheld = () if shared else statistics_of(self.model)
-        return read_state(path, self._fresh, self.config.model.name, withheld=withheld)
+        is_shared = self.training.batch_norm_statistics == "shared"
+        withheld = () if is_shared else running_statistics(self.model)
+        return read_state(path, self._fresh_state, self.config.model.name, withheld=withheld)
 
     @property
-    def _fresh(self) -> dict[str, Tensor]:
-        """Fresh weights, as far as the federation sends them."""
-        return state_of(self.new_model(), statistics=self.training.batch_norm_statistics == "shared")
+    def _fresh_state(self) -> dict[str, Tensor]:
+        """Return fresh weights, as far as the federation sends them."""
+        return copy_state(self.new_model(), statistics=self.training.batch_norm_statistics == "shared")
 
-    def other_start(self) -> dict[str, Tensor]:
-        """Random weights that no client of this federation was ever sent, in the form of w_0."""
+    def random_start(self) -> dict[str, Tensor]:
+        """Return random weights in the form of w_0 that no client of this federation received."""
         model = self.new_model("other start")
-        if is_object(self.config.model.name):  # whose copies all have the same weights
-            with seeded(self.seed, "other start"):
-                drawn_anew(model)
-        return state_of(model, statistics=self.training.batch_norm_statistics == "shared")
+        if is_object(self.config.model.name):  # all copies of an object have the same weights
+            with seed_globals(self.seed, "other start"):
+                redraw_weights(model)
+        return copy_state(model, statistics=self.training.batch_norm_statistics == "shared")
 
     def new_strategy(self) -> Any:
-        """The Flower strategy that the experiment names, with the memory of a fresh start.
+        """Build the Flower strategy that the experiment names, without memory of earlier rounds.
 
         Raises:
-            ConfigError: it does not take one of the settings, or waits for more clients than there
-                are, which would be for ever, or a setting makes no sense
-                (`fedsim.experiments.strategy_checks`), or its clients send something else than the experiment says.
+            ConfigError: it does not accept one of the settings, or waits for more clients than
+                there are, which would be for ever, or a setting makes no sense
+                (`fedsim.experiments.strategy_checks`), or its clients send something else than the
+                experiment says.
         """
         table, clients = self.config.strategy, self.config.federation.clients
         cls = registry.load("strategies", table.name)
-        sends(cls, table.name, claimed=self.config.training.sends)
+        declared_message(cls, table.name, claimed=self.config.training.sends)
         if is_object(table.name):
-            strategy = given(table.name, fresh=True)
+            strategy = find_object(table.name, fresh=True)
             check_strategy(strategy, vars(strategy), clients)
             return strategy
         settings = self._strategy_settings
@@ -320,13 +340,16 @@ class Experiment:
 
     @property
     def _strategy_settings(self) -> dict[str, Any]:
-        """What the experiment says of a strategy that it names, which waits for one client where it says nothing."""
-        known = registry.parameters(registry.load("strategies", self.config.strategy.name))
-        return dict.fromkeys((key for key in LEAST if key in known), 1) | self.config.strategy.settings
+        """Return the settings of the named strategy, which by default waits for one client."""
+        parameters = registry.setting_parameters(registry.load("strategies", self.config.strategy.name))
+        defaults = dict.fromkeys((key for key in MIN_CLIENT_KEYS if key in parameters), 1)
+        return defaults | self.config.strategy.settings
 
     @cached_property
     def training(self) -> LocalTraining:
-        """How clients train, before the server adds anything to it; where they send gradients, with what it adds.
+        """Return the settings of local training, before the server adds its own.
+
+        Where clients send gradients, the server's step size is included.
 
         Raises:
             ConfigError: the settings do not go together.
@@ -338,29 +361,32 @@ class Experiment:
         rate = self.server_rate
         if table.learning_rate not in (TrainingTable().learning_rate, rate):
             raise ConfigError(
-                f"training.learning_rate: with strategy '{self.config.strategy.name}' the server takes the steps; "
-                "leave it out, the settings of the strategy are what counts"
+                f"training.learning_rate: with strategy '{self.config.strategy.name}' the server "
+                "takes the steps; leave it out, the settings of the strategy are what counts"
             )
-        return LocalTraining(**settings | ({} if rate is None else {"learning_rate": rate}))
+        if rate is not None:
+            settings["learning_rate"] = rate
+        return LocalTraining(**settings)
 
     @property
     def loss(self) -> Loss:
-        """What clients minimise: the task's loss, of labels that are smoothed as `training` says.
+        """Return the clients' objective: the task's loss with labels smoothed by `training`.
 
         Raises:
-            ConfigError: there are no classes to spread labels over, or the settings do not go together.
+            ConfigError: there are no classes to spread labels over, or the settings do not go
+                together.
         """
-        return smoothed(self.dataset.task.loss, self.training.label_smoothing)
+        return smooth_labels(self.dataset.task.loss, self.training.label_smoothing)
 
     @property
     def server_rate(self) -> float | None:
-        """Step size of a server that is sent gradients, where its strategy has the setting `learning_rate`.
+        """Return the step size of a server that receives gradients, if its strategy sets one.
 
         Raises:
-            ConfigError: it is no step size.
+            ConfigError: `learning_rate` of the strategy is no step size.
         """
         table = self.config.strategy
-        rate = vars(given(table.name)).get("learning_rate") if is_object(table.name) else None
+        rate = vars(find_object(table.name)).get("learning_rate") if is_object(table.name) else None
         rate = table.settings.get("learning_rate", rate)
         if rate is None:
             return None
@@ -370,49 +396,52 @@ class Experiment:
             )
         return float(rate)
 
-    def attacked(self, client: int, number: int) -> tuple[Tensor, Tensor]:
-        """What the message of `client` in round `number` was computed from, in the data set's value range.
+    def attacked_examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
+        """Return the inputs, in the data set's value range, and labels behind a client's message.
 
-        All of its training examples, or the mini-batch of that round where clients send gradients.
+        They are all training examples of `client`, or the mini-batch of round `number` where
+        clients send gradients.
         """
-        examples, index = self.dataset.train, self.behind(client, number)
+        examples, index = self.dataset.train, self.attacked_indices(client, number)
         return examples.inputs(index), examples.labels[index]
 
-    def behind(self, client: int, number: int) -> Tensor:
-        """`example`, the places of these examples among all training examples."""
+    def attacked_indices(self, client: int, number: int) -> Tensor:
+        """Return the indices of these examples among all training examples, `example`."""
         index = torch.from_numpy(self.data.indices(client)[0])
         if self.training.sends == "weights":
             return index
-        order = batches_of_round(len(index), self.training, seed=self.seed, client=client, number=number)
+        order = round_batches(len(index), self.training, seed=self.seed, client=client, number=number)
         assert order is not None
         return index[order[0]]
 
-    def shares(self, clients: Sequence[int], number: int, settings: LocalTraining) -> list[Share]:
-        """What each of `clients` brings to training in round `number`, with `settings` as it is told them."""
-        data = zip(clients, self.data.fed(clients), strict=True)
-        return [self.share(client, number, settings, *own) for client, own in data]
+    def local_data(self, clients: Sequence[int], number: int, settings: LocalTraining) -> list[LocalData]:
+        """Return each client's data for training in round `number`, by the server's `settings`."""
+        pairs = zip(clients, self.data.model_examples(clients), strict=True)
+        return [self.make_local_data(client, number, settings, *examples) for client, examples in pairs]
 
-    def share(self, client: int, number: int, settings: LocalTraining, inputs: Tensor, labels: Tensor) -> Share:
-        """What `client` brings in round `number` if it holds these examples, in model units."""
-        return Share(
+    def make_local_data(
+        self, client: int, number: int, settings: LocalTraining, inputs: Tensor, labels: Tensor
+    ) -> LocalData:
+        """Return the data of `client` for round `number` from these examples, in model units."""
+        return LocalData(
             inputs=inputs,
             labels=labels,
             key=(self.seed, "train", number, client),
-            order=batches_of_round(len(labels), settings, seed=self.seed, client=client, number=number),
+            order=round_batches(len(labels), settings, seed=self.seed, client=client, number=number),
         )
 
-    def straggles(self, client: int, number: int) -> bool:
-        """Whether `client` does not answer in round `number`."""
+    def is_straggler(self, client: int, number: int) -> bool:
+        """Tell whether `client` does not answer in round `number`."""
         probability = self.config.federation.straggler_probability
         if not probability:
             return False
         return float(numpy_generator(self.seed, "train", number, client, "straggler").random()) < probability
 
     def device(self) -> torch.device:
-        """Where clients train.
+        """Return the device on which clients train.
 
         Raises:
-            ConfigError: a GPU is asked for and there is none.
+            ConfigError: a GPU is requested and there is none.
         """
         name = self.config.federation.device
         if name == "cuda" and not torch.cuda.is_available():
@@ -420,64 +449,69 @@ class Experiment:
         return torch.device(name)
 
     @cached_property
-    def together(self) -> int:
-        """How many clients train at once; 1 where each trains in a loop of its own."""
+    def clients_at_once(self) -> int:
+        """Return how many clients train at once; 1 where each trains in a loop of its own."""
         federation = self.config.federation
-        can = federation.vectorise and federation.device == "cpu" and fits(self.model, self.training, self.defenses)
-        return group_size(self.model) if can else 1
+        if not federation.vectorise or federation.device != "cpu":
+            return 1
+        if not can_vectorise(self.model, self.training, self.defenses):
+            return 1
+        return group_size(self.model)
 
     @cached_property
     def defenses(self) -> list[Defense]:
-        """What each client does to protect itself, in order."""
-        found = [
-            a_defense(registry.build("defenses", table.name, table.settings, f"defense.{place}"))
-            for place, table in enumerate(self.config.defense)
-        ]
-        for defense in found:
+        """Return the clients' defenses, in order."""
+        defenses: list[Defense] = []
+        for number, table in enumerate(self.config.defense):
+            plugin = registry.build("defenses", table.name, table.settings, f"defense.{number}")
+            defenses.append(check_defense(plugin))
+        for defense in defenses:
             check_frozen(type(defense))
-        check_order(found)
-        return found
+        check_order(defenses)
+        return defenses
 
     @cached_property
-    def gauges(self) -> list[Gauge]:
-        """What clients measure before they send."""
-        return [a_gauge(table) for table in self.config.measure]
+    def measures(self) -> list[MeasureSchedule]:
+        """Return what clients measure before they send."""
+        return [build_measure(table) for table in self.config.measure]
 
-    def defenses_of(self, client: int) -> list[Defense]:
-        """The defenses as `client` uses them.
+    def client_defenses(self, client: int) -> list[Defense]:
+        """Return the defenses as `client` uses them.
 
         Raises:
-            ConfigError: one of them cannot be as strong as it is asked to be.
+            ConfigError: a defense cannot give the guarantee that it is set to give.
         """
         if not any(overrides(defense, "of_client") for defense in self.defenses):
             return self.defenses
         participation = self.setting.participation(client)
-        if participation not in self._of_clients:
-            self._of_clients[participation] = [defense.of_client(participation) for defense in self.defenses]
-        return self._of_clients[participation]
+        if participation not in self._defenses_by_participation:
+            self._defenses_by_participation[participation] = [
+                defense.of_client(participation) for defense in self.defenses
+            ]
+        return self._defenses_by_participation[participation]
 
     @cached_property
-    def _of_clients(self) -> dict[Participation, list[Defense]]:
-        """Defenses by what clients do, which is alike for many of them."""
+    def _defenses_by_participation(self) -> dict[Participation, list[Defense]]:
+        """Cache the defenses by participation, which many clients share."""
         return {}
 
 
-def _is_ours(table: PluginTable) -> bool:
-    """Whether a defense, and the measure that it takes, if any, are fedsim's own."""
+def _is_from_fedsim(table: PluginTable) -> bool:
+    """Tell whether a defense, and the measure that it uses, if any, are fedsim's own."""
     measure = table.settings.get("measure")
     name = measure.get("name") if isinstance(measure, Mapping) else measure
-    return _is_own("defenses", table.name) and (not isinstance(name, str) or _is_own("measures", name))
+    return _is_own_plugin("defenses", table.name) and (not isinstance(name, str) or _is_own_plugin("measures", name))
 
 
-def _is_own(group: registry.Group, name: str) -> bool:
-    return not is_object(name) and registry.is_own(group, name)
+def _is_own_plugin(group: registry.Group, name: str) -> bool:
+    return not is_object(name) and registry.is_builtin(group, name)
 
 
-def a_gauge(table: MeasureTable) -> Gauge:
-    """The measure that a table names, and how it is used.
+def build_measure(table: MeasureTable) -> MeasureSchedule:
+    """Build the measure that a table names, with the settings of its use.
 
     Raises:
-        ConfigError: it does not take one of the settings.
+        ConfigError: it does not accept one of the settings.
         PluginError: it does not load, or is no measure.
     """
     where = f"measure.{table.title}"
@@ -485,16 +519,25 @@ def a_gauge(table: MeasureTable) -> Gauge:
     if not isinstance(measure, Measure):
         raise PluginError(f"{where}: {type(measure).__module__}.{type(measure).__name__} does not derive from Measure")
     check_frozen(type(measure))
-    return Gauge(title=table.title, measure=measure, each=table.each, every=table.every, memory=table.memory << 20)
+    return MeasureSchedule(
+        title=table.title,
+        measure=measure,
+        per_example=table.each,
+        interval=table.every,
+        memory_budget=table.memory << 20,
+    )
 
 
 def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:
-    """The attacks that a file names, with the tables that name them."""
-    built = [(t, registry.build("attacks", t.name, t.settings, f"attack.{t.title}")) for t in spec.attack]
-    return [(table, _an_attack(plugin).entitled(table.title)) for table, plugin in built]
+    """Build the attacks that a file names; return them with their tables."""
+    plugins: list[tuple[AttackTable, Any]] = []
+    for table in spec.attack:
+        plugin = registry.build("attacks", table.name, table.settings, f"attack.{table.title}")
+        plugins.append((table, plugin))
+    return [(table, _checked_attack(plugin).with_title(table.title)) for table, plugin in plugins]
 
 
-def _an_attack(plugin: Any) -> Attack:
+def _checked_attack(plugin: Any) -> Attack:
     if not isinstance(plugin, Attack):
         raise PluginError(f"{type(plugin).__module__}.{type(plugin).__name__} does not derive from Attack")
     check_frozen(type(plugin))
@@ -502,62 +545,61 @@ def _an_attack(plugin: Any) -> Attack:
 
 
 def resolve(config: Config) -> Config:
-    """The same experiment with every plug-in's default settings written out, and what clients send.
+    """Return the experiment with plug-ins' default settings and `training.sends` written out.
 
     Raises:
-        ConfigError: a plug-in refuses its settings, or the strategy's class contradicts what clients are said to send.
+        ConfigError: a plug-in refuses its settings, or the strategy's class contradicts
+            `training.sends`.
         PluginError: the strategy does not load.
     """
 
-    def full(group: registry.Group, table: Any, where: str) -> Any:
+    def write_out(group: registry.Group, table: Any, where: str) -> Any:
         plugin = registry.build(group, table.name, table.settings, where)
         if not dataclasses.is_dataclass(plugin):
             return table
         check_no_lost_none(plugin, where)
         return type(table)(**{**table.model_dump(), **dataclasses.asdict(plugin)})  # type: ignore[arg-type]
 
-    training, strategy = _by_the_strategy(config)
-    canaries = config.canaries and config.canaries.model_copy(update={"clients": config.carriers})  # victims may change
-    resolved: Config = check(
-        Config,
-        config.model_copy(
-            update={
-                "training": training,
-                "strategy": strategy,
-                "canaries": canaries,
-                "data": full("datasets", config.data, "data"),
-                "partition": full("partitions", config.partition, "partition"),
-                "model": full("models", config.model, "model"),
-                "defense": [full("defenses", t, f"defense.{i}") for i, t in enumerate(config.defense)],
-                "measure": [full("measures", t, f"measure.{t.title}") for t in config.measure],
-                "attack": [full("attacks", t, f"attack.{t.title}") for t in config.attack],
-            }
-        ).model_dump(mode="json", exclude_none=True),
-        "experiment",
-    )
+    training, strategy = _resolve_training_and_strategy(config)
+    # The victims, by default the clients with canaries, may change later.
+    canaries = config.canaries and config.canaries.model_copy(update={"clients": config.canary_clients})
+    update = {
+        "training": training,
+        "strategy": strategy,
+        "canaries": canaries,
+        "data": write_out("datasets", config.data, "data"),
+        "partition": write_out("partitions", config.partition, "partition"),
+        "model": write_out("models", config.model, "model"),
+        "defense": [write_out("defenses", table, f"defense.{i}") for i, table in enumerate(config.defense)],
+        "measure": [write_out("measures", table, f"measure.{table.title}") for table in config.measure],
+        "attack": [write_out("attacks", table, f"attack.{table.title}") for table in config.attack],
+    }
+    tables = config.model_copy(update=update).model_dump(mode="json", exclude_none=True)
+    resolved = validate_tables(Config, tables, "experiment")
     resolved._data = config._data
     return resolved
 
 
 def check_no_lost_none(plugin: Any, where: str) -> None:
-    """Raise ConfigError where a setting is None, which no file can hold, and its default is another value."""
+    """Raise ConfigError where a setting, not None by default, is None, which no file can hold."""
     for field in dataclasses.fields(plugin):
         if field.init and field.default is not None and getattr(plugin, field.name) is None:
             raise ConfigError(
-                f"{where}.{field.name}: None cannot be written in an experiment file, where leaving the setting out "
-                "means its default; give it another value, or make None its default"
+                f"{where}.{field.name}: None cannot be written in an experiment file, where "
+                "leaving the setting out means its default; give it another value, or make None "
+                "its default"
             )
 
 
-def _by_the_strategy(config: Config) -> tuple[TrainingTable, StrategyTable]:
-    """[training] and [strategy] with what clients send, and the default step size of a server of gradients."""
+def _resolve_training_and_strategy(config: Config) -> tuple[TrainingTable, StrategyTable]:
+    """Write out what clients send, and the default step size of a server of gradients."""
     training, strategy = config.training, config.strategy
     cls = registry.load("strategies", strategy.name)
-    declared = sends(cls, strategy.name, training.sends if "sends" in training.model_fields_set else None)
+    declared = declared_message(cls, strategy.name, training.sends if "sends" in training.model_fields_set else None)
     training = training.model_copy(update={"sends": declared})
     if declared == "weights":
         return training, strategy
-    rate = None if is_object(strategy.name) else registry.parameters(cls).get("learning_rate")
+    rate = None if is_object(strategy.name) else registry.setting_parameters(cls).get("learning_rate")
     if rate is not None and isinstance(rate.default, int | float):
         strategy = StrategyTable(**{"learning_rate": rate.default} | strategy.model_dump())
     return training, strategy

@@ -1,6 +1,7 @@
-"""Candidate records: half of them are training records of a client, and only the evaluator knows which half.
+"""Draw candidate records, half of them a client's training records, for membership inference.
 
-Of further ones, drawn likewise, the adversary can be told which half it is.
+Only the evaluator knows which half. Further records, drawn likewise, can be granted with this
+knowledge.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from torch import Tensor
 from fedsim.datasets import Examples
 from fedsim.errors import DataError
 from fedsim.experiments.federated_data import FederatedData
-from fedsim.experiments.twins import contents
-from fedsim.knowledge import HELD_OUT, OTHERS
+from fedsim.experiments.twins import hash_records_at
+from fedsim.knowledge import HELD_OUT, NON_MEMBER_SOURCES
 from fedsim.partitions import Indices
 from fedsim.randomness import numpy_generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidates:
-    """Records in random order.
+class CandidateRecords:
+    """Candidate records in random order.
 
     Attributes:
         inputs: `candidate ...`, in the data set's value range.
         labels: `candidate`.
-        members: `candidate`, whether it is a training record of the client.
+        members: `candidate`, whether each is a training record of the client.
     """
 
     inputs: Tensor
@@ -36,124 +37,140 @@ class Candidates:
     members: Tensor
 
 
-def drawn(data: FederatedData, clients: Sequence[int], others: str, most: int, known: int = 0) -> Candidates:
-    """At most `most` candidates, drawn by the seed: the same each time, also when `most` is what an earlier call gave.
+def draw_candidates(
+    data: FederatedData, clients: Sequence[int], others: str, most: int, known: int = 0
+) -> CandidateRecords:
+    """Draw at most `most` candidates by the seed; repeated calls give the same.
 
-    Each member stands beside one other of the same class, so that classes, which differ from client to client, tell
-    nothing. Members for which there is no such record are left out. Of a regression they are paired at random. No
-    candidate is equal to another one, and none of the others to a record of these clients.
+    Each member is paired with a non-member of the same class, so that classes, which differ from
+    client to client, reveal nothing; members without such a partner are left out. In a regression
+    they are paired at random. No two candidates are equal, and no non-member equals a record of
+    these clients. `most` may also be the number of candidates that an earlier call returned.
 
     Args:
-        clients: whose training records the members are.
-        others: where the others are from, one of `fedsim.knowledge.OTHERS`.
-        known: how many records `known_drawn` takes, which are no candidates; where it could not take them, they are
-            not missed.
+        data: the partitioned data set.
+        clients: ids of the clients whose training records the members are.
+        others: source of the non-members, one of `fedsim.knowledge.NON_MEMBER_SOURCES`.
+        most: most candidates.
+        known: number of records that `draw_known_candidates` takes from the same pairs; where there
+            are not so many, none are set aside.
 
     Raises:
         DataError: there is not one such pair.
     """
-    drawing = _Drawing.of(data, clients, others)
-    left = drawing.pairs.shape[1] - known // 2
-    return drawing.mixed(slice(min(most // 2, left) if left > 0 else most // 2))
+    pairs = _PairedRecords.draw(data, clients, others)
+    free_pairs = pairs.indices.shape[1] - known // 2
+    count = min(most // 2, free_pairs) if free_pairs > 0 else most // 2
+    return pairs.shuffle(slice(count))
 
 
-def known_drawn(data: FederatedData, clients: Sequence[int], others: str, count: int) -> Candidates:
-    """`count` records like those that `drawn` gives, and none of them; `count` is even.
+def draw_known_candidates(data: FederatedData, clients: Sequence[int], others: str, count: int) -> CandidateRecords:
+    """Draw `count` records, an even number, like those of `draw_candidates` and disjoint from them.
 
     Raises:
-        DataError: there are not so many, or none would be left to be candidates.
+        DataError: there are not so many, or none would remain as candidates.
     """
-    drawing = _Drawing.of(data, clients, others)
-    # Mixed as the candidates are, known records would say which of these are members.
-    drawing = replace(drawing, rng=numpy_generator(data.seed, "known-candidates", others, *clients))
-    pairs = drawing.pairs.shape[1]
-    if count // 2 >= pairs:
+    pairs = _PairedRecords.draw(data, clients, others)
+    # Shuffled like the candidates, known records would reveal which of these are members.
+    pairs = replace(pairs, rng=numpy_generator(data.seed, "known-candidates", others, *clients))
+    num_pairs = pairs.indices.shape[1]
+    if count // 2 >= num_pairs:
         raise DataError(
-            f"adversary.knowledge.known_candidates: client {clients[0]} has {pairs} records with others of "
-            f"'{others}' beside, so that {count} known ones leave no candidate; grant fewer, or attack a victim that "
-            "holds more"
+            f"adversary.knowledge.known_candidates: client {clients[0]} has {num_pairs} records "
+            f"with others of '{others}' beside, so that {count} known ones leave no candidate; "
+            "grant fewer, or attack a victim that holds more"
         )
-    return drawing.mixed(slice(pairs - count // 2, None))
+    return pairs.shuffle(slice(num_pairs - count // 2, None))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Drawing:
-    """All pairs that there are, in random order.
+class _PairedRecords:
+    """All pairs of a member and a non-member, in random order.
 
     Attributes:
-        train: where the members are.
-        examples: where the others are.
-        pairs: `2 pair`, places of members in `train` and of others in `examples`.
-        rng: what mixes them.
+        train: examples of the members.
+        examples: examples of the non-members.
+        indices: `2 pair`, of members in `train` and of non-members in `examples`.
+        rng: shuffles the records of pairs.
     """
 
     train: Examples
     examples: Examples
-    pairs: Indices
+    indices: Indices
     rng: np.random.Generator
 
     @classmethod
-    def of(cls, data: FederatedData, clients: Sequence[int], others: str) -> _Drawing:
-        """See `drawn`."""
+    def draw(cls, data: FederatedData, clients: Sequence[int], others: str) -> _PairedRecords:
+        """Draw all pairs, see `draw_candidates`."""
         train = data.dataset.train
-        own = np.unique(np.concatenate([data.indices(client)[0] for client in clients]))
-        examples, outside = data.held_out() if others == HELD_OUT else (train, _of_other_clients(data, clients))
+        member_indices = np.unique(np.concatenate([data.indices(client)[0] for client in clients]))
+        # Find the source of non-members.
+        if others == HELD_OUT:
+            examples, other_indices = data.untrained_examples()
+        else:
+            examples, other_indices = train, _other_clients_indices(data, clients)
         if examples is train:
-            outside = np.setdiff1d(outside, own)
+            other_indices = np.setdiff1d(other_indices, member_indices)
+        # Pair them, shuffle the pairs, and drop duplicates.
         rng = numpy_generator(data.seed, "candidates", others, *clients)
-        pairs = _pairs(train, rng.permutation(own), examples, rng.permutation(outside))
+        pairs = _pair_by_class(train, rng.permutation(member_indices), examples, rng.permutation(other_indices))
         pairs = pairs[:, rng.permutation(pairs.shape[1])]
-        pairs = pairs[:, _distinct(train, own, examples, pairs)]
+        pairs = pairs[:, _find_distinct(train, member_indices, examples, pairs)]
         if not pairs.shape[1]:
             raise DataError(
-                f"adversary.knowledge.candidates: '{others}' has no record of a class that client {clients[0]} holds; "
-                f"choose {_instead(data, others)}"
+                f"adversary.knowledge.candidates: '{others}' has no record of a class that client "
+                f"{clients[0]} holds; choose {_suggest_remedy(data, others)}"
             )
-        return cls(train=train, examples=examples, pairs=pairs, rng=rng)
+        return cls(train=train, examples=examples, indices=pairs, rng=rng)
 
-    def mixed(self, which: slice) -> Candidates:
-        """The records of these pairs, in random order."""
-        held, beside = (torch.from_numpy(index) for index in self.pairs[:, which])
-        count = len(held)
+    def shuffle(self, which: slice) -> CandidateRecords:
+        """Return the records of these pairs, in random order."""
+        members, others = (torch.from_numpy(index) for index in self.indices[:, which])
+        count = len(members)
         order = self.rng.permutation(2 * count)
-        return Candidates(
-            inputs=torch.cat([self.train.inputs(held), self.examples.inputs(beside)])[order],
-            labels=torch.cat([self.train.labels[held], self.examples.labels[beside]])[order],
+        return CandidateRecords(
+            inputs=torch.cat([self.train.inputs(members), self.examples.inputs(others)])[order],
+            labels=torch.cat([self.train.labels[members], self.examples.labels[others]])[order],
             members=(torch.arange(2 * count) < count)[order],
         )
 
 
-def _instead(data: FederatedData, others: str) -> str:
-    """What helps where `others` has none."""
+def _suggest_remedy(data: FederatedData, others: str) -> str:
+    """Name a remedy where the source `others` has no record."""
     if data.clients > 1:
-        [instead] = set(OTHERS) - {others}
-        return f"'{instead}' or another victim"
+        [other_source] = set(NON_MEMBER_SOURCES) - {others}
+        return f"'{other_source}' or another victim"
     return "data with test examples" if others == HELD_OUT else f"'{HELD_OUT}'"
 
 
-def _distinct(train: Examples, own: Indices, examples: Examples, pairs: Indices) -> list[bool]:
-    """`pair`, whether both of its records are new and the other is none of the clients' own records."""
-    held, seen, new = set(contents(train, own)), set[bytes](), []
-    for member, other in zip(contents(train, pairs[0]), contents(examples, pairs[1]), strict=True):
-        new.append(other not in held and seen.isdisjoint((member, other)))
+def _find_distinct(train: Examples, member_indices: Indices, examples: Examples, pairs: Indices) -> list[bool]:
+    """Tell for each pair whether both records are new and the non-member is no client record."""
+    client_records, seen = set(hash_records_at(train, member_indices)), set[bytes]()
+    is_distinct: list[bool] = []
+    for member, other in zip(hash_records_at(train, pairs[0]), hash_records_at(examples, pairs[1]), strict=True):
+        is_distinct.append(other not in client_records and seen.isdisjoint((member, other)))
         seen.update((member, other))
-    return new
+    return is_distinct
 
 
-def _of_other_clients(data: FederatedData, clients: Sequence[int]) -> Indices:
-    shares = [data.indices(other)[0] for other in range(data.clients) if other not in clients]
-    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *shares]))
+def _other_clients_indices(data: FederatedData, clients: Sequence[int]) -> Indices:
+    indices = [data.indices(client)[0] for client in range(data.clients) if client not in clients]
+    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *indices]))
 
 
-def _pairs(train: Examples, own: Indices, examples: Examples, outside: Indices) -> Indices:
-    """`2 pair`: places of members in `train` and of others in `examples`, of one class each, classes one by one."""
+def _pair_by_class(train: Examples, member_indices: Indices, examples: Examples, other_indices: Indices) -> Indices:
+    """Pair members in `train` with non-members in `examples` of the same class, `2 pair`."""
     if train.labels.is_floating_point():
-        count = min(len(own), len(outside))
-        return np.stack([own[:count], outside[:count]])
-    found, labels = [np.empty((2, 0), dtype=np.int64)], train.labels.numpy()[own]
-    of_others = examples.labels.numpy()[outside]
-    for label in np.unique(labels):
-        members, others = own[labels == label], outside[of_others == label]
+        count = min(len(member_indices), len(other_indices))
+        return np.stack([member_indices[:count], other_indices[:count]])
+    pairs = [np.empty((2, 0), dtype=np.int64)]
+    member_labels = train.labels.numpy()[member_indices]
+    other_labels = examples.labels.numpy()[other_indices]
+    for label in np.unique(member_labels):
+        members, others = (
+            member_indices[member_labels == label],
+            other_indices[other_labels == label],
+        )
         count = min(len(members), len(others))
-        found.append(np.stack([members[:count], others[:count]]))
-    return np.concatenate(found, axis=1)
+        pairs.append(np.stack([members[:count], others[:count]]))
+    return np.concatenate(pairs, axis=1)

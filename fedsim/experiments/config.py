@@ -1,8 +1,8 @@
-"""The tables of an experiment file, checked before anything runs.
+"""Tables of an experiment file, validated before anything runs.
 
-Every table is strict: an unknown key, a wrong type or a contradiction is a ConfigError that names the key and, where
-there is one, the nearest known name. A table with a `name` picks a plug-in; its other keys are the settings of that
-plug-in and are checked against it.
+Every table is strict: an unknown key, a wrong type or a contradiction is a ConfigError that names
+the key and, where there is one, the nearest known name. A table with a `name` picks a plug-in; its
+other keys are the settings of that plug-in and are checked against it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from pydantic import (
 
 from fedsim.errors import ConfigError, did_you_mean
 from fedsim.knowledge import FACTS
-from fedsim.plugins.registry import explain
+from fedsim.plugins.registry import explain_validation_error
 from fedsim.training.settings import LocalTraining
 
 _T = TypeVar("_T", bound=BaseModel)
 
 
 MIN_BITS, MAX_BITS = 4, 24
-"""Of the numbers that are summed under secure aggregation."""
+"""Fewest and most bits of the numbers that are summed under secure aggregation."""
 TOO_DEEP = "is nested too deeply; settings are tables, lists and values in them"
-"""What is wrong with a file whose tables contain tables without end."""
-_TITLED = ("attack", "measure")
+"""Error text for a file whose tables are nested without end."""
+_TITLED_LISTS = ("attack", "measure")
 """Lists of tables that have a title each."""
 
 
 class Table(BaseModel):
-    """A table of the experiment file; unknown keys are errors."""
+    """Table of the experiment file; unknown keys are errors."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
@@ -50,29 +50,30 @@ class Table(BaseModel):
 
 
 class PluginTable(BaseModel):
-    """A table that picks a plug-in by `name`; the other keys are the plug-in's settings."""
+    """Table that picks a plug-in by `name`; the other keys are the plug-in's settings."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, ser_json_inf_nan="constants")
     name: str
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The plug-in's own settings."""
+        """Return the plug-in's own settings."""
         return dict(self.model_extra or {})
 
 
 class DataTable(PluginTable):
-    """[data]: which data set, and whether models are fed with standardised inputs."""
+    """[data]: the data set, and whether models are fed with standardised inputs."""
 
     name: str = "digits"
     standardise: bool = True
 
 
 class PartitionTable(PluginTable):
-    """[partition]: who holds what.
+    """[partition]: how examples are partitioned among the clients.
 
     `test_fraction` is held out to test on: of each client's examples (`test_by = "sample"`), or of
-    the clients, who then train nothing and whose examples the server tests on (`test_by = "client"`).
+    the clients, who then train nothing and whose examples the server tests on (`test_by =
+    "client"`).
     """
 
     name: str = "iid"
@@ -82,7 +83,7 @@ class PartitionTable(PluginTable):
 
 
 class ModelTable(PluginTable):
-    """[model]: which network, and the trained state to start from.
+    """[model]: the network, and the trained state to start from.
 
     `start` is a safetensors file such as `fedsim train` writes; a relative path is relative to the
     experiment file.
@@ -93,22 +94,22 @@ class ModelTable(PluginTable):
 
 
 class StrategyTable(PluginTable):
-    """[strategy]: which Flower strategy aggregates."""
+    """[strategy]: the Flower strategy that aggregates."""
 
     name: str = "fedavg"
 
 
-def _derived(base: type[Table], **keys: tuple[Any, Any]) -> Any:
-    """The table `base` with `keys`, each with its type and its default, which are declared elsewhere."""
+def _add_keys(base: type[Table], **keys: tuple[Any, Any]) -> Any:
+    """Create the table `base` with further keys, each with its type and its default."""
     return create_model(base.__name__, __base__=base, __module__=__name__, __doc__=base.__doc__, **keys)  # type: ignore[call-overload]
 
 
 class TrainingTable(Table):
     """[training]: the fields of `fedsim.training.settings.LocalTraining`, which checks the values.
 
-    If `sends` is left out, the strategy's class declares it. `resolve` writes it down, because a recording is attacked
-    without loading the strategy. Clients that send a gradient take one mini-batch a round: `local_steps = 1`. The
-    proximal term is a setting of FedProx's server.
+    If `sends` is left out, the strategy's class declares it. `resolve` writes it out, because a
+    recording is attacked without loading the strategy. Clients that send a gradient take one
+    mini-batch a round: `local_steps = 1`. The proximal term is a setting of FedProx's server.
     """
 
     if TYPE_CHECKING:
@@ -120,27 +121,27 @@ class TrainingTable(Table):
 if not TYPE_CHECKING:
     _SETTINGS = {item.name: (get_type_hints(LocalTraining)[item.name], item.default) for item in fields(LocalTraining)}
     del _SETTINGS["proximal_mu"]
-    TrainingTable = _derived(TrainingTable, **_SETTINGS)
+    TrainingTable = _add_keys(TrainingTable, **_SETTINGS)
 
 
 class FederationTable(Table):
     """[federation]: how many clients and rounds, on which engine.
 
-    `evaluate_every` is the rounds between two evaluations (0 for none at all; else the last round has
-    one, too), `evaluate_examples` the most test examples that the server evaluates on (default: all; the
-    same ones, drawn by the seed, each time), `timeout` how many seconds a round waits for its clients
-    (and a little longer for what they have sent by then; an evaluation waits as long again), `device`
-    where clients train,
-    `vectorise` whether clients with small networks train several at once (`fedsim.training.cohort`)
-    or each in a loop of its own. `reply_memory` is how many MB of a round's replies wait in memory, the others on disk
-    (default: a quarter of what is free, and 512 at least).
+    `evaluate_every` is the number of rounds between two evaluations (0 for none at all; otherwise
+    the last round has one, too), `evaluate_examples` the most test examples that the server
+    evaluates on (default: all; the same ones, drawn by the seed, each time). `timeout` is how many
+    seconds a round waits for its clients (and a little longer for replies that are being sent; an
+    evaluation waits as long again), `device` the device on which clients train. `vectorise` tells
+    whether clients with small networks train several at once (`fedsim.training.cohort`) or each in
+    a loop of its own. `reply_memory` is how many MB of a round's replies are kept in memory, the
+    others on disk (default: a quarter of what is free, and 512 at least).
 
     Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
     fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
     when `device` is `cuda`. Engine `flower`: `supernodes` is how many of them to start, or, under
     `flwr run`, to wait for; `address` is the name of a connection in Flower's own configuration, to
-    submit to a SuperLink that runs already. What is started here runs in a network of its own, which
-    no other user of this machine can reach, and which reaches no other network.
+    submit to a running SuperLink. SuperNodes that fedsim starts run in a network of their own,
+    which no other user of this machine can reach, and which reaches no other network.
     """
 
     engine: Literal["serial", "ray", "flower"] = "serial"
@@ -161,13 +162,13 @@ class FederationTable(Table):
 
 
 class SecureAggregationTable(Table):
-    """[secure_aggregation]: clients send masked updates, of which the server learns sums over groups, and nothing else.
+    """[secure_aggregation]: clients send masked updates; the server learns sums over groups alone.
 
-    `groups` is the least number of clients in a group, drawn anew in each round, or `all` for one group of all clients
-    of the round. `threshold` is how many of a group have to answer, or its sum is lost: a number of clients, or a
-    fraction of the group, of which at least 2; 1 is all of them, as in Flower. Each number of an update, times the
-    weight of its client, is cut to [-`clip`, `clip`] and rounded at random to a multiple of 2 `clip` / 2^`bits`. See
-    `strategies.secure_sum`.
+    `groups` is the least number of clients in a group, drawn anew in each round, or `all` for one
+    group of all clients of the round. `threshold` is how many of a group have to answer, or its sum
+    is lost: a number of clients, or a fraction of the group, at least 2 clients; 1 is all of them,
+    as in Flower. Each number of an update, times the weight of its client, is clipped to [-`clip`,
+    `clip`] and rounded at random to a multiple of 2 `clip` / 2^`bits`. See `strategies.secure_sum`.
     """
 
     groups: int | Literal["all"] = "all"
@@ -176,15 +177,15 @@ class SecureAggregationTable(Table):
     clip: float = 1.0
 
     @model_validator(mode="after")
-    def _is_possible(self) -> SecureAggregationTable:
+    def _check_values(self) -> SecureAggregationTable:
         if self.groups != "all" and self.groups < 2:
             raise ValueError(
                 f"groups: expected 2 clients or more, since the sum over one is its update, or 'all', got {self.groups}"
             )
         if not self.threshold > 0 or (isinstance(self.threshold, float) and self.threshold > 1):
             raise ValueError(
-                "threshold: expected a number of clients from 1 on, or a fraction above 0 and at most 1.0, got "
-                f"{self.threshold}"
+                "threshold: expected a number of clients from 1 on, or a fraction above 0 and at "
+                f"most 1.0, got {self.threshold}"
             )
         if self.groups != "all" and self.threshold > self.groups:
             raise ValueError(
@@ -196,20 +197,20 @@ class SecureAggregationTable(Table):
             raise ValueError(f"clip: expected a value above 0, in units of the update, got {self.clip}")
         return self
 
-    def survivors(self, size: int) -> int:
-        """How many of a group of `size` clients have to answer: Flower's rule."""
+    def min_survivors(self, size: int) -> int:
+        """Return how many of a group of `size` clients have to answer, by Flower's rule."""
         if isinstance(self.threshold, int) and self.threshold > 1:
             return self.threshold
         return max(round(self.threshold * size), 2)
 
 
 class CanariesTable(Table):
-    """[canaries]: a lower bound of epsilon, measured in this run, beside what is proved of the defenses.
+    """[canaries]: measure a lower bound of epsilon in this run, besides the proved guarantee.
 
-    `count` canaries are drawn for each of `clients`, by default for the victims, and a coin for each says whether it is
-    in. Those that are in are gradients among those of the client's examples, so what it sends changes, and costs
-    accuracy; the N that it reports does not change. `confidence` is the probability with which all lower bounds of the
-    run hold.
+    `count` canaries are drawn for each of `clients`, by default for the victims, and a coin for
+    each decides whether it is included. Included canaries are gradients among those of the client's
+    examples, so they change its message and cost accuracy; the N that it reports does not change.
+    `confidence` is the probability with which all lower bounds of the run hold.
     """
 
     count: int = Field(ge=20, le=1_000_000)
@@ -218,11 +219,11 @@ class CanariesTable(Table):
 
 
 class StatesTable(Table):
-    """[states]: which states of training are kept, in `RUN/states` or by `fedsim train`.
+    """[states]: the states of training that are saved, in `RUN/states` or by `fedsim train`.
 
     `rounds` are rounds of the federation, `epochs` those of central training on the whole training
     set, which only `fedsim train` does; 0 is the untrained model. In central training the learning
-    rate is multiplied with `decay` after each of the epochs `decay_at`.
+    rate is multiplied by `decay` after each of the epochs `decay_at`.
     """
 
     rounds: list[Annotated[int, Field(ge=0)]] = []
@@ -232,10 +233,11 @@ class StatesTable(Table):
 
 
 class RecordingTable(Table):
-    """[recording]: see `fedsim.recording.recorder.Plan`; `rounds = []` records nothing.
+    """[recording]: the rounds and clients that are recorded; `rounds = []` records nothing.
 
-    `fsync` is whether each round and checkpoint has to be on the disk before the run goes on, so that a power cut
-    costs no more than the round in which it happens.
+    See `fedsim.recording.recorder.RecordingPlan`. With `fsync`, each round and checkpoint has to be on the
+    disk before the run continues, so that a power cut costs no more than the round in which it
+    happens.
     """
 
     rounds: list[int] | None = None
@@ -245,14 +247,15 @@ class RecordingTable(Table):
 
 
 class KnowledgeTable(Table):
-    """[adversary.knowledge]: what the adversary is granted besides the messages; a key for each of `FACTS`.
+    """[adversary.knowledge]: facts that the adversary knows besides the messages, as in `FACTS`.
 
-    `true` grants what the run itself holds, `false` withholds it; a recording made elsewhere has
-    nothing to take from, so there the value is written out: `model = "module:callable"`,
-    `input_shape = [1, 28, 28]`, `value_range = [0.0, 1.0]`. What the server sent along with its model in the attacked
-    round (`learning_rate` and its kin) is taken from there wherever it says something. `records` are the victim's
-    training examples; `partial_records` names the one column of a table that is withheld of them. `candidates` are
-    records of which half are among them; it says where the others come from, `held-out` or `other-clients`.
+    `true` grants the value that the run holds, `false` withholds it. A recording made elsewhere
+    holds no such values, so there they are written out: `model = "module:callable"`, `input_shape =
+    [1, 28, 28]`, `value_range = [0.0, 1.0]`. Values that the server sent with its model in the
+    attacked round (`learning_rate` and the like) take precedence. `records` are the victim's
+    training examples; `partial_records` names the one column of a table that is withheld from them.
+    `candidates` are records of which half are among the victim's; its value tells where the others
+    come from, `held-out` or `other-clients`.
     """
 
     if TYPE_CHECKING:
@@ -261,19 +264,21 @@ class KnowledgeTable(Table):
 
 
 if not TYPE_CHECKING:
-    KnowledgeTable = _derived(KnowledgeTable, **{name: (fact.key, fact.granted) for name, fact in FACTS.items()})
+    KnowledgeTable = _add_keys(
+        KnowledgeTable, **{name: (fact.key_type, fact.granted_by_default) for name, fact in FACTS.items()}
+    )
 
 
 class AdversaryTable(Table):
-    """[adversary]: whom to attack, when, and with what knowledge.
+    """[adversary]: the victims, the time of attacks, and the adversary's knowledge.
 
     `when` is `at-end` (after the last round), `in-round` (in a process of its own as soon as a
     round is recorded) or `never` (later, with `fedsim attack`). `victims` are client ids, `all`, or
     by default the first recorded client; `rounds` are by default the first recorded one. `repeats`
     runs each attack from that many random starts, all scored, so that scores get an interval. On a
-    CPU, `workers` processes of one thread each share the attacks (default: one a core, but
-    at most half as many as there are attacks). `candidates` and `auxiliary` are how many records of that kind are
-    granted at most, where they are.
+    CPU, `workers` processes of one thread each share the attacks (default: one a core, but at most
+    half as many as there are attacks). `candidates` and `auxiliary` are the most records of that
+    kind that are granted.
     """
 
     when: Literal["at-end", "in-round", "never"] = "at-end"
@@ -287,39 +292,41 @@ class AdversaryTable(Table):
     knowledge: KnowledgeTable = KnowledgeTable()
 
 
-_LONGEST = 60
-"""Characters of a label; file systems take names of 255 bytes, and a character may have four."""
+_MAX_LABEL_LENGTH = 60
+"""Most characters of a label; file systems allow names of 255 bytes, and a character may have
+four."""
 
 
 class LabelledTable(PluginTable):
-    """A table of a list; `label` tells two settings of the same plug-in apart."""
+    """Table of a list; `label` distinguishes two settings of the same plug-in."""
 
     label: str = ""
 
     @field_validator("label")
     @classmethod
-    def _names_a_folder(cls, label: str) -> str:
+    def _check_label(cls, label: str) -> str:
         if label and not re.fullmatch(r"\w[\w .,=+-]*", label):
             raise ValueError(f"it names a folder: expected letters, digits and any of ' .,=+-', got '{label}'")
-        if len(label) > _LONGEST:
-            raise ValueError(f"it names a folder: expected at most {_LONGEST} characters, got {len(label)}")
+        if len(label) > _MAX_LABEL_LENGTH:
+            raise ValueError(f"it names a folder: expected at most {_MAX_LABEL_LENGTH} characters, got {len(label)}")
         return label
 
     @property
     def title(self) -> str:
-        """What its results are filed under."""
+        """Return the name under which its results are stored."""
         return self.label or self.name
 
 
 class AttackTable(LabelledTable):
-    """[[attack]]: one attack; `label` tells two settings of the same one apart and names a folder."""
+    """[[attack]]: one attack; `label` distinguishes settings of the same one and names a folder."""
 
 
 class MeasureTable(LabelledTable):
-    """[[measure]]: how exposed each client is before it sends, which it computes of itself and tells nobody.
+    """[[measure]]: a measure of exposure that each client computes before it sends, for itself.
 
-    `each` measures each example besides of all of them together. It is done in round 1 and each `every` rounds after
-    it, with `memory` MiB at once. `label` tells two settings of the same measure apart.
+    With `each`, single examples are measured as well as all of them together. Clients measure in
+    round 1 and every `every` rounds after it, with at most `memory` MiB at once. `label`
+    distinguishes settings of the same measure.
     """
 
     each: bool = False
@@ -328,13 +335,15 @@ class MeasureTable(LabelledTable):
 
 
 class AppTable(Table):
-    """[app]: what the messages of somebody's Flower app mean, where their recording alone does not say it.
+    """[app]: the format of another Flower app's messages, where a recording leaves it open.
 
-    All but two keys are those of `fedsim.recording.reading.Reading`; `num_examples` is one number, or one for each
-    client id. `outputs = "module:callable"` makes logits of what the model returns and of its inputs, for models that
-    return a tuple or an object. `messages` is the kind of the messages whose answers are updates, where these are no
-    training messages with arrays, such as `query.weights`: arrays, lists of numbers or bytes. With `frozen = true`,
-    parameters that need no gradient are not sent, and keep the values that the model is built with.
+    All but two keys are those of `fedsim.recording.reading.MessageFormat`; `num_examples` is one
+    number, or one for each client id. `outputs = "module:callable"` computes logits from the
+    model's outputs and its inputs, for models that return a tuple or an object. `messages` is the
+    type of the messages whose answers are updates, such as `query.weights`, where these are not
+    training messages with arrays; they hold arrays, lists of numbers or bytes. With `frozen =
+    true`, parameters that need no gradient are not sent, and keep the values that the model is
+    built with.
     """
 
     replies: Literal["weights", "delta", "gradient"] = "weights"
@@ -352,27 +361,28 @@ class AppTable(Table):
 
     @field_validator("num_examples")
     @classmethod
-    def _keys_are_clients(cls, counts: int | dict[str, int] | None) -> int | dict[str, int] | None:
-        _check_clients(counts if isinstance(counts, dict) else ())
+    def _check_client_keys(cls, counts: int | dict[str, int] | None) -> int | dict[str, int] | None:
+        _check_client_ids(counts if isinstance(counts, dict) else ())
         return counts
 
 
 class ReportTable(Table):
-    """[report]: what is written beside `report.html`.
+    """[report]: files that are written in addition to `report.html`.
 
-    `tensorboard` writes accuracy, loss, scores and exposure by round as event files for TensorBoard, into
-    `RUN/tensorboard`; it takes the package `tensorboard`.
+    `tensorboard` writes accuracy, loss, scores and exposure by round as event files for
+    TensorBoard, into `RUN/tensorboard`; it takes the package `tensorboard`.
     """
 
     tensorboard: bool = False
 
 
 class AttackFile(Table):
-    """What `fedsim attack RUN FILE` reads: an adversary without a federation.
+    """File that `fedsim attack RUN FILE` reads: an adversary without a federation.
 
-    `truth` maps client ids to safetensors files with `data` (`example channel height width` in
-    [0, 1]) and `labels`, for scoring what was recorded elsewhere. The attacks never see them. Instead of a client's id
-    a key may be `#1`, `#2` ..., the clients in the order in which they appear in the recording, and in one round by id.
+    `truth` maps client ids to safetensors files with `data` (`example channel height width` in [0,
+    1]) and `labels`, for scoring attacks on recordings made elsewhere. The attacks never see them.
+    Instead of a client's id a key may be `#1`, `#2` ..., the clients in the order in which they
+    appear in the recording, and in one round by id.
     """
 
     adversary: AdversaryTable = AdversaryTable()
@@ -383,13 +393,16 @@ class AttackFile(Table):
 
     @field_validator("truth")
     @classmethod
-    def _keys_are_clients(cls, truth: dict[str, str]) -> dict[str, str]:
-        _check_clients(key.removeprefix("#") for key in truth)
+    def _check_client_keys(cls, truth: dict[str, str]) -> dict[str, str]:
+        _check_client_ids(key.removeprefix("#") for key in truth)
         return truth
 
     @model_validator(mode="after")
-    def _attacks_make_sense(self) -> AttackFile:
-        for name, chosen in (("victims", self.adversary.victims), ("rounds", self.adversary.rounds)):
+    def _check_attacks(self) -> AttackFile:
+        for name, chosen in (
+            ("victims", self.adversary.victims),
+            ("rounds", self.adversary.rounds),
+        ):
             if isinstance(chosen, list):
                 _check_list(f"adversary.{name}", chosen, "clients" if name == "victims" else name)
         _check_titles(self.attack, "attacks")
@@ -397,15 +410,15 @@ class AttackFile(Table):
 
 
 class Config(AttackFile):
-    """A whole experiment file.
+    """Whole experiment file.
 
-    Of one that is read from a run folder, `_data` is the hash of the data that the run was made with.
+    Where it is read from a run folder, `_data` is the hash of the data that the run was made with.
     """
 
     _data: str = PrivateAttr("")
 
-    def as_new(self) -> Config:
-        """Return the same experiment for a run that is yet to be made, with whatever data there are."""
+    def for_new_run(self) -> Config:
+        """Return the same experiment for a new run, without the hash of an earlier run's data."""
         new = self.model_copy()
         new._data = ""
         return new
@@ -424,17 +437,17 @@ class Config(AttackFile):
     states: StatesTable = StatesTable()
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Config:
+    def _check_tables(self) -> Config:
         clients, rounds = self.federation.clients, self.federation.rounds
         _check_titles(self.measure, "measures")
-        for where, chosen, count, what in (
+        for where, chosen, count, noun in (
             ("adversary.victims", self.adversary.victims, clients, "clients"),
             ("recording.clients", self.recording.clients, clients, "clients"),
             ("adversary.rounds", self.adversary.rounds, rounds, "rounds"),
             ("recording.rounds", self.recording.rounds, rounds, "rounds"),
         ):
             if isinstance(chosen, list) and (chosen or where != "recording.rounds"):
-                _check_choice(where, chosen, count, what)
+                _check_choice(where, chosen, count, noun)
         if self.recording.rounds == [] and self.attack and self.adversary.when != "never":
             raise ValueError("recording.rounds: nothing is recorded, so there is nothing to attack; name rounds")
         if self.canaries is not None:
@@ -445,16 +458,16 @@ class Config(AttackFile):
             )
         if self.secure_aggregation is not None:
             _check_groups(self.secure_aggregation, clients, self.recording.clients)
-        # A run folder may come from a stranger: what it holds names no code and no files.
+        # A run folder may come from a stranger, so its experiment file names no code and no files.
         if isinstance(self.adversary.knowledge.model, str):
             raise ValueError(
-                "adversary.knowledge.model: a federation has a model of its own, so give true or false; "
-                "'module:callable' belongs in the attack file of a recording made elsewhere"
+                "adversary.knowledge.model: a federation has a model of its own, so give true or "
+                "false; 'module:callable' belongs in the attack file of a recording made elsewhere"
             )
         if isinstance(self.adversary.knowledge.loss, str):
             raise ValueError(
-                "adversary.knowledge.loss: a federation has a loss of its own, so give true or false; a name belongs "
-                "in the attack file of a recording made elsewhere"
+                "adversary.knowledge.loss: a federation has a loss of its own, so give true or "
+                "false; a name belongs in the attack file of a recording made elsewhere"
             )
         for name in ("truth", "app"):
             if getattr(self, name) != type(self).model_fields[name].default:
@@ -462,22 +475,23 @@ class Config(AttackFile):
         return self
 
     def _check_canaries(self, chosen: list[int] | None) -> None:
-        """Raise ValueError where nobody would see the canaries."""
+        """Raise ValueError where the server would not see the canaries."""
         if chosen is not None:
             _check_choice("canaries.clients", chosen, self.federation.clients, "clients")
         if self.secure_aggregation is not None:
             raise ValueError(
-                "canaries: they measure what one client's messages tell, and under secure aggregation the server sees "
-                "sums alone; leave [canaries] or [secure_aggregation] out"
+                "canaries: they measure what one client's messages tell, and under secure "
+                "aggregation the server sees sums alone; leave [canaries] or [secure_aggregation] "
+                "out"
             )
-        unseen = sorted(set(self.carriers) - set(self.recording.clients or self.carriers))
+        unseen = sorted(set(self.canary_clients) - set(self.recording.clients or self.canary_clients))
         if self.recording.rounds == [] or unseen:
-            what = f"client {unseen[0]} is not recorded" if unseen else "no round is recorded"
-            raise ValueError(f"canaries: {what}, so nobody would look for them; name others, or change [recording]")
+            reason = f"client {unseen[0]} is not recorded" if unseen else "no round is recorded"
+            raise ValueError(f"canaries: {reason}, so nobody would look for them; name others, or change [recording]")
 
     @property
-    def carriers(self) -> list[int]:
-        """The clients for which canaries are drawn."""
+    def canary_clients(self) -> list[int]:
+        """Return the clients for which canaries are drawn."""
         if self.canaries is None:
             return []
         chosen = self.canaries.clients if self.canaries.clients is not None else self.adversary.victims
@@ -486,64 +500,73 @@ class Config(AttackFile):
         return list(chosen) if chosen else [min(self.recording.clients or [0])]
 
 
-def _check_titles(tables: Iterable[LabelledTable], what: str) -> None:
+def _check_titles(tables: Iterable[LabelledTable], noun: str) -> None:
     for title, count in Counter(table.title for table in tables).items():
         if count > 1:
-            raise ValueError(f"two {what} are called '{title}'; give one of them a label of its own")
+            raise ValueError(f"two {noun} are called '{title}'; give one of them a label of its own")
 
 
-def _check_clients(keys: Iterable[str]) -> None:
+def _check_client_ids(keys: Iterable[str]) -> None:
     for key in keys:
         if not (key.isascii() and key.isdigit()):
             raise ValueError(f"expected client ids as keys, got '{key}'")
 
 
 def _check_groups(table: SecureAggregationTable, clients: int, recorded: list[int] | None) -> None:
-    """Raise ValueError where no round could have such groups, or clients are to be recorded that nobody sees."""
+    """Raise ValueError where no round can have such groups, or `recorded` names single clients."""
     size = clients if table.groups == "all" else table.groups
     if size > clients or clients < 2:
         raise ValueError(
-            f"secure_aggregation.groups: expected at most federation.clients = {clients}, and 2 clients or more, got "
-            f"{table.groups}"
+            f"secure_aggregation.groups: expected at most federation.clients = {clients}, and 2 "
+            f"clients or more, got {table.groups}"
         )
     if table.threshold > size:
         raise ValueError(
-            f"secure_aggregation.threshold: {table.threshold} of a group have to answer, but federation.clients is "
-            f"{clients}; lower it"
+            f"secure_aggregation.threshold: {table.threshold} of a group have to answer, but "
+            f"federation.clients is {clients}; lower it"
         )
     if recorded is not None:
         raise ValueError(
-            "recording.clients: under secure aggregation the server sees groups of clients, which are drawn anew in "
-            "each round; leave it out"
+            "recording.clients: under secure aggregation the server sees groups of clients, which "
+            "are drawn anew in each round; leave it out"
         )
 
 
-def _check_list(where: str, chosen: list[int], what: str) -> None:
+def _check_list(where: str, chosen: list[int], noun: str) -> None:
     if not chosen:
-        raise ValueError(f"{where}: the list is empty; leave the key out, or name {what}")
-    if twice := [item for item, count in Counter(chosen).items() if count > 1]:
-        raise ValueError(f"{where}: {twice[0]} is named twice; name each once")
+        raise ValueError(f"{where}: the list is empty; leave the key out, or name {noun}")
+    if duplicates := [item for item, count in Counter(chosen).items() if count > 1]:
+        raise ValueError(f"{where}: {duplicates[0]} is named twice; name each once")
 
 
-def _check_choice(where: str, chosen: list[int], count: int, what: str) -> None:
-    first = 0 if what == "clients" else 1
+def _check_choice(where: str, chosen: list[int], count: int, noun: str) -> None:
+    first = 0 if noun == "clients" else 1
     if len(chosen) > count:
-        raise ValueError(f"{where}: {len(chosen)} {what} named, but federation.{what} is {count}")
+        raise ValueError(f"{where}: {len(chosen)} {noun} named, but federation.{noun} is {count}")
     for item in chosen:
         if not first <= item < first + count:
-            raise ValueError(f"{where}: expected {what} from {first} to {first + count - 1}, got {item}")
-    _check_list(where, chosen, what)
+            raise ValueError(f"{where}: expected {noun} from {first} to {first + count - 1}, got {item}")
+    _check_list(where, chosen, noun)
 
 
-def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
-    """Validate `tables` as `kind`, turning the first error into one sentence."""
+def validate_tables(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
+    """Validate `tables` as `kind`, turning the first error into one sentence.
+
+    Args:
+        kind: class of the table.
+        tables: values by key.
+        where: name of the tables in error texts.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
+    """
     try:
         text = json.dumps(tables)
     except TypeError as error:
-        key, odd = _unwritable(tables)
-        place = titled(key, tables)
+        value_path, value = _find_unwritable(tables)
+        key = ".".join(name_tables(value_path, tables))
         raise ConfigError(
-            f"{where}: {'.'.join(place)}: expected a number, a text, a list or a table, got {type(odd).__name__}"
+            f"{where}: {key}: expected a number, a text, a list or a table, got {type(value).__name__}"
         ) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: {TOO_DEEP}") from error
@@ -551,46 +574,58 @@ def check(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        if first["type"] == "json_invalid":  # it was JSON a moment ago
+        if first["type"] == "json_invalid":  # `json.dumps` wrote it, so only its depth can be wrong
             raise ConfigError(f"{where}: {TOO_DEEP}") from error
-        place, complaint = explain(error, tables)
+        path, complaint = explain_validation_error(error, tables)
         if first["type"] == "extra_forbidden":
-            complaint = f"unknown key, {did_you_mean(place[-1], _fields_at(kind, first['loc'][:-1]))}"
+            known_keys = _field_names(kind, first["loc"][:-1])
+            complaint = f"unknown key, {did_you_mean(path[-1], known_keys)}"
         elif first["type"] == "list_type" and isinstance(first["input"], dict):
-            complaint = f"this is a list of tables; write [[{place[-1]}]]"
-        named = [".".join(titled(place, tables))] if place else []
-        raise ConfigError(": ".join([where, *named, complaint])) from error
+            complaint = f"this is a list of tables; write [[{path[-1]}]]"
+        keys = [".".join(name_tables(path, tables))] if path else []
+        raise ConfigError(": ".join([where, *keys, complaint])) from error
 
 
-def titled(place: Sequence[str], tables: Mapping[str, Any]) -> list[str]:
-    """`place` with the title of an attack or a measure for its number, as `--set` names it, where no other has it."""
-    if len(place) < 3 or place[0] not in _TITLED or place[2] in ("name", "label"):
-        return list(place)
-    named = [_title(table) for table in tables[place[0]]]
-    title = named[int(place[1])]
-    return [place[0], title if title and named.count(title) == 1 else place[1], *place[2:]]
+def name_tables(path: Sequence[str], tables: Mapping[str, Any]) -> list[str]:
+    """Return the path of a key with the title of an attack or a measure in place of its number.
+
+    `--set` names tables so. Where two tables have the same title, the number stays.
+    """
+    if len(path) < 3 or path[0] not in _TITLED_LISTS or path[2] in ("name", "label"):
+        return list(path)
+    titles = [_title(table) for table in tables[path[0]]]
+    title = titles[int(path[1])]
+    return [path[0], title if title and titles.count(title) == 1 else path[1], *path[2:]]
 
 
 def _title(table: Any) -> str:
-    """What the results of a table are filed under; nothing where that is not known."""
+    """Return the name under which the results of a table are stored; '' where it is not known."""
     title = (table.get("label") or table.get("name")) if isinstance(table, Mapping) else None
     return title if isinstance(title, str) else ""
 
 
-def _unwritable(value: Any, place: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Any]:
-    """The first key, and its value, that no experiment file can hold."""
-    parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, inner in parts:
+def _find_unwritable(value: Any, path: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Any]:
+    """Return the path of the first value, and the value, that no experiment file can hold."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    for key, inner in items:
         try:
             json.dumps(inner)
         except TypeError:
-            return _unwritable(inner, (*place, str(key)))
-    return place, value
+            return _find_unwritable(inner, (*path, str(key)))
+    return path, value
 
 
-def _fields_at(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    for part in path:
-        found = kind.model_fields.get(str(part))
-        for of in (found.annotation, *get_args(found.annotation)) if found is not None else ():
-            kind = of if isinstance(of, type) and issubclass(of, BaseModel) else kind
+def _field_names(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the table at `path` within the table `kind`."""
+    for key in path:
+        field = kind.model_fields.get(str(key))
+        if field is None:
+            continue
+        for annotation in (field.annotation, *get_args(field.annotation)):
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                kind = annotation
     return list(kind.model_fields)

@@ -1,4 +1,4 @@
-"""How exposed clients are at chosen states of training, with no server and no attack: the work of `fedsim expose`."""
+"""Measure the exposure of clients at chosen states, without a server (`fedsim expose`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError
-from fedsim.experiments.build import Experiment, a_gauge
-from fedsim.experiments.config import Config, MeasureTable, Table, check
-from fedsim.experiments.reading import override_in
-from fedsim.experiments.states import States
+from fedsim.experiments.build import Experiment, build_measure
+from fedsim.experiments.config import Config, MeasureTable, Table, validate_tables
+from fedsim.experiments.reading import apply_override
+from fedsim.experiments.states import TrainingStates
 from fedsim.experiments.training_states import make_states
-from fedsim.exposure.of_clients import Gauge, reason, rows_of
+from fedsim.exposure.of_clients import MeasureSchedule, failure_reason, measure_client
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from fedsim.training.settings import LocalTraining
@@ -25,15 +25,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
-    """A state of training, and the clients that are about to send.
+class TrainingMoment:
+    """State of training, and the clients that are about to send from it.
 
     Attributes:
-        state: what it is called, as in `[states]`: `round-0` is the one that the federation starts from.
-        number: the round in which they send, which says what mini-batches they use.
-        clients: who sends.
-        training: how they train in this round.
-        before: by client, the model that it is sent.
+        state: name of the state, as in `[states]`: `round-0` is the one that the federation starts
+            from.
+        number: round in which the clients send, which determines their mini-batches.
+        clients: ids of the clients that send.
+        training: settings of local training in this round.
+        before: returns the broadcast that a client receives.
     """
 
     state: str
@@ -43,176 +44,192 @@ class Moment:
     before: Callable[[int], State]
 
 
-class _Measures(Table):
+class _MeasureList(Table):
     measure: list[MeasureTable]
 
 
-def chosen_tables(config: Config, names: Sequence[str], overrides: Iterable[str]) -> list[MeasureTable]:
-    """What is to be measured: nothing where neither `names` nor the experiment says so.
+def choose_measures(config: Config, names: Sequence[str], overrides: Iterable[str]) -> list[MeasureTable]:
+    """Return the tables of the measures to compute, by default those of the experiment.
 
     Args:
-        names: of tables of the experiment, or of measures with their default settings.
+        names: titles of tables of the experiment, or names of measures with their default settings.
         overrides: `measure.NAME.key=value`.
 
     Raises:
         ConfigError: a setting is wrong, or a measure is named twice.
     """
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ConfigError(f"--measure {twice[0]}: is named twice; name each once")
-    known = {table.title: table.model_dump() for table in config.measure}
-    tables = [known.get(name, {"name": name}) for name in names] if names else list(known.values())
-    given: dict[str, Any] = {"measure": tables}
+    if duplicates := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"--measure {duplicates[0]}: is named twice; name each once")
+    by_title = {table.title: table.model_dump() for table in config.measure}
+    measure_tables = list(by_title.values())
+    if names:
+        measure_tables = [by_title.get(name, {"name": name}) for name in names]
+    tables: dict[str, Any] = {"measure": measure_tables}
     for override in overrides:
-        override_in(given, override)
-    return check(_Measures, given, "expose").measure
+        apply_override(tables, override)
+    return validate_tables(_MeasureList, tables, "expose").measure
 
 
-def all_that_apply(experiment: Experiment, *, each: bool) -> list[Gauge]:
-    """Every measure that applies to the experiment; why one is left out goes to the log.
+def find_applicable_measures(experiment: Experiment, *, each: bool) -> list[MeasureSchedule]:
+    """Return every measure that applies to the experiment; the log says why others do not.
 
     Args:
-        each: of each example, too, where it applies to single ones.
+        each: measure single examples, too, where the measure applies to them.
     """
-    kept, local = [], experiment.trial()
-    for name in registry.names("measures"):
+    applicable, local = [], experiment.trial_round()
+    for name in registry.registered_names("measures"):
         try:
-            gauge = a_gauge(MeasureTable(name=name))
-            gauge.try_out(local)
-            kept.append(gauge)
+            gauge = build_measure(MeasureTable(name=name))
+            gauge.compute_once(local)
+            applicable.append(gauge)
             if each:
-                (alone := replace(gauge, each=True)).try_out(local)
-                kept[-1] = alone
-        except (Exception, SystemExit) as error:  # a stranger's measure may raise anything, and the others go on
-            what = "of single examples " if kept and kept[-1].title == name else ""
-            log.info("%s%s is left out: %s", what, name, reason(error))
-    return kept
+                gauge_of_examples = replace(gauge, per_example=True)
+                gauge_of_examples.compute_once(local)
+                applicable[-1] = gauge_of_examples
+        except (Exception, SystemExit) as error:  # a measure of another package may raise anything
+            scope = "of single examples " if applicable and applicable[-1].title == name else ""
+            log.info("%s%s is left out: %s", scope, name, failure_reason(error))
+    return applicable
 
 
-def moments_of_file(experiment: Experiment, name: str, states: Sequence[str], clients: Sequence[int]) -> list[Moment]:
-    """What an experiment file describes: the state that it starts from, or those that `states` name.
+def file_moments(
+    experiment: Experiment, name: str, states: Sequence[str], clients: Sequence[int]
+) -> list[TrainingMoment]:
+    """Return the moments of an experiment file: its initial state, or those that `states` name.
 
     Args:
-        name: of the file, by which trained states are kept in the cache.
-        states: of `[states]`, which are trained if they are not there, or files.
-        clients: ids; all if there are none.
+        name: of the file, under which trained states are stored in the cache.
+        states: names in `[states]`, which are trained where they are missing, or files.
+        clients: ids; an empty list means all.
 
     Raises:
         ConfigError: there is no such state or client.
         RunError: training failed.
     """
+    if not states:
+        return [_unrecorded_moment(experiment, "round-0", experiment.initial_state(), clients)]
     table = experiment.config.states
-    kept = [*(f"round-{number}" for number in table.rounds), *(f"epoch-{number}" for number in table.epochs)]
+    names = [f"round-{number}" for number in table.rounds]
+    names += [f"epoch-{number}" for number in table.epochs]
 
-    def folder() -> States:
+    def make_folder() -> TrainingStates:
         return make_states(experiment.config, name, None)
 
-    started = [_moment(experiment, "round-0", experiment.initial_state(), clients)] if not states else []
-    return _distinct([*started, *_named(experiment, states, kept, folder, clients)])
+    return _check_distinct(_state_moments(experiment, states, names, make_folder, clients))
 
 
-def moments_of_run(
-    experiment: Experiment, folder: Path, states: Sequence[str], rounds: Sequence[int], clients: Sequence[int]
-) -> list[Moment]:
-    """What a run recorded: clients in `rounds`, by default in the first recorded one, or at `states` that it kept.
+def run_moments(
+    experiment: Experiment,
+    folder: Path,
+    states: Sequence[str],
+    rounds: Sequence[int],
+    clients: Sequence[int],
+) -> list[TrainingMoment]:
+    """Return the moments of a run: recorded rounds, by default the first one, or saved states.
 
     Args:
-        clients: ids; those who sent if there are none.
+        states: names of states that the run saved, or files.
+        rounds: recorded rounds.
+        clients: ids; an empty list means all that sent.
 
     Raises:
         ConfigError: there is no such round, state or client.
         TranscriptError: nothing is recorded, or a round is damaged.
     """
-    kept = States(folder / "states")
-    found = _named(experiment, states, list(kept.manifest().get("states", {})), lambda: kept, clients)
+    saved = TrainingStates(folder / "states")
+    saved_names = list(saved.manifest().get("states", {}))
+    state_moments = _state_moments(experiment, states, saved_names, lambda: saved, clients)
     if states and not rounds:
-        return _distinct(found)
+        return _check_distinct(state_moments)
     transcript = Transcript(folder)
     for number in rounds:
         if number not in transcript.rounds:
             raise ConfigError(f"expose: round {number} is not recorded; recorded: {transcript.rounds}")
-    return _distinct(
-        [*(_recorded(experiment, transcript, n, clients) for n in rounds or transcript.rounds[:1]), *found]
-    )
+    chosen_rounds = rounds or transcript.rounds[:1]
+    recorded = [_recorded_moment(experiment, transcript, number, clients) for number in chosen_rounds]
+    return _check_distinct([*recorded, *state_moments])
 
 
-def exposed(
-    experiment: Experiment, moments: Iterable[Moment], gauges: Sequence[Gauge]
+def measure_moments(
+    experiment: Experiment, moments: Iterable[TrainingMoment], gauges: Sequence[MeasureSchedule]
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """The rows of each client at each moment, as they are computed."""
+    """Yield the rows of each client at each moment, as they are computed."""
     loss = experiment.dataset.task.loss
     for moment in moments:
         where = {"round": moment.number, "state": moment.state}
         for client in moment.clients:
-            (share,) = experiment.shares([client], moment.number, moment.training)
-            model = experiment.filled(moment.before(client))
-            found = rows_of(gauges, model, share, moment.training, loss)
-            yield ({**where, "client": client, **row} for row in found)
+            (share,) = experiment.local_data([client], moment.number, moment.training)
+            model = experiment.model_with_state(moment.before(client))
+            rows = measure_client(gauges, model, share, moment.training, loss)
+            yield ({**where, "client": client, **row} for row in rows)
 
 
-def _named(
+def _state_moments(
     experiment: Experiment,
     names: Sequence[str],
-    kept: Sequence[str],
-    folder: Callable[[], States],
+    saved_names: Sequence[str],
+    get_folder: Callable[[], TrainingStates],
     clients: Sequence[int],
-) -> list[Moment]:
-    """A moment for each of `names`: states that are `kept` in `folder`, or files."""
-    found = []
+) -> list[TrainingMoment]:
+    """Return a moment for each of `names`: saved states, or files."""
+    moments: list[TrainingMoment] = []
     for name in names:
-        path = folder().path(name) if name in kept else Path(name)
-        if name not in kept and path.suffix != ".safetensors":
+        path = get_folder().path(name) if name in saved_names else Path(name)
+        if name not in saved_names and path.suffix != ".safetensors":
             raise ConfigError(
                 f"--state {name}: expected a safetensors file, or a state that is kept "
-                f"({', '.join(kept) or 'none is'}); [states] says which are"
+                f"({', '.join(saved_names) or 'none is'}); [states] says which are"
             )
         try:
-            state = experiment.state_in(path)
+            state = experiment.read_state_file(path)
         except ConfigError as error:
             raise ConfigError(f"--state {name}: {str(error).removeprefix('model.start: ')}") from error
-        found.append(_moment(experiment, path.stem, state, clients))
-    return found
+        moments.append(_unrecorded_moment(experiment, path.stem, state, clients))
+    return moments
 
 
-def _moment(experiment: Experiment, name: str, state: State, clients: Sequence[int]) -> Moment:
-    """Clients at a state that no message says anything about; after round N comes round N + 1, and all else is 1."""
+def _unrecorded_moment(experiment: Experiment, name: str, state: State, clients: Sequence[int]) -> TrainingMoment:
+    """Return clients at a state without messages: `round-N` precedes round N + 1, all else 1."""
     kind, _, number = name.partition("-")
-    mu = getattr(experiment.new_strategy(), "proximal_mu", 0.0)  # FedProx's server tells it its clients
-    return Moment(
+    mu = getattr(experiment.new_strategy(), "proximal_mu", 0.0)  # FedProx's server sends it to clients
+    return TrainingMoment(
         state=name,
         number=int(number) + 1 if kind == "round" and number.isdecimal() else 1,
-        clients=_checked(clients, range(experiment.config.federation.clients), name),
+        clients=_choose_clients(clients, range(experiment.config.federation.clients), name),
         training=replace(experiment.training, proximal_mu=float(mu)),
         before=lambda _: state,
     )
 
 
-def _recorded(experiment: Experiment, transcript: Transcript, number: int, clients: Sequence[int]) -> Moment:
-    """Clients in a recorded round, sums over groups taken apart into those who sent."""
+def _recorded_moment(
+    experiment: Experiment, transcript: Transcript, number: int, clients: Sequence[int]
+) -> TrainingMoment:
+    """Return clients in a recorded round; a sum over a group counts for each of its members."""
     header = transcript.header(number)
-    reply_of = {sender: reply.client for reply in header.replies for sender in reply.senders}
-    told = vars(experiment.training) | {key.replace("-", "_"): value for key, value in header.config.items()}
+    reply_ids = {sender: reply.client for reply in header.replies for sender in reply.senders}
+    server_settings = {key.replace("-", "_"): value for key, value in header.config.items()}
 
-    def before(client: int) -> State:
-        return transcript.recorded(number, reply_of[client]).before
+    def broadcast_to(client: int) -> State:
+        return transcript.recorded_update(number, reply_ids[client]).before
 
-    return Moment(
+    return TrainingMoment(
         state=f"round-{number - 1}",
         number=number,
-        clients=_checked(clients, sorted(reply_of), f"round {number}"),
-        training=LocalTraining.told(told),
-        before=before,
+        clients=_choose_clients(clients, sorted(reply_ids), f"round {number}"),
+        training=LocalTraining.from_message(vars(experiment.training) | server_settings),
+        before=broadcast_to,
     )
 
 
-def _checked(chosen: Sequence[int], known: Sequence[int], where: str) -> Sequence[int]:
-    """`chosen`, or all that are `known`."""
+def _choose_clients(chosen: Sequence[int], known: Sequence[int], where: str) -> Sequence[int]:
+    """Return `chosen` without repetitions, or all that are `known`."""
     for client in chosen:
         if client not in known:
             raise ConfigError(f"--client {client}: is not among the {len(known)} clients of {where}; name another")
     return list(dict.fromkeys(chosen)) or known
 
 
-def _distinct(moments: list[Moment]) -> list[Moment]:
+def _check_distinct(moments: list[TrainingMoment]) -> list[TrainingMoment]:
     for state, count in Counter(moment.state for moment in moments).items():
         if count > 1:
             raise ConfigError(f"expose: {state} is asked for {count} times; name each state once")

@@ -1,4 +1,4 @@
-"""Whether a run is still what it was when it was written: everything in the folder is compared with its manifest."""
+"""Compare a run folder with its manifest, to detect changes since the run."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from fedsim.errors import ConfigError, FedsimError, some_of
+from fedsim.errors import ConfigError, FedsimError, join_first
 from fedsim.experiments import lock
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.reading import read_toml
-from fedsim.experiments.run_folder import RunFolder, files_below, is_made
-from fedsim.experiments.settings import differing, settings_of
-from fedsim.experiments.states import States
-from fedsim.recording.header import RECORDING, hash_state
+from fedsim.experiments.run_folder import RunFolder, is_run_file, list_files
+from fedsim.experiments.settings import changed_settings, flat_settings
+from fedsim.experiments.states import TrainingStates
+from fedsim.recording.header import RECORDING_FOLDER, hash_state
 from fedsim.recording.manifest import (
-    GUARD,
-    NAME,
-    SEALED,
+    LOCK_FILE,
+    MANIFEST_FILE,
+    SEALED_FILE,
     Manifest,
-    chained,
-    changing,
+    chain_hash,
     check_key,
+    edit_manifest,
     file_hash,
-    name_of,
-    name_of_run,
     read,
+    relative_name,
+    run_name,
 )
-from fedsim.recording.sealed import read_sealed
-from fedsim.recording.seals import KEY, key
+from fedsim.recording.sealed import read_sealed_file
+from fedsim.recording.seals import KEY_VARIABLE, signing_key
 from fedsim.recording.transcript import Transcript
 
-_SHOWN = 10
-"""Most numbers of rounds named in a sentence."""
+_MAX_LISTED = 10
+"""Most rounds or files that a sentence names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of comparing a run with its manifest.
+    """Result of comparing a run with its manifest.
 
     Attributes:
-        manifest: None where there is none, or one that was altered.
-        differences: a sentence for each thing that is not as it was written.
-        remark: what the verdict does not say.
+        manifest: of the run; None where there is none, or it was altered.
+        differences: a sentence for each part that is not as it was written.
+        remark: how far the verdict can be relied on.
     """
 
     manifest: Manifest | None
@@ -55,183 +55,205 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """In a line."""
+        """Return the verdict in a line."""
         if self.manifest is None:
             return "; ".join([*self.differences, self.remark])
         name = f"run {self.manifest.run}: "
         if self.differences:
             return name + f"not as it was written: {'; '.join(self.differences)}"
-        counts = f"{len(self.manifest.rounds)} rounds and {len(self.manifest.files)} files are those of its {NAME}"
+        counts = (
+            f"{len(self.manifest.rounds)} rounds and {len(self.manifest.files)} files are those of its {MANIFEST_FILE}"
+        )
         return f"{name}{counts}, {self.remark}"
 
 
-def held_against_manifest(folder: Path) -> Verdict:
-    """Compare the headers of the rounds, the settings and all other files of the run; the transcript checks the states.
+def compare_with_manifest(folder: Path) -> Verdict:
+    """Compare rounds, settings and all other files of a run with its manifest.
+
+    Of a round only the header is compared; `Transcript` checks the states when it reads them.
 
     Raises:
         ConfigError: FEDSIM_KEY names a key that cannot be used.
     """
-    secret = key()
-    if folder.resolve().name == RECORDING:
+    secret = signing_key()
+    if folder.resolve().name == RECORDING_FOLDER:
         folder = folder.parent
     try:
         manifest = read(folder)
     except FedsimError as error:
         return Verdict(manifest=None, differences=[str(error)])
     if manifest is None:
-        return _without(folder)
-    differences = [*_rounds(folder, manifest), *_settings(folder, manifest), *_files(folder, manifest)]
+        return _verdict_without_manifest(folder)
+    differences = [
+        *_compare_rounds(folder, manifest),
+        *_compare_settings(folder, manifest),
+        *_compare_files(folder, manifest),
+    ]
     if secret and not manifest.signed:
-        differences.append(f"{NAME} bears no signature")
-    elif secret and manifest.name and manifest.name != (called := name_of_run(folder)):
+        differences.append(f"{MANIFEST_FILE} bears no signature")
+    elif secret and manifest.name and manifest.name != (folder_name := run_name(folder)):
         differences.append(
-            f"what is signed is the run that was begun as '{manifest.name}', and this folder is called '{called}'; "
-            "give it back its name, unless another run was put in its place"
+            f"what is signed is the run that was begun as '{manifest.name}', and this folder is "
+            f"called '{folder_name}'; give it back its name, unless another run was put in its "
+            "place"
         )
-    if differences and (who := lock.holder(folder)):
-        differences.append(f"{who} is writing to it, so look again when that has ended")
+    if differences and (writer := lock.describe_lock_holder(folder)):
+        differences.append(f"{writer} is writing to it, so look again when that has ended")
     if secret:
         remark = "signed with this key"
     elif manifest.signed:
-        remark = f"signed, with a key that was not given (--key, {KEY})"
+        remark = f"signed, with a key that was not given (--key, {KEY_VARIABLE})"
     else:
         remark = "unsigned, so that who can write there can make them again"
-    if strange := [name for name in _unnamed(folder, manifest) if not is_made(name)]:
-        remark += f"; {some_of(strange, _SHOWN)}: not fedsim's, and nothing reads it"
+    if foreign := [name for name in _missing_from_manifest(folder, manifest) if not is_run_file(name)]:
+        remark += f"; {join_first(foreign, _MAX_LISTED)}: not fedsim's, and nothing reads it"
     if manifest.late:
-        remark += f"; {NAME} was begun late, so it does not say where what was there by then is from"
+        remark += f"; {MANIFEST_FILE} was begun late, so it does not say where what was there by then is from"
     return Verdict(manifest=manifest, differences=differences, remark=remark)
 
 
-def adopt(run: RunFolder, experiment: Experiment | None) -> None:
-    """Begin a manifest where there is none, as of a recording that was copied without: all that is there, as it is now.
+def start_late_manifest(run: RunFolder, experiment: Experiment | None) -> None:
+    """Start a manifest where there is none, with the present hashes of all files.
+
+    A recording that was copied without its manifest is such a case.
 
     Raises:
-        ConfigError: FEDSIM_KEY names a key, which says nothing of what was there before; or the recording is not of
-            `experiment`, which the folder's own file describes.
+        ConfigError: FEDSIM_KEY names a key, which says nothing of what was there before; or the
+            recording is not of `experiment`, which the folder's own file describes.
     """
     if os.path.lexists(run.manifest):
         return
     if experiment is not None:
         _check_recorded_from(run, experiment)
     check_key(run.path, Manifest())
-    with changing(run.path) as manifest:
-        if transcript := _recorded(run.path):
+    with edit_manifest(run.path) as manifest:
+        if transcript := _open_transcript(run.path):
             for number in transcript.rounds:
                 with suppress(FedsimError):  # a damaged one is reported when the recording is read
                     manifest.add_round(number, transcript.sha256(number))
         if config := run.read_experiment(trust=True):  # nothing is imported by reading it
-            manifest.seed, manifest.settings = config.federation.seed, settings_of(config)
-        manifest.files = {name: file_hash(run.path / name) for name in _unnamed(run.path, None) if is_made(name)}
+            manifest.seed, manifest.settings = config.federation.seed, flat_settings(config)
+        names = [name for name in _missing_from_manifest(run.path, None) if is_run_file(name)]
+        manifest.files = {name: file_hash(run.path / name) for name in names}
         manifest.late = bool(manifest.rounds or manifest.files)
 
 
 def _check_recorded_from(run: RunFolder, experiment: Experiment) -> None:
-    """Raise ConfigError where round 1 is recorded and did not begin with the initial model of `experiment`."""
-    transcript = _recorded(run.path)
+    """Raise ConfigError where a recorded round 1 did not start from the experiment's model."""
+    transcript = _open_transcript(run.path)
     if transcript is None or 1 not in transcript.rounds:
         return
     try:
-        sent = transcript.header(1).broadcasts
+        broadcasts = transcript.header(1).broadcasts
     except FedsimError:  # a damaged round is reported when the recording is read
         return
-    if list(sent) != [hash_state(experiment.initial_state())]:
+    if list(broadcasts) != [hash_state(experiment.initial_state())]:
         raise ConfigError(
-            f"{run.experiment}: round 1 of the recording beside it began with another model than this experiment does, "
-            "so the recording is of another run; put the experiment file of that run there, or remove this one"
+            f"{run.experiment}: round 1 of the recording beside it began with another model than "
+            "this experiment does, so the recording is of another run; put the experiment file of "
+            "that run there, or remove this one"
         )
 
 
-def _without(folder: Path) -> Verdict:
-    """Of a folder without a manifest: fedsim leaves one around every folder called `transcript`."""
-    if RunFolder(folder).experiment.exists() or (folder / RECORDING).is_dir() or key() is not None:
-        gone = f"{folder / NAME}: is not there, so nothing proves the run whole; it was removed, or the run never began"
-        return Verdict(manifest=None, differences=[gone])
-    return Verdict(manifest=None, differences=[], remark=f"no {NAME} is there, so removed rounds would not be noticed")
+def _verdict_without_manifest(folder: Path) -> Verdict:
+    # fedsim writes a manifest into the folder around every folder called `transcript`.
+    if RunFolder(folder).experiment.exists() or (folder / RECORDING_FOLDER).is_dir() or signing_key() is not None:
+        missing = f"{folder / MANIFEST_FILE}: is not there, so nothing proves the run whole; it was removed, or the run never began"
+        return Verdict(manifest=None, differences=[missing])
+    return Verdict(
+        manifest=None,
+        differences=[],
+        remark=f"no {MANIFEST_FILE} is there, so removed rounds would not be noticed",
+    )
 
 
-def _rounds(folder: Path, manifest: Manifest) -> Iterator[str]:
-    there: dict[str, str] = {}
-    if chained(manifest.rounds) != manifest.chain:
-        yield f"the chain over the rounds in {NAME} does not hold"
-    if transcript := _recorded(folder):
+def _compare_rounds(folder: Path, manifest: Manifest) -> Iterator[str]:
+    present: dict[str, str] = {}
+    if chain_hash(manifest.rounds) != manifest.chain:
+        yield f"the chain over the rounds in {MANIFEST_FILE} does not hold"
+    if transcript := _open_transcript(folder):
         for number in transcript.rounds:
             try:
-                there[str(number)] = transcript.sha256(number)
+                present[str(number)] = transcript.sha256(number)
             except FedsimError:
-                there[str(number)] = manifest.rounds.get(str(number), "")  # reported when the recording is read
+                present[str(number)] = manifest.rounds.get(str(number), "")  # reported when the recording is read
     noted = manifest.rounds
-    if missing := [number for number in noted if number not in there]:
-        yield f"{_named(missing)} missing"
-    if others := [number for number in noted if number in there and there[number] != noted[number]]:
-        yield f"{_named(others)} not what was recorded"
-    if new := [number for number in there if number not in noted]:
+    if missing := [number for number in noted if number not in present]:
+        yield f"{_name_rounds(missing)} missing"
+    if changed := [number for number in noted if number in present and present[number] != noted[number]]:
+        yield f"{_name_rounds(changed)} not what was recorded"
+    if new := [number for number in present if number not in noted]:
         killed = ", unless it was killed just then, and resumed records it again" if len(new) == 1 else ""
-        yield f"{_named(new)} there that the run did not record{killed}"
+        yield f"{_name_rounds(new)} there that the run did not record{killed}"
 
 
-def _recorded(folder: Path) -> Transcript | None:
-    """What is in the folder called `transcript`; rounds elsewhere are in no manifest."""
+def _open_transcript(folder: Path) -> Transcript | None:
+    """Open the folder called `transcript`; rounds elsewhere are in no manifest."""
     try:
-        return Transcript(folder) if (folder / RECORDING).is_dir() else None
+        return Transcript(folder) if (folder / RECORDING_FOLDER).is_dir() else None
     except FedsimError:
         return None
 
 
-def _named(rounds: list[str]) -> str:
-    several = len(rounds) > 1
-    return f"round{'s' * several} {some_of(rounds, _SHOWN)} {'are' if several else 'is'}"
+def _name_rounds(rounds: list[str]) -> str:
+    """Return the subject and verb of a sentence about `rounds`."""
+    listed = join_first(rounds, _MAX_LISTED)
+    return f"rounds {listed} are" if len(rounds) > 1 else f"round {listed} is"
 
 
-def _settings(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _compare_settings(folder: Path, manifest: Manifest) -> Iterator[str]:
     experiment = RunFolder(folder).experiment
     if manifest.settings is None:
         if experiment.exists():
             yield f"{experiment.name} is there, though the run was recorded without one"
         return
     try:
-        now = settings_of(check(Config, read_toml(experiment), experiment.name))
+        now = flat_settings(validate_tables(Config, read_toml(experiment), experiment.name))
     except FedsimError as error:
         yield str(error)
         return
-    for name, (before, after) in differing(manifest.settings, now).items():
+    for name, (before, after) in changed_settings(manifest.settings, now).items():
         yield f"{experiment.name} says {name} = {after}, the run was made with {before}"
 
 
-def _files(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _compare_files(folder: Path, manifest: Manifest) -> Iterator[str]:
     for name in manifest.files:
         path = folder / name
         try:
             if not path.is_file():
                 yield f"{name} is missing"
-            elif not manifest.names(name, file_hash(path)):
+            elif not manifest.allows(name, file_hash(path)):
                 yield f"{name} is not what was written"
-            elif name == SEALED:
-                read_sealed(path)
+            elif name == SEALED_FILE:
+                read_sealed_file(path)
         except FedsimError as error:
             yield str(error)
-    for name in filter(is_made, _unnamed(folder, manifest)):
-        yield f"{name} is there, though {NAME} does not name it (a kill just then may leave one; attack again)"
-    states = States(RunFolder(folder).states)
+    for name in filter(is_run_file, _missing_from_manifest(folder, manifest)):
+        yield f"{name} is there, though {MANIFEST_FILE} does not name it (a kill just then may leave one; attack again)"
+    states = TrainingStates(RunFolder(folder).states)
     try:
-        changed = states.lacks(states.manifest().get("states", {}))
+        changed = states.find_missing(states.manifest().get("states", {}))
     except FedsimError as error:
         yield str(error)
         return
     for name in changed:
-        yield f"{name_of(folder, states.path(name))} is missing, or not what was written"
+        yield f"{relative_name(folder, states.path(name))} is missing, or not what was written"
 
 
-_VOUCHED = (
-    NAME, GUARD, lock.NAME, "log.txt", "experiment.toml", "transcript/round-*.safetensors", "round-*.safetensors",
+_UNLISTED_FILES = (
+    MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "experiment.toml", "transcript/round-*.safetensors", "round-*.safetensors",
     "states/*.safetensors", "*.png", "report.html", "tensorboard/*", "deployment/*", ".*.tmp", "*/.*.tmp",
 )  # fmt: skip
-"""Files that a manifest does not name: it has hashes of rounds and settings, states have a manifest of their own, and
-all others are drawn anew from what it names, or read by nobody."""
+"""Files that a manifest does not list: it has hashes of rounds and settings, states have a manifest
+of their own, and all others are rebuilt from listed files, or read by nobody."""
 
 
-def _unnamed(folder: Path, manifest: Manifest | None) -> list[str]:
-    """The files in the folder of a run that its manifest should name and does not."""
-    named = manifest.files if manifest else {}
-    names = (name_of(folder, path) for path in files_below(folder))
-    return [name for name in names if name not in named and not any(fnmatchcase(name, kind) for kind in _VOUCHED)]
+def _missing_from_manifest(folder: Path, manifest: Manifest | None) -> list[str]:
+    """Return the files in a run folder that its manifest should list and does not."""
+    listed = manifest.files if manifest else {}
+    missing: list[str] = []
+    for path in list_files(folder):
+        name = relative_name(folder, path)
+        if name not in listed and not any(fnmatchcase(name, pattern) for pattern in _UNLISTED_FILES):
+            missing.append(name)
+    return missing

@@ -1,4 +1,4 @@
-"""One process at a time writes into a run folder."""
+"""Lock run folders, so that one process at a time writes into them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsim.errors import ConfigError, FedsimError, RunError
-from fedsim.files import refuse_link
+from fedsim.files import check_no_link
 
 NAME = "lock"
 log = logging.getLogger(__name__)
-_held: dict[Path, int] = {}
-"""Folders that this process holds, with the open file of each lock."""
+_lock_descriptors: dict[Path, int] = {}
+"""Folders that this process has locked, with the open file of each lock."""
 
 
 @contextmanager
-def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold `folder`; within, the same process may hold it again.
+def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Lock `folder` within the context; the same process may lock it again there.
 
-    Where it is missing it is made, and removed again if nothing was written there.
-    The system lets go of the lock when the process ends, however it ends; those that it started do not keep it.
+    A missing folder is created, and removed again if nothing was written there. The system releases
+    the lock when the process ends, however it ends; processes that it started do not keep it.
 
     Args:
-        wait: where another process holds it, wait until that has ended.
+        folder: folder to lock.
+        wait: where another process has locked it, wait for that to end.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process has locked it.
         RunError: the folder cannot be written.
     """
     try:
-        made = [place for place in (folder, *folder.parents) if not place.exists()]
+        new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        place = folder.resolve()
-        descriptor = None if place in _held else _acquired(place, wait)
+        resolved = folder.resolve()
+        descriptor = None if resolved in _lock_descriptors else _acquire_lock(resolved, wait)
     except FedsimError:
         raise
     except (OSError, ValueError) as error:  # a path may hold a NUL, which is a ValueError
@@ -49,22 +50,22 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
     if descriptor is None:
         yield
         return
-    _held[place] = descriptor
+    _lock_descriptors[resolved] = descriptor
     try:
         yield
     finally:
-        del _held[place]
+        del _lock_descriptors[resolved]
         with suppress(OSError):
-            (place / NAME).unlink()
+            (resolved / NAME).unlink()
         os.close(descriptor)
-        for missing in made:
-            with suppress(OSError):  # what was written stays
-                missing.rmdir()
+        for new_folder in new_folders:
+            with suppress(OSError):  # a folder with files stays
+                new_folder.rmdir()
 
 
-def holder(folder: Path) -> str:
-    """Who else holds `folder`, or nothing where nobody does."""
-    if folder.resolve() in _held:  # within one process, too, a second descriptor would find it locked
+def describe_lock_holder(folder: Path) -> str:
+    """Describe the other process that has locked `folder`; '' where there is none."""
+    if folder.resolve() in _lock_descriptors:  # a second descriptor of the same process would find it locked
         return ""
     try:
         descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -73,7 +74,7 @@ def holder(folder: Path) -> str:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _who(descriptor)
+        return _describe_owner(descriptor)
     except OSError:
         return ""
     finally:
@@ -81,18 +82,22 @@ def holder(folder: Path) -> str:
     return ""
 
 
-def _acquired(folder: Path, wait: bool) -> int:
+def _acquire_lock(folder: Path, wait: bool) -> int:
     path = folder / NAME
     while True:
-        refuse_link(path)
+        check_no_link(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RunError(f"{path}: is no file, so the run cannot be locked; remove it")
-            _lock(descriptor, folder, wait)
-            if _is_still(path, descriptor):  # its last holder may have removed it meanwhile
+            _lock_file(descriptor, folder, wait)
+            if _is_same_file(path, descriptor):  # its last owner may have removed it meanwhile
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps({"process": os.getpid(), "host": platform.node()}).encode(), 0)
+                os.pwrite(
+                    descriptor,
+                    json.dumps({"process": os.getpid(), "host": platform.node()}).encode(),
+                    0,
+                )
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -100,11 +105,13 @@ def _acquired(folder: Path, wait: bool) -> int:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: Path, wait: bool) -> None:
+def _lock_file(descriptor: int, folder: Path, wait: bool) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as error:
-        raise ConfigError(f"{folder}: {_who(descriptor)} is writing to it; wait until it has ended") from error
+        raise ConfigError(
+            f"{folder}: {_describe_owner(descriptor)} is writing to it; wait until it has ended"
+        ) from error
     except OSError as error:
         log.warning(
             "%s: its file system knows no locks (%s), so take care that no other fedsim writes to it",
@@ -113,27 +120,27 @@ def _lock(descriptor: int, folder: Path, wait: bool) -> None:
         )
 
 
-def _who(descriptor: int) -> str:
+def _describe_owner(descriptor: int) -> str:
     try:
-        about = json.loads(os.pread(descriptor, 1000, 0))
-        return f"process {int(about['process'])} on {str(about['host'])[:100]!r}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has not written that yet
+        owner = json.loads(os.pread(descriptor, 1000, 0))
+        return f"process {int(owner['process'])} on {str(owner['host'])[:100]!r}"
+    except (OSError, ValueError, KeyError, TypeError):  # the owner has not written it yet
         return "another process"
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
+def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
 
-def _let_go() -> None:
-    """A child that was forked keeps no lock of its parent's."""
-    for descriptor in _held.values():
+def _release_locks() -> None:
+    """Release all locks, in a forked child, which must not keep those of its parent."""
+    for descriptor in _lock_descriptors.values():
         with suppress(OSError):
             os.close(descriptor)
-    _held.clear()
+    _lock_descriptors.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_locks)

@@ -1,4 +1,4 @@
-"""Reads an experiment file: TOML with `key=value` overrides, in which relative paths become absolute."""
+"""Read an experiment file: TOML with `key=value` overrides; relative paths become absolute."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError, did_you_mean, first_line
-from fedsim.experiments.config import TOO_DEEP, Config, check, titled
-from fedsim.experiments.trust import check_trust, is_in_a_run
+from fedsim.experiments.config import TOO_DEEP, Config, name_tables, validate_tables
+from fedsim.experiments.trust import check_trust, is_in_run_folder
 from fedsim.plugins.allowed_code import allow_code
 
-_LARGEST = (1 << 64) - 1
-"""Flower's ids of nodes, which may be victims, have 64 bits."""
+_LARGEST_INTEGER = (1 << 64) - 1
+"""Largest number in a file: Flower's node ids, which may be victims, have 64 bits."""
 FILES = (("model", "start"), ("partition", "path"))
-"""Settings, by table and key, that name a file, to which a relative path is relative to the experiment file."""
+"""Settings, by table and key, that name a file relative to the experiment file."""
 PATHS = ("path", "start", "folder")
 """Settings that name a file or folder."""
 
@@ -25,53 +25,61 @@ def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
     """Read an experiment file and apply `key=value` overrides.
 
     Args:
+        path: experiment file.
+        overrides: `key=value` each.
         trust: accept `module:callable` in a file that is in a run folder.
 
     Raises:
-        ConfigError: the file is missing, is not TOML, says something that does not hold, or names code and is not
-            the user's own.
+        ConfigError: the file is missing, is not TOML, is invalid, or names code and is not the
+            user's own.
     """
-    tables, own = read_toml(path, overrides), not is_in_a_run(path)
-    if own:
+    tables, is_own = read_toml(path, overrides), not is_in_run_folder(path)
+    if is_own:
         allow_code(tables)
     config = config_of(tables, str(path), path.parent)
-    check_trust(config, path, trust or own)
+    check_trust(config, path, trust or is_own)
     return config
 
 
 def config_of(tables: dict[str, Any], where: str, folder: Path) -> Config:
-    """The experiment that `tables` describe, in which relative paths become absolute.
+    """Validate the tables of an experiment, whose relative paths become absolute.
 
     Args:
         tables: as `read_toml` returns them.
-        where: what messages call them.
-        folder: to which relative paths are relative.
+        where: name of the tables in error texts.
+        folder: folder to which relative paths refer.
 
     Raises:
-        ConfigError: they say something that does not hold.
+        ConfigError: a key or a value is wrong.
     """
     check_possible(tables, where)
     make_absolute(tables, where, folder)
-    return check(Config, tables, where)
+    return validate_tables(Config, tables, where)
 
 
 def make_absolute(tables: Mapping[str, Any], where: str, folder: Path) -> None:
-    """Make paths in `tables` absolute that are relative to `folder`: nodes work in folders of their own.
+    """Make paths in `tables`, relative to `folder`, absolute, as nodes work in other folders.
 
     Raises:
-        ConfigError: one cannot be a path.
+        ConfigError: a value cannot be a path.
     """
-    for table, key in FILES:
-        owner = tables.get(table)
-        if isinstance(owner, dict) and isinstance(owner.get(key), str) and owner[key]:
+    for name, key in FILES:
+        table = tables.get(name)
+        if isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
             try:
-                owner[key] = str((folder / Path(owner[key]).expanduser()).resolve())
+                table[key] = str((folder / Path(table[key]).expanduser()).resolve())
             except (OSError, ValueError, RuntimeError) as error:
-                raise ConfigError(f"{where}: {table}.{key}: {first_line(error)}; name another file") from error
+                raise ConfigError(f"{where}: {name}.{key}: {first_line(error)}; name another file") from error
 
 
 def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The tables of a TOML file with overrides applied; of what they say, only what no setting can be is refused."""
+    """Read the tables of a TOML file and apply overrides.
+
+    Only values that no setting can have are refused; `check_possible` finds them.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or holds such a value.
+    """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -81,7 +89,7 @@ def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise ConfigError(f"{path}: is not valid TOML: {error}") from error
     for override in overrides:
-        override_in(tables, override)
+        apply_override(tables, override)
     check_possible(tables, str(path))
     return tables
 
@@ -89,26 +97,27 @@ def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
 def check_possible(tables: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError where a value in `tables` is one that no setting can have."""
     try:
-        for place, value in _leaves(tables):
-            if complaint := _impossible(place[-1], value, is_path=place[0] == "truth" or place[-1] in PATHS):
-                raise ConfigError(f"{where}: {'.'.join(titled(place, tables))}: {complaint}")
+        for path, value in _leaves(tables):
+            is_path = path[0] == "truth" or path[-1] in PATHS
+            if complaint := _find_complaint(path[-1], value, is_path=is_path):
+                raise ConfigError(f"{where}: {'.'.join(name_tables(path, tables))}: {complaint}")
     except RecursionError as error:
         raise ConfigError(f"{where}: {TOO_DEEP}") from error
 
 
-def _leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every key and every value in `value` that is no table or list, and where it is."""
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every key, and every value that is no table or list, each with its path."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield (*place, str(key)), str(key)
-            yield from _leaves(inner, (*place, str(key)))
+            yield (*path, str(key)), str(key)
+            yield from _leaves(inner, (*path, str(key)))
     else:
-        yield place, value
+        yield path, value
 
 
-def _impossible(key: str, value: Any, *, is_path: bool) -> str:
-    """Why no setting can have this value; nothing where one might."""
-    if isinstance(value, int) and abs(value) > _LARGEST:
+def _find_complaint(key: str, value: Any, *, is_path: bool) -> str:
+    """Say why no setting can have this value; '' where one might."""
+    if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
         return f"expected a whole number below 2^64, got one of {value.bit_length()} bits"
     if not isinstance(value, str):
         return ""
@@ -125,16 +134,19 @@ def _impossible(key: str, value: Any, *, is_path: bool) -> str:
     return ""
 
 
-def override_in(tables: dict[str, Any], override: str) -> None:
-    """Apply one `a.b.c=value`; see `put`."""
-    put(tables, *parsed(override), f"--set {override}")
+def apply_override(tables: dict[str, Any], override: str) -> None:
+    """Apply one `a.b.c=value` to `tables`, see `set_value`."""
+    set_value(tables, *parse_override(override), f"--set {override}")
 
 
-def parsed(override: str) -> tuple[str, Any]:
-    """The key and the value of `a.b.c=value`.
+def parse_override(override: str) -> tuple[str, Any]:
+    """Parse `a.b.c=value` into its key and its value, which is TOML or else a text.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: the override has another form.
+
+    >>> parse_override("training.local_epochs=5")
+    ('training.local_epochs', 5)
     """
     key, equals, text = override.partition("=")
     if not equals or not all(word.strip() for word in key.split(".")):
@@ -148,24 +160,25 @@ def parsed(override: str) -> tuple[str, Any]:
     return key, value
 
 
-def put(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+def set_value(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
     """Set `a.b.c` to `value`; in a list of plug-in tables the next word picks one by label or name.
 
     Raises:
-        ConfigError: a table in the path is none, or cannot be told from others of its list.
+        ConfigError: a value stands where the path needs a table, or no single table of a list has
+            the label or name.
     """
     *parents, last = (word.strip() for word in key.split("."))
     table: Any = tables
     for word in parents:
         if isinstance(table, list):
-            named = [t for t in table if isinstance(t, dict)]
-            chosen = [t for t in named if word in (t.get("label"), t.get("name"))]
-            if len(chosen) != 1:
+            items = [item for item in table if isinstance(item, dict)]
+            matches = [item for item in items if word in (item.get("label"), item.get("name"))]
+            if len(matches) != 1:
+                titles = [str(item.get("label", item.get("name", ""))) for item in items]
                 raise ConfigError(
-                    f"{where}: {len(chosen) or 'no'} tables are called '{word}', "
-                    f"{did_you_mean(word, (str(t.get('label', t.get('name', ''))) for t in named))}"
+                    f"{where}: {len(matches) or 'no'} tables are called '{word}', {did_you_mean(word, titles)}"
                 )
-            table = chosen[0]
+            table = matches[0]
         else:
             table = table.setdefault(word, {})
         if not isinstance(table, dict | list):

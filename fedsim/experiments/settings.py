@@ -1,4 +1,4 @@
-"""What a run was made with: its settings, by `table.key`, the code of plug-ins, and the versions of packages."""
+"""Describe how a run was made: settings by `table.key`, code of plug-ins, versions of packages."""
 
 from __future__ import annotations
 
@@ -10,80 +10,98 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.content_hashes import hash_of, hash_of_folder
+from fedsim.content_hashes import cached_file_hash, hash_folder
 from fedsim.errors import ConfigError
 from fedsim.experiments.config import Config
 from fedsim.experiments.reading import PATHS
 from fedsim.plugins import registry
-from fedsim.plugins.allowed_code import references_in
-from fedsim.plugins.code import code_hash, hash_of_references
+from fedsim.plugins.allowed_code import find_references
+from fedsim.plugins.code import hash_plugin_code, hash_referenced_code
 from fedsim.plugins.objects import is_object
 
 if TYPE_CHECKING:
     from fedsim.experiments.build import Experiment
 
-_VERSIONED = ("fedsim-curious", "torch", "flwr", "ray", "safetensors", "torchmetrics", "numpy", "scipy")
-_INFLUENCES = (
+_PACKAGES = (
+    "fedsim-curious",
+    "torch",
+    "flwr",
+    "ray",
+    "safetensors",
+    "torchmetrics",
+    "numpy",
+    "scipy",
+)
+_TRAINING_TABLES = (
     "data", "partition", "model", "training", "federation", "strategy", "defense", "secure_aggregation", "canaries",
     "states",
 )  # fmt: skip
-"""The tables of an experiment that a training follows from."""
-LAUNCH = ("engine", "timeout", "actors", "address", "gpus_per_actor", "supernodes", "reply_memory", "evaluate_every")
-"""The keys of [federation] that it does not follow from."""
+"""Tables of an experiment that determine the training."""
+LAUNCH = (
+    "engine",
+    "timeout",
+    "actors",
+    "address",
+    "gpus_per_actor",
+    "supernodes",
+    "reply_memory",
+    "evaluate_every",
+)
+"""Keys of [federation] that do not determine the training."""
 REBUILT = ("data", "partition", "model")
-"""The tables from which a run is rebuilt for attacks on it; its training follows from others too."""
+"""Tables from which a run is rebuilt for attacks on it."""
 MAY_CHANGE = (
     "adversary.", "attack.", "report.", "states.", "recording.fsync", "canaries.confidence",
     *(f"federation.{key}" for key in LAUNCH),
 )  # fmt: skip
-"""Settings that may change before a run goes on."""
+"""Prefixes of settings that may change before a run is resumed."""
 
 
-def made_with(experiment: Experiment) -> dict[str, Any]:
-    """What determines the states of a training: settings, code and data that influence them, and the versions."""
+def training_fingerprint(experiment: Experiment) -> dict[str, Any]:
+    """Return what determines the states of a training: settings, code, data and versions."""
     config = experiment.config
     tables = config.model_dump(mode="json", exclude_none=True, exclude={"federation": set(LAUNCH)})
-    tables = {key: tables[key] for key in _INFLUENCES if key in tables}
+    tables = {key: tables[key] for key in _TRAINING_TABLES if key in tables}
     tables["states"].pop("epochs", None)  # further epochs do not change the earlier ones
-    if code := code_of(config):
+    if code := hash_experiment_code(config):
         tables["code"] = code
-    tables["contents"] = {"data": experiment.data.sha256, **hashes_of_files(config)}
+    tables["contents"] = {"data": experiment.data.sha256, **hash_named_files(config)}
     return {"experiment": tables, "versions": versions()}
 
 
-def hashes_of_files(config: Config) -> dict[str, str]:
-    """Hashes of the files and folders that settings of partition and model name.
+def hash_named_files(config: Config) -> dict[str, str]:
+    """Hash the files and folders that settings of partition and model name.
 
     Raises:
         ConfigError: one cannot be read.
     """
-    from fedsim.experiments.build import data_folder  # which takes torch
+    from fedsim.experiments.build import find_data_folder  # imports torch
 
-    found = {}
+    hashes: dict[str, str] = {}
     for name in ("partition", "model"):
         for key, value in getattr(config, name).model_dump(mode="json").items():
             if key not in PATHS or not isinstance(value, str) or not value:
                 continue
-            path = (data_folder() or Path()) / Path(value).expanduser()
+            path = (find_data_folder() or Path()) / Path(value).expanduser()
             try:
-                found[f"{name}.{key}"] = hash_of_folder(path) if path.is_dir() else hash_of(path)
+                hashes[f"{name}.{key}"] = hash_folder(path) if path.is_dir() else cached_file_hash(path)
             except OSError as error:
                 raise ConfigError(f"{name}.{key}: {path}: cannot be read ({error.strerror})") from error
-    return found
+    return hashes
 
 
-def code_of(config: Config) -> dict[str, str]:
-    """The hash of the code of each part of the federation that another package registers, or the experiment names.
+def hash_experiment_code(config: Config) -> dict[str, str]:
+    """Hash the code of each plug-in that another package registers or the experiment names.
 
-    Code that a setting of a part names, such as the measure of a gate, counts as well.
-
-    Objects of a Python program are not among them: a run that was made with one can only be resumed by that program.
+    Code that a setting of a plug-in names, such as the measure of a gate, counts as well. Objects
+    of a Python program are left out: a run that was made with one can only be resumed by that
+    program.
 
     Returns:
-        By place in the file, such as `model` or `defense.0`.
+        Hashes by position in the file, such as `model` or `defense.0`.
 
     Raises:
-        PluginError: one does not import.
+        PluginError: a plug-in cannot be imported.
     """
     parts: dict[str, tuple[registry.Group, str]] = {
         "data": ("datasets", config.data.name),
@@ -91,42 +109,52 @@ def code_of(config: Config) -> dict[str, str]:
         "model": ("models", config.model.name),
         "strategy": ("strategies", config.strategy.name),
     }
-    parts |= {f"defense.{place}": ("defenses", table.name) for place, table in enumerate(config.defense)}
+    parts |= {f"defense.{number}": ("defenses", table.name) for number, table in enumerate(config.defense)}
     parts |= {f"measure.{table.title}": ("measures", table.name) for table in config.measure}
-    others = {
-        where: registry.load(group, name)
-        for where, (group, name) in parts.items()
-        if not is_object(name) and not registry.is_own(group, name)
-    }
-    found = {where: code_hash(plugin) for where, plugin in others.items()}
+    # Load all plug-ins of other packages before any is hashed.
+    foreign_plugins: dict[str, Any] = {}
+    for where, (group, name) in parts.items():
+        if not is_object(name) and not registry.is_builtin(group, name):
+            foreign_plugins[where] = registry.load(group, name)
+    hashes = {where: hash_plugin_code(plugin) for where, plugin in foreign_plugins.items()}
+    # Add code that settings name, by the path of the setting.
     tables = config.model_dump(mode="json", exclude_none=True, exclude={"attack", "adversary"})
-    named = (pair for pair in references_in(tables) if pair[1] not in {name for _, name in parts.values()})
-    for place, references in groupby(sorted(named), key=itemgetter(0)):
-        found[".".join(place)] = hash_of_references(reference for _, reference in references)
-    return {where: code for where, code in found.items() if code is not None}
+    plugin_names = {name for _, name in parts.values()}
+    named = [pair for pair in find_references(tables) if pair[1] not in plugin_names]
+    for path, references in groupby(sorted(named), key=itemgetter(0)):
+        hashes[".".join(path)] = hash_referenced_code(reference for _, reference in references)
+    return {where: code for where, code in hashes.items() if code is not None}
 
 
-def settings_of(config: Config) -> dict[str, Any]:
-    """Every setting by `table.key`, as it would be read from the experiment file again."""
-    found: dict[str, Any] = {}
-    for name, table in json.loads(config.model_dump_json(exclude_none=True)).items():
-        titled = table if name in ("attack", "measure") else ()
-        rows = {f"{name}.{row.get('label') or row['name']}": row for row in titled}
-        rows |= {f"{name}.{place}": row for place, row in enumerate(table)} if name == "defense" else {}
-        for prefix, row in (rows if isinstance(table, list) else {name: table}).items():
-            found |= {f"{prefix}.{key}": value for key, value in row.items()}
-    return found
+def flat_settings(config: Config) -> dict[str, Any]:
+    """Return every setting by `table.key`, as it would be read from the experiment file again."""
+    settings: dict[str, Any] = {}
+    for name, value in json.loads(config.model_dump_json(exclude_none=True)).items():
+        tables: dict[str, Any] = {}
+        if not isinstance(value, list):
+            tables[name] = value
+        elif name == "defense":
+            tables = {f"{name}.{number}": table for number, table in enumerate(value)}
+        elif name in ("attack", "measure"):
+            tables = {f"{name}.{table.get('label') or table['name']}": table for table in value}
+        for prefix, table in tables.items():
+            settings |= {f"{prefix}.{key}": setting for key, setting in table.items()}
+    return settings
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that are not the same, with what they were and what they are; None where they are not set."""
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, with their old and new values; None where they are not set.
+
+    >>> changed_settings({"a.x": 1, "a.y": 2}, {"a.x": 1, "b.z": 3})
+    {'a.y': (2, None), 'b.z': (None, 3)}
+    """
     pairs = {key: (before.get(key), now.get(key)) for key in (*before, *now)}
-    return {key: (a, b) for key, (a, b) in pairs.items() if json.dumps(a) != json.dumps(b)}
+    return {key: (old, new) for key, (old, new) in pairs.items() if json.dumps(old) != json.dumps(new)}
 
 
 def versions() -> dict[str, str]:
-    """Of fedsim and of the packages that it computes with."""
-    return {name: _version(name) for name in _VERSIONED}
+    """Return the versions of fedsim and of the packages that it computes with."""
+    return {name: _version(name) for name in _PACKAGES}
 
 
 def _version(name: str) -> str:

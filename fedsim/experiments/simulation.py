@@ -9,57 +9,57 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
-from fedsim.errors import InstallationError, PluginError, what_it_said
+from fedsim.errors import InstallationError, PluginError, error_reason
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import adopt
+from fedsim.experiments.integrity import start_late_manifest
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.plugins import registry
 from fedsim.privacy.auditing import lower_bound
-from fedsim.recording.sealed import read_sealed
+from fedsim.recording.sealed import read_sealed_file
 
 log = logging.getLogger(__name__)
 
-_QUIET = {
+_FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_LOG_LEVEL": "WARNING",
 }
 
 
-def federate(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Train for the rounds that `config` names and record what the server sees into `folder`.
+def run_federation(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Train for the rounds that `config` names, and record what the server sees into `folder`.
 
     Raises:
-        ConfigError: something in the experiment cannot be; nothing was started.
+        ConfigError: the experiment is invalid; nothing was started.
         PluginError: a plug-in does not load, or ends the program; nothing was started.
-        RunError: the federation cannot go on; what was recorded stays usable.
+        RunError: the federation cannot continue; what was recorded stays usable.
     """
     with _quiet_flower():
-        _federate(config, folder, resume=resume, overwrite=overwrite)
+        _run_federation(config, folder, resume=resume, overwrite=overwrite)
 
 
-def _federate(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+def _run_federation(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
     registry.check_installation()
-    server_app, client_app = _app("server"), _app("client")
+    server_app, client_app = _load_app("server"), _load_app("client")
     try:
-        config = resolve(config if resume else config.as_new())
+        config = resolve(config if resume else config.for_new_run())
         Experiment(config).check()
         if (canaries := config.canaries) is not None:
             count = canaries.count
-            most = lower_bound(count, count, count, 0.0, canaries.confidence)  # each guess is right
+            most = lower_bound(count, count, count, 0.0, canaries.confidence)  # all guesses are right
             log.info(
-                "canaries: %d of them show an epsilon of at most %.3g, however little noise there is; a proof of a "
-                "larger one cannot be refuted by them",
+                "canaries: %d of them show an epsilon of at most %.3g, however little noise there "
+                "is; a proof of a larger one cannot be refuted by them",
                 count,
                 most,
             )
     except SystemExit as error:
         raise PluginError(
-            f"the experiment cannot be made, a plug-in ended the program ({what_it_said(error)})"
+            f"the experiment cannot be made, a plug-in ended the program ({error_reason(error)})"
         ) from error
-    with folder.held():
-        begin(config, folder, resume=resume, overwrite=overwrite)
+    with folder.hold_lock():
+        prepare_run(config, folder, resume=resume, overwrite=overwrite)
         if resume and _is_finished(config, folder):
             log.info("the run is finished: all %d rounds are done already", config.federation.rounds)
             return
@@ -68,11 +68,11 @@ def _federate(config: Config, folder: RunFolder, *, resume: bool, overwrite: boo
 
 @contextmanager
 def _quiet_flower() -> Iterator[None]:
-    """Keep Flower, here and in processes that are started meanwhile, from reporting home and from logging what it does.
+    """Disable Flower's telemetry and logging, here and in processes that are started meanwhile.
 
-    What the environment says of that already counts; afterwards it is as it was.
+    Variables that the environment already sets take precedence; afterwards it is as before.
     """
-    added = {key: value for key, value in _QUIET.items() if key not in os.environ}
+    added = {key: value for key, value in _FLOWER_ENVIRONMENT.items() if key not in os.environ}
     os.environ.update(added)
     logger = logging.getLogger("flwr")
     level = logger.level
@@ -86,18 +86,19 @@ def _quiet_flower() -> Iterator[None]:
             os.environ.pop(key, None)
 
 
-def begin(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Make `folder`, which is held, ready for a run, or for one that goes on.
+def prepare_run(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Prepare `folder`, which is locked, for a new or a resumed run.
 
     Raises:
-        ConfigError: it holds another run, none to resume, or one with other settings or another key.
-        RunError: what the run would go on from is not what it wrote.
+        ConfigError: it holds another run, none to resume, or one with other settings or another
+            key.
+        RunError: the files that the run would resume from are not as it wrote them.
     """
     folder.prepare(resume=resume, overwrite=overwrite)
     if not resume:
         folder.write_experiment(config)
         return
-    adopt(folder, Experiment(config))
+    start_late_manifest(folder, Experiment(config))
     folder.check_key()
     folder.check_same(config)
     folder.check_code(config)
@@ -108,7 +109,7 @@ def begin(config: Config, folder: RunFolder, *, resume: bool = False, overwrite:
 def _launch(server_app: Any, client_app: Any, config: Config, folder: RunFolder, resume: bool) -> None:
     """Start the engine that `config` names, and wait for its end."""
     engine = config.federation.engine
-    context = _context(config, folder, resume)
+    context = _make_context(config, folder, resume)
     if engine == "serial":
         from fedsim.engines import serial
 
@@ -138,18 +139,18 @@ def _launch(server_app: Any, client_app: Any, config: Config, folder: RunFolder,
 
 
 def _is_finished(config: Config, folder: RunFolder) -> bool:
-    """Whether nothing is left to train, for which no engine has to start.
+    """Tell whether nothing is left to train, so that no engine has to start.
 
     Raises:
         RunError: the checkpoint is damaged.
     """
     if not folder.checkpoint.is_file():
         return False
-    header, _ = read_sealed(folder.checkpoint)
+    header, _ = read_sealed_file(folder.checkpoint)
     return int(header["round"]) >= config.federation.rounds
 
 
-def _context(config: Config, folder: RunFolder, resume: bool) -> Any:
+def _make_context(config: Config, folder: RunFolder, resume: bool) -> Any:
     from flwr.app import Context, RecordDict
 
     settings: dict[str, bool | bytes | float | int | str] = {
@@ -160,13 +161,13 @@ def _context(config: Config, folder: RunFolder, resume: bool) -> Any:
     return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)  # type: ignore[arg-type]
 
 
-def _app(side: str) -> Any:
-    """Flower's app for one side, found by entry point: the core never imports the rooms."""
-    found = [entry for entry in entry_points(group="fedsim.apps") if entry.name == side]
-    if not found:
+def _load_app(side: str) -> Any:
+    """Load Flower's app for one side by entry point, as the core imports no plug-in packages."""
+    entries = [entry for entry in entry_points(group="fedsim.apps") if entry.name == side]
+    if not entries:
         raise InstallationError(f"no {side} app is registered; install the project first ('pip install -e .')")
     try:
-        return found[0].load()
+        return entries[0].load()
     except ImportError as error:
         raise InstallationError(
             f"a federation needs Flower ({error}); pip install 'fedsim-curious[federation]'"

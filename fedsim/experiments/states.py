@@ -1,7 +1,7 @@
-"""States of training: a model after some rounds or epochs, kept so that an experiment can start from it.
+"""States of training: models after some rounds or epochs, from which an experiment can start.
 
-A folder of states holds one safetensors file each and `manifest.json`, which says what made them, how
-good they are, and their SHA-256.
+A folder of states holds one safetensors file each and `manifest.json`, with the settings that made
+them, their accuracy, and their SHA-256.
 """
 
 from __future__ import annotations
@@ -18,86 +18,97 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from fedsim.errors import ConfigError, RunError
-from fedsim.files import in_one_step, parse_json
+from fedsim.files import parse_json, replace_atomically
 from fedsim.recording import manifest
-from fedsim.wire.messages import State, non_finite
+from fedsim.wire.messages import State, non_finite_names
 
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
-class States:
-    """The states of one training.
+class TrainingStates:
+    """Saved states of one training.
 
     Args:
-        folder: where they are.
+        folder: folder of their files.
     """
 
     folder: Path
 
     def path(self, name: str) -> Path:
-        """The file of the state called `name`, such as `round-5` or `epoch-10`."""
+        """Return the file of the state called `name`, such as `round-5` or `epoch-10`."""
         return self.folder / f"{name}.safetensors"
 
     def manifest(self) -> dict[str, Any]:
-        """What is known of the states; empty where there are none.
+        """Read the manifest of the states; empty where there are none.
 
         Raises:
             RunError: the manifest is damaged.
         """
         path = self.folder / MANIFEST
         try:
-            found = dict(parse_json(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-            if not all(isinstance(about["sha256"], str) for about in dict(found.get("states", {})).values()):
-                raise ValueError("the hash of a state is no text")
-            return found
+            if not path.is_file():
+                return {}
+            content = dict(parse_json(path.read_text(encoding="utf-8")))
+            for entry in dict(content.get("states", {})).values():
+                if not isinstance(entry["sha256"], str):
+                    raise ValueError("the hash of a state is no text")
+            return content
         except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
             raise RunError(f"{path}: is damaged ({error}); remove the folder and train again") from error
 
-    def lacks(self, names: Iterable[str]) -> list[str]:
-        """Which of `names` are not there, or not as they were written."""
-        known = self.manifest().get("states", {})
-        return [
-            n for n in names if n not in known or not self.path(n).is_file() or _sum(self.path(n)) != known[n]["sha256"]
-        ]
+    def find_missing(self, names: Iterable[str]) -> list[str]:
+        """Return those of `names` that are missing, or not as they were written."""
+        entries = self.manifest().get("states", {})
+        missing: list[str] = []
+        for name in names:
+            path = self.path(name)
+            if name not in entries or not path.is_file() or _file_sha256(path) != entries[name]["sha256"]:
+                missing.append(name)
+        return missing
 
-    def keep(self, name: str, state: State, made_by: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        """Write one state and note it in the manifest, and that in the manifest of the run around it, if there is one.
+    def save_state(self, name: str, state: State, made_by: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Write one state and note it in the manifest, and the manifest in that of a run around it.
 
         Args:
-            made_by: what describes the whole training: settings, versions.
-            about: what is known of this state, such as its accuracy.
+            name: of the state.
+            state: tensors by name.
+            made_by: description of the whole training: settings, versions.
+            about: facts about this state, such as its accuracy.
 
         Raises:
             RunError: the folder cannot be written.
         """
-        path, known, run = self.path(name), self.manifest(), self.folder.parent
+        path, old_manifest, run = self.path(name), self.manifest(), self.folder.parent
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with in_one_step(path) as temporary:
+            with replace_atomically(path) as temporary:
                 save_file({key: tensor.contiguous() for key, tensor in state.items()}, temporary)
-            entry = {**about, "sha256": _sum(path)}
-            whole = {**made_by, "states": {**known.get("states", {}), name: entry}}
-            with in_one_step(self.folder / MANIFEST) as temporary:
-                temporary.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-            if (run / manifest.NAME).is_file():
+            entry = {**about, "sha256": _file_sha256(path)}
+            new_manifest = {**made_by, "states": {**old_manifest.get("states", {}), name: entry}}
+            with replace_atomically(self.folder / MANIFEST) as temporary:
+                temporary.write_text(json.dumps(new_manifest, indent=2) + "\n", encoding="utf-8")
+            if (run / manifest.MANIFEST_FILE).is_file():
                 manifest.note(run, self.folder / MANIFEST)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{path}: cannot be written ({error}); make room and train again") from error
 
 
 def read_state(path: Path, like: State, model: str, withheld: Collection[str] = ()) -> dict[str, Tensor]:
-    """The state in `path`, in the order and types of `like`.
+    """Read the state in `path`, in the order and types of `like`.
 
     Args:
+        path: safetensors file.
         like: a state of the network that is to start from it.
-        model: what the experiment calls that network.
-        withheld: names that may be in the file and are left out, being in no message of the federation.
+        model: name of that network in the experiment.
+        withheld: names that may be in the file and are left out, as no message of the federation
+            has them.
 
     Raises:
-        ConfigError: the file is missing, damaged, not what its manifest says, not finite, or of another network.
+        ConfigError: the file is missing, damaged, not what its manifest says, not finite, or of
+            another network.
     """
-    if path.exists() and not path.is_file():  # at a pipe, reading would wait for ever
+    if path.exists() and not path.is_file():  # reading from a pipe would wait for ever
         raise ConfigError(f"model.start: {path} is no file; `fedsim train` makes one")
     try:
         content = path.read_bytes()
@@ -106,7 +117,7 @@ def read_state(path: Path, like: State, model: str, withheld: Collection[str] = 
         raise ConfigError(
             f"model.start: {path} is no readable safetensors file ({error}); `fedsim train` makes one"
         ) from error
-    noted = States(path.parent).manifest().get("states", {}).get(path.stem)
+    noted = TrainingStates(path.parent).manifest().get("states", {}).get(path.stem)
     if noted and hashlib.sha256(content).hexdigest() != noted["sha256"]:
         raise ConfigError(f"model.start: {path} is not the file that its {MANIFEST} describes; train it again")
     tensors = {name: tensor for name, tensor in tensors.items() if name not in withheld}
@@ -114,16 +125,16 @@ def read_state(path: Path, like: State, model: str, withheld: Collection[str] = 
         if name not in tensors or tensors[name].shape != tensor.shape:
             got = tuple(tensors[name].shape) if name in tensors else "nothing"
             raise ConfigError(
-                f"model.start: {path} is no state of '{model}': expected {name} of shape {tuple(tensor.shape)}, "
-                f"got {got}; name the model that it was trained with"
+                f"model.start: {path} is no state of '{model}': expected {name} of shape "
+                f"{tuple(tensor.shape)}, got {got}; name the model that it was trained with"
             )
-    if further := sorted(set(tensors) - set(like)):
-        raise ConfigError(f"model.start: {path} is no state of '{model}', which has no {further[0]}")
-    if broken := non_finite(tensors):
-        raise ConfigError(f"model.start: {path} holds NaN or infinite values in {broken[0]}; train it again")
+    if unknown := sorted(set(tensors) - set(like)):
+        raise ConfigError(f"model.start: {path} is no state of '{model}', which has no {unknown[0]}")
+    if broken_names := non_finite_names(tensors):
+        raise ConfigError(f"model.start: {path} holds NaN or infinite values in {broken_names[0]}; train it again")
     return {name: tensors[name].to(tensor.dtype) for name, tensor in like.items()}
 
 
-def _sum(path: Path) -> str:
+def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Records that are equal: what an adversary is granted beside the clients' records must be none of these again."""
+"""Find equal records: records granted to an adversary must not equal clients' training records."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from fedsim.datasets import Examples
 from fedsim.experiments.federated_data import FederatedData
 from fedsim.partitions import Indices
 
-_AT_ONCE = 1000
-"""Records that are in memory at once."""
+_CHUNK_SIZE = 1000
+"""Most records that are in memory at once."""
 
 
-def contents(examples: Examples, places: Indices) -> Iterator[bytes]:
-    """Of each record a hash of inputs and label, which is the same for records that are equal."""
-    for some in np.array_split(places, max(1, len(places) // _AT_ONCE)):
-        index = torch.from_numpy(some)
-        yield from hashes(examples.inputs(index), examples.labels[index])
+def hash_records_at(examples: Examples, indices: Indices) -> Iterator[bytes]:
+    """Yield a hash of the input and label of each record, equal for equal records."""
+    for chunk in np.array_split(indices, max(1, len(indices) // _CHUNK_SIZE)):
+        index = torch.from_numpy(chunk)
+        yield from hash_records(examples.inputs(index), examples.labels[index])
 
 
-def hashes(inputs: Tensor, labels: Tensor) -> Iterator[bytes]:
-    """The same of records that are in tensors, `record ...` and `record`."""
+def hash_records(inputs: Tensor, labels: Tensor) -> Iterator[bytes]:
+    """Yield the same hash for records in tensors, `record ...` and `record`."""
     for record, label in zip(inputs.numpy(), labels.numpy(), strict=True):
         yield sha256(record.tobytes() + label.tobytes()).digest()
 
 
-def without_twins(data: FederatedData, examples: Examples, places: Indices) -> Iterator[int]:
-    """Those of `places` whose record is equal to none that a client trains on."""
-    own = np.unique(np.concatenate([data.indices(client)[0] for client in range(data.clients)]))
-    held = set(contents(data.dataset.train, own))
-    return (int(place) for place, record in zip(places, contents(examples, places), strict=True) if record not in held)
+def exclude_training_records(data: FederatedData, examples: Examples, indices: Indices) -> Iterator[int]:
+    """Yield those of `indices` whose record equals no record that a client trains on."""
+    train_indices = np.unique(np.concatenate([data.indices(client)[0] for client in range(data.clients)]))
+    train_hashes = set(hash_records_at(data.dataset.train, train_indices))
+    pairs = zip(indices, hash_records_at(examples, indices), strict=True)
+    return (int(index) for index, record in pairs if record not in train_hashes)

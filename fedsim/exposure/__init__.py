@@ -1,1 +1,1 @@
-"""How exposed a client's data are, computed by who holds them."""
+"""Measures of how exposed a client's data are, for the client or the evaluator, who have them."""

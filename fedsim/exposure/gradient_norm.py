@@ -1,4 +1,4 @@
-"""The length of what a client sends."""
+"""The norm of a client's message."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsim.measure import Meaning, Measure
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientNorm(Measure):
-    """L2 norm of the gradient of a batch's mean loss, all trained parameters together; of an update, (w_0 - w_T) / lr.
+    """L2 norm of the gradient of a batch's mean loss, or of an update (w_0 - w_T) / lr.
 
-    `norm` is in units of the loss over those of the weights. Geiping et al. 2020 and Yin et al. 2021 take a larger one
-    for more exposure; LAVP finds that it often says nothing. Of each example of a batch it is the norm of that
-    example's share of the gradient. A norm of exactly 0 is undefined, for there is nothing to read.
+    `norm` is over all trained parameters together, in units of the loss over those of the weights.
+    Geiping et al. 2020 and Yin et al. 2021 take a larger one for more exposure; LAVP finds that it
+    often says nothing. For one example of a batch it is the norm of that example's share of the
+    gradient. A norm of exactly 0 is undefined, because the message then carries nothing.
     """
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"norm": "more"}
     black_box: ClassVar[bool] = True
 
-    def _of(self, sent: Sent) -> Mapping[str, Tensor | float]:
-        norm = sent.share.double().norm()
+    def _compute(self, sent: ClientMessage) -> Mapping[str, Tensor | float]:
+        norm = sent.gradient_share.double().norm()
         return {"norm": norm if norm else math.nan}

@@ -1,4 +1,4 @@
-"""The size of the derivative of what a client sends by its inputs."""
+"""The Frobenius norm of the Jacobian of a client's message by its inputs."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from fedsim.errors import ConfigError
 from fedsim.measure import Meaning, Measure
 from fedsim.paper import Paper
 from fedsim.randomness import generator
-from fedsim.training.linear import Linear
-from fedsim.training.sent import Sent
+from fedsim.training.linear import MessageJacobian
+from fedsim.training.sent import ClientMessage
 
 
 @dataclass(frozen=True, kw_only=True)
 class JacobianNorm(Measure):
-    """Frobenius norm of J, the derivative of what the client sends by all inputs that vary.
+    """Frobenius norm of J, the Jacobian of the client's message by all inputs that vary.
 
-    `norm` is in units of what is sent over model units. It is estimated without bias, its square that is, from J v for
-    random signs v (Hutchinson); the relative deviation of the square is about sqrt(2 / (probes r)), where r is how many
-    eigenvalues of J' J matter. Of inputs with no more numbers than `probes` it is exact at that cost. Mo et al. take a
-    larger norm for more exposure, for then the gradient tells an input from those beside it; LAVP takes it for less,
-    for then attacks do not converge.
+    `norm` is in units of the message over model units. Its square is estimated without bias from J
+    v for random signs v (Hutchinson); the relative deviation of the square is about
+    sqrt(2 / (probes r)), where r is how many eigenvalues of J' J matter. It is exact at the same
+    cost where the inputs have no more numbers than `probes`. Mo et al. take a larger norm for more
+    exposure, because the gradient then tells an input from its neighbours; LAVP takes it for less,
+    because attacks then do not converge.
 
     Args:
         probes: how many random directions, at least 1.
-        exact: take one product for each number of the inputs instead, which of many inputs takes long.
+        exact: compute one product for each input number instead, which is slow for large inputs.
 
     Raises:
         ConfigError: `probes` is out of range.
 
     References:
-        Mo et al.: Quantifying and Localizing Usable Information Leakage from Neural Network Gradients, 2021.
+        Mo et al.: Quantifying and Localizing Usable Information Leakage from Neural Network
+        Gradients, 2021.
         Hutchinson: A Stochastic Estimator of the Trace of the Influence Matrix, 1990.
-        Differs: Mo et al. look at single layers, this at all that a client sends.
+        Differs: Mo et al. look at single layers, this at the whole message.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -56,19 +58,20 @@ class JacobianNorm(Measure):
         if self.probes < 1:
             raise ConfigError(f"probes: expected at least 1, got {self.probes}")
 
-    def _of(self, sent: Sent) -> Mapping[str, Tensor]:
-        linear = sent.linear
-        if self.exact or linear.size <= self.probes:
-            return {"norm": _squares(linear, linear.units()).sum().sqrt()}
-        return {"norm": _squares(linear, self._signs(sent)).mean().sqrt()}
+    def _compute(self, sent: ClientMessage) -> Mapping[str, Tensor]:
+        jacobian = sent.jacobian
+        if self.exact or jacobian.size <= self.probes:
+            return {"norm": _squared_norms(jacobian, jacobian.unit_vectors()).sum().sqrt()}
+        return {"norm": _squared_norms(jacobian, self._random_signs(sent)).mean().sqrt()}
 
-    def _signs(self, sent: Sent) -> Iterator[Tensor]:
-        """The random directions, `direction number`, the same ones in whatever parts."""
-        random = generator("measure", "probes")
-        for some in sent.linear.blocks(torch.arange(self.probes)):
-            yield torch.randint(2, (len(some), sent.linear.size), generator=random).to(sent.inputs) * 2 - 1
+    def _random_signs(self, message: ClientMessage) -> Iterator[Tensor]:
+        """Yield the random directions in blocks, `direction number`, of any size."""
+        random, size = generator("measure", "probes"), message.jacobian.size
+        for block in message.jacobian.split_directions(torch.arange(self.probes)):
+            bits = torch.randint(2, (len(block), size), generator=random)
+            yield bits.to(message.inputs) * 2 - 1
 
 
-def _squares(linear: Linear, directions: Iterable[Tensor]) -> Tensor:
-    """|J v|^2 of each of `direction number`, which come in parts, in float64."""
-    return torch.cat([linear.push(some).double().square().sum(1) for some in directions])
+def _squared_norms(jacobian: MessageJacobian, blocks: Iterable[Tensor]) -> Tensor:
+    """Return |J v|^2 in float64 for each direction v of all blocks, `direction number`."""
+    return torch.cat([jacobian.push_forward(block).double().square().sum(1) for block in blocks])

@@ -9,49 +9,54 @@ from typing import ClassVar
 
 from fedsim.errors import ConfigError
 from fedsim.exposure.hessian import Hessian
-from fedsim.exposure.lanczos import shifted_smallest
+from fedsim.exposure.lanczos import smallest_by_power_iteration
 from fedsim.measure import Meaning, Measure
 from fedsim.paper import Paper
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lavp(Measure):
-    """LAVP: largest eigenvalue and what power iteration leaves of the smallest, for the L2 and the cosine distance.
+    """LAVP: the largest eigenvalue and an estimate of the smallest, for L2 and cosine distance.
 
-    `max` and `min` are of H = J' J, `ang_max` and `ang_min` of (J' J - J' g g' J / |g|^2) / |g|^2, where g is what the
-    client sends and J its derivative by the inputs that vary; `fusion` = sqrt(max ang_min) serves where the distance is
-    not known. The first two are in squared units of g over squared model units; those with `ang_` do not change with
-    the scale of the loss. Steeper means that descent on the matching loss converges less well, so the paper takes
-    a smaller value for more exposure.
+    `max` and `min` are of H = J' J, `ang_max` and `ang_min` of (J' J - J' g g' J / |g|^2) / |g|^2,
+    where g is the client's message and J its Jacobian by the inputs that vary; `fusion` = sqrt(max
+    ang_min) serves where the distance is not known. The first two are in squared units of g over
+    squared model units; those with `ang_` do not change with the scale of the loss. A larger
+    curvature means that descent on the matching distance converges less well, so the paper takes a
+    smaller value for more exposure.
 
-    `max` and `ang_max` are eigenvalues, by Lanczos iteration. `min` and `ang_min` are not: power iteration with
-    `steps` steps on lambda_max I - H approaches the smallest eigenvalue from above so slowly that what it gives depends
-    on `steps`, about as 1 / steps where the true minimum is nearly 0, as it is wherever inputs have more numbers than
-    the gradient tells apart. It is an average over small eigenvalues. Compare only values with the same number of
-    steps, and of inputs of the same shape; `spectrum` gives low quantiles.
+    `max` and `ang_max` are eigenvalues, by Lanczos iteration. `min` and `ang_min` are not: power
+    iteration with `steps` steps on lambda_max I - H approaches the smallest eigenvalue from above
+    so slowly that its result depends on `steps`, about as 1 / steps where the true minimum is
+    nearly 0, as it is wherever inputs have more numbers than the gradient can distinguish. It is an
+    average over small eigenvalues. Compare only values with the same number of steps, and for
+    inputs of the same shape; `spectrum` gives low quantiles.
 
-    Where what is sent depends on the inputs by no more than rounding, eigenvalues are 0, the smallest value there is,
-    though nothing is exposed; so they are undefined then, as the paper's theorems ask for a Lipschitz constant above
-    some epsilon. Where inputs only stretch it, those with `ang_` and `fusion` are.
+    Where the message depends on the inputs by no more than rounding, eigenvalues are 0, the
+    smallest value there is, though nothing is exposed; they are undefined then, as the paper's
+    theorems ask for a Lipschitz constant above some epsilon. Where the inputs change only the norm
+    of the message, those with `ang_` and `fusion` are undefined.
 
     Args:
-        steps: of power iteration for `min` and `ang_min`, at least 1; the paper does not give its own.
+        steps: steps of power iteration for `min` and `ang_min`, at least 1; the paper gives none.
 
     Raises:
         ConfigError: `steps` is out of range, or the inputs are token ids.
         RunError: a layer cannot be differentiated twice, or Lanczos iteration did not converge.
 
     References:
-        Hong et al.: Foreseeing Reconstruction Quality of Gradient Inversion, 2023, Theorems 3 and 4, Eqs. 4 and 5, and
-        Table 3 for the fusion.
-        Differs: J v is exact, by automatic differentiation, where the paper takes finite differences, which in networks
-        with ReLU cross kinks. The printed Algorithm 1 does not compute what the text says, so it is not followed: it
-        draws v anew in each pass, so it never iterates and gives the largest v' H v of random v, a small part of the
-        largest eigenvalue; line 33 subtracts g at the truth where g1 is meant, and divides by two steps; line 45
-        detaches the gradient before it is differentiated; the gradient of line 40 is not normalised, and the factor
-        1 / |g|^2 of Eq. 5 is missing. The start of iterations is the same each time. The Hessian is that of half the
-        squared L2 distance, as in the paper's proof; its text has the squared distance, of which it is twice as large.
+        Hong et al.: Foreseeing Reconstruction Quality of Gradient Inversion, 2023, Theorems 3 and
+        4, Eqs. 4 and 5, and Table 3 for the fusion.
+        Differs: J v is exact, by automatic differentiation, where the paper takes finite
+        differences, which in networks with ReLU cross kinks. The printed Algorithm 1 does not
+        compute what the text says, so it is not followed: it draws v anew in each pass, so it never
+        iterates and gives the largest v' H v of random v, a small part of the largest eigenvalue;
+        line 33 subtracts g at the truth where g1 is meant, and divides by two steps; line 45
+        detaches the gradient before it is differentiated; the gradient of line 40 is not
+        normalised, and the factor 1 / |g|^2 of Eq. 5 is missing. The start vector is the same each
+        time. The Hessian is that of half the squared L2 distance, as in the paper's proof; its text
+        has the squared distance, of which it is twice as large.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -70,10 +75,18 @@ class Lavp(Measure):
         if self.steps < 1:
             raise ConfigError(f"steps: expected at least 1, got {self.steps}")
 
-    def _of(self, sent: Sent) -> Mapping[str, float]:
-        high, low = self._ends(Hessian(sent, "l2"))
-        ang_high, ang_low = self._ends(Hessian(sent, "cosine"))
-        return {"max": high, "min": low, "ang_max": ang_high, "ang_min": ang_low, "fusion": sqrt(high * ang_low)}
+    def _compute(self, sent: ClientMessage) -> Mapping[str, float]:
+        largest, smallest = self._extreme_eigenvalues(Hessian(sent, "l2"))
+        ang_largest, ang_smallest = self._extreme_eigenvalues(Hessian(sent, "cosine"))
+        return {
+            "max": largest,
+            "min": smallest,
+            "ang_max": ang_largest,
+            "ang_min": ang_smallest,
+            "fusion": sqrt(largest * ang_smallest),
+        }
 
-    def _ends(self, hessian: Hessian) -> tuple[float, float]:
-        return (hessian.largest, shifted_smallest(hessian, self.steps)) if hessian.largest else (nan, nan)
+    def _extreme_eigenvalues(self, hessian: Hessian) -> tuple[float, float]:
+        if not hessian.largest_eigenvalue:
+            return nan, nan
+        return hessian.largest_eigenvalue, smallest_by_power_iteration(hessian, self.steps)

@@ -1,4 +1,4 @@
-"""What measures share that perturb the inputs by noise and look at what the client would send then."""
+"""Base of the measures that add noise to the inputs and see how the client's message changes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import ConfigError
-from fedsim.exposure.hessian import ROUNDING
+from fedsim.exposure.hessian import ROUNDING_FACTOR
 from fedsim.measure import Measure
 from fedsim.randomness import generator
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfNoises(Measure):
+class NoiseMeasure(Measure):
     """Base of measures that add Gaussian noise to all inputs that vary, a batch being one vector.
 
-    The noises are the same each time, and do not depend on the memory budget. In float32 a value is good to a
-    thousandth, but to a few percent where the batch is learnt by heart: at a loss near 0 its gradient is a small
-    difference of large numbers. A model and inputs in float64 give it without that.
+    The noises are the same each time, and do not depend on the memory budget. In float32 a value is
+    accurate to a thousandth, but only to a few percent where the model has memorised the batch: at
+    a loss near 0 its gradient is a small difference of large numbers. A model and inputs in float64
+    avoid that.
 
     Args:
-        sigma: standard deviation of each number of a noise, above 0, in model units: those of the inputs as the
-            network gets them, after normalisation.
+        sigma: standard deviation of each number of a noise, above 0, in model units: those of the
+            inputs as the network gets them, after normalisation.
         noises: how many, at least 1.
 
     Raises:
-        ConfigError: a setting is out of range, noise of this size is lost in the rounding of the inputs, or what is
-            sent with it is not finite.
+        ConfigError: a setting is out of range, noise of this size is lost in the rounding of the
+            inputs, or the message with it is not finite.
     """
 
     sigma: float = 0.001
@@ -45,93 +46,128 @@ class OfNoises(Measure):
         if self.noises < 1:
             raise ConfigError(f"noises: expected at least 1, got {self.noises}")
 
-    def _of(self, sent: Sent) -> Mapping[str, float | Tensor]:
+    def _compute(self, sent: ClientMessage) -> Mapping[str, float | Tensor]:
         sent.check_continuous()
-        resolution = torch.finfo(sent.inputs.dtype).eps * float(sent.unknown.abs().max())
+        resolution = torch.finfo(sent.inputs.dtype).eps * float(sent.unknown_inputs.abs().max())
         if self.sigma < 100 * resolution:
             raise ConfigError(
                 f"sigma: noise of {self.sigma} is lost in the rounding of {sent.inputs.dtype} inputs, expected at "
                 f"least {100 * resolution:.0e}; choose a larger sigma"
             )
-        moves = sent.once(self._moves, self.sigma, self.noises)
-        if not moves.change.isfinite().all():
+        effects = sent.compute_once(self._compute_effects, self.sigma, self.noises)
+        if not effects.message_change.isfinite().all():
             raise ConfigError(
-                f"sigma: with noise of {self.sigma} what is sent is NaN or infinite, as it is not without noise; "
+                f"sigma: with noise of {self.sigma} the message is NaN or infinite, and without noise it is finite; "
                 "choose a smaller sigma"
             )
-        return self._of_changes(self._change(moves))
+        return self._summarise_changes(self._compare_messages(effects))
 
     @staticmethod
-    def _moves(sent: Sent, sigma: float, noises: int) -> Moves:
+    def _compute_effects(message: ClientMessage, sigma: float, noises: int) -> NoiseEffects:
         random = generator("measure", "noises")
-        drawn = (torch.randn(sent.unknown.shape, generator=random, dtype=torch.float64) for _ in range(noises))
-        scaled = ((sigma * noise).to(sent.inputs.dtype) for noise in drawn)
-        return Moves.joined([Moves.of(sent, *block) for block in sent.around(scaled)])
+        shape = message.unknown_inputs.shape
+        normals = (torch.randn(shape, generator=random, dtype=torch.float64) for _ in range(noises))
+        scaled = ((sigma * normal).to(message.inputs.dtype) for normal in normals)
+        blocks = [
+            NoiseEffects.compute(message, noise_block, noisy_messages)
+            for noise_block, noisy_messages in message.perturbed_messages(scaled)
+        ]
+        return NoiseEffects.concatenate(blocks)
 
     @abstractmethod
-    def _change(self, moves: Moves) -> Tensor:
-        """How much each noise changes what is sent, `noise`."""
+    def _compare_messages(self, moves: NoiseEffects) -> Tensor:
+        """Return how strongly each noise changes the message, `noise`."""
 
     @abstractmethod
-    def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
-        """The values, of one change for each noise, in float64."""
+    def _summarise_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
+        """Summarise the changes, one for each noise, as the measure's values in float64."""
 
 
 @dataclass(frozen=True)
-class Moves:
-    """By how much several noises move and turn the inputs, as one vector, and what is sent; all `noise`, in float64.
+class NoiseEffects:
+    """Effects of several noises on the inputs, as one vector, and on the message.
+
+    All are `noise`, in float64.
 
     Attributes:
-        noise: length of the noise.
-        turn: 1 - cos of the inputs with the noise and without; NaN where they are zero.
-        change: how far what is sent moves, and 0 where that is no more than rounding.
-        turn_sent: 1 - cos of what is sent with the noise and without, and 0 where that is no more than rounding.
+        noise: norm of the noise.
+        turn: 1 - cos between the inputs with the noise and without; NaN where they are zero.
+        change: distance by which the message changes; 0 where that is rounding only.
+        turn_sent: 1 - cos between the message with the noise and without; 0 where that is rounding
+            only.
     """
 
-    noise: Tensor
-    turn: Tensor
-    change: Tensor
-    turn_sent: Tensor
+    noise_norm: Tensor
+    input_turn: Tensor
+    message_change: Tensor
+    message_turn: Tensor
 
     @classmethod
-    def of(cls, sent: Sent, noises: Tensor, moved: Tensor) -> Self:
-        """Of `noise example ...`, with which `moved`, `noise number`, is sent."""
-        inputs, flat = sent.unknown.double().flatten(), noises.double().flatten(1)
-        rounding = ROUNDING * torch.finfo(sent.vector.dtype).eps
+    def compute(cls, message: ClientMessage, noises: Tensor, noisy_vectors: Tensor) -> Self:
+        """Compare the messages with each noise to the one without.
+
+        Args:
+            message: the message as a function of its inputs.
+            noises: `noise example ...`.
+            noisy_vectors: `noise parameter`, the messages with these noises.
+        """
+        vector = message.vector
+        inputs, flat_noises = message.unknown_inputs.double().flatten(), noises.double().flatten(1)
+        rounding = ROUNDING_FACTOR * torch.finfo(vector.dtype).eps
         return cls(
-            noise=flat.norm(dim=1),
-            turn=one_minus_cosine(inputs + flat, inputs),
-            change=_felt(_lengths(moved - sent.vector), rounding * _lengths(sent.vector)),
-            turn_sent=_felt(one_minus_cosine(moved, sent.vector), rounding**2 / 2),
+            noise_norm=flat_noises.norm(dim=1),
+            input_turn=one_minus_cosine(inputs + flat_noises, inputs),
+            message_change=_drop_rounding(_norms(noisy_vectors - vector), rounding * _norms(vector)),
+            message_turn=_drop_rounding(one_minus_cosine(noisy_vectors, vector), rounding**2 / 2),
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """One after the other."""
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Concatenate the effects of several blocks of noises."""
+        columns = []
+        for field in fields(cls):
+            columns.append(torch.cat([getattr(part, field.name) for part in parts]))
+        return cls(*columns)
 
 
-def one_minus_cosine(some: Tensor, one: Tensor) -> Tensor:
-    """1 - cos of each of `vector number` with `number`, accurate for small angles; NaN of a vector that is zero."""
-    chords: Tensor = (some / _lengths(some)[:, None].to(some)).sub_(one / _lengths(one).to(one)).norm(dim=1)
+def one_minus_cosine(vectors: Tensor, reference: Tensor) -> Tensor:
+    """Compute 1 - cos between each vector and a reference, accurate for small angles.
+
+    One minus a cosine would be rounding only; half the squared chord between unit vectors is not.
+
+    Args:
+        vectors: `vector number`.
+        reference: `number`.
+
+    Returns:
+        `vector`; NaN for a vector that is zero.
+
+    >>> vectors = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    >>> one_minus_cosine(vectors, torch.tensor([3.0, 0.0])).round(decimals=3).tolist()
+    [0.0, 1.0]
+    """
+    unit_reference = reference / _norms(reference).to(reference)
+    unit_vectors = vectors / _norms(vectors)[:, None].to(vectors)
+    chords: Tensor = unit_vectors.sub_(unit_reference).norm(dim=1)
     return chords.square() / 2
 
 
-def _lengths(vectors: Tensor) -> Tensor:
-    """Of `[vector] number`, in float64, for squares of small numbers do not fit into float32."""
-    lengths: Tensor = vectors.norm(dim=-1, dtype=torch.float64)
-    return lengths
+def _norms(vectors: Tensor) -> Tensor:
+    """Return norms of `[vector] number` in float64: small squares underflow in float32."""
+    norms: Tensor = vectors.norm(dim=-1, dtype=torch.float64)
+    return norms
 
 
-def _felt(changes: Tensor, least: Tensor | float) -> Tensor:
-    """`changes` in float64, with 0 for those that are not above `least`, as rounding alone makes them."""
-    return torch.where(changes <= least, 0, changes).double()
+def _drop_rounding(changes: Tensor, rounding: Tensor | float) -> Tensor:
+    """Return `changes` in float64, with 0 for those that are no larger than `rounding`."""
+    return torch.where(changes <= rounding, 0, changes).double()
 
 
-def highest(changes: Tensor) -> dict[str, Tensor]:
-    """The largest of all changes, and the quantile at 99 %, which of 101 or more noises one alone cannot set.
+def maximum_and_q99(changes: Tensor) -> dict[str, Tensor]:
+    """Return the largest change, `max`, and the quantile at 99 %, `q99`.
 
-    Both are NaN where nothing changes.
+    With 101 or more noises a single one does not set the quantile. Both are NaN where nothing
+    changes.
     """
     largest = changes.max()
     if not largest:

@@ -1,7 +1,7 @@
-"""How exposed a single client is in a round, as rows of a table: what it measures of itself before it sends.
+"""Measures that a client takes of its own data in each round before it sends, as rows of a table.
 
-What is measured is what the client would send without its defenses, of the examples and in the order that it uses in
-this round.
+They describe what the client would send without its defenses, for the examples and in the order
+that it uses in this round.
 """
 
 from __future__ import annotations
@@ -16,130 +16,156 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import one_line, what_it_said
+from fedsim.errors import error_reason, one_line
 from fedsim.measure import Measure
 from fedsim.task import Loss
-from fedsim.training.cohort import Share
+from fedsim.training.cohort import LocalData
 from fedsim.training.local_round import LocalRound
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 log = logging.getLogger(__name__)
 COLUMNS = ("round", "state", "client", "example", "measure", "quantity", "value", "larger_means", "failure")
-"""`state` is the model that the client starts from, `example` a place among the client's own examples, empty for all of
-them together. `larger_means` says whether `more` or `less` is exposed where the value is larger. A row has a `value`,
-NaN where it is undefined, or a `failure`, which says why there is none."""
-KEPT = "exposure"
-"""What a client calls its rows in the state that it keeps."""
+"""Columns of the table.
+
+`state` is the model that the client starts from. `example` is an index into the client's own
+examples, empty for all of them together. `larger_means` says whether `more` or `less` is exposed
+where the value is larger. A row has a `value`, NaN where it is undefined, or a `failure`, the reason
+why there is none.
+"""
+STATE_KEY = "exposure"
+"""Name of a client's rows in its `Context.state`."""
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gauge:
-    """A measure, and how an experiment uses it.
+class MeasureSchedule:
+    """A measure, and when and for which examples an experiment computes it.
 
     Attributes:
-        title: what its rows are filed under.
+        title: the name of the measure in the table's rows.
         measure: what is computed.
-        each: of each example besides of all together.
-        every: in every such round, beginning with the first.
+        each: whether it is also computed for each example, not only for all together.
+        every: rounds between two evaluations; the first round is one.
         memory: bytes that may be used at once.
     """
 
     title: str
     measure: Measure
-    each: bool
-    every: int
-    memory: int
+    per_example: bool
+    interval: int
+    memory_budget: int
 
     def is_due(self, number: int) -> bool:
-        """Whether clients measure in round `number`."""
-        return (number - 1) % self.every == 0
+        """Tell whether clients compute the measure in round `number`."""
+        return (number - 1) % self.interval == 0
 
-    def try_out(self, local: LocalRound) -> None:
-        """Measure `local`, or each of its examples where that is asked for.
+    def compute_once(self, local: LocalRound) -> None:
+        """Compute the measure for `local`, or for each of its examples where `per_example` is set.
 
         Raises:
             FedsimError: the measure does not apply to this task, model or training.
         """
-        self.apart(local.sent, local.places) if self.each else self.together(local.sent)
+        self.measure_examples(local.client_message, local.indices) if self.per_example else self.measure_batch(
+            local.client_message
+        )
 
-    def together(self, sent: Callable[[int], Sent]) -> dict[Any, dict[str, float]]:
-        """The values of all examples together, under the name of no example; `sent` is as `LocalRound.sent`."""
-        return {"": self.measure.of_sent(sent(self.memory))}
+    def measure_batch(self, sent: Callable[[int], ClientMessage]) -> dict[Any, dict[str, float]]:
+        """Return the values for all examples together, under the example name "".
 
-    def apart(self, sent: Callable[[int], Sent], places: Tensor) -> dict[Any, dict[str, float]]:
-        """The values of each example by its place, `example`."""
-        found = self.measure.each_of_sent(sent(self.memory))
-        return {
-            example: {name: float(values[place]) for name, values in found.items()}
-            for place, example in enumerate(places.tolist())
-        }
+        Args:
+            sent: makes the client's message within a memory budget, as `LocalRound.sent`.
+        """
+        return {"": self.measure.compute_for_message(sent(self.memory_budget))}
+
+    def measure_examples(self, sent: Callable[[int], ClientMessage], indices: Tensor) -> dict[Any, dict[str, float]]:
+        """Return the values for each example, by its index.
+
+        Args:
+            sent: makes the client's message within a memory budget, as `LocalRound.sent`.
+            indices: `example`, its index among the client's examples.
+        """
+        values_by_name = self.measure.compute_per_example_for_message(sent(self.memory_budget))
+        values_by_example: dict[Any, dict[str, float]] = {}
+        for position, example in enumerate(indices.tolist()):
+            values_by_example[example] = {name: float(values[position]) for name, values in values_by_name.items()}
+        return values_by_example
 
 
-def rows_of(
-    gauges: Sequence[Gauge], model: nn.Module, share: Share, training: LocalTraining, loss: Loss
+def measure_client(
+    gauges: Sequence[MeasureSchedule], model: nn.Module, share: LocalData, training: LocalTraining, loss: Loss
 ) -> Iterator[dict[str, Any]]:
-    """What `gauges` say of one client; a measure that fails gives a row that says why, and stops no other.
+    """Compute all measures for one client and yield their rows.
+
+    A measure that fails gives a row with the reason, and stops no other.
 
     Args:
-        model: with the weights that the client was sent.
-        share: what the client trains on, all of it.
-        training: as the server's message says.
-        loss: of the task, before labels are smoothed.
+        gauges: the measures.
+        model: with the weights that the server broadcast.
+        share: all examples that the client trains on.
+        training: local training as the server's message asks for it.
+        loss: the task's loss, before label smoothing.
     """
-    local = LocalRound.of(model, share, training, loss)
-    sent = cache(local.sent)  # shared by the gauges, with what they have computed of it
+    local = LocalRound.create(model, share, training, loss)
+    make_message = cache(local.client_message)  # shared by the measures, with all that they compute of it
     for gauge in gauges:
-        yield from _told(gauge, partial(gauge.together, sent))
-        if gauge.each:
-            yield from _told(gauge, partial(gauge.apart, sent, local.places))
+        yield from _measure_rows(gauge, partial(gauge.measure_batch, make_message))
+        if gauge.per_example:
+            yield from _measure_rows(gauge, partial(gauge.measure_examples, make_message, local.indices))
 
 
-def _told(gauge: Gauge, compute: Callable[[], Mapping[Any, Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """A row for each example and quantity that `compute` returns, or one that says why it failed."""
+def _measure_rows(
+    gauge: MeasureSchedule, compute: Callable[[], Mapping[Any, Mapping[str, float]]]
+) -> list[dict[str, Any]]:
+    """Return a row for each example and quantity, or one row with the failure of `compute`."""
     try:
-        found = compute()
-    except (Exception, SystemExit) as error:  # a stranger's measure may raise anything, and the client has to go on
+        values_by_example = compute()
+    except (Exception, SystemExit) as error:  # a plug-in may raise anything; the client goes on
         log.debug("%s failed", gauge.title, exc_info=error)
-        return [{"measure": gauge.title, "failure": reason(error)}]
-    return [
-        {
-            "example": example,
-            "measure": gauge.title,
-            "quantity": name,
-            "value": value,
-            "larger_means": gauge.measure.quantities[name],
-        }
-        for example, values in found.items()
-        for name, value in values.items()
-    ]
+        return [{"measure": gauge.title, "failure": failure_reason(error)}]
+    rows = []
+    for example, values in values_by_example.items():
+        for name, value in values.items():
+            row = {
+                "example": example,
+                "measure": gauge.title,
+                "quantity": name,
+                "value": value,
+                "larger_means": gauge.measure.quantities[name],
+            }
+            rows.append(row)
+    return rows
 
 
-def reason(error: BaseException) -> str:
-    """Why a measure gave no value, in a line that begins after its name."""
-    return one_line(what_it_said(error).removeprefix("measure: "))
+def failure_reason(error: BaseException) -> str:
+    """Return in one line why a measure gave no value, without the prefix "measure: "."""
+    return one_line(error_reason(error).removeprefix("measure: "))
 
 
-def packed(rows: Sequence[Row]) -> Tensor:
-    """Rows as the bytes of a tensor, which is what a client can keep."""
+def pack_rows(rows: Sequence[Row]) -> Tensor:
+    """Encode rows as JSON in a tensor of bytes, which a client can keep in its state.
+
+    >>> unpack_rows(pack_rows([{"measure": "lavp", "value": 0.5}]).numpy())
+    [{'measure': 'lavp', 'value': 0.5}]
+    """
     return torch.tensor(list(json.dumps(rows).encode()), dtype=torch.uint8)
 
 
-def unpacked(content: Any) -> list[dict[str, Any]]:
-    """The inverse of `packed`, of an array."""
-    found: list[dict[str, Any]] = json.loads(bytes(content))
-    return found
+def unpack_rows(content: Any) -> list[dict[str, Any]]:
+    """Decode rows from an array of bytes, the inverse of `pack_rows`."""
+    rows: list[dict[str, Any]] = json.loads(bytes(content))
+    return rows
 
 
-def failures(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each measure and reason for which it has no value, with where that was."""
-    where: dict[tuple[str, str], list[str]] = {}
+def failure_sentences(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for each measure and reason for missing values, and where they are."""
+    updates_by_failure: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.get("failure"):
-            place = f"round {row['round']}, client {row['client']}"
-            where.setdefault((row["measure"], row["failure"]), []).append(place)
-    return [
-        f"{title} was not measured ({places[0]}{f', and {len(places) - 1} more' if len(places) > 1 else ''}): {why}"
-        for (title, why), places in where.items()
-    ]
+            update = f"round {row['round']}, client {row['client']}"
+            updates_by_failure.setdefault((row["measure"], row["failure"]), []).append(update)
+    sentences = []
+    for (title, failure), updates in updates_by_failure.items():
+        more = f", and {len(updates) - 1} more" if len(updates) > 1 else ""
+        sentences.append(f"{title} was not measured ({updates[0]}{more}): {failure}")
+    return sentences

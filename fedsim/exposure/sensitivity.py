@@ -1,4 +1,4 @@
-"""How far noise on the inputs moves what a client sends, on average."""
+"""Sensitivity of a client's message: how far input noise changes it on average."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsim.exposure.noises import Moves, OfNoises
+from fedsim.exposure.noises import NoiseEffects, NoiseMeasure
 from fedsim.measure import Meaning
 from fedsim.paper import Paper
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sensitivity(OfNoises):
+class Sensitivity(NoiseMeasure):
     """Average of |g(x + n) - g(x)| over noises n ~ N(0, sigma^2) on all inputs that vary.
 
-    `mean` is in units of g, what the client sends, and grows in proportion to `sigma`. For small noise it is about
-    sigma times the Frobenius norm of the Jacobian, at most. Mo et al. take a larger value for more exposure, for then
-    the gradient tells an input from those beside it; LAVP takes it for less, for then attacks do not converge.
+    `mean` is in units of g, the client's message, and grows in proportion to `sigma`. For small
+    noise it is at most about sigma times the Frobenius norm of the Jacobian. Mo et al. take a
+    larger value for more exposure, because the gradient then tells an input from its neighbours;
+    LAVP takes it for less, because attacks then do not converge.
 
     References:
-        Mo et al.: Quantifying and Localizing Usable Information Leakage from Neural Network Gradients, 2021, as given
-        by Hong et al. 2023 (LAVP), related work.
-        Differs: they look at single layers, this at all that a client sends; neither text gives the size of noises.
+        Mo et al.: Quantifying and Localizing Usable Information Leakage from Neural Network
+        Gradients, 2021, as given by Hong et al. 2023 (LAVP), related work.
+        Differs: they look at single layers, this at the whole message; neither text gives the size
+        of the noise.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -38,8 +40,8 @@ class Sensitivity(OfNoises):
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"mean": "more"}
 
-    def _change(self, moves: Moves) -> Tensor:
-        return moves.change
+    def _compare_messages(self, moves: NoiseEffects) -> Tensor:
+        return moves.message_change
 
-    def _of_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
+    def _summarise_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
         return {"mean": changes.mean()}

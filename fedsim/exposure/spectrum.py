@@ -1,4 +1,4 @@
-"""The whole spectrum of the Hessian of a gradient matching loss at the truth, in a few numbers."""
+"""Summary statistics of the whole spectrum of the gradient-matching Hessian at the true inputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import ConfigError
-from fedsim.exposure.hessian import EXACT, Distance, Hessian
-from fedsim.exposure.lanczos import lanczos
+from fedsim.exposure.hessian import MAX_EXACT_INPUTS, Distance, Hessian
+from fedsim.exposure.lanczos import lanczos_quadrature
 from fedsim.measure import Meaning, Measure
 from fedsim.paper import Paper
 from fedsim.randomness import generator
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 
 _QUANTILES = {"q90": 0.9, "median": 0.5, "q10": 0.1}
 
@@ -24,28 +24,31 @@ _QUANTILES = {"q90": 0.9, "median": 0.5, "q10": 0.1}
 class Spectrum(Measure):
     """Largest eigenvalue, quantiles, effective rank and log-determinant of the Hessian, in float64.
 
-    - `max`, `q90`, `median`, `q10`: eigenvalues, in squared units of what is sent over squared model units; of the
-      cosine distance in 1 / squared model units. A quantile counts directions of the input: along a tenth of them the
-      matching loss is flatter than `q10`. LAVP takes flatter for more exposed.
-    - `effective_rank`: exp of the entropy of the eigenvalues divided by their sum, between 1 and the number of inputs;
-      more directions in which what is sent tells inputs apart, so more is exposed.
-    - `log_determinant`: the mean of ln(lambda + floor max) over all eigenvalues, a log of their geometric mean in which
-      those far below `floor` times the largest count alike. The higher, the fewer inputs fit what is sent up to small
-      noise, so more is exposed.
+    - `max`, `q90`, `median`, `q10`: eigenvalues, in squared units of the message over squared model
+      units; for the cosine distance in 1 / squared model units. A quantile counts directions of the
+      input: along a tenth of them the matching distance is flatter than `q10`. LAVP takes flatter
+      for more exposed.
+    - `effective_rank`: exp of the entropy of the eigenvalues divided by their sum, between 1 and
+      the number of inputs. A higher rank means more directions in which the message distinguishes
+      inputs, so more is exposed.
+    - `log_determinant`: the mean of ln(lambda + floor max) over all eigenvalues, a log of their
+      geometric mean in which all those far below `floor` times the largest count the same. The
+      higher it is, the fewer inputs fit the message up to small noise, so more is exposed.
 
-    All are undefined where what is sent depends on the inputs, or for `cosine` its direction, by no more than the
-    rounding of what is sent, for then all eigenvalues are 0 and yet nothing is exposed.
+    All are undefined where the message, or for `cosine` its direction, depends on the inputs by no
+    more than rounding, because all eigenvalues are 0 then and yet nothing is exposed.
 
-    Inputs with at most `exact` numbers have their whole Hessian made, by one product for each number. Of larger ones
-    the density of eigenvalues is estimated by Lanczos quadrature with `probes` times `steps` products. It tells large
-    eigenvalues, and sums over the spectrum up to the noise of probes; `floor` should be above 1 / steps^2. A
-    quantile is good to a place in the order rather than to digits, and is undefined (NaN) where it falls on the lowest
-    point of the estimate, as low quantiles of many pixels do: `steps` are too few to tell it from 0.
+    For inputs with at most `exact` numbers the whole Hessian is formed, by one product for each
+    number. For larger ones the density of eigenvalues is estimated by Lanczos quadrature with
+    `probes` times `steps` products. It resolves large eigenvalues, and sums over the spectrum up to
+    the noise of probes; `floor` should be above 1 / steps^2. A quantile is accurate in its rank
+    rather than in its digits, and is undefined (NaN) where it falls on the lowest point of the
+    estimate, as low quantiles of many pixels do: `steps` are too few to tell it from 0.
 
     Args:
-        distance: `l2` or `cosine`, by which an attacker matches gradients.
-        exact: up to how many numbers that vary the spectrum is exact; at most 4096.
-        probes: random directions of the estimate, at least 1.
+        distance: `l2` or `cosine`, the distance by which an attacker matches gradients.
+        exact: largest number of varying inputs for which the spectrum is exact; at most 4096.
+        probes: random start vectors of the estimate, at least 1.
         steps: Lanczos steps from each, at least 1.
         floor: share of the largest eigenvalue, above 0, at most 1.
 
@@ -54,10 +57,10 @@ class Spectrum(Measure):
         RunError: a layer cannot be differentiated twice.
 
     References:
-        Hong et al. 2023 (LAVP), Eqs. 4 and 5, for the Hessian; Ghorbani et al.: An Investigation into Neural Net
-        Optimization via Hessian Eigenvalue Density, ICML 2019, and Ubaru, Chen and Saad 2017 for the quadrature; Roy
-        and Vetterli 2007 for the effective rank.
-        Differs: LAVP uses two ends of the spectrum only, and by single precision.
+        Hong et al. 2023 (LAVP), Eqs. 4 and 5, for the Hessian; Ghorbani et al.: An Investigation
+        into Neural Net Optimization via Hessian Eigenvalue Density, ICML 2019, and Ubaru, Chen and
+        Saad 2017 for the quadrature; Roy and Vetterli 2007 for the effective rank.
+        Differs: LAVP uses the two ends of the spectrum only, in single precision.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -84,51 +87,66 @@ class Spectrum(Measure):
     }
 
     def __post_init__(self) -> None:
-        if not 0 <= self.exact <= EXACT:
-            raise ConfigError(f"exact: expected 0 to {EXACT} numbers, got {self.exact}")
+        if not 0 <= self.exact <= MAX_EXACT_INPUTS:
+            raise ConfigError(f"exact: expected 0 to {MAX_EXACT_INPUTS} numbers, got {self.exact}")
         for name in ("probes", "steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if not 0 < self.floor <= 1:
             raise ConfigError(f"floor: expected a share above 0, at most 1, got {self.floor}")
 
-    def _of(self, sent: Sent) -> Mapping[str, Tensor]:
+    def _compute(self, sent: ClientMessage) -> Mapping[str, Tensor]:
         sent.check_continuous()
         if Hessian(sent, self.distance).is_flat:
             return dict.fromkeys(self.quantities, torch.tensor(torch.nan))
-        hessian = Hessian(sent.double(), self.distance)
+        hessian = Hessian(sent.to_double(), self.distance)
         if hessian.size > self.exact:
-            return self._told_by(*self._estimated(hessian), hessian.size)
+            values, shares, lowest = self._estimate_spectrum(hessian)
+            return self._summarise(values, shares, lowest, hessian.size)
         values = torch.linalg.eigvalsh(hessian.matrix()).clamp_min(0)
-        return self._told_by(values, torch.full_like(values, 1 / len(values)), -1.0, hessian.size)
+        return self._summarise(values, torch.full_like(values, 1 / len(values)), -1.0, hessian.size)
 
-    def _estimated(self, hessian: Hessian) -> tuple[Tensor, Tensor, float]:
-        """Values that stand for the eigenvalues, ascending, their shares, and up to where they only bound them."""
+    def _estimate_spectrum(self, hessian: Hessian) -> tuple[Tensor, Tensor, float]:
+        """Return quadrature points in place of eigenvalues, their shares, and the lowest point.
+
+        Points ascend. Those up to the lowest point of the probes are only upper bounds of
+        eigenvalues.
+        """
         random = generator("measure", "probes")
-        signs = torch.randint(2, (self.probes, hessian.size), generator=random).to(hessian.sent.inputs) * 2 - 1
-        left = hessian.sent.budget - hessian.sent.bytes_of_derivative
-        at_once = max(1, left // (8 * hessian.size * 4 * self.steps))
-        found = [lanczos(hessian, some, self.steps) for some in torch.split(signs, at_once)]
-        lowest = max(float(torch.where(weights > 0, points, torch.inf).amin(1).max()) for points, weights in found)
-        values, weights = (torch.cat([part.flatten() for part in parts]) for parts in zip(*found, strict=True))
-        order = values.argsort()
-        return values[order], weights[order] / self.probes, lowest
+        bits = torch.randint(2, (self.probes, hessian.size), generator=random)
+        signs = bits.to(hessian.message.inputs) * 2 - 1
 
-    def _told_by(self, values: Tensor, shares: Tensor, lowest: float, size: int) -> Mapping[str, Tensor]:
-        top = values[-1]
-        portions = values / (values @ shares)  # of an eigenvalue in the sum of all, times how many there are
+        # Run as many probes at once as the memory budget allows.
+        free_bytes = hessian.message.budget - hessian.message.jacobian_bytes
+        block_size = max(1, free_bytes // (8 * hessian.size * 4 * self.steps))
+        blocks = [lanczos_quadrature(hessian, block, self.steps) for block in torch.split(signs, block_size)]
+
+        lowest = -torch.inf
+        for points, weights in blocks:
+            lowest_of_probes = torch.where(weights > 0, points, torch.inf).amin(1)
+            lowest = max(lowest, float(lowest_of_probes.max()))
+        values = torch.cat([points.flatten() for points, _ in blocks])
+        shares = torch.cat([weights.flatten() for _, weights in blocks])
+        order = values.argsort()
+        return values[order], shares[order] / self.probes, lowest
+
+    def _summarise(self, values: Tensor, shares: Tensor, lowest: float, size: int) -> Mapping[str, Tensor]:
+        largest = values[-1]
+        # Each eigenvalue divided by the mean of all.
+        relative = values / (values @ shares)
+        quantiles = {name: _quantile(values, shares, level, lowest) for name, level in _QUANTILES.items()}
         return {
-            "max": top,
-            **{name: _quantile(values, shares, place, lowest) for name, place in _QUANTILES.items()},
-            "effective_rank": size * (-torch.special.xlogy(portions, portions) @ shares).exp(),
-            "log_determinant": (values + self.floor * top).log() @ shares,
+            "max": largest,
+            **quantiles,
+            "effective_rank": size * (-torch.special.xlogy(relative, relative) @ shares).exp(),
+            "log_determinant": (values + self.floor * largest).log() @ shares,
         }
 
 
 def _quantile(values: Tensor, shares: Tensor, quantile: float, lowest: float) -> Tensor:
-    """The first value at which the shares of it and all smaller ones reach `quantile`; NaN up to `lowest`.
+    """Return the first value at which the cumulative share reaches `quantile`; NaN up to `lowest`.
 
-    Of the lowest point of a quadrature is known only that so many eigenvalues lie below the next one.
+    The lowest point of a quadrature only says how many eigenvalues lie below the next point.
     """
-    place = torch.searchsorted(shares.cumsum(0), quantile * (1 - 1e-9)).clamp(max=len(values) - 1)
-    return values[place] if values[place] > lowest else torch.tensor(torch.nan)
+    index = torch.searchsorted(shares.cumsum(0), quantile * (1 - 1e-9)).clamp(max=len(values) - 1)
+    return values[index] if values[index] > lowest else torch.tensor(torch.nan)

@@ -1,4 +1,4 @@
-"""Networks by name, in plain torch, one file a family; and the interface of a plug-in."""
+"""Networks in plain torch, one file a family, and the interface of a model plug-in."""
 
 from __future__ import annotations
 
@@ -12,49 +12,66 @@ from fedsim.task import Task
 
 
 class ModelPlugin(Protocol):
-    """What a registered model offers: a frozen dataclass whose fields are its settings."""
+    """Interface of a model plug-in: a frozen dataclass whose fields are its settings."""
 
     def build(self, task: Task) -> nn.Module:
-        """A network for the inputs of `task`, with `task.outputs` outputs an example."""
+        """Build a network for the inputs of `task`, with `task.outputs` outputs an example."""
         ...
 
 
 def image_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int, int]:
-    """`channel height width` of the images of `task`.
+    """Return `channel height width` of the images of `task`.
+
+    Args:
+        task: the task.
+        model: the model's name, for errors.
+        smallest: the smallest height and width that the model accepts.
 
     Raises:
-        ConfigError: `task` has no images, or smaller ones than `model` can take.
+        ConfigError: `task` has no images, or smaller ones than `model` accepts.
     """
     if task.kind != "image" or min(task.input_shape[1:]) < smallest:
-        raise unsuited(task, model, f"images of at least {smallest} x {smallest}")
+        raise task_mismatch(task, model, f"images of at least {smallest} x {smallest}")
     channels, height, width = task.input_shape
     return channels, height, width
 
 
 def text_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int]:
-    """Tokens in one text of `task`, and how many different ones there are.
+    """Return the number of tokens in one text of `task`, and the size of the vocabulary.
+
+    Args:
+        task: the task.
+        model: the model's name, for errors.
+        smallest: the smallest number of tokens that the model accepts.
 
     Raises:
-        ConfigError: `task` has no texts, or shorter ones than `model` can take.
+        ConfigError: `task` has no texts, or shorter ones than `model` accepts.
     """
     if task.kind != "text" or task.input_shape[0] < smallest:
-        raise unsuited(task, model, f"texts of at least {smallest} tokens")
+        raise task_mismatch(task, model, f"texts of at least {smallest} tokens")
     return task.input_shape[0], task.vocabulary
 
 
-def flat_size(task: Task, model: str) -> int:
-    """Numbers in one example of `task`.
+def input_size(task: Task, model: str) -> int:
+    """Return how many numbers one example of `task` has.
 
     Raises:
         ConfigError: its examples are texts, whose tokens are indices, not quantities.
     """
     if task.kind == "text":
-        raise unsuited(task, model, "numbers", "text-cnn")
+        raise task_mismatch(task, model, "numbers", "text-cnn")
     return math.prod(task.input_shape)
 
 
-def unsuited(task: Task, model: str, takes: str, choose: str = "another model or data set") -> ConfigError:
-    """The error to raise when `model` cannot be built for `task`: what it takes, what it got, what to do."""
+def task_mismatch(task: Task, model: str, takes: str, choose: str = "another model or data set") -> ConfigError:
+    """Return the error to raise when a model cannot be built for a task.
+
+    Args:
+        task: the task.
+        model: the model's name.
+        takes: the inputs that the model accepts.
+        choose: the remedy.
+    """
     shape = " x ".join(map(str, task.input_shape))
     got = f"texts of {shape} tokens" if task.kind == "text" else f"inputs of shape {shape}"
     return ConfigError(f"model: {model} takes {takes}, got {got}; choose {choose}")

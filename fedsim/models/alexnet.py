@@ -10,7 +10,8 @@ from fedsim.errors import ConfigError
 from fedsim.models import image_shape
 from fedsim.task import Task
 
-_LARGE = 128
+_LARGE_SIDE = 128
+"""Side in pixels from which images are large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,19 +19,20 @@ class AlexNet:
     """AlexNet with 3x3 convolutions and batch normalisation, of TGIAs-RO, Table XI.
 
     Five times conv 3x3 - batch norm - ReLU, a 2 x 2 max pool after all of them but the fourth; then
-    dropout - linear - ReLU twice, and a last linear layer: 5 convolutions, 7 ReLU, 4 max pools, 2 dropout
-    layers and 3 linear ones, as the table counts them. The paper speaks of one AlexNet for CIFAR and one
-    for ImageNet, but gives no widths, strides nor places of the pools. Channels are those of torchvision's
-    AlexNet (Krizhevsky 2014). Krizhevsky's stride of 4 and 4096 units are kept for images of
-    128 x 128 and more. For smaller ones the stride is 1, so that something is left to pool, and there are 1024
-    units, as many as features of a CIFAR image.
+    dropout - linear - ReLU twice, and a last linear layer: 5 convolutions, 7 ReLU, 4 max pools, 2
+    dropout layers and 3 linear ones, as the table counts them. The paper speaks of one AlexNet for
+    CIFAR and one for ImageNet, but gives no widths or strides, and not where the pools are.
+    Channels are those of torchvision's AlexNet (Krizhevsky 2014). Images of 128 x 128 and more have
+    Krizhevsky's stride of 4 and 4096 units. Smaller ones have stride 1, so that something is left
+    to pool, and 1024 units, as many as features of a CIFAR image.
 
     The vanilla "6-layer AlexNet" of App. B.6 is five convolutions and one linear layer:
     `batch_norm = false`, `hidden = []`. The paper does not say where it has ReLUs; here they stay.
 
     Args:
         channels: output channels of the five convolutions.
-        hidden: units of each hidden linear layer; by default two of 4096, or of 1024 for small images.
+        hidden: units of each hidden linear layer; by default two of 4096, or of 1024 for small
+            images.
         stride: stride of the first convolution; by default 4, or 1 for small images.
         batch_norm: normalise after each convolution.
         dropout: probability of dropping an input of a hidden linear layer, in [0, 1); 0.5 is
@@ -52,9 +54,9 @@ class AlexNet:
             raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images of at least 16 x 16 with stride 1, 61 x 61 with stride 4."""
-        large = task.kind == "image" and min(task.input_shape[1:]) >= _LARGE
-        stride = self.stride or (4 if large else 1)
+        """Build the network for images of at least 16 x 16 with stride 1, 61 x 61 with stride 4."""
+        is_large = task.kind == "image" and min(task.input_shape[1:]) >= _LARGE_SIDE
+        stride = self.stride or (4 if is_large else 1)
         depth, height, width = image_shape(task, "alexnet", smallest=15 * stride + 1)
         layers: list[nn.Module] = []
         for number, channels in enumerate(self.channels, start=1):
@@ -66,8 +68,10 @@ class AlexNet:
                 layers.append(nn.MaxPool2d(2))
             depth = channels
         layers.append(nn.Flatten())
+        # The first convolution divides the sides by its stride, the four pools by 16.
         units = depth * (((height - 1) // stride + 1) // 16) * (((width - 1) // stride + 1) // 16)
-        for hidden in (4096 if large else 1024,) * 2 if self.hidden is None else self.hidden:
+        default_hidden = (4096, 4096) if is_large else (1024, 1024)
+        for hidden in default_hidden if self.hidden is None else self.hidden:
             layers += [nn.Dropout(self.dropout), nn.Linear(units, hidden), nn.ReLU()]
             units = hidden
         return nn.Sequential(*layers, nn.Linear(units, task.outputs))

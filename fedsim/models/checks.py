@@ -1,4 +1,4 @@
-"""Checks, before work starts, that a network fits its task: one forward pass and one double backward pass."""
+"""Checks that a network fits its task, by one forward pass and one double backward pass."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError
 
 
-def a_network(thing: Any, name: str) -> nn.Module:
-    """`thing`, which the model called `name` gave, if it is a network.
+def check_network(thing: Any, name: str) -> nn.Module:
+    """Check that a model plug-in has built a network, and return it.
+
+    Args:
+        thing: what the plug-in returned.
+        name: the model's name.
 
     Raises:
-        ConfigError: it is something else, or has layers without a size.
+        ConfigError: it is something else, or has lazy layers.
     """
     if not isinstance(thing, nn.Module):
         raise ConfigError(f"model: '{name}' gave a {type(thing).__name__}, expected a torch.nn.Module")
-    if complaint := unsized(thing):
+    if complaint := lazy_layer_complaint(thing):
         raise ConfigError(f"model: '{name}' {complaint}")
     return thing
 
 
-def unsized(network: nn.Module) -> str:
-    """What is wrong with a network that has layers without a size; nothing where there are none."""
+def lazy_layer_complaint(network: nn.Module) -> str:
+    """Return a complaint about lazy layers, which have no size yet, or an empty text."""
     for key, value in (*network.named_parameters(), *network.named_buffers()):
         if is_lazy(value):
             owner = type(network.get_submodule(key.rpartition(".")[0])).__name__
@@ -42,14 +46,14 @@ def unsized(network: nn.Module) -> str:
     return ""
 
 
-def drawn_anew(network: nn.Module) -> None:
-    """Draw the weights of all layers anew, from torch's global generator.
+def redraw_weights(network: nn.Module) -> None:
+    """Draw new weights for all layers, from torch's global generator.
 
     Raises:
         ConfigError: a layer has weights and no method `reset_parameters`.
     """
     for name, layer in network.named_modules():
-        if not any(True for _ in layer.parameters(recurse=False)):
+        if not list(layer.parameters(recurse=False)):
             continue
         reset = getattr(layer, "reset_parameters", None)
         if reset is None:
@@ -61,25 +65,27 @@ def drawn_anew(network: nn.Module) -> None:
 
 
 @contextmanager
-def within_memory(name: str) -> Iterator[None]:
-    """Raise while a network is built, as soon as it could not be trained in this machine's memory.
+def limit_memory(name: str) -> Iterator[None]:
+    """Stop the construction of a network as soon as it is too large for this machine's memory.
 
     Raises:
-        ConfigError: its weights, their gradients and the messages are larger than the memory.
+        ConfigError: its weights, their gradients, the broadcast and the reply are larger than the
+            memory.
     """
-    there, numbers = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
-    remedy = f"more than the {there / 1e9:.0f} GB of memory here; make it smaller"
+    memory, count = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
+    remedy = f"more than the {memory / 1e9:.0f} GB of memory here; make it smaller"
 
-    def count(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
-        nonlocal numbers
-        numbers += 0 if parameter is None or is_lazy(parameter) else parameter.numel()
-        if (needed := 4 * 4 * numbers) > there:
+    def count_parameter(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
+        nonlocal count
+        count += 0 if parameter is None or is_lazy(parameter) else parameter.numel()
+        # Four copies of four bytes each.
+        if (needed := 4 * 4 * count) > memory:
             raise ConfigError(
-                f"model: '{name}' has {numbers} parameters or more, which with their gradients, the broadcast and the "
+                f"model: '{name}' has {count} parameters or more, which with their gradients, the broadcast and the "
                 f"reply take {needed / 1e9:.0f} GB, {remedy}"
             )
 
-    hook = register_module_parameter_registration_hook(count)
+    hook = register_module_parameter_registration_hook(count_parameter)
     try:
         yield
     except (MemoryError, RuntimeError, OverflowError, TypeError) as error:
@@ -91,51 +97,58 @@ def within_memory(name: str) -> Iterator[None]:
 
 
 def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, attacked: bool) -> None:
-    """Raise where `model` cannot learn `dataset`.
+    """Check that a model can learn a data set.
 
     Args:
-        model: it is used up: its BatchNorm statistics may change.
+        model: a model that is not used afterwards, because its BatchNorm statistics may change.
+        dataset: the data set.
         sample: two training examples in model units.
-        name: what the experiment calls the model.
-        attacked: attacks that match gradients will differentiate twice.
+        name: the model's name in the experiment.
+        attacked: whether attacks that match gradients will differentiate it twice.
 
     Raises:
-        ConfigError: it is no network, does not take the inputs, its outputs do not fit the classes or
-            are not finite, nothing of it can be trained, or it cannot be differentiated twice.
+        ConfigError: it is no network, does not accept the inputs, its outputs do not fit the
+            classes or are not finite, none of its parameters can be trained, or it cannot be
+            differentiated twice.
     """
-    model = a_network(model, name)
+    model = check_network(model, name)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ConfigError(f"model: '{name}' has no parameter to train")
-    shape, wanted = tuple(sample.shape[1:]), (len(sample), dataset.task.outputs)
+
+    # One forward pass.
+    shape, expected = tuple(sample.shape[1:]), (len(sample), dataset.task.outputs)
     inputs = sample if dataset.vocabulary else sample.clone().requires_grad_(True)
     try:
         outputs = model.train()(inputs)
-    except (Exception, SystemExit) as error:  # whatever it is, it is the network that does not take these inputs
-        raise ConfigError(f"model: '{name}' does not take inputs of shape {shape}: {_line(error)}") from error
+    except (Exception, SystemExit) as error:  # a plug-in may raise anything
+        raise ConfigError(f"model: '{name}' does not take inputs of shape {shape}: {_first_line(error)}") from error
     got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-    if got != wanted:
-        what = f"the {dataset.num_classes} classes" if dataset.num_classes else "the one target"
+    if got != expected:
+        target = f"the {dataset.num_classes} classes" if dataset.num_classes else "the one target"
         raise ConfigError(
-            f"model: '{name}' gives {got} for {len(sample)} examples, expected {wanted} for {what} of "
+            f"model: '{name}' gives {got} for {len(sample)} examples, expected {expected} for {target} of "
             f"'{dataset.name}'; change the model's last layer or the data"
         )
     if not outputs.isfinite().all():
         raise ConfigError(f"model: '{name}' gives NaN or infinite outputs with fresh weights; mend its initialisation")
+
+    # One backward pass, and for attacks the derivative of the gradient's norm.
     try:
         loss = dataset.task.loss(outputs, dataset.train.labels[: len(sample)])
-        gradients = torch.autograd.grad(loss, parameters, create_graph=attacked, allow_unused=True)
-        used = [gradient for gradient in gradients if gradient is not None]
-        if attacked and any(gradient.requires_grad for gradient in used):
-            length = torch.stack([gradient.square().sum() for gradient in used]).sum()
-            torch.autograd.grad(length, inputs if inputs.requires_grad else parameters, allow_unused=True)
+        all_gradients = torch.autograd.grad(loss, parameters, create_graph=attacked, allow_unused=True)
+        gradients = [gradient for gradient in all_gradients if gradient is not None]
+        if attacked and any(gradient.requires_grad for gradient in gradients):
+            squared_norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+            variables = inputs if inputs.requires_grad else parameters
+            torch.autograd.grad(squared_norm, variables, allow_unused=True)
     except (Exception, SystemExit) as error:
-        times = "twice, which attacks need" if attacked else "to train it"
-        raise ConfigError(f"model: '{name}' cannot be differentiated {times}: {_line(error)}") from error
-    if not used:
+        purpose = "twice, which attacks need" if attacked else "to train it"
+        raise ConfigError(f"model: '{name}' cannot be differentiated {purpose}: {_first_line(error)}") from error
+    if not gradients:
         raise ConfigError(f"model: no parameter of '{name}' has an influence on its outputs")
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

@@ -10,20 +10,22 @@ from fedsim.errors import ConfigError
 from fedsim.models import image_shape
 from fedsim.task import Task
 
-_MULTIPLES = (1, 2, 2, 4, 4, 4, 4, 4)
-_POOLED = (6, 8)
+_WIDTH_MULTIPLES = (1, 2, 2, 4, 4, 4, 4, 4)
+_POOLED_LAYERS = (6, 8)
+"""Numbers of the convolutions that a max pool follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvNet:
-    """ConvNet of Geiping et al. 2020 (IG), without skip connections; the angular-Lipschitz paper attacks it.
+    """ConvNet of Geiping et al. 2020 (IG), without skip connections; angular Lipschitz attacks it.
 
-    Eight times conv 3x3 - batch norm - ReLU, with width x (1, 2, 2, 4, 4, 4, 4, 4) channels, a 3 x 3 max
-    pool after the sixth and the eighth; then one linear layer. This is the network that IG's released code
-    really makes: it lists a ninth convolution, under a name that the dictionary of layers has already.
+    Eight times conv 3x3 - batch norm - ReLU, with width x (1, 2, 2, 4, 4, 4, 4, 4) channels, a 3 x
+    3 max pool after the sixth and the eighth; then one linear layer. IG's released code really
+    builds this network: it lists a ninth convolution, but under a name that the dictionary of
+    layers has already.
 
     Args:
-        width: channels of the first convolution. IG's code sets 64 whenever its network is asked for
+        width: channels of the first convolution. IG's code sets 64 whenever its network is chosen
             by name, `ConvNet32` included; 32 is the default of its class.
     """
 
@@ -34,13 +36,13 @@ class ConvNet:
             raise ConfigError(f"width: expected at least 1, got {self.width}")
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images of at least 9 x 9."""
+        """Build the network for images of at least 9 x 9."""
         depth, height, width = image_shape(task, "convnet", smallest=9)
         layers: list[nn.Module] = []
-        for number, multiple in enumerate(_MULTIPLES, start=1):
+        for number, multiple in enumerate(_WIDTH_MULTIPLES, start=1):
             channels = multiple * self.width
             layers += [nn.Conv2d(depth, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
-            if number in _POOLED:
+            if number in _POOLED_LAYERS:
                 layers.append(nn.MaxPool2d(3))
             depth = channels
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * (height // 9) * (width // 9), task.outputs))

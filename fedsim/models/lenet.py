@@ -14,24 +14,24 @@ from fedsim.models import image_shape
 from fedsim.task import Task
 
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "relu": nn.ReLU}
-_DLG_WEIGHTS = 0.5
+_DLG_WEIGHT_BOUND = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeNet:
     """LeNet with average pooling of LeCun et al. 1998 and SME, App. G, or the net of DLG.
 
-    `classic`: conv 5x5, 6 - average pool - conv 5x5, 16 - average pool - linear 120 - 84 - outputs, tanh
-    in between. Pools are 2 x 2 and padded by one pixel of zeros, as in SME's released code, which makes
-    400 features of 28 x 28 pixels. `dlg` (Zhu et al. 2019): three conv 5x5 of 12 channels, padded by 2,
-    strides 2, 2 and 1, sigmoid after each, one linear layer; all weights and biases are drawn
-    from U(-0.5, 0.5). Other weights have torch's default initialisation.
+    `classic`: conv 5x5, 6 - average pool - conv 5x5, 16 - average pool - linear 120 - 84 - outputs,
+    tanh in between. Pools are 2 x 2 and padded by one pixel of zeros, as in SME's released code,
+    which makes 400 features of 28 x 28 pixels. `dlg` (Zhu et al. 2019): three conv 5x5 of 12
+    channels, padded by 2, strides 2, 2 and 1, sigmoid after each, one linear layer; all weights and
+    biases are drawn from U(-0.5, 0.5). Other weights have torch's default initialisation.
 
     Args:
         layout: `classic` or `dlg`.
         activation: `tanh`, `sigmoid` or `relu`; by default tanh in `classic` and sigmoid in `dlg`.
-        released: end in a softmax as SME's released code does; its output goes into the cross-entropy,
-            which takes the softmax again. For `classic` and classes only.
+        released: end in a softmax as SME's released code does; its output goes into the
+            cross-entropy, which takes the softmax again. For `classic` and classes only.
     """
 
     layout: Literal["classic", "dlg"] = "classic"
@@ -45,49 +45,49 @@ class LeNet:
             )
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images of at least 12 x 12, in layout `dlg` of any size."""
-        return self._classic(task) if self.layout == "classic" else self._dlg(task)
+        """Build the network for images of at least 12 x 12, in layout `dlg` of any size."""
+        return self._build_classic(task) if self.layout == "classic" else self._build_dlg(task)
 
-    def _classic(self, task: Task) -> nn.Module:
+    def _build_classic(self, task: Task) -> nn.Module:
         channels, height, width = image_shape(task, "lenet", smallest=12)
         if self.released and not task.num_classes:
             raise ConfigError(
                 "model: lenet with released = true takes classes, got a regression; choose released = false"
             )
-        act = _ACTIVATIONS[self.activation or "tanh"]
-        features = 16 * _halved(_halved(height)) * _halved(_halved(width))
+        activation = _ACTIVATIONS[self.activation or "tanh"]
+        features = 16 * _side_after_pool(_side_after_pool(height)) * _side_after_pool(_side_after_pool(width))
         return nn.Sequential(
             nn.Conv2d(channels, 6, 5),
-            act(),
+            activation(),
             nn.AvgPool2d(2, padding=1),
             nn.Conv2d(6, 16, 5),
-            act(),
+            activation(),
             nn.AvgPool2d(2, padding=1),
             nn.Flatten(),
             nn.Linear(features, 120),
-            act(),
+            activation(),
             nn.Linear(120, 84),
-            act(),
+            activation(),
             nn.Linear(84, task.outputs),
             *([nn.Softmax(dim=1)] if self.released else []),
         )
 
-    def _dlg(self, task: Task) -> nn.Module:
+    def _build_dlg(self, task: Task) -> nn.Module:
         channels, height, width = image_shape(task, "lenet", smallest=1)
-        act = _ACTIVATIONS[self.activation or "sigmoid"]
+        activation = _ACTIVATIONS[self.activation or "sigmoid"]
         layers: list[nn.Module] = []
         for stride in (2, 2, 1):
-            layers += [nn.Conv2d(channels, 12, 5, stride=stride, padding=2), act()]
+            layers += [nn.Conv2d(channels, 12, 5, stride=stride, padding=2), activation()]
             channels = 12
         features = 12 * -(-height // 4) * -(-width // 4)
         model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, task.outputs))
         for parameter in model.parameters():
-            uniform_(parameter, -_DLG_WEIGHTS, _DLG_WEIGHTS)
+            uniform_(parameter, -_DLG_WEIGHT_BOUND, _DLG_WEIGHT_BOUND)
         return model
 
 
-def _halved(side: int) -> int:
-    """Pixels left of `side` by a 5 x 5 convolution without padding and a 2 x 2 pool with padding."""
+def _side_after_pool(side: int) -> int:
+    """Return the side after a 5 x 5 convolution without padding and a 2 x 2 pool with padding."""
     return (side - 4) // 2 + 1
 
 
@@ -95,9 +95,10 @@ def _halved(side: int) -> int:
 class TgiasLeNet:
     """LeNet-5 with ReLU and max pooling, of TGIAs-RO, Table XI.
 
-    conv 5x5 - ReLU - max pool 2 - conv 5x5 - ReLU - max pool 2 - linear - ReLU - linear - ReLU - linear.
-    The paper gives the layers and the kernel size, but no widths. LeNet-5's own (6 and 16 channels, 120
-    and 84 units) fit the 5e4 parameters of its section 3.2.1: 44 426 with MNIST, 62 006 with CIFAR-10.
+    conv 5x5 - ReLU - max pool 2 - conv 5x5 - ReLU - max pool 2 - linear - ReLU - linear - ReLU -
+    linear. The paper gives the layers and the kernel size, but no widths. LeNet-5's own (6 and 16
+    channels, 120 and 84 units) fit the 5e4 parameters of its section 3.2.1: 44 426 with MNIST, 62
+    006 with CIFAR-10.
 
     Args:
         channels: output channels of the two convolutions.
@@ -112,7 +113,7 @@ class TgiasLeNet:
             raise ConfigError(f"channels and hidden: expected at least 1 each, got {self.channels} and {self.hidden}")
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images of at least 16 x 16."""
+        """Build the network for images of at least 16 x 16."""
         channels, height, width = image_shape(task, "tgias-lenet", smallest=16)
         first, second = self.channels
         features = second * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)

@@ -1,4 +1,4 @@
-"""The simplest of networks."""
+"""Linear models."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedsim.models import flat_size
+from fedsim.models import input_size
 from fedsim.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """One linear layer on flattened inputs: logistic regression for classes, else linear regression.
+    """One linear layer on flattened inputs: logistic regression of classes, or linear regression.
 
-    With a regression task and `bias = false` it is the federated least squares of LMRA, section 3.1.
+    With a regression task and `bias = false` it is the federated least squares of LMRA, section
+    3.1.
 
     Args:
         bias: whether the layer adds a constant.
@@ -23,5 +24,5 @@ class Linear:
     bias: bool = True
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Inputs of any shape are flattened."""
-        return nn.Sequential(nn.Flatten(), nn.Linear(flat_size(task, "linear"), task.outputs, bias=self.bias))
+        """Build the network; inputs of any shape are flattened."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(input_size(task, "linear"), task.outputs, bias=self.bias))

@@ -1,18 +1,18 @@
-"""LoRA: small matrices that are trained beside layers that stay as they are, and that are known to everybody."""
+"""LoRA: low-rank adapters that are trained in addition to frozen layers, which everybody knows."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 
-class Adapted(nn.Module):
-    """A linear layer that stays, plus two narrow ones behind each other that are trained: base(x) + B A x.
+class LoraLinear(nn.Module):
+    """Frozen linear layer with a trained low-rank adapter: base(x) + B A x.
 
-    B is 0 at first, so that nothing is added before training; A is drawn as a linear layer is. The factor alpha / rank
-    is 1. While B is 0, A has no gradient.
+    B is 0 at first, so that nothing is added before training; A is initialised as a linear layer.
+    The factor alpha / rank is 1. While B is 0, A has no gradient.
 
     Attributes:
-        base: the layer.
+        base: the frozen layer.
         down: A, `rank in`.
         up: B, `out rank`.
 
@@ -28,15 +28,16 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """`... out` of `... in`."""
-        added: Tensor = self.base(inputs) + self.up(self.down(inputs))
-        return added
+        """Map `... in` to `... out`."""
+        outputs: Tensor = self.base(inputs) + self.up(self.down(inputs))
+        return outputs
 
 
-def hold(network: nn.Module) -> None:
-    """Make constants of all parameters of `network`: they are neither trained nor part of any message.
+def freeze_parameters(network: nn.Module) -> None:
+    """Freeze all parameters of `network`: they are neither trained nor part of any message.
 
-    They become buffers that are not in `state_dict`, so a server and its clients must build the same.
+    They become buffers that are not in `state_dict`, so a server and its clients must build the
+    same ones.
     """
     for module in network.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

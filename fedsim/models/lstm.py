@@ -20,7 +20,7 @@ class Lstm:
     Args:
         dimension: length of a token's embedding.          [LEAF: 8]
         hidden: units of each LSTM layer.                  [LEAF: 256]
-        layers: how many.                                  [LEAF: 2]
+        layers: number of LSTM layers.                     [LEAF: 2]
     """
 
     dimension: int = 8
@@ -33,16 +33,16 @@ class Lstm:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def build(self, task: Task) -> LstmModule:
-        """See `ModelPlugin`. Texts of any length."""
+        """Build the network for texts of any length."""
         _, vocabulary = text_shape(task, "lstm", smallest=1)
         return LstmModule(self, vocabulary, task.outputs)
 
 
 class LstmModule(nn.Module):
-    """The network that `Lstm` builds.
+    """Network that `Lstm` builds.
 
     Attributes:
-        embedding: from tokens to vectors; its weight is `token dimension`.
+        embedding: maps tokens to vectors; its weight is `token dimension`.
     """
 
     def __init__(self, settings: Lstm, vocabulary: int, outputs: int) -> None:
@@ -52,7 +52,7 @@ class LstmModule(nn.Module):
         self.linear = nn.Linear(settings.hidden, outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """`example output` for `example place` tokens or `example place dimension` embeddings."""
+        """Map `example position [dimension]` tokens or embeddings to `example output`."""
         embedded = inputs if inputs.is_floating_point() else self.embedding(inputs)
         states, _ = self.recurrent(embedded)
         outputs: Tensor = self.linear(states[:, -1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedsim.errors import ConfigError
-from fedsim.models import flat_size
+from fedsim.models import input_size
 from fedsim.task import Task
 
 
@@ -15,9 +15,10 @@ from fedsim.task import Task
 class Mlp:
     """A fully connected network with ReLU between its layers and none after the last.
 
-    Some papers' networks are settings of it. Zhu et al. 2023 (SME), App. G: `hidden = [1000, 1000]`,
-    to which the authors' released code adds `output_relu`. Driouich et al. 2022 (LMRA), App. C.1:
-    `hidden = [256, 256, 256]`, for the AT&T faces `[32, 32, 32]`, with `batch_norm` or without.
+    Some papers' networks are settings of it. Zhu et al. 2023 (SME), App. G: `hidden = [1000,
+    1000]`, to which the authors' released code adds `output_relu`. Driouich et al. 2022 (LMRA),
+    App. C.1: `hidden = [256, 256, 256]`, for the AT&T faces `[32, 32, 32]`, with `batch_norm` or
+    without.
 
     Args:
         hidden: units of each hidden layer.
@@ -38,9 +39,9 @@ class Mlp:
             raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Inputs of any shape are flattened."""
+        """Build the network; inputs of any shape are flattened."""
         layers: list[nn.Module] = [nn.Flatten()]
-        width = flat_size(task, "mlp")
+        width = input_size(task, "mlp")
         for units in self.hidden:
             layers.append(nn.Linear(width, units))
             if self.batch_norm:

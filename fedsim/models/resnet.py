@@ -13,16 +13,17 @@ from fedsim.errors import ConfigError
 from fedsim.models import image_shape
 from fedsim.task import Task
 
-_LARGE = 64
+_LARGE_SIDE = 64
+"""Side in pixels from which `stem = "auto"` chooses ImageNet's stem."""
 
 
 def _convolution(before: int, after: int, *, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
-    """Without bias, since a batch norm follows."""
+    # A batch norm always follows, which makes a bias superfluous.
     return nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
 
 
 class _BasicBlock(nn.Module):
-    """He et al. 2016: the sum of two normalised convolutions and a shortcut, then ReLU."""
+    """Block of He et al. 2016: the sum of two normalised convolutions and a shortcut, then ReLU."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class _BasicBlock(nn.Module):
 
 
 class _PreActBlock(nn.Module):
-    """He et al. 2016b: batch norm and ReLU come before each convolution, and nothing after the sum."""
+    """Block of He et al. 2016b: batch norm and ReLU before each convolution, none at the end."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class _PreActBlock(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         active = relu(self.norm1(inputs))
         inner: Tensor = self.conv2(relu(self.norm2(self.conv1(active))))
-        # A shortcut with weights starts from the activated inputs, one without from the inputs themselves.
+        # A shortcut with weights starts from the activated inputs, one without from the inputs.
         return inner + (inputs if self.shortcut is None else self.shortcut(active))
 
 
@@ -63,17 +64,18 @@ def _stem(depth: int, channels: int, kernel: int, stride: int) -> list[nn.Module
 class ResNet18:
     """ResNet18 of He et al. 2016, which the angular-Lipschitz paper, LAVP and TGIAs-RO attack.
 
-    A stem, four stages of two blocks with 64, 128, 256 and 512 channels, strides 1, 2, 2 and 2, a global
-    average pool and one linear layer.
+    A stem, four stages of two blocks with 64, 128, 256 and 512 channels, strides 1, 2, 2 and 2, a
+    global average pool and one linear layer.
 
     Args:
-        width: multiplies all channels; 2 and 4 make ResNet18-2 and ResNet18-4 of the angular-Lipschitz
-            paper.
-        channels: of the first stage before that; less than 64 makes a network that a small machine can train.
-        stem: `imagenet` is conv 7x7 of stride 2, batch norm, ReLU and 3 x 3 max pool of stride 2; `cifar`
-            conv 3x3, batch norm and ReLU; `auto` takes `cifar` for images below 64 x 64.
-        preact: blocks with pre-activation (He et al. 2016b) as in GradAttack's ResNet18, whose stem keeps
-            its batch norm and ReLU, and which has none after the last block.
+        width: factor of all channels; 2 and 4 give ResNet18-2 and ResNet18-4 of the
+            angular-Lipschitz paper.
+        channels: channels of the first stage before that factor; with less than 64 a small machine
+            can train the network.
+        stem: `imagenet` is conv 7x7 of stride 2, batch norm, ReLU and 3 x 3 max pool of stride 2;
+            `cifar` conv 3x3, batch norm and ReLU; `auto` takes `cifar` for images below 64 x 64.
+        preact: blocks with pre-activation (He et al. 2016b) as in GradAttack's ResNet18, whose stem
+            keeps its batch norm and ReLU, and which has none after the last block.
     """
 
     width: int = 1
@@ -87,10 +89,10 @@ class ResNet18:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images of at least 8 x 8, with stem `imagenet` 32 x 32."""
+        """Build the network for images of at least 8 x 8, with stem `imagenet` 32 x 32."""
         depth, height, width = image_shape(task, "resnet18", smallest=32 if self.stem == "imagenet" else 8)
         channels = self.channels * self.width
-        if self.stem == "imagenet" or (self.stem == "auto" and min(height, width) >= _LARGE):
+        if self.stem == "imagenet" or (self.stem == "auto" and min(height, width) >= _LARGE_SIDE):
             stem = [*_stem(depth, channels, 7, 2), nn.MaxPool2d(3, stride=2, padding=1)]
         else:
             stem = _stem(depth, channels, 3, 1)
@@ -113,14 +115,15 @@ class ResNet18:
 class ResNet8:
     """ResNet8 with one block a stage, of SME, App. G; with other settings that of LAVP.
 
-    conv 3x3 - batch norm - ReLU, three blocks with strides 1, 2 and 2, a pool and linear layers without
-    anything in between. The defaults are SME's released code. LAVP says no more than "ResNet8 (He et
-    al. 2016)": by that paper's rule of 6n + 2 layers it is `channels = [16, 32, 64]`,
-    `pool = "global"`, `hidden = 0`, with 78 042 parameters for CIFAR-10.
+    conv 3x3 - batch norm - ReLU, three blocks with strides 1, 2 and 2, a pool and linear layers
+    without anything in between. The defaults are SME's released code. LAVP only says "ResNet8 (He
+    et al. 2016)": by that paper's rule of 6n + 2 layers it is `channels = [16, 32, 64]`, `pool =
+    "global"`, `hidden = 0`, with 78 042 parameters for CIFAR-10.
 
     Args:
         channels: output channels of the three blocks; the stem has as many as the first.
-        pool: `padded` is a 2 x 2 average pool with one pixel of zeros around, `global` the mean of each channel.
+        pool: `padded` is a 2 x 2 average pool with one pixel of zeros around, `global` the mean of
+            each channel.
         hidden: units of a linear layer before the last; 0 for none.
     """
 
@@ -135,7 +138,7 @@ class ResNet8:
             raise ConfigError(f"hidden: expected at least 0, got {self.hidden}")
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images of at least 4 x 4."""
+        """Build the network for images of at least 4 x 4."""
         depth, height, width = image_shape(task, "resnet8", smallest=4)
         layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(*_stem(depth, self.channels[0], 3, 1)))
         before = self.channels[0]
@@ -146,7 +149,7 @@ class ResNet8:
             layers["pool"], units = nn.AdaptiveAvgPool2d(1), before
         else:
             layers["pool"] = nn.AvgPool2d(2, padding=1)
-            units = before * _padded_half(-(-height // 4)) * _padded_half(-(-width // 4))
+            units = before * _side_after_pool(-(-height // 4)) * _side_after_pool(-(-width // 4))
         layers["flatten"] = nn.Flatten()
         if self.hidden:
             layers["hidden"] = nn.Linear(units, self.hidden)
@@ -154,6 +157,6 @@ class ResNet8:
         return nn.Sequential(layers)
 
 
-def _padded_half(side: int) -> int:
-    """Pixels left of `side` by a 2 x 2 pool with padding."""
+def _side_after_pool(side: int) -> int:
+    """Return the side in pixels after a 2 x 2 pool with padding."""
     return side // 2 + 1

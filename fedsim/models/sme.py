@@ -1,4 +1,4 @@
-"""The network of surrogate model extension."""
+"""The CNN of surrogate model extension (SME)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SmeCnn:
             raise ConfigError(f"channels and hidden: expected at least 1 each, got {self.channels} and {self.hidden}")
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images of at least 4 x 4."""
+        """Build the network for images of at least 4 x 4."""
         depth, height, width = image_shape(task, "sme-cnn", smallest=4)
         first, second = self.channels
         return nn.Sequential(

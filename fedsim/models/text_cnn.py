@@ -16,20 +16,21 @@ from fedsim.task import Task
 class TextCnn:
     """TextCNN of Zhang and Wallace 2015 with sigmoids, which TGIAs-RO attacks (Tables X and XI).
 
-    An embedding; convolution blocks side by side, each a convolution over neighbouring tokens, a sigmoid
-    and a max pool over all places; dropout; one linear layer. TGIAs-RO says one block of kernel size 3, or
-    three with 4 and 5 as well, and counts 3 and 5 layers. Whether they stand side by side it
-    does not say; they do in the network that it cites. Numbers of channels and embedding dimensions are
-    those of the cited paper too, as is the pool over all places, which forgets where a word stood.
-    TGIAs-RO's examples have their words in the right places, which only a pool over few places allows.
+    An embedding; parallel convolution blocks, each a convolution over neighbouring tokens, a
+    sigmoid and a max pool over all positions; dropout; one linear layer. TGIAs-RO says one block of
+    kernel size 3, or three with 4 and 5 as well, and counts 3 and 5 layers. It does not say whether
+    they are parallel; they are in the network that it cites. Numbers of channels and embedding
+    dimensions are those of the cited paper too, as is the pool over all positions, which loses the
+    position of a word. TGIAs-RO's examples have their words in the right positions, which only a
+    pool over few positions allows.
 
     Args:
-        kernels: tokens that each block's convolution sees at once, one number a block; `[3]` is the
+        kernels: kernel size in tokens of each block's convolution, one number a block; `[3]` is the
             paper's network with one block.
         channels: output channels of each block.
         dimension: length of a token's embedding.
-        pool: neighbouring places that the max pool looks over, and steps by; the linear layer then reads all of
-            the results. 0 looks over all places at once.
+        pool: size and stride of the max pool, in positions; the linear layer then reads all of its
+            results. 0 pools over all positions at once.
         dropout: probability of dropping an input of the linear layer, in [0, 1); 0.5 is the cited
             paper's. TGIAs-RO attacks the network in evaluation mode.
     """
@@ -53,16 +54,16 @@ class TextCnn:
             raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
 
     def build(self, task: Task) -> TextCnnModule:
-        """See `ModelPlugin`. Texts at least as long as the largest kernel and the pool behind it."""
+        """Build the network for texts at least as long as the largest kernel and its pool."""
         length, vocabulary = text_shape(task, "text-cnn", smallest=max(self.kernels) + max(self.pool, 1) - 1)
         return TextCnnModule(self, length, vocabulary, task.outputs)
 
 
 class TextCnnModule(nn.Module):
-    """The network that `TextCnn` builds.
+    """Network that `TextCnn` builds.
 
     Attributes:
-        embedding: from tokens to vectors; its weight is `token dimension`.
+        embedding: maps tokens to vectors; its weight is `token dimension`.
     """
 
     def __init__(self, settings: TextCnn, length: int, vocabulary: int, outputs: int) -> None:
@@ -78,13 +79,13 @@ class TextCnnModule(nn.Module):
             for kernel in settings.kernels
         )
         self.dropout = nn.Dropout(settings.dropout)
-        places = [(length - kernel + 1) // settings.pool if settings.pool else 1 for kernel in settings.kernels]
-        self.linear = nn.Linear(settings.channels * sum(places), outputs)
+        pooled = [(length - kernel + 1) // settings.pool if settings.pool else 1 for kernel in settings.kernels]
+        self.linear = nn.Linear(settings.channels * sum(pooled), outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """`example output` for `example place` tokens or `example place dimension` embeddings."""
+        """Map `example position [dimension]` tokens or embeddings to `example output`."""
         embedded = inputs if inputs.is_floating_point() else self.embedding(inputs)
-        places = embedded.transpose(1, 2)
-        features = torch.cat([block(places) for block in self.blocks], dim=1)
+        channels_first = embedded.transpose(1, 2)
+        features = torch.cat([block(channels_first) for block in self.blocks], dim=1)
         logits: Tensor = self.linear(self.dropout(features))
         return logits

@@ -9,49 +9,51 @@ import torch
 from torch import nn
 
 from fedsim.errors import ConfigError, did_you_mean, first_line
-from fedsim.models import image_shape, unsuited
+from fedsim.models import image_shape, task_mismatch
 from fedsim.task import Task
 
-# These two would give auxiliary outputs beside the main one, and warn unless told how to initialise.
-_PLAIN = {name: {"aux_logits": False, "init_weights": True} for name in ("googlenet", "inception_v3")}
+# By default these two return auxiliary outputs too, and warn that their initialisation will change.
+_EXTRA_SETTINGS = {name: {"aux_logits": False, "init_weights": True} for name in ("googlenet", "inception_v3")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchVision:
     """Any image classifier of torchvision, by its name there, with random weights.
 
-    Weights have torchvision's own initialisation; `googlenet` and `inception_v3` come without their
-    auxiliary outputs. Gradient matching differentiates a network twice, which torch (2.15, on a CPU)
-    cannot do with the fused attention of `vit_...` and the hard sigmoids of `mobilenet_v3_...`.
+    Weights have torchvision's initialisation; `googlenet` and `inception_v3` have no auxiliary
+    outputs. Gradient matching differentiates a network twice, which torch (2.15, on a CPU) cannot
+    do with the fused attention of `vit_...` and the hard sigmoids of `mobilenet_v3_...`.
 
     Args:
-        architecture: name in `torchvision.models`, such as `resnet18`, `mobilenet_v3_small`, `vit_b_16`.
+        architecture: name in `torchvision.models`, such as `resnet18`, `mobilenet_v3_small`,
+            `vit_b_16`.
     """
 
     architecture: str = "resnet18"
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images with three channels, of a size that the architecture can take.
+        """Build the network for images with three channels, of a size that it accepts.
 
         Raises:
-            ConfigError: torchvision has no such classifier, or it cannot take images like those of `task`.
+            ConfigError: torchvision has no such classifier, or it does not accept images like those
+                of `task`.
         """
         import torchvision
 
-        known = torchvision.models.list_models(module=torchvision.models)
-        if self.architecture not in known:
+        names = torchvision.models.list_models(module=torchvision.models)
+        if self.architecture not in names:
             raise ConfigError(
                 f"model: torchvision has no classifier called '{self.architecture}', "
-                f"{did_you_mean(self.architecture, known)}"
+                f"{did_you_mean(self.architecture, names)}"
             )
         name = f"torchvision's {self.architecture}"
         channels, height, width = image_shape(task, name, smallest=1)
         if channels != 3:
-            raise unsuited(task, name, "images with three channels")
-        settings: dict[str, Any] = dict(_PLAIN.get(self.architecture, {}))
+            raise task_mismatch(task, name, "images with three channels")
+        settings: dict[str, Any] = dict(_EXTRA_SETTINGS.get(self.architecture, {}))
         if self.architecture.startswith("vit_"):
             if height != width:
-                raise unsuited(task, name, "square images")
+                raise task_mismatch(task, name, "square images")
             settings["image_size"] = height
         if self.architecture.startswith("maxvit_"):
             settings["input_size"] = (height, width)
@@ -62,5 +64,5 @@ class TorchVision:
             with torch.no_grad():
                 model.eval()(torch.zeros(1, *task.input_shape))
         except (AssertionError, RuntimeError, ValueError) as error:
-            raise unsuited(task, name, f"images of another size ({first_line(error)})") from error
+            raise task_mismatch(task, name, f"images of another size ({first_line(error)})") from error
         return model.train()

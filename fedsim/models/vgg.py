@@ -15,9 +15,10 @@ from fedsim.task import Task
 class Vgg9:
     """VGG of nine layers after Simonyan and Zisserman 2014, which LAVP attacks.
 
-    Six conv 3x3 with ReLU, a 2 x 2 max pool after every second; then linear - ReLU twice, and a last
-    linear layer. LAVP names the network only. Sizes are those usual in federated learning, from the code
-    of Wang et al. 2020 (FedMA): 3 491 530 parameters with CIFAR-10. The dropout that they add is left out.
+    Six conv 3x3 with ReLU, a 2 x 2 max pool after every second; then linear - ReLU twice, and a
+    last linear layer. LAVP names the network only. Sizes are those usual in federated learning,
+    from the code of Wang et al. 2020 (FedMA): 3 491 530 parameters with CIFAR-10. The dropout that
+    they add is left out.
 
     Args:
         channels: output channels of the six convolutions.
@@ -34,7 +35,7 @@ class Vgg9:
             raise ConfigError(f"channels and hidden: expected at least 1 each, got {self.channels} and {self.hidden}")
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images of at least 8 x 8."""
+        """Build the network for images of at least 8 x 8."""
         depth, height, width = image_shape(task, "vgg9", smallest=8)
         layers: list[nn.Module] = []
         for number, channels in enumerate(self.channels, start=1):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import ConfigError
-from fedsim.models import image_shape, unsuited
-from fedsim.models.transformer import Block
+from fedsim.models import image_shape, task_mismatch
+from fedsim.models.transformer import TransformerBlock
 from fedsim.task import Task
 
 
@@ -18,10 +18,11 @@ from fedsim.task import Task
 class Vit:
     """Vision transformer of Dosovitskiy et al. 2021, small enough to be trained from scratch.
 
-    Patches are embedded by a linear layer; with a class token and learned positions they pass through blocks of
-    attention and a perceptron, each behind a layer norm and with a shortcut, and the head is layer norm and one linear
-    layer on the class token. Blocks are those of `transformer-encoder`, whose attention has second derivatives. The
-    class token starts at zero and the positions at deviation 0.02, as in torchvision; there is no dropout.
+    Patches are embedded by a linear layer. With a class token and learned positions they pass
+    through blocks of attention and a perceptron, each after a layer norm and with a shortcut. The
+    head is layer norm and one linear layer on the class token. Blocks are those of
+    `transformer-encoder`, whose attention has second derivatives. The class token starts at zero
+    and the positions at deviation 0.02, as in torchvision; there is no dropout.
 
     Args:
         patch: pixels of a patch's side.
@@ -41,10 +42,13 @@ class Vit:
         _check_sizes(self)
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images whose height and width are multiples of `patch`."""
+        """Build the network for images whose height and width are multiples of `patch`."""
         tokens = _Tokens(*_patches(task, "vit", self.patch), self.dim)
         nn.init.normal_(tokens.positions, std=0.02)
-        blocks = [Block(self.dim, heads=self.heads, mlp_ratio=self.mlp_ratio, dropout=0.0) for _ in range(self.blocks)]
+        blocks = [
+            TransformerBlock(self.dim, heads=self.heads, mlp_ratio=self.mlp_ratio, dropout=0.0)
+            for _ in range(self.blocks)
+        ]
         return _VitModule(tokens, blocks, nn.Linear(self.dim, task.outputs))
 
 
@@ -53,12 +57,13 @@ class VitApril:
     """Vision transformer of type A of Lu et al. 2022 (APRIL), as SME, App. G, attacks it.
 
     Its first block applies attention directly to the embedded patches, without normalisation and
-    shortcut, which makes APRIL's closed form possible; the other blocks normalise first. The head is
-    layer norm - linear - GELU - linear on the class token. The class token and the positions start at
-    zero. Sizes are those of SME's released code; SME's text names none, nor a patch size.
+    shortcut, which makes APRIL's closed form possible; the other blocks normalise first. The head
+    is layer norm - linear - GELU - linear on the class token. The class token and the positions
+    start at zero. Sizes are those of SME's released code; SME's text names none, nor a patch size.
 
     Args:
-        patch: pixels of a patch's side; by default the whole image is one patch, as in SME's released code.
+        patch: pixels of a patch's side; by default the whole image is one patch, as in SME's
+            released code.
         dim: length of a token's embedding.
         heads: attention heads.
         blocks: number of blocks.
@@ -75,13 +80,13 @@ class VitApril:
         _check_sizes(self)
 
     def build(self, task: Task) -> nn.Module:
-        """See `ModelPlugin`. Images whose height and width are multiples of `patch`."""
+        """Build the network for images whose height and width are multiples of `patch`."""
         channels, patch, patches = _patches(task, "vit-april", self.patch)
         units = self.dim * self.mlp_ratio
         return nn.Sequential(
             _Tokens(channels, patch, patches, self.dim),
-            *(_Block(self.dim, self.heads, units, plain=number == 0) for number in range(self.blocks)),
-            _ClassToken(),
+            *(_AprilBlock(self.dim, self.heads, units, plain=number == 0) for number in range(self.blocks)),
+            _SelectClassToken(),
             nn.LayerNorm(self.dim),
             nn.Linear(self.dim, units),
             nn.GELU(),
@@ -102,22 +107,24 @@ def _check_sizes(sizes: Vit | VitApril) -> None:
 
 
 def _patches(task: Task, model: str, side: int | None) -> tuple[int, tuple[int, int], int]:
-    """Channels of the images of `task`, height and width of a patch, and how many there are; None is the whole image.
+    """Return the channels of the images, height and width of a patch, and the number of patches.
+
+    Without a `side`, the whole image is one patch.
 
     Raises:
-        ConfigError: `task` has no images, or such that cannot be cut into patches.
+        ConfigError: `task` has no images, or they cannot be cut into patches.
     """
     channels, height, width = image_shape(task, model, smallest=side or 1)
     if side and (height % side or width % side):
-        raise unsuited(task, model, f"images whose sides are multiples of {side}", "another patch")
+        raise task_mismatch(task, model, f"images whose sides are multiples of {side}", "another patch")
     patch = (side, side) if side else (height, width)
     return channels, patch, (height // patch[0]) * (width // patch[1])
 
 
 class _VitModule(nn.Module):
-    """Tokens, blocks, and the head on the class token."""
+    """Network of tokens, blocks, and the head on the class token."""
 
-    def __init__(self, tokens: _Tokens, blocks: Sequence[Block], linear: nn.Linear) -> None:
+    def __init__(self, tokens: _Tokens, blocks: Sequence[TransformerBlock], linear: nn.Linear) -> None:
         super().__init__()
         self.tokens = tokens
         self.blocks = nn.ModuleList(blocks)
@@ -126,15 +133,16 @@ class _VitModule(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.tokens(images)
-        each = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device)
+        # Each token attends to all.
+        mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device)
         for block in self.blocks:
-            tokens = block(tokens, each)
+            tokens = block(tokens, mask)
         outputs: Tensor = self.linear(self.norm(tokens[:, 0]))
         return outputs
 
 
 class _Tokens(nn.Module):
-    """A class token and the embedded patches, all with their positions: `example token dim`."""
+    """Class token and embedded patches, all with their positions: `example token dim`."""
 
     def __init__(self, channels: int, patch: tuple[int, int], patches: int, dim: int) -> None:
         super().__init__()
@@ -148,7 +156,7 @@ class _Tokens(nn.Module):
         return torch.cat((self.class_token.expand(len(images), -1, -1), patches), dim=1) + self.positions
 
 
-class _Attention(nn.Module):
+class _PatchAttention(nn.Module):
     """Softmax attention step by step: torch's fused kernels cannot be differentiated twice."""
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -165,24 +173,24 @@ class _Attention(nn.Module):
         return mixed
 
 
-class _Block(nn.Module):
-    """Attention and a perceptron; a `plain` one has neither norm nor shortcut around its attention."""
+class _AprilBlock(nn.Module):
+    """Attention and a perceptron; a `plain` block has no norm or shortcut around its attention."""
 
     def __init__(self, dim: int, heads: int, units: int, *, plain: bool) -> None:
         super().__init__()
         self.norm1 = None if plain else nn.LayerNorm(dim)
-        self.attention = _Attention(dim, heads)
+        self.attention = _PatchAttention(dim, heads)
         self.norm2 = nn.LayerNorm(dim)
         self.perceptron = nn.Sequential(nn.Linear(dim, units), nn.GELU(), nn.Linear(units, dim))
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = self.attention(tokens) if self.norm1 is None else tokens + self.attention(self.norm1(tokens))
-        seen: Tensor = tokens + self.perceptron(self.norm2(tokens))
-        return seen
+        outputs: Tensor = tokens + self.perceptron(self.norm2(tokens))
+        return outputs
 
 
-class _ClassToken(nn.Module):
-    """The first of `example token dim` tokens: `example dim`."""
+class _SelectClassToken(nn.Module):
+    """Layer that selects the first of `example token dim` tokens, `example dim`."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens[:, 0]

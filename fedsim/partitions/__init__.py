@@ -1,4 +1,4 @@
-"""Who holds which examples: the interface of a partition plug-in. One file a family."""
+"""Partitions assign examples to clients; the interface of a plug-in. One file a family."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Indices = NDArray[np.int64]
 
 
 class Partition(Protocol):
-    """What a registered partition offers: a frozen dataclass whose fields are its settings."""
+    """Interface of a partition plug-in: a frozen dataclass whose fields are its settings."""
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Indices into the training set of `dataset`, one array a client.
+        """Return indices into the training set of `dataset`, one array a client.
 
-        No two clients hold the same example, unless the class sets `overlapping: ClassVar[bool] = True`; no client
-        holds one twice. Random numbers are drawn from `rng` alone.
+        No two clients hold the same example, unless the class sets `overlapping: ClassVar[bool] =
+        True`; no client holds one twice. All random numbers are drawn from `rng`.
         """
         ...

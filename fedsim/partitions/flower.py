@@ -1,7 +1,7 @@
-"""Shares as Flower Datasets draws them: a few classes a client, and sizes that differ.
+"""Partitions by Flower Datasets: a few classes a client, and clients of different sizes.
 
-Only a table of labels goes through its partitioners, in an order drawn beforehand, because they take
-examples as they come.
+Its partitioners get only a table of labels, in random order, because they take examples as they
+come.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fedsim.partitions.shares import class_labels
 log = logging.getLogger(__name__)
 
 _Numbers = NDArray[np.float64]
-_QUIET = ("HF_HUB_DISABLE_TELEMETRY", "HF_DATASETS_DISABLE_PROGRESS_BARS")
-_GROWTH: dict[str, Callable[[_Numbers], _Numbers]] = {
+_QUIET_VARIABLES = ("HF_HUB_DISABLE_TELEMETRY", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+_GROWTH_FUNCTIONS: dict[str, Callable[[_Numbers], _Numbers]] = {
     "linear": lambda ids: ids,
     "square": np.square,
     # Only proportions count, and exp(710) is more than a float can hold.
@@ -37,13 +37,15 @@ _GROWTH: dict[str, Callable[[_Numbers], _Numbers]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological:
-    """Each client holds examples of a few classes only (McMahan et al. 2017, section 3), via Flower Datasets.
+    """Each client holds examples of a few classes only (McMahan et al. 2017, section 3).
+
+    The shares are drawn by Flower Datasets.
 
     Args:
-        classes_per_client: how many.
-        assignment: `first-deterministic`, client i holds class i (modulo their number) and others drawn by
-            chance, so that every class is held once there are as many clients; `deterministic`,
-            classes i, i + 1, and so on; `random`, all by chance, which may leave a class to nobody.
+        classes_per_client: classes of each client.
+        assignment: `first-deterministic`, client i holds class i (modulo their number) and others
+            at random, so that every class is held if there are as many clients; `deterministic`,
+            classes i, i + 1, and so on; `random`, all at random, which may leave a class to nobody.
     """
 
     classes_per_client: int = 2
@@ -54,11 +56,11 @@ class Pathological:
             raise ConfigError(f"classes_per_client: expected at least 1, got {self.classes_per_client}")
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See `Partition`.
+        """Assign each client a few classes.
 
         Raises:
-            ConfigError: more classes a client than there are, fewer examples of a class than clients that
-                are to have some, or a regression.
+            ConfigError: there are fewer classes than a client is to have, fewer examples of a class
+                than clients that are to have some, or no classes.
             InstallationError: flwr-datasets is not installed.
         """
         labels = class_labels(dataset, "pathological")
@@ -68,10 +70,10 @@ class Pathological:
                 f"partition.classes_per_client: {self.classes_per_client} classes a client, but '{dataset.name}' has "
                 f"{len(classes)}; lower it"
             )
-        partitioner = _flower().PathologicalPartitioner(
+        partitioner = _import_partitioners().PathologicalPartitioner(
             clients, "label", self.classes_per_client, self.assignment, seed=int(rng.integers(2**31))
         )
-        shares = _partitioned(
+        shares = _run_partitioner(
             partitioner,
             labels,
             clients,
@@ -79,22 +81,25 @@ class Pathological:
             f"some class of '{dataset.name}' has fewer examples than are to hold it of {clients} clients; "
             "lower federation.clients or partition.classes_per_client",
         )
-        held = np.unique(labels[np.concatenate(shares)])
-        if len(held) < len(classes):
-            missing = ", ".join(map(str, np.setdiff1d(classes, held)))
+        assigned_classes = np.unique(labels[np.concatenate(shares)])
+        if len(assigned_classes) < len(classes):
+            missing = ", ".join(map(str, np.setdiff1d(classes, assigned_classes)))
             log.warning("partition: no client holds examples of class %s", missing)
         return shares
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantitySkew:
-    """Shares of different size in random order: client i has its part in proportion to f(i + 1), via Flower Datasets.
+    """Clients of different sizes: client i has a share in proportion to f(i + 1), at random.
+
+    The shares are drawn by Flower Datasets.
 
     Args:
-        growth: f: `linear` x, `square` x**2, `exponential` exp(x), of which the last client has 63 %.
-        min_examples: what each client gets before the rest is shared out in those proportions; 0 is
-            what Flower's partitioners of these names do. With many clients the first ones get
-            nothing that way, which is an error: of 60 000 examples beyond 345, 55 and 11 clients.
+        growth: f: `linear` x, `square` x**2, `exponential` exp(x), of which the last client has 63
+            %.
+        min_examples: examples of each client before the rest is distributed in those proportions; 0
+            as in Flower's partitioners of these names. With many clients the first ones then get
+            nothing, which is an error: of 60 000 examples beyond 345, 55 and 11 clients.
     """
 
     growth: Literal["linear", "square", "exponential"] = "linear"
@@ -105,7 +110,7 @@ class QuantitySkew:
             raise ConfigError(f"min_examples: expected at least 0, got {self.min_examples}")
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See `Partition`.
+        """Assign each client a share that grows with its index.
 
         Raises:
             ConfigError: a client would get nothing, or there is too little for `min_examples` each.
@@ -117,16 +122,16 @@ class QuantitySkew:
                 f"partition.min_examples: {clients} clients of at least {self.min_examples} examples leave nothing of "
                 f"the {count} of '{dataset.name}' to differ in; lower it or federation.clients"
             )
-        # The thousandth keeps what is promised through rounding down.
-        promised = (self.min_examples + 0.001) / count if self.min_examples else 0.0
+        # Flower rounds sizes down; the thousandth keeps the minimum whole.
+        minimum = (self.min_examples + 0.001) / count if self.min_examples else 0.0
 
-        def sizes(ids: _Numbers) -> _Numbers:
-            grown = _GROWTH[self.growth](ids)
-            fractions: _Numbers = promised + (1 - len(ids) * promised) * grown / grown.sum()
+        def compute_fractions(ids: _Numbers) -> _Numbers:
+            grown = _GROWTH_FUNCTIONS[self.growth](ids)
+            fractions: _Numbers = minimum + (1 - len(ids) * minimum) * grown / grown.sum()
             return fractions
 
-        partitioner = _flower().IdToSizeFncPartitioner(clients, sizes)
-        return _partitioned(
+        partitioner = _import_partitioners().IdToSizeFncPartitioner(clients, compute_fractions)
+        return _run_partitioner(
             partitioner,
             np.zeros(count, np.int64),
             clients,
@@ -136,39 +141,41 @@ class QuantitySkew:
         )
 
 
-def _partitioned(
-    partitioner: Any, labels: Indices, clients: int, rng: np.random.Generator, refusal: str
+def _run_partitioner(
+    partitioner: Any, labels: Indices, clients: int, rng: np.random.Generator, complaint: str
 ) -> list[Indices]:
-    """What Flower's `partitioner` makes of examples with these labels in random order.
+    """Return the shares that a partitioner of Flower makes of examples with these labels.
 
-    `refusal` is what to say when it refuses.
+    Raises:
+        ConfigError: the partitioner refuses; `complaint` is the text.
     """
     import datasets
 
     order = rng.permutation(len(labels))
     table = datasets.Dataset.from_dict({"label": labels[order]})
-    # A part is `table.select(indices)`, whose copy and hash take 8 ms a client; the indices are all we want.
+    # A partition is `table.select(indices)`, whose copy and hash take 8 ms a client. Only the
+    # indices are needed.
     table.select = np.asarray
     partitioner.dataset = table
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of classes that nobody holds we warn ourselves
+            warnings.simplefilter("ignore")  # `assign` itself warns of classes that nobody holds
             return [order[partitioner.load_partition(client)] for client in range(clients)]
     except ValueError as error:
-        raise ConfigError(f"partition: {refusal}") from error
+        raise ConfigError(f"partition: {complaint}") from error
 
 
-def _flower() -> ModuleType:
-    """Flower's partitioners.
+def _import_partitioners() -> ModuleType:
+    """Import Flower's partitioners.
 
-    What they are made on asks a hub of data sets nothing, but would tell it that it was imported and draw bars, where
-    the environment does not say otherwise at that moment.
+    They import a library of Hugging Face, which reports its import to a server and draws progress
+    bars unless environment variables forbid it at that moment.
     """
-    added = {name for name in _QUIET if name not in os.environ}
+    added = {name for name in _QUIET_VARIABLES if name not in os.environ}
     os.environ.update(dict.fromkeys(added, "1"))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of its dependencies at import are theirs
+            warnings.simplefilter("ignore")  # warnings of its dependencies at import
             return importlib.import_module("flwr_datasets.partitioner")
     except ImportError as error:
         raise InstallationError(

@@ -1,4 +1,4 @@
-"""Who holds what, written down in a file."""
+"""A partition that is read from a file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ class IndexFile:
     """Reads each client's indices from a file: JSON `{"0": [3, 1], "1": [0]}`, or safetensors.
 
     Args:
-        path: the file, relative to the experiment file; `.safetensors` holds one int64 tensor a client,
-            called by its id. Ids are 0 to clients - 1, and index 0 is the first training example.
+        path: the file, relative to the experiment file; `.safetensors` holds one int64 tensor a
+            client, called by its id. Ids are 0 to clients - 1, and index 0 is the first training
+            example.
     """
 
     path: str = ""
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See `Partition`; nothing is left to chance.
+        """Read each client's indices from the file, without any randomness.
 
         Raises:
             ConfigError: the file names other clients than there are.
@@ -39,20 +40,20 @@ class IndexFile:
         if not self.path:
             raise ConfigError("partition.path: index-file needs a file, which is not set")
         path = Path(self.path).expanduser()
-        table = _read(path)
-        wanted = [str(client) for client in range(clients)]
-        if other := sorted(set(table) ^ set(wanted)):
+        table = _read_table(path)
+        expected = [str(client) for client in range(clients)]
+        if different := sorted(set(table) ^ set(expected)):
             raise ConfigError(
                 f"{path}: expected the clients 0 to {clients - 1} (federation.clients, and those who only test), got "
-                f"{len(table)} of which '{other[0]}' is {'too much' if other[0] in table else 'missing'}"
+                f"{len(table)} of which '{different[0]}' is {'too much' if different[0] in table else 'missing'}"
             )
-        shares = [_indices(path, client, table[client]) for client in wanted]
-        _check(path, shares, len(dataset.train), dataset.name)
+        shares = [_parse_indices(path, client, table[client]) for client in expected]
+        _check_shares(path, shares, len(dataset.train), dataset.name)
         return shares
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    if path.exists() and not path.is_file():  # at a pipe, reading would wait for ever
+def _read_table(path: Path) -> Mapping[str, Any]:
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
         raise DataError(f"{path}: is no file; name another partition.path")
     try:
         if path.suffix == ".safetensors":
@@ -62,42 +63,39 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); name another partition.path") from error
     except (ValueError, RecursionError, SafetensorError) as error:
         kind = "safetensors" if path.suffix == ".safetensors" else "JSON"
-        raise DataError(f"{path}: is not {kind} ({_flat(error)}); write {{client id: [indices]}}") from error
+        message = " ".join(str(error).split())
+        raise DataError(f"{path}: is not {kind} ({message}); write {{client id: [indices]}}") from error
     if not isinstance(table, dict):
         raise DataError(f"{path}: expected a table {{client id: [indices]}}, got a {type(table).__name__}")
     return table
 
 
-def _indices(path: Path, client: str, value: Any) -> Indices:
-    """`value` as indices; numbers that are not whole and true or false are none."""
-    whole = not isinstance(value, list) or all(type(item) is int for item in value)
+def _parse_indices(path: Path, client: str, value: Any) -> Indices:
+    """Return a list or an array as indices; fractions, true and false are refused."""
+    is_whole = not isinstance(value, list) or all(type(item) is int for item in value)
     try:
         array = np.asarray(value)
     except ValueError:
-        whole = False
-    if not whole or array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+        is_whole = False
+    if not is_whole or array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
         raise DataError(f"{path}: client {client}: expected a list of at least one whole number")
     return array.astype(np.int64)
 
 
-def _check(path: Path, shares: list[Indices], count: int, name: str) -> None:
-    """Each index exists, and one client holds it once."""
-    everything = np.concatenate(shares)
+def _check_shares(path: Path, shares: list[Indices], count: int, name: str) -> None:
+    """Raise a DataError where an index does not exist, or occurs twice."""
+    indices = np.concatenate(shares)
     owners = np.repeat(np.arange(len(shares)), [len(share) for share in shares])
-    if (outside := np.flatnonzero((everything < 0) | (everything >= count))).size:
+    if (outside := np.flatnonzero((indices < 0) | (indices >= count))).size:
         first = outside[0]
         raise DataError(
-            f"{path}: client {owners[first]} holds index {everything[first]}, but '{name}' has the training examples "
+            f"{path}: client {owners[first]} holds index {indices[first]}, but '{name}' has the training examples "
             f"0 to {count - 1}"
         )
-    order = np.argsort(everything, kind="stable")
-    if (twice := np.flatnonzero(np.diff(everything[order]) == 0)).size:
-        one, other = owners[order[twice[0]]], owners[order[twice[0] + 1]]
-        who = f"client {one} holds index {everything[order[twice[0]]]} twice"
-        if one != other:
-            who = f"clients {one} and {other} both hold index {everything[order[twice[0]]]}"
-        raise DataError(f"{path}: {who}; name each index once")
-
-
-def _flat(error: Exception) -> str:
-    return " ".join(str(error).split())
+    order = np.argsort(indices, kind="stable")
+    if (repeated := np.flatnonzero(np.diff(indices[order]) == 0)).size:
+        first, second = order[repeated[0]], order[repeated[0] + 1]
+        complaint = f"client {owners[first]} holds index {indices[first]} twice"
+        if owners[first] != owners[second]:
+            complaint = f"clients {owners[first]} and {owners[second]} both hold index {indices[first]}"
+        raise DataError(f"{path}: {complaint}; name each index once")

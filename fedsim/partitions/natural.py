@@ -1,4 +1,4 @@
-"""Clients as they are in the world: a writer, a role, an airline each."""
+"""Natural clients: each is a writer, a role, an airline or another owner of examples."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedsim.partitions import Indices
 class Natural:
     """Each client is one of the data set's natural groups, such as the writer of its digits.
 
-    As many groups as there are clients are drawn without replacement. Where there are just as many,
-    client 0 is the first of them, client 1 the second, and so on.
+    As many groups as there are clients are drawn without replacement. Where both numbers are equal,
+    client 0 is the first group, client 1 the second, and so on.
 
     Args:
         min_examples: leave out groups with fewer training examples.
@@ -29,43 +29,46 @@ class Natural:
             raise ConfigError(f"min_examples: expected at least 1, got {self.min_examples}")
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See `Partition`.
+        """Assign one natural group to each client.
 
         Raises:
-            ConfigError: nobody knows the groups, or there are fewer than clients.
+            ConfigError: the groups are unknown, or there are fewer than clients.
         """
-        members = self.members(dataset)
-        if clients > len(members):
-            least = f" with at least {self.min_examples} examples" if self.min_examples > 1 else ""
-            remedy = "; lower federation.clients" + (" or partition.min_examples" if self.min_examples > 1 else "")
+        groups = self.group_members(dataset)
+        if clients > len(groups):
+            condition, remedy = "", "lower federation.clients"
+            if self.min_examples > 1:
+                condition = f" with at least {self.min_examples} examples"
+                remedy += " or partition.min_examples"
             raise ConfigError(
-                f"partition: {clients} clients, but '{dataset.name}' has {len(members)} natural groups{least}{remedy}"
+                f"partition: {clients} clients, but '{dataset.name}' has {len(groups)} natural groups{condition}; "
+                f"{remedy}"
             )
-        if clients == len(members):
-            return members
-        return [members[group] for group in rng.choice(len(members), clients, replace=False)]
+        if clients == len(groups):
+            return groups
+        return [groups[group] for group in rng.choice(len(groups), clients, replace=False)]
 
-    def members(self, dataset: Dataset) -> list[Indices]:
-        """The examples of each group that is large enough, in the order of the groups.
+    def group_members(self, dataset: Dataset) -> list[Indices]:
+        """Return the examples of each group that is large enough, in the order of the groups.
 
         Raises:
-            ConfigError: nobody knows the groups.
+            ConfigError: the groups are unknown.
         """
         if dataset.train.groups is None:
-            raise ConfigError(f"partition: {_no_groups(dataset.name)}")
+            raise ConfigError(f"partition: {_explain_missing_groups(dataset.name)}")
         groups = dataset.train.groups.numpy()
         order = np.argsort(groups, kind="stable").astype(np.int64)
         starts = np.flatnonzero(np.diff(groups[order])) + 1
-        return [part for part in np.split(order, starts) if len(part) >= self.min_examples]
+        return [members for members in np.split(order, starts) if len(members) >= self.min_examples]
 
 
-def _no_groups(name: str) -> str:
+def _explain_missing_groups(name: str) -> str:
     if name == "mnist":
         return (
             "natural needs the writers of 'mnist', which are in the label files of QMNIST; put "
             "qmnist-train-labels-idx2-int.gz into the folder QMNIST/raw of the data folder"
         )
     return (
-        f"nobody knows whose the examples of '{name}' are, so it has no natural clients; use iid or dirichlet, or a "
+        f"the owners of the examples of '{name}' are unknown, so it has no natural clients; use iid or dirichlet, or a "
         "data set with writers, roles or owners: handwriting, femnist, flight-prices, leaf, leaf-synthetic or mnist"
     )

@@ -1,4 +1,4 @@
-"""Shares drawn by chance: equal ones, and ones that differ in their classes."""
+"""Random partitions: equal shares (IID), and shares that differ in their classes (Dirichlet)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class Iid:
     """Equal shares in random order.
 
     Args:
-        distinct_labels: give each client at most one example of each class, so that no two of its labels are the
-            same; where a class has fewer examples than there are clients, chance says who goes without. Combine it
-            with `samples_per_client` to choose how many of them a client keeps.
+        distinct_labels: give each client at most one example of each class, so that no two of its
+            labels are the same; where a class has fewer examples than there are clients, those
+            without one are chosen at random. Combine it with `samples_per_client` to choose how
+            many of them a client keeps.
     """
 
     distinct_labels: bool = False
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See `Partition`.
+        """Assign equal shares in random order.
 
         Raises:
             ConfigError: labels are to be distinct, and there are no classes.
@@ -43,7 +44,7 @@ class Iid:
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet:
-    """Each class is shared out in proportions drawn from Dirichlet(alpha) over the clients.
+    """Each class is distributed over the clients in proportions drawn from Dirichlet(alpha).
 
     Args:
         alpha: concentration; small values give each client few classes, large ones approach IID.
@@ -60,11 +61,11 @@ class Dirichlet:
             raise ConfigError(f"min_examples: expected at least 0, got {self.min_examples}")
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """See `Partition`.
+        """Draw the proportions of each class until every client has enough examples.
 
         Raises:
-            ConfigError: 100 draws left some client short; alpha is too small for so many clients. Or there are
-                no classes.
+            ConfigError: 100 draws left some client with too few, because alpha is too small for so
+                many clients; or there are no classes.
         """
         labels = class_labels(dataset, "dirichlet")
         for _ in range(100):
@@ -84,10 +85,14 @@ class Dirichlet:
 
 
 def class_labels(dataset: Dataset, partition: str) -> Indices:
-    """`example`, the classes that `partition` shares out.
+    """Return the classes of the training examples, `example`.
+
+    Args:
+        dataset: the data set.
+        partition: the partition that needs them, for errors.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: the data set is a regression.
     """
     if not dataset.num_classes:
         raise ConfigError(

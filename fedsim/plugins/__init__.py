@@ -1,1 +1,1 @@
-"""How plug-ins are found by name, made from settings, and told apart by their code."""
+"""Plug-ins: found by name, built from settings, and identified by their code."""

@@ -1,8 +1,9 @@
-"""Which code the files of this work may name: asked where `module:attribute` is loaded, whoever names it.
+"""The references to code, `module:attribute`, that the current command may load.
 
-A run folder may be a stranger's, and its settings are nested: a list of the places in which a file can name code is
-never whole. So the command line loads nothing but what the user typed, what stands in a file of the user's own, and
-with `--trust` anything. A Python program, which could import the same code itself, is not restricted.
+A run folder may come from somebody else, and its settings are nested, so no list of the settings
+that can name code would be complete. Every reference is therefore checked when it is loaded: the
+command line loads only references that the user typed, those in files of the user's own, and with
+`--trust` any. A Python program, which could import the same code itself, is not restricted.
 """
 
 from __future__ import annotations
@@ -16,62 +17,63 @@ from contextlib import contextmanager
 from fedsim.errors import TrustError
 
 _VARIABLE = "FEDSIM_ALLOWED_CODE"
-"""A JSON list of references in the environment, so that processes that are started meanwhile keep to it, too."""
+"""Environment variable with a JSON list of references, which child processes inherit."""
 _ANYTHING = "*"
 _REFERENCE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.\w+)*")
 
 
-def references_in(value: object, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Find what looks like `module:attribute` in texts, however deep in tables and lists.
+def find_references(value: object, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Find references `module:attribute` in the texts of nested tables and lists.
 
     >>> list(references_in({"defense": [{"measure": {"name": "m:X"}}], "rounds": 3}))
     [(('defense', '0', 'measure', 'name'), 'm:X')]
 
     Yields:
-        The keys that lead to a text, and a reference in it.
+        The keys that lead to the text, and a reference in it.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from references_in(inner, (*place, str(key)))
+            yield from find_references(inner, (*keys, str(key)))
     elif isinstance(value, list | tuple):
-        for number, inner in enumerate(value):
-            yield from references_in(inner, (*place, str(number)))
+        for index, inner in enumerate(value):
+            yield from find_references(inner, (*keys, str(index)))
     elif isinstance(value, str):
         for reference in _REFERENCE.findall(value):
-            yield place, reference
+            yield keys, reference
 
 
 @contextmanager
-def restricted_code(*named: object, anything: bool = False) -> Iterator[None]:
-    """Load nothing within but what `named` names, and what is allowed meanwhile.
+def restrict_code(*sources: object, anything: bool = False) -> Iterator[None]:
+    """Restrict the block to references in `sources`, and those that `allow_code` adds.
 
     Args:
-        named: values with references, such as words that the user typed.
-        anything: load whatever is named.
+        sources: values with references, such as words that the user typed.
+        anything: allow any reference.
     """
-    before = os.environ.get(_VARIABLE)
+    previous = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = json.dumps([_ANYTHING] if anything else [])
-    allow_code(*named)
+    allow_code(*sources)
     try:
         yield
     finally:
         os.environ.pop(_VARIABLE)
-        if before is not None:
-            os.environ[_VARIABLE] = before
+        if previous is not None:
+            os.environ[_VARIABLE] = previous
 
 
-def allow_code(*named: object) -> None:
-    """Let code be loaded that is named in these values, which are the user's own."""
+def allow_code(*sources: object) -> None:
+    """Allow the references in these values, which are the user's own."""
     if _VARIABLE in os.environ:
-        allowed = {*json.loads(os.environ[_VARIABLE]), *(reference for _, reference in references_in(named))}
+        allowed = {*json.loads(os.environ[_VARIABLE])}
+        allowed.update(reference for _, reference in find_references(sources))
         os.environ[_VARIABLE] = json.dumps(sorted(allowed))
 
 
 def check_allowed(reference: str) -> None:
-    """Raise TrustError where this work may not load `reference`."""
+    """Raise TrustError where the current command may not load `reference`."""
     allowed = json.loads(os.environ.get(_VARIABLE, f'["{_ANYTHING}"]'))
     if _ANYTHING not in allowed and reference not in allowed:
         raise TrustError(
-            f"'{reference}' is code that neither you nor a file of yours names, and is not run unasked; pass --trust "
-            "if you trust whoever wrote the files"
+            f"'{reference}' is code that neither you nor a file of yours names, and is not run unasked; "
+            "pass --trust if you trust whoever wrote the files"
         )

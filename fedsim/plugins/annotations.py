@@ -1,12 +1,12 @@
-"""Types that functions and classes declare."""
+"""The declared types of functions and classes."""
 
 from __future__ import annotations
 
 from typing import Any, get_type_hints
 
 
-def hints(function: Any) -> dict[str, Any]:
-    """The types of a function's or class's arguments; none where they are imported for type checkers alone."""
+def argument_types(function: Any) -> dict[str, Any]:
+    """Return the declared types of the arguments, or none if a type checker alone imports them."""
     try:
         return get_type_hints(getattr(function, "__init__") if isinstance(function, type) else function)  # noqa: B009
     except (NameError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Which code a plug-in is made of, and where in it something went wrong."""
+"""Code of plug-ins: hashes and files of their modules, and locations of their errors."""
 
 from __future__ import annotations
 
@@ -17,186 +17,213 @@ from typing import Any
 
 from fedsim.errors import AttackCrash, PluginError
 
-OWN = frozenset({"fedsim", "adversaries", "clients", "strategies"})
-"""Packages of this distribution: findings of its own attacks outlive a new version of it."""
+OWN_PACKAGES = frozenset({"fedsim", "adversaries", "clients", "strategies"})
+"""Packages of this distribution. Findings of its attacks stay valid with a new version of it."""
 UNREADABLE = "unreadable"
-"""The hash of code that is in no file, such as a class typed into a notebook; it is never known to be the same."""
+"""Hash of code in no file, such as a class in a notebook; it never counts as unchanged."""
 
 
-def code_hash(plugin: Any) -> str | None:
-    """SHA-256 of the files that a class, those that it derives from, or a function are made of; not fedsim's own.
+def hash_plugin_code(plugin: Any) -> str | None:
+    """Return the SHA-256 of the files with the code of a class, its bases, or a function.
 
-    These are the files of their modules, and of what these import of the user's own code or of the same distribution,
-    at any depth, also within functions. Not so Python's own modules and those of other distributions, whose versions
-    are written down elsewhere, nor modules whose names a program puts together as it runs. A file counts as it is when
-    this is first asked about the plug-in, so ask soon after the import.
+    These are the files of their modules, and of the modules that these import, at any depth and
+    also within functions, from the user's own code or the same distribution. Left out are fedsim's
+    and Python's own modules; other distributions, whose versions are recorded elsewhere; and
+    modules whose names are computed at run time. A file is read at the first call for the plug-in,
+    so call this soon after the import.
 
     Returns:
-        None where nothing but fedsim's own code is left, `UNREADABLE` where a class is in no file.
+        None where all code is fedsim's own, `UNREADABLE` where a class is in no file.
     """
-    return _hash_of_modules(_modules(plugin))
+    return _hash_modules(_plugin_modules(plugin))
 
 
-def hash_of_references(references: Iterable[str]) -> str | None:
-    """As `code_hash`, of the modules in `module:attribute`; those that nobody finds do not count."""
-    named = _foreign(reference.partition(":")[0] for reference in references)
-    return _hash_of_modules([name for name in named if _source(name)])
+def hash_referenced_code(references: Iterable[str]) -> str | None:
+    """Return `code_hash` of the modules of references `module:attribute` that are found."""
+    names = _foreign_modules(reference.partition(":")[0] for reference in references)
+    return _hash_modules([name for name in names if _find_source(name)])
 
 
-def _hash_of_modules(names: Sequence[str]) -> str | None:
+def _hash_modules(names: Sequence[str]) -> str | None:
     if not names:
         return None
-    hashes = [_hash_of_module(name) for name in names]
-    hashes += [_hash_of_module(name) for name in _imported(tuple(names), tuple(hashes))]
+    hashes = [_hash_module(name) for name in names]
+    hashes += [_hash_module(name) for name in _find_imports(tuple(names), tuple(hashes))]
     if UNREADABLE in hashes:
         return UNREADABLE
     return hashlib.sha256(b"".join(map(bytes.fromhex, hashes))).hexdigest()
 
 
-def _hash_of_module(name: str) -> str:
+def _hash_module(name: str) -> str:
     if name in sys.modules:
-        return file_hash(sys.modules[name])
-    source = _source(name)
+        return hash_module_file(sys.modules[name])
+    source = _find_source(name)
     return UNREADABLE if source is None else hashlib.sha256(source.file.read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)
-class _Source:
-    """The file of a module, and the package that its relative imports start from."""
+class _ModuleSource:
+    """File of a module, and the package from which its relative imports start."""
 
     file: Path
     package: str
 
 
 @cache
-def _imported(names: tuple[str, ...], hashes: tuple[str, ...]) -> list[str]:
-    """What the modules `names`, whose files have `hashes`, import at any depth of code that belongs to them."""
-    del hashes  # a module that is loaded anew after an edit may import others
-    found: dict[str, None] = {}
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name in found or not _foreign([name]):
+def _find_imports(names: tuple[str, ...], hashes: tuple[str, ...]) -> list[str]:
+    """Return the modules that `names` import at any depth, and that belong to the same code.
+
+    Args:
+        names: modules.
+        hashes: of their files; only a key of the cache, as an edited module may import others.
+    """
+    del hashes
+    visited: dict[str, None] = {}
+    queue = list(names)
+    while queue:
+        name = queue.pop()
+        if name in visited or not _foreign_modules([name]):
             continue
-        source = _source(name)
-        if source is not None and (name in names or _belongs(name, source, names)):
-            found[name] = None
-            waiting += _imports_of(source)
-    return sorted(set(found).difference(names))
+        source = _find_source(name)
+        if source is not None and (name in names or _belongs_to(name, source, names)):
+            visited[name] = None
+            queue += _parse_imports(source)
+    return sorted(set(visited).difference(names))
 
 
-def _source(name: str) -> _Source | None:
-    """Where a module is found, without importing anything; None for what is in no file."""
+def _find_source(name: str) -> _ModuleSource | None:
+    """Find the file of a module without importing it; None where there is none."""
     module = sys.modules.get(name)
     if module is not None:
         file, package = getattr(module, "__file__", None), module.__package__
     else:
-        spec = _spec(name)
+        spec = _find_spec(name)
         file, package = (None, None) if spec is None else (spec.origin, spec.parent)
-    return _Source(Path(file), package or "") if file is not None and Path(file).is_file() else None
+    if file is None or not Path(file).is_file():
+        return None
+    return _ModuleSource(Path(file), package or "")
 
 
-def _spec(name: str) -> ModuleSpec | None:
-    """What the finders of Python know of a module that is not imported."""
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Find the spec of a module; `importlib.util.find_spec` would import its packages."""
     parent = name.rpartition(".")[0]
     path = None
     if parent in sys.modules:
         path = getattr(sys.modules[parent], "__path__", [])
     elif parent:
-        above = _spec(parent)
-        path = [] if above is None else above.submodule_search_locations or []
-    finders = (finder.find_spec(name, path) for finder in sys.meta_path)
-    return next((spec for spec in finders if spec is not None), None)
+        parent_spec = _find_spec(parent)
+        path = [] if parent_spec is None else parent_spec.submodule_search_locations or []
+    specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
 
 
-def _belongs(name: str, source: _Source, names: Iterable[str]) -> bool:
-    """Whether a module is the user's own code, or comes with one of `names`."""
-    top, theirs = name.partition(".")[0], {other.partition(".")[0] for other in names}
-    if top in theirs or not {"site-packages", "dist-packages"}.intersection(source.file.parts):
+def _belongs_to(name: str, source: _ModuleSource, names: Iterable[str]) -> bool:
+    """Return whether a module is the user's own code, or of the distribution of one of `names`."""
+    package = name.partition(".")[0]
+    plugin_packages = {plugin_module.partition(".")[0] for plugin_module in names}
+    is_installed = {"site-packages", "dist-packages"}.intersection(source.file.parts)
+    if package in plugin_packages or not is_installed:
         return True
-    homes = _distributions()
-    return any(set(homes.get(top, ())).intersection(homes.get(other, ())) for other in theirs)
+    distributions = set(_distributions().get(package, ()))
+    return any(
+        distributions.intersection(_distributions().get(plugin_package, ())) for plugin_package in plugin_packages
+    )
 
 
 @cache
 def _distributions() -> Mapping[str, Sequence[str]]:
-    """The distributions that each top-level package is of."""
+    """Return the distributions by top-level package; cached, because it reads much metadata."""
     return packages_distributions()
 
 
-def _imports_of(source: _Source) -> list[str]:
-    """The names in import statements anywhere in a file; each may be a module, or what a module holds."""
+def _parse_imports(source: _ModuleSource) -> list[str]:
+    """Return the names in import statements anywhere in a file; not all of them are modules."""
     if source.file.suffix != ".py":
         return []
     try:
         tree = ast.parse(source.file.read_bytes())
-    except (SyntaxError, ValueError):  # Python says so where it is imported
+    except (SyntaxError, ValueError):  # Python reports it at the import
         return []
-    found: list[str] = []
+    # Collect the absolute names.
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            parents = source.package.split(".")
-            above = parents[: len(parents) - node.level + 1] if node.level else []
-            module = ".".join([*above, *filter(None, [node.module])])
-            found += [f"{module}.{alias.name}" for alias in node.names]
-    parts = [name.split(".") for name in found]
-    return [".".join(name[:end]) for name in parts for end in range(1, len(name) + 1)]  # the packages run as well
+            package = source.package.split(".")
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*parents, *filter(None, [node.module])])
+            names += [f"{module}.{alias.name}" for alias in node.names]
+    # An import runs the packages above a module as well.
+    with_packages: list[str] = []
+    for name in names:
+        parts = name.split(".")
+        with_packages += [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return with_packages
 
 
 _hashes: dict[str, tuple[ModuleSpec | None, str]] = {}
+"""Spec and file hash of each module by name."""
 
 
-def file_hash(module: ModuleType) -> str:
-    """SHA-256 of the file of `module`, or `UNREADABLE` where it is in none.
+def hash_module_file(module: ModuleType) -> str:
+    """Return the SHA-256 of the file of `module`, or `UNREADABLE` where there is none.
 
-    The file counts as it is when this is first asked after each import or `importlib.reload`, so that an edit that the
-    program has not loaded does not count as the code that runs.
+    The file is read at the first call after each import or `importlib.reload`, so that an edit that
+    the program has not loaded does not count as the code that runs.
     """
-    known = _hashes.get(module.__name__)
-    if known is None or known[0] is not module.__spec__:  # which every reload makes anew
-        known = _hashes[module.__name__] = module.__spec__, _hash_now(module)
-    return known[1]
+    entry = _hashes.get(module.__name__)
+    if entry is None or entry[0] is not module.__spec__:  # every reload makes a new spec
+        entry = _hashes[module.__name__] = module.__spec__, _read_file_hash(module)
+    return entry[1]
 
 
-def _hash_now(module: ModuleType) -> str:
+def _read_file_hash(module: ModuleType) -> str:
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():
         return UNREADABLE
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def place_of(error: BaseException, cls: type) -> str:
-    """`file:line` of the innermost frame of `error` in the package of `cls`, a plug-in, or else in fedsim's."""
-    frames = [
-        (str(frame.f_globals.get("__name__")).partition(".")[0], f"{frame.f_code.co_filename}:{line}")
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    theirs = {name.partition(".")[0] for name in _modules(cls)}
-    for packages in (theirs, OWN):
-        if found := [place for package, place in frames if package in packages]:
-            return found[-1]
+def locate_error(error: BaseException, cls: type) -> str:
+    """Return `file:line` of the innermost frame in the plug-in's package, or else in fedsim's."""
+    frames = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        frames.append((package, f"{frame.f_code.co_filename}:{line}"))
+    plugin_packages = {name.partition(".")[0] for name in _plugin_modules(cls)}
+    for packages in (plugin_packages, OWN_PACKAGES):
+        locations = [location for package, location in frames if package in packages]
+        if locations:
+            return locations[-1]
     return frames[-1][1] if frames else "nowhere"
 
 
-def crash(error: BaseException, cls: type) -> AttackCrash:
-    """The sentence for what a plug-in of `cls` raised, with the place in its code."""
-    what = "it called sys.exit" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}".splitlines()[0]
-    return AttackCrash(f"{what} ({place_of(error, cls)}; the traceback is in log.txt)")
+def make_crash_error(error: BaseException, cls: type) -> AttackCrash:
+    """Return the error that reports an exception of a plug-in, with the location in its code."""
+    if isinstance(error, SystemExit):
+        reason = "it called sys.exit"
+    else:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return AttackCrash(f"{reason} ({locate_error(error, cls)}; the traceback is in log.txt)")
 
 
-def files_of(cls: type) -> dict[str, Path]:
-    """The files of the modules that `cls` and the classes it derives from are in, but for fedsim's and Python's own.
+def find_plugin_files(cls: type) -> dict[str, Path]:
+    """Return the module files of `cls` and its bases by module name, without fedsim's and Python's.
 
     Raises:
-        PluginError: one of them is in no file, or only in the program that runs, so no other process can import it.
+        PluginError: a module has no file, or is the running program, so no other process can import
+            it.
     """
-    return {name: file_of(name) for name in reversed(_modules(cls))}
+    return {name: find_module_file(name) for name in reversed(_plugin_modules(cls))}
 
 
-def file_of(name: str) -> Path:
-    """The file of the module `name`, which is imported; see `files_of`."""
+def find_module_file(name: str) -> Path:
+    """Return the file of the imported module `name`.
+
+    Raises:
+        PluginError: it has no file, or is the running program, so no other process can import it.
+    """
     file = getattr(sys.modules.get(name), "__file__", None)
     if name == "__main__" or file is None or not Path(file).is_file():
         raise PluginError(
@@ -206,12 +233,13 @@ def file_of(name: str) -> Path:
     return Path(file).resolve()
 
 
-def _modules(plugin: Any) -> list[str]:
-    """The modules of a class and of those that it derives from, or of a function, except fedsim's and Python's own."""
-    kinds = plugin.__mro__ if isinstance(plugin, type) else (plugin,)
-    return _foreign(kind.__module__ for kind in kinds)
+def _plugin_modules(plugin: Any) -> list[str]:
+    """Return the modules of a class and its bases, or of a function, that are foreign."""
+    definitions = plugin.__mro__ if isinstance(plugin, type) else (plugin,)
+    return _foreign_modules(definition.__module__ for definition in definitions)
 
 
-def _foreign(names: Iterable[str]) -> list[str]:
-    """Those names of modules, each once, that are neither fedsim's nor Python's."""
-    return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in OWN | sys.stdlib_module_names]
+def _foreign_modules(names: Iterable[str]) -> list[str]:
+    """Return the module names, each once, that are neither fedsim's nor Python's."""
+    excluded = OWN_PACKAGES | sys.stdlib_module_names
+    return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in excluded]

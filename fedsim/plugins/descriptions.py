@@ -1,7 +1,8 @@
-"""Descriptions of plug-ins. To read one, its module is imported: seconds, where that imports torch or Flower.
+"""Descriptions of plug-ins, cached for those that come with fedsim.
 
-So descriptions of the plug-ins that come with fedsim are kept in the cache. The key of the cache is made of the path,
-size and time of each file of fedsim and of the versions of its dependencies.
+Describing a plug-in imports its module, which takes seconds where that imports torch or Flower. The
+key of the cache is made of the path, size and time of each file of fedsim, and of the versions of
+its dependencies.
 """
 
 from __future__ import annotations
@@ -20,26 +21,25 @@ from pathlib import Path
 from typing import get_type_hints
 
 from fedsim.errors import FedsimError
-from fedsim.files import cache_folder, in_one_step
+from fedsim.files import cache_folder, replace_atomically
+from fedsim.paper import Paper
 from fedsim.plugins import registry
-
-_OWN = "fedsim-curious"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a plug-in says of itself.
+    """Description of a plug-in, taken from its class.
 
     Attributes:
         text: its docstring.
-        settings: name, type and default of each.
-        needs: what an attack has to be granted.
-        uses: what an attack reads where it is granted.
-        cited: the first author and the year of its paper; empty without one.
-        paper: where the paper was published.
-        promises: what a defense proves; empty of any other plug-in.
-        against: against whom a defense is, where it says so.
-        costs: what a defense costs, where it says so.
+        settings: name, type and default of each setting.
+        needs: facts that an attack has to be granted.
+        uses: further facts that an attack reads where they are granted.
+        cited: first author and year of its paper; empty without one.
+        paper: full citation of its paper; empty without one.
+        promises: the guarantee of a defense; empty for other plug-ins.
+        against: the adversary against whom a defense protects; may be empty.
+        costs: the cost of a defense; may be empty.
     """
 
     text: str
@@ -54,89 +54,100 @@ class Description:
 
     @property
     def statement(self) -> list[str]:
-        """What a defense says that it promises, against whom and at what cost, a line each, where it says so."""
-        said = {"promises": self.promises, "against": self.against, "costs": self.costs}
-        return [f"{word}: {told}" for word, told in said.items() if told]
+        """Return promise, adversary and cost of a defense, a line each, where they are declared."""
+        statements = {"promises": self.promises, "against": self.against, "costs": self.costs}
+        return [f"{label}: {text}" for label, text in statements.items() if text]
 
 
-def described(group: registry.Group, name: str) -> Description:
-    """What the plug-in called `name` says of itself.
+def describe_plugin(group: registry.Group, name: str) -> Description:
+    """Return the description of the plug-in called `name`, from the cache if it comes with fedsim.
 
     Raises:
         PluginError: it does not load.
     """
-    if not registry.is_own(group, name):
-        return _imported(group, name)
-    known = _read()
-    if (found := known.get(f"{group}/{name}")) is not None:
-        return found
-    known[f"{group}/{name}"] = _imported(group, name)
-    _write(known)
-    return known[f"{group}/{name}"]
+    if not registry.is_builtin(group, name):
+        return _describe_class(group, name)
+    descriptions, key = _read_cache(), f"{group}/{name}"
+    if key not in descriptions:
+        descriptions[key] = _describe_class(group, name)
+        _write_cache(descriptions)
+    return descriptions[key]
 
 
-def _imported(group: registry.Group, name: str) -> Description:
+def _describe_class(group: registry.Group, name: str) -> Description:
     cls = registry.load(group, name)
     paper = getattr(cls, "paper", None)
+    settings = []
+    for key, parameter in registry.setting_parameters(cls).items():
+        is_required = parameter.default is parameter.empty
+        default = "required" if is_required else repr(parameter.default)
+        settings.append([key, _format_type(cls, key, parameter), default])
     return Description(
         text=getdoc(cls) or "(no description)",
-        settings=[
-            [key, _kind(cls, key, setting), "required" if setting.default is setting.empty else repr(setting.default)]
-            for key, setting in registry.parameters(cls).items()
-        ],
+        settings=settings,
         needs=sorted(getattr(cls, "needs", None) or ()),
         uses=sorted(getattr(cls, "uses", None) or ()),
-        cited=f"{paper.authors.split(',')[0]}{' et al.' * (',' in paper.authors)} {paper.year}" if paper else "",
+        cited=_cite_briefly(paper) if paper else "",
         paper=f"{paper} {paper.url}" if paper else "",
-        promises=getattr(cls, "promised", str)(),
+        promises=getattr(cls, "promise_or_default", str)(),
         against=getattr(cls, "against", "") if group == "defenses" else "",
         costs=getattr(cls, "cost", "") if group == "defenses" else "",
     )
 
 
-def _kind(cls: type, key: str, parameter: Parameter) -> str:
-    """What a setting may be, with the words it may be one of."""
+def _cite_briefly(paper: Paper) -> str:
+    first_author, *coauthors = paper.authors.split(",")
+    return f"{first_author}{' et al.' if coauthors else ''} {paper.year}"
+
+
+def _format_type(cls: type, key: str, parameter: Parameter) -> str:
+    """Return the type of a setting as text."""
     try:
-        kind = get_type_hints(cls).get(key, parameter.annotation)
-    except NameError:  # an annotation that is imported for type checkers alone
-        kind = parameter.annotation
-    return kind if isinstance(kind, str) else formatannotation(kind)
+        annotation = get_type_hints(cls).get(key, parameter.annotation)
+    except NameError:  # an annotation that is imported for type checkers only
+        annotation = parameter.annotation
+    return annotation if isinstance(annotation, str) else formatannotation(annotation)
 
 
 @cache
-def _read() -> dict[str, Description]:
-    """The kept descriptions by `group/name`; none where they are of other files, or cannot be read."""
+def _read_cache() -> dict[str, Description]:
+    """Return the cached descriptions by `group/name`; none if they are outdated or unreadable."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, FedsimError):
-        kept = json.loads(_path().read_text(encoding="utf-8"))
-        if kept["of"] == _key():
-            return {name: Description(**found) for name, found in kept["descriptions"].items()}
+        cached = json.loads(_cache_path().read_text(encoding="utf-8"))
+        if cached["of"] == _cache_key():
+            return {name: Description(**fields) for name, fields in cached["descriptions"].items()}
     return {}
 
 
-def _write(known: dict[str, Description]) -> None:
-    text = json.dumps({"of": _key(), "descriptions": {name: dataclasses.asdict(d) for name, d in known.items()}})
-    with suppress(OSError, FedsimError):  # then they are made anew each time
-        _path().parent.mkdir(parents=True, exist_ok=True)
-        with in_one_step(_path()) as temporary:
+def _write_cache(descriptions: dict[str, Description]) -> None:
+    tables = {name: dataclasses.asdict(description) for name, description in descriptions.items()}
+    text = json.dumps({"of": _cache_key(), "descriptions": tables})
+    with suppress(OSError, FedsimError):  # without a cache, descriptions are made each time
+        _cache_path().parent.mkdir(parents=True, exist_ok=True)
+        with replace_atomically(_cache_path()) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
 
-def _path() -> Path:
+def _cache_path() -> Path:
     return cache_folder() / "descriptions.json"
 
 
 @cache
-def _key() -> str:
-    """Of each file of fedsim, and of the versions of what plug-ins derive from or quote."""
+def _cache_key() -> str:
+    """Return a hash over the files of fedsim and the versions of packages that plug-ins use."""
     home = Path(__file__).resolve().parents[2]
-    files = [path for room in ("fedsim", *registry.ROOMS) for path in sorted((home / room).rglob("*.py"))]
-    stamps = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
-    versions = [_version(name) for name in (_OWN, "flwr", "torch", "torchvision")]
-    told = [stamps, versions, registry.values(_OWN), sys.version, os.environ.get("PYTHONPATH", "")]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    stamps = []
+    for package in ("fedsim", *registry.COMPANION_PACKAGES):
+        for path in sorted((home / package).rglob("*.py")):
+            stat = path.stat()
+            stamps.append((str(path), stat.st_size, stat.st_mtime_ns))
+    versions = [_package_version(name) for name in (registry.DISTRIBUTION, "flwr", "torch", "torchvision")]
+    python_path = os.environ.get("PYTHONPATH", "")
+    parts = [stamps, versions, registry.entry_point_texts(registry.DISTRIBUTION), sys.version, python_path]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _version(name: str) -> str:
+def _package_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Attacks and defenses are frozen dataclasses: their fields, which can be written down, are all there is to know."""
+"""Plug-in classes as frozen dataclasses, whose instances are fully described by their fields."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from fedsim.errors import PluginError
 
 
 def check_frozen(cls: type) -> None:
-    """Make sure that `cls` is a frozen dataclass by a decorator of its own, not by that of a class it derives from.
+    """Raise PluginError unless `cls` itself, not only a base, is a frozen dataclass.
 
-    Only then is an instance made again from its fields the same, and nothing is left on it from client to client.
-
-    Raises:
-        PluginError: it is not.
+    Only then is an instance that is made again from its fields the same, and stores no state
+    between clients.
     """
     if not dataclasses.is_dataclass(cls) or not getattr(vars(cls).get("__dataclass_params__"), "frozen", False):
         raise PluginError(
@@ -27,8 +25,11 @@ def check_frozen(cls: type) -> None:
         )
 
 
-def plain(value: Any) -> Any:
-    """A number of NumPy, a path or a member of an enumeration as an experiment file holds it; all else as it is."""
+def to_plain_value(value: Any) -> Any:
+    """Convert a NumPy number, path or enumeration member to a value of an experiment file.
+
+    Other values are returned as they are.
+    """
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Enum):

@@ -1,4 +1,4 @@
-"""A user's function, or network class, in the place of a model or data set plug-in."""
+"""Models and data sets made by a user's function or network class in place of a plug-in."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from fedsim.datasets import Dataset
-from fedsim.datasets.files import reason
+from fedsim.datasets.files import describe_error
 from fedsim.errors import FedsimError, PluginError
-from fedsim.plugins.annotations import hints
+from fedsim.plugins.annotations import argument_types
 from fedsim.task import Task
 
-PRODUCTS = {"models": "torch.nn.Module", "datasets": "fedsim.datasets.Dataset"}
-"""What a function has to say that it returns, by group."""
+RETURN_TYPES = {"models": "torch.nn.Module", "datasets": "fedsim.datasets.Dataset"}
+"""The return type that such a function has to declare, by group."""
 _TYPES: dict[str, type] = {"models": nn.Module, "datasets": Dataset}
-_GIVEN = ("task", "folder")
+_SUPPLIED_PARAMETERS = ("task", "folder")
 
 
-def makes(thing: Any, group: str) -> bool:
-    """Whether calling `thing` gives what a plug-in of `group` gives, by its own account."""
-    if inspect.isclass(thing):
-        return issubclass(thing, _TYPES[group])
-    if not inspect.isfunction(thing):
+def is_factory(factory: Any, group: str) -> bool:
+    """Return whether `factory` is, or is declared to return, a product of `group`."""
+    if inspect.isclass(factory):
+        return issubclass(factory, _TYPES[group])
+    if not inspect.isfunction(factory):
         return False
     try:
-        returned = get_type_hints(thing).get("return")
+        return_type = get_type_hints(factory).get("return")
     except (NameError, TypeError):
         return False
-    return inspect.isclass(returned) and issubclass(returned, _TYPES[group])
+    return inspect.isclass(return_type) and issubclass(return_type, _TYPES[group])
 
 
-class Maker:
-    """Offers `build` and `load` by calling a function with settings from the experiment file.
+class FactoryPlugin:
+    """Model or data set plug-in that calls a function with settings from the experiment file.
 
-    A parameter called `task` (of a model) or `folder` (of a data set) is filled in.
+    A parameter called `task` (of a model) or `folder` (of a data set) is supplied by fedsim.
     """
 
     def __init__(self, function: Callable[..., Any], settings: dict[str, Any]) -> None:
@@ -46,36 +46,42 @@ class Maker:
         self._settings = settings
 
     @staticmethod
-    def of(function: Callable[..., Any]) -> Callable[..., Maker]:
-        """A constructor of makers that takes the settings of `function` as keywords."""
+    def make_constructor(function: Callable[..., Any]) -> Callable[..., FactoryPlugin]:
+        """Return a constructor that takes the settings of `function` as keywords."""
 
-        def construct(**settings: Any) -> Maker:
-            return Maker(function, settings)
+        def construct(**settings: Any) -> FactoryPlugin:
+            return FactoryPlugin(function, settings)
 
         signature = inspect.signature(function)
-        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name not in _GIVEN]
-        construct.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-        construct.__annotations__ = hints(function)
+        settings_parameters = [
+            parameter.replace(kind=parameter.KEYWORD_ONLY)
+            for parameter in signature.parameters.values()
+            if parameter.name not in _SUPPLIED_PARAMETERS
+        ]
+        construct.__signature__ = signature.replace(parameters=settings_parameters)  # type: ignore[attr-defined]
+        construct.__annotations__ = argument_types(function)
         return construct
 
     def build(self, task: Task) -> Any:
-        """See `fedsim.models.ModelPlugin`."""
-        return self._call("task", task)
+        """Make the network, see `fedsim.models.ModelPlugin`."""
+        return self._call_function("task", task)
 
     def load(self, folder: Path | None) -> Any:
-        """See `fedsim.datasets.DatasetPlugin`."""
-        return self._call("folder", folder)
+        """Make the data set, see `fedsim.datasets.DatasetPlugin`."""
+        return self._call_function("folder", folder)
 
-    def _call(self, given: str, value: Any) -> Any:
-        wanted = given in inspect.signature(self._function).parameters
+    def _call_function(self, parameter: str, value: Any) -> Any:
+        """Call the function with its settings, and with `value` if it has the `parameter`."""
+        arguments = dict(self._settings)
+        if parameter in inspect.signature(self._function).parameters:
+            arguments[parameter] = value
         try:
-            return self._function(**self._settings, **({given: value} if wanted else {}))
+            return self._function(**arguments)
         except FedsimError:
             raise
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # a user's code; what it raises is its fault to mend, not one of fedsim
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             name = f"{self._function.__module__}:{self._function.__qualname__}"
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            raise PluginError(f"'{name}' fails, {reason(error)} ({place.filename}, line {place.lineno})") from error
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise PluginError(
+                f"'{name}' fails, {describe_error(error)} ({frame.filename}, line {frame.lineno})"
+            ) from error

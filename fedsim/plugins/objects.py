@@ -1,7 +1,7 @@
-"""Objects of a Python program in the place of plug-ins: a network, a data set, a strategy, the class of an attack.
+"""Inline plug-ins: objects of a Python program, such as a network or a class of attacks.
 
-They stay in this process, until it ends. An experiment file holds a name in their place, which no other program can
-turn into the object again; `fedsim.workflow.objects` decides what needs that.
+They are registered until the process ends. An experiment file refers to them by a generated name,
+which no other program can resolve; `fedsim.workflow.objects` decides which objects need one.
 """
 
 from __future__ import annotations
@@ -15,96 +15,100 @@ from typing import Any
 
 from fedsim.errors import ConfigError, PluginError
 
-MARK = "python-object "
-"""What the name of an object begins with in an experiment file."""
+OBJECT_PREFIX = "python-object "
+"""Prefix of the generated names."""
 
 
-_given: dict[str, Any] = {}
-"""Objects by name, kept until the program ends: a run that failed can be resumed, and any run can be attacked."""
-_contents: dict[str, str] = {}
-"""By name, SHA-256 of the tensors of a data set when it was handed over; it is not copied, because it may be large."""
+_objects: dict[str, Any] = {}
+"""Objects by name. They stay until the program ends, so that runs can be resumed and attacked."""
+_content_hashes: dict[str, str] = {}
+"""SHA-256 of the tensors of each data set when it was registered; a copy might be too large."""
 
 
 def is_object(name: str) -> bool:
-    """Whether `name`, in an experiment file, stands for an object of a Python program."""
-    return name.startswith(MARK)
+    """Return whether `name`, in an experiment file, stands for an object of a Python program."""
+    return name.startswith(OBJECT_PREFIX)
 
 
-def is_gone(name: str) -> bool:
-    """Whether `name` stands for an object that this program does not have."""
-    return is_object(name) and name not in _given
+def is_lost_object(name: str) -> bool:
+    """Return whether `name` stands for an object that is not registered in this process."""
+    return is_object(name) and name not in _objects
 
 
-def given(name: str, *, fresh: bool = False) -> Any:
-    """The object that `name` stands for, or a fresh copy of it, which may be changed.
+def find_object(name: str, *, fresh: bool = False) -> Any:
+    """Return the object registered as `name`, or a copy of it if `fresh`.
 
     Raises:
-        PluginError: it is of another program.
+        PluginError: it was registered by another program.
     """
-    if name not in _given:
+    if name not in _objects:
         raise PluginError(
             f"'{name}' was an object of the Python program that made this run, which no file holds; "
             "hand the object over again, or name another"
         )
-    return deepcopy(_given[name]) if fresh else _given[name]
+    return deepcopy(_objects[name]) if fresh else _objects[name]
 
 
-def hand_over(thing: Any) -> str:
-    """Have `thing` known by a name of its own until the program ends.
+def register_object(obj: Any) -> str:
+    """Register `obj` until the program ends and return its new name.
 
-    A class that is handed over again keeps its name; another class never gets it, even if it has the same source.
+    A class that is registered again keeps its name. Another class never gets that name, even if it
+    has the same source.
     """
-    kind = thing if isinstance(thing, type) else type(thing)
-    if isinstance(thing, type):
-        for name, known in _given.items():
-            if known is thing:
+    cls = obj if isinstance(obj, type) else type(obj)
+    if isinstance(obj, type):
+        for name, registered in _objects.items():
+            if registered is obj:
                 return name
-    name = f"{MARK}{kind.__name__} {secrets.token_hex(4)}"
-    _given[name] = thing
-    if (content := _content(thing)) is not None:
-        _contents[name] = content
+    name = f"{OBJECT_PREFIX}{cls.__name__} {secrets.token_hex(4)}"
+    _objects[name] = obj
+    if (content_hash := _hash_content(obj)) is not None:
+        _content_hashes[name] = content_hash
     return name
 
 
-def _content(thing: Any) -> str | None:
-    """SHA-256 of the tensors of a data set; None for anything else."""
-    from fedsim.datasets import Dataset  # which takes torch
+def _hash_content(obj: Any) -> str | None:
+    """Return the SHA-256 of the tensors of a data set; None for other objects."""
+    from fedsim.datasets import Dataset  # imported here: it loads torch
 
-    if not isinstance(thing, Dataset):
+    if not isinstance(obj, Dataset):
         return None
-    parts = (thing.train, thing.test)
-    tensors = [t for part in parts for t in (part.raw, part.labels, part.groups) if t is not None]
-    hashes = [hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).digest() for tensor in tensors]
+    hashes = []
+    for examples in (obj.train, obj.test):
+        for tensor in (examples.raw, examples.labels, examples.groups):
+            if tensor is not None:
+                content = tensor.detach().cpu().contiguous().numpy().tobytes()
+                hashes.append(hashlib.sha256(content).digest())
     return hashlib.sha256(b"".join(hashes)).hexdigest()
 
 
-class GivenModel:
-    """Offers a network that a program handed over, with the weights that it had then."""
+class InlineModel:
+    """Model plug-in that returns copies of a network, with the weights that it has."""
 
     def __init__(self, network: Any) -> None:
         self.network = network
 
     def build(self, task: Any) -> Any:
-        """See `fedsim.models.ModelPlugin`."""
+        """Copy the network, see `fedsim.models.ModelPlugin`."""
         del task
         return deepcopy(self.network)
 
 
-class GivenData:
-    """Offers a data set that a program handed over, unless the program has changed it since."""
+class InlineDataset:
+    """Data set plug-in that returns an object, unless it was changed after it was registered."""
 
     def __init__(self, name: str, data: Any) -> None:
         self.name = name
         self.data = data
 
     def load(self, folder: Path | None) -> Any:
-        """See `fedsim.datasets.DatasetPlugin`.
+        """Return the data set, see `fedsim.datasets.DatasetPlugin`.
 
         Raises:
-            PluginError: its tensors are not those that were handed over.
+            PluginError: its tensors have changed since it was registered.
         """
         del folder
-        if _content(self.data) != _contents[self.name]:
+        if _hash_content(self.data) != _content_hashes[self.name]:
             raise PluginError(
                 f"'{self.name}': the tensors of this data set were changed after it was handed over, so scores would "
                 "be of other data than the run; hand a copy over and change that, or make another run"
@@ -112,16 +116,18 @@ class GivenData:
         return self.data
 
 
-def plugin(group: str, name: str, settings: Mapping[str, Any], where: str) -> Any:
-    """What `fedsim.plugins.registry.build` returns for an object that is no class.
+def build_inline_plugin(group: str, name: str, settings: Mapping[str, Any], where: str) -> Any:
+    """Return the plug-in for a registered object that is no class.
 
     Raises:
-        ConfigError: settings are named, which an object has already.
-        PluginError: the object is not there.
+        ConfigError: there are settings, which an object has already.
+        PluginError: the object is not registered.
     """
-    thing = given(name)
+    obj = find_object(name)
     if settings:
         raise ConfigError(f"{where}.{next(iter(settings))}: this is an object, which has its settings already")
     if group == "models":
-        return GivenModel(thing)
-    return GivenData(name, thing) if group == "datasets" else deepcopy(thing)
+        return InlineModel(obj)
+    if group == "datasets":
+        return InlineDataset(name, obj)
+    return deepcopy(obj)

@@ -1,4 +1,4 @@
-"""Arrays out of bytes that somebody sent: files of NumPy and PyTorch, which run no code, and with trust pickles."""
+"""Reading arrays from untrusted bytes: NumPy and PyTorch files, and with trust pickles."""
 
 from __future__ import annotations
 
@@ -12,28 +12,33 @@ import torch
 
 from fedsim.errors import TrustError
 
-_HARMLESS = {
+_ALLOWED_GLOBALS = {
     ("_codecs", "encode"),
     ("collections", "OrderedDict"),
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
-    *((f"numpy.{core}.{module}", name) for core in ("core", "_core") for module, name in (
-        ("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"),
-    )),
-}  # fmt: skip
-"""What a pickle of arrays needs."""
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.numeric", "_frombuffer"),
+}
+"""Functions and classes, by module and name, that a pickle of arrays may import."""
 
 
-def arrays_in(content: bytes, *, trust: bool) -> Any:
-    """An array, or a list or dict of them.
+def read_arrays(content: bytes, *, trust: bool) -> Any:
+    """Read an array, or a list or dict of arrays.
 
     Args:
-        trust: read a pickle as well; nothing is imported for it but what arrays need.
+        content: a file of NumPy (`.npy`, `.npz`) or PyTorch, or a pickle.
+        trust: read a pickle as well; it may import only the names that arrays need.
 
     Raises:
-        TrustError: it is a pickle, or nothing that is known, and there is no trust.
-        Exception: whatever NumPy, PyTorch or a pickle raise of bytes that hold no arrays.
+        TrustError: it is a pickle, or of an unknown format, and `trust` is false.
+        Exception: anything that NumPy, PyTorch or pickle raise for bytes that hold no arrays.
     """
+    # The first bytes tell the format.
     file = io.BytesIO(content)
     if content[:6] == b"\x93NUMPY":
         return np.load(file, allow_pickle=False)
@@ -44,12 +49,12 @@ def arrays_in(content: bytes, *, trust: bool) -> Any:
         return dict(np.load(io.BytesIO(content), allow_pickle=False))
     if not trust:
         raise TrustError("it is a pickle or bytes of another kind, which are read with --trust alone")
-    return _Arrays(file).load()
+    return _ArrayUnpickler(file).load()
 
 
-class _Arrays(pickle.Unpickler):
+class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """See pickle.Unpickler."""
-        if (module, name) not in _HARMLESS:
+        """Refuse to import anything that arrays do not need."""
+        if (module, name) not in _ALLOWED_GLOBALS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
         return super().find_class(module, name)

@@ -1,4 +1,4 @@
-"""Plug-ins by name. Built-ins and strangers register the same way: as entry points."""
+"""Registry of plug-ins by name; fedsim's own and others' register the same way, as entry points."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from fedsim.errors import (
     InstallationError,
     PluginError,
     did_you_mean,
+    error_reason,
     first_line,
     one_line,
-    what_it_said,
 )
 from fedsim.plugins import objects
 from fedsim.plugins.allowed_code import check_allowed
-from fedsim.plugins.annotations import hints
+from fedsim.plugins.annotations import argument_types
 
 Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models", "findings", "measures"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-OWNER = "fedsim-curious"
-"""The name of fedsim's distribution."""
-ROOMS = ("strategies", "adversaries", "clients")
-OFFERS: Mapping[Group, str] = {
+DISTRIBUTION = "fedsim-curious"
+"""Name of fedsim's distribution."""
+COMPANION_PACKAGES = ("strategies", "adversaries", "clients")
+PLUGIN_METHODS: Mapping[Group, str] = {
     "attacks": "run",
     "defenses": "on_update",
     "strategies": "aggregate_train",
@@ -42,170 +42,183 @@ OFFERS: Mapping[Group, str] = {
     "partitions": "assign",
     "models": "build",
     "findings": "judge",
-    "measures": "of",
+    "measures": "compute",
 }
-"""The method by which a class is known for a plug-in of its group."""
-_MADE: tuple[Group, ...] = ("models", "datasets")
-"""Groups in which a function that makes the product will do, too."""
+"""The method that a plug-in class of each group has."""
+_FACTORY_GROUPS: tuple[Group, ...] = ("models", "datasets")
+"""Groups in which a function that returns the model or data set can replace a class."""
 
 
 def check_installation() -> None:
-    """Make sure that the rooms beside `fedsim` are ours.
-
-    Raises:
-        InstallationError: a folder or distribution of the same name shadows one of them.
-    """
+    """Raise InstallationError where something shadows one of fedsim's other packages."""
     home = Path(__file__).resolve().parents[2]
-    for room in ROOMS:
-        spec = find_spec(room)
-        place = Path(spec.origin).resolve() if spec and spec.origin else None
-        ours = place is not None and place.parent.parent == home and "PART_OF" in place.read_text()
-        if not ours:
+    for package in COMPANION_PACKAGES:
+        spec = find_spec(package)
+        file = Path(spec.origin).resolve() if spec and spec.origin else None
+        is_ours = file is not None and file.parent.parent == home and "PART_OF" in file.read_text()
+        if not is_ours:
             raise InstallationError(
-                f"'{room}' resolves to {place}, not to this copy of fedsim ({home}); a folder or distribution "
+                f"'{package}' resolves to {file}, not to this copy of fedsim ({home}); a folder or distribution "
                 "of that name shadows it; run from another folder or use a separate environment"
             )
 
 
 @cache
-def _entries(group: Group) -> Mapping[str, tuple[EntryPoint, ...]]:
-    found: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in entry_points(group=f"fedsim.{group}"):
-        known = found.get(entry.name, ())
-        if entry.value not in [other.value for other in known]:
-            found[entry.name] = (*known, entry)
-    if not found:
+def _entry_points(group: Group) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Return the entry points of a group by name; several where distributions disagree."""
+    points_by_name: dict[str, tuple[EntryPoint, ...]] = {}
+    for point in entry_points(group=f"fedsim.{group}"):
+        points = points_by_name.get(point.name, ())
+        if point.value not in [known.value for known in points]:
+            points_by_name[point.name] = (*points, point)
+    if not points_by_name:
         raise InstallationError(f"no {group} are registered; install the project first ('pip install -e .' will do)")
-    return found
+    return points_by_name
 
 
-def names(group: Group) -> list[str]:
-    """Registered names, sorted."""
-    return sorted(_entries(group))
+def registered_names(group: Group) -> list[str]:
+    """Return the registered names, sorted."""
+    return sorted(_entry_points(group))
 
 
-def values(owner: str) -> list[str]:
-    """What the entry points of the distribution `owner` say, of all groups."""
-    known = (point for group in GROUPS for points in _entries(group).values() for point in points)
-    return sorted(
-        f"{point.group} {point.name} {point.value}" for point in known if point.dist and point.dist.name == owner
-    )
+def entry_point_texts(owner: str) -> list[str]:
+    """Return the entry points of the distribution `owner` as texts `group name value`, sorted."""
+    texts = []
+    for group in GROUPS:
+        for points in _entry_points(group).values():
+            for point in points:
+                if point.dist and point.dist.name == owner:
+                    texts.append(f"{point.group} {point.name} {point.value}")
+    return sorted(texts)
 
 
-def entry(group: Group, name: str) -> EntryPoint:
-    """The entry point called `name`.
+def find_entry_point(group: Group, name: str) -> EntryPoint:
+    """Return the entry point called `name`.
 
     Raises:
         PluginError: nobody registered the name, or two distributions did.
     """
-    known = _entries(group)
-    if name not in known:
-        raise PluginError(f"{group}: nothing is called '{name}', {did_you_mean(name, known)}")
-    if len(known[name]) > 1:
-        owners = " and ".join(sorted(e.dist.name if e.dist else e.value for e in known[name]))
+    points_by_name = _entry_points(group)
+    if name not in points_by_name:
+        raise PluginError(f"{group}: nothing is called '{name}', {did_you_mean(name, points_by_name)}")
+    points = points_by_name[name]
+    if len(points) > 1:
+        owners = " and ".join(sorted(point.dist.name if point.dist else point.value for point in points))
         raise PluginError(f"{group}: '{name}' is registered by {owners}; uninstall one of them")
-    return known[name][0]
+    return points[0]
 
 
-def owner(group: Group, name: str) -> str:
-    """The distribution that registers `name`; of `module:attribute` the module.
+def find_distribution(group: Group, name: str) -> str:
+    """Return the distribution that registers `name`, or the module of `module:attribute`.
 
     Raises:
-        PluginError: see `entry`.
+        PluginError: nobody registered the name, or two distributions did.
     """
     if ":" in name:
         return name.partition(":")[0]
-    return dist.name if (dist := entry(group, name).dist) else "?"
+    distribution = find_entry_point(group, name).dist
+    return distribution.name if distribution else "?"
 
 
-def groups_of(name: str) -> list[Group]:
-    """The groups in which `name` is a plug-in: registered, or as `module:attribute` of the kind of their plug-ins.
+def find_groups(name: str) -> list[Group]:
+    """Return the groups in which `name` is registered, or to which `module:attribute` belongs.
 
     Raises:
         PluginError: there are none, or the module does not import.
     """
     if ":" in name:
-        thing = load_object(name)
-        found = [group for group in GROUPS if _is_plugin(thing, group)]
-        if not (found := found or [group for group in _MADE if _makes(thing, group)]):
+        loaded = load_object(name)
+        groups = [group for group in GROUPS if _is_plugin_class(loaded, group)]
+        if not groups:
+            groups = [group for group in _FACTORY_GROUPS if _is_factory(loaded, group)]
+        if not groups:
             raise PluginError(
                 f"'{name}' is no plug-in: no class that derives from an interface of fedsim, such as "
                 "fedsim.Attack, nor a function annotated to return a model or a data set"
             )
-        return found
-    if not (found := [group for group in GROUPS if name in names(group)]):
-        everything = [known for group in GROUPS for known in names(group)]
-        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, everything)}")
-    return found
+        return groups
+    groups = [group for group in GROUPS if name in registered_names(group)]
+    if not groups:
+        all_names = [known for group in GROUPS for known in registered_names(group)]
+        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, all_names)}")
+    return groups
 
 
-def is_own(group: Group, name: str) -> bool:
-    """Whether fedsim itself registers this name: its runs outlive a new version of it and of its libraries.
+def is_builtin(group: Group, name: str) -> bool:
+    """Return whether fedsim itself registers this name.
 
     Raises:
-        PluginError: see `entry`.
+        PluginError: nobody registered the name, or two distributions did.
     """
-    return ":" not in name and owner(group, name) == OWNER
+    return ":" not in name and find_distribution(group, name) == DISTRIBUTION
 
 
-def name_of(group: Group, cls: type) -> str | None:
-    """The name under which `cls` is registered, if it is."""
+def find_name(group: Group, cls: type) -> str | None:
+    """Return the name under which `cls` is registered, if it is."""
     value = f"{cls.__module__}:{cls.__qualname__}"
-    return next((name for name, found in _entries(group).items() if [e.value for e in found] == [value]), None)
+    for name, points in _entry_points(group).items():
+        if [point.value for point in points] == [value]:
+            return name
+    return None
 
 
 def load(group: Group, name: str) -> Any:
-    """The class registered as `name`, or what is at `module:attribute`: a class, or a function that makes its product.
+    """Return the class registered as `name`, or the class or function at `module:attribute`.
 
     An experiment file may come with somebody else's run, so nothing is called that is no plug-in:
-    `os:system` is not a model. A function is known for one by the type that it says it returns.
+    `os:system` is not a model. A function is recognised by its declared return type.
 
     Raises:
-        PluginError: the name is unknown, its module does not import, or it is no plug-in of `group`.
+        PluginError: the name is unknown, its module does not import, or it is no plug-in of
+            `group`.
     """
     if objects.is_object(name):
-        loaded = objects.given(name)
+        loaded = objects.find_object(name)
         loaded = loaded if isinstance(loaded, type) else type(loaded)
     else:
-        loaded = load_object(name) if ":" in name else _load_entry(group, name)
-    if _is_plugin(loaded, group):
+        loaded = load_object(name) if ":" in name else _load_entry_point(group, name)
+    if _is_plugin_class(loaded, group) or _is_factory(loaded, group):
         return loaded
-    if _makes(loaded, group):
-        return loaded
-    if group in _MADE:
-        from fedsim.plugins.makers import PRODUCTS
+    alternative = ""
+    if group in _FACTORY_GROUPS:
+        from fedsim.plugins.makers import RETURN_TYPES
 
-        or_else = f", nor a function annotated to return {PRODUCTS[group]}"
-    else:
-        or_else = ""
-    raise PluginError(f"{group}: '{name}' is no class with a method '{OFFERS[group]}'{or_else}; name another plug-in")
-
-
-def _is_plugin(thing: Any, group: Group) -> bool:
-    return isinstance(thing, type) and hasattr(thing, OFFERS[group])
+        alternative = f", nor a function annotated to return {RETURN_TYPES[group]}"
+    raise PluginError(
+        f"{group}: '{name}' is no class with a method '{PLUGIN_METHODS[group]}'{alternative}; name another plug-in"
+    )
 
 
-def _makes(thing: Any, group: Group) -> bool:
-    if group not in _MADE:
+def _is_plugin_class(candidate: Any, group: Group) -> bool:
+    return isinstance(candidate, type) and hasattr(candidate, PLUGIN_METHODS[group])
+
+
+def _is_factory(candidate: Any, group: Group) -> bool:
+    """Return whether calling `candidate` makes a model or data set."""
+    if group not in _FACTORY_GROUPS:
         return False
-    from fedsim.plugins.makers import makes
+    from fedsim.plugins.makers import is_factory
 
-    return makes(thing, group)
+    return is_factory(candidate, group)
 
 
-def _load_entry(group: Group, name: str) -> Any:
-    found = entry(group, name)
+def _load_entry_point(group: Group, name: str) -> Any:
+    point = find_entry_point(group, name)
     try:
-        return found.load()
+        return point.load()
     except (Exception, SystemExit) as error:
-        owner = found.dist.name if found.dist else "?"
+        owner = point.dist.name if point.dist else "?"
         raise PluginError(
-            f"{group}: '{name}' ({found.value}, from {owner}) does not load: {one_line(what_it_said(error))}"
+            f"{group}: '{name}' ({point.value}, from {owner}) does not load: {one_line(error_reason(error))}"
         ) from error
 
 
-def load_object(reference: str, beside: Path | None = None) -> Any:
-    """The object at `module:attribute`; modules in the folder `beside` are found too.
+def load_object(reference: str, folder: Path | None = None) -> Any:
+    """Return the object at `module:attribute`.
+
+    Args:
+        reference: `module:attribute`.
+        folder: a folder in which the module may be; by default the working folder.
 
     Raises:
         PluginError: the module does not import or has no such attribute.
@@ -213,105 +226,114 @@ def load_object(reference: str, beside: Path | None = None) -> Any:
     """
     check_allowed(reference)
     module_name, _, attribute = reference.partition(":")
-    folder = str((beside or Path.cwd()).resolve())
-    if folder not in sys.path:
-        sys.path.append(folder)
+    search_folder = str((folder or Path.cwd()).resolve())
+    if search_folder not in sys.path:
+        sys.path.append(search_folder)
     try:
         module = importlib.import_module(module_name)
         loaded = getattr(module, attribute)
     except (Exception, SystemExit) as error:
-        raise PluginError(f"'{reference}' does not load: {one_line(what_it_said(error))}") from error
-    _check_of_folder(reference, module, Path(folder))
+        raise PluginError(f"'{reference}' does not load: {one_line(error_reason(error))}") from error
+    _check_not_shadowed(reference, module, Path(search_folder))
     return loaded
 
 
-def _check_of_folder(reference: str, module: ModuleType, folder: Path) -> None:
-    """Raise PluginError where another module of the same name was loaded in place of the one in `folder`."""
-    place = folder.joinpath(*module.__name__.split("."))
-    meant = next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
+def _check_not_shadowed(reference: str, module: ModuleType, folder: Path) -> None:
+    """Raise PluginError where `folder` has this module, but another of its name was loaded."""
+    path = folder.joinpath(*module.__name__.split("."))
+    candidates = (path / "__init__.py", path.with_suffix(".py"))
+    expected = next((file for file in candidates if file.is_file()), None)
     loaded = getattr(module, "__file__", None)
-    if meant is not None and (loaded is None or not meant.samefile(loaded)):
+    if expected is not None and (loaded is None or not expected.samefile(loaded)):
         raise PluginError(
-            f"'{reference}': {meant} is meant, but {loaded} was loaded under that name; rename one of them"
+            f"'{reference}': {expected} is meant, but {loaded} was loaded under that name; rename one of them"
         )
 
 
 def build(group: Group, name: str, settings: Mapping[str, Any], where: str) -> Any:
-    """Make the plug-in `name` from a table of settings.
+    """Build the plug-in `name` from a table of settings.
 
-    All are validated strictly, by the names of their keyword arguments and by their annotations. Flower's strategies
-    and a user's functions are given finite numbers only, and without an annotation a number where the default is one.
+    Settings are validated strictly by the names and annotations of keyword arguments. Flower's
+    strategies and a user's functions accept finite numbers only; where they have no annotation but
+    a number as default, a number is expected.
 
     Raises:
         ConfigError: an unknown setting or a wrong type; names it as `where.setting`.
         PluginError: the name is unknown, or its module does not import.
     """
-    if objects.is_object(name) and not isinstance(objects.given(name), type):
-        return objects.plugin(group, name, settings, where)
-    found = load(group, name)
-    if _is_plugin(found, group):
-        return construct(found, name, settings, where)
-    from fedsim.plugins.makers import Maker
+    if objects.is_object(name) and not isinstance(objects.find_object(name), type):
+        return objects.build_inline_plugin(group, name, settings, where)
+    loaded = load(group, name)
+    if _is_plugin_class(loaded, group):
+        return construct(loaded, name, settings, where)
+    from fedsim.plugins.makers import FactoryPlugin
 
-    return construct(Maker.of(found), name, settings, where)
+    return construct(FactoryPlugin.make_constructor(loaded), name, settings, where)
 
 
 def construct(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> Any:
-    """Make `cls`, called `name` in messages, from a table of settings; see `build`."""
-    known = parameters(cls)
+    """Make an instance of `cls` from a table of settings, see `build`; `name` is for errors."""
+    known = setting_parameters(cls)
+    # Unknown and missing settings are reported by their names.
     for key in settings:
         if key not in known:
             raise ConfigError(f"{where}.{key}: unknown setting for '{name}', {did_you_mean(key, known)}")
-    missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in settings]
+    required = [key for key, parameter in known.items() if parameter.default is parameter.empty]
+    missing = [key for key in required if key not in settings]
     if missing:
         raise ConfigError(f"{where}: '{name}' needs {', '.join(missing)}, which is not set")
+    # Values are checked by pydantic, and then by the class itself.
     try:
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-            return _adapter(cls).validate_json(_json(settings), strict=True)
-        return cls(**_typed(cls, known, settings, where))
+            content = _ANY_VALUE.dump_json(dict(settings))
+            return _dataclass_adapter(cls).validate_json(content, strict=True)
+        return cls(**_validate_arguments(cls, known, settings, where))
     except ValidationError as error:
-        place, complaint = explain(error, settings)
-        raise ConfigError(f"{'.'.join((where, *place))}: {complaint}") from error
-    except (TypeError, ValueError, SystemExit) as error:
-        raise ConfigError(f"{where}: '{name}' refuses these settings: {_refusal(error)}") from error
+        keys, complaint = explain_validation_error(error, settings)
+        raise ConfigError(f"{'.'.join((where, *keys))}: {complaint}") from error
+    except SystemExit as error:
+        raise ConfigError(f"{where}: '{name}' refuses these settings: {error_reason(error)}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: '{name}' refuses these settings: {first_line(error)}") from error
 
 
-def _refusal(error: BaseException) -> str:
-    return what_it_said(error) if isinstance(error, SystemExit) else first_line(error)
-
-
-def _typed(cls: Any, known: Mapping[str, inspect.Parameter], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`settings` as the annotations of `cls` want them; of finite numbers only.
+def _validate_arguments(
+    cls: Any,
+    known: Mapping[str, inspect.Parameter],
+    settings: Mapping[str, Any],
+    where: str,
+) -> dict[str, Any]:
+    """Validate `settings` by the annotations of `cls`, and return them as these types.
 
     Raises:
         ConfigError: a setting is of another type, or no finite number.
     """
-    types, typed = hints(cls), {}
+    types, arguments = argument_types(cls), {}
     for key, value in settings.items():
-        adapter = _adapter_of(types.get(key, _like(known[key].default)))
+        adapter = _type_adapter(types.get(key, _infer_type(known[key].default)))
         try:
-            typed[key] = adapter.validate_json(_ANYTHING.dump_json(value), strict=True)
+            arguments[key] = adapter.validate_json(_ANY_VALUE.dump_json(value), strict=True)
         except ValidationError as error:
-            place, complaint = explain(error, value)
-            raise ConfigError(f"{'.'.join((where, key, *place))}: {complaint}") from error
-    return typed
+            keys, complaint = explain_validation_error(error, value)
+            raise ConfigError(f"{'.'.join((where, key, *keys))}: {complaint}") from error
+    return arguments
 
 
-def _like(default: Any) -> Any:
-    """What a setting without an annotation may be: true or false, or a number, where its default is one."""
+def _infer_type(default: Any) -> Any:
+    """Return the type for a setting without annotation: of a bool or number, else any."""
     return {bool: bool, int: int | float, float: int | float}.get(type(default), Any)
 
 
-def _adapter_of(kind: Any) -> TypeAdapter[Any]:
-    """For values of `kind`, or where pydantic does not know that kind, for any."""
+def _type_adapter(annotation: Any) -> TypeAdapter[Any]:
+    """Return a validator for a type, or for any value where pydantic does not know the type."""
     try:
-        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+        return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
     except PydanticUserError:
         return TypeAdapter(Any)
 
 
-def parameters(cls: Any) -> dict[str, inspect.Parameter]:
-    """The settings that a plug-in takes, by name."""
+def setting_parameters(cls: Any) -> dict[str, inspect.Parameter]:
+    """Return the settings that a plug-in takes, by name."""
     return {
         name: parameter
         for name, parameter in inspect.signature(cls).parameters.items()
@@ -319,46 +341,55 @@ def parameters(cls: Any) -> dict[str, inspect.Parameter]:
     }
 
 
-def explain(error: ValidationError, tables: Any) -> tuple[list[str], str]:
-    """Where pydantic's first complaint is, and what was expected and got there.
+def explain_validation_error(error: ValidationError, tables: Any) -> tuple[list[str], str]:
+    """Return the keys that lead to pydantic's first complaint, and a sentence: expected and got.
 
-    What each member of a union would have accepted becomes one sentence.
+    Where a value fits no member of a union, pydantic complains once for each member; these become
+    one sentence.
+
+    Args:
+        error: the complaints.
+        tables: the validated tables, in which the keys are looked up.
     """
     complaints = error.errors()
-    first, place = complaints[0], _place(complaints[0]["loc"], tables)
+    first = complaints[0]
+    keys = _keys_in(first["loc"], tables)
     if first["type"] == "value_error":
-        return place, str(first["msg"]).removeprefix("Value error, ")
-    alike = [str(c["msg"]) for c in complaints if _place(c["loc"], tables) == place]
-    message = " or ".join([alike[0], *(other.removeprefix("Input should be ") for other in alike[1:])])
-    message = message.replace("valid array", "list").replace("an object", "a table")
+        return keys, str(first["msg"]).removeprefix("Value error, ")
+    # Join the complaints about the same value.
+    messages = [str(complaint["msg"]) for complaint in complaints if _keys_in(complaint["loc"], tables) == keys]
+    alternatives = [message.removeprefix("Input should be ") for message in messages[1:]]
+    sentence = " or ".join([messages[0], *alternatives])
+    # Use the words of TOML, and cut a long value.
+    sentence = sentence.replace("valid array", "list").replace("an object", "a table")
     got = repr(first["input"])
-    return place, f"{message[0].lower()}{message[1:]}, got {got if len(got) <= 200 else got[:200] + '…'}"
+    if len(got) > _MAX_VALUE_LENGTH:
+        got = f"{got[:_MAX_VALUE_LENGTH]}…"
+    return keys, f"{sentence[0].lower()}{sentence[1:]}, got {got}"
 
 
-def _place(location: Sequence[int | str], tables: Any) -> list[str]:
-    """`location` without the names of union members, which pydantic puts in between."""
-    place = []
+def _keys_in(location: Sequence[int | str], tables: Any) -> list[str]:
+    """Return `location` without the names of union members, which pydantic inserts."""
+    keys = []
     for part in location:
         if isinstance(tables, Mapping if isinstance(part, str) else Sequence):
-            place.append(str(part))
-            tables = tables.get(part) if isinstance(tables, Mapping) else _item(tables, int(part))
-    return place
+            keys.append(str(part))
+            tables = tables.get(part) if isinstance(tables, Mapping) else _item_or_none(tables, int(part))
+    return keys
 
 
-def _item(values: Sequence[Any], place: int) -> Any:
-    """None where a list is too short for its type."""
-    return values[place] if place < len(values) else None
+def _item_or_none(values: Sequence[Any], index: int) -> Any:
+    """Return an item, or None where a list is too short for its type."""
+    return values[index] if index < len(values) else None
 
 
-def _json(settings: Mapping[str, Any]) -> bytes:
-    return _ANYTHING.dump_json(dict(settings))
-
-
-_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
+_ANY_VALUE: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))
+_MAX_VALUE_LENGTH = 200
+"""Number of letters of a rejected value that an error shows."""
 
 
 @cache
-def _adapter(cls: type) -> TypeAdapter[Any]:
+def _dataclass_adapter(cls: type) -> TypeAdapter[Any]:
     if "__pydantic_config__" not in vars(cls):
         cls.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[attr-defined]
     return TypeAdapter(cls)

@@ -1,1 +1,1 @@
-"""What differential privacy costs: accountants for one client, and a ledger of what each client did over all rounds."""
+"""The cost of differential privacy: accountants, a ledger of all clients and rounds, and audits."""

@@ -1,4 +1,8 @@
-"""The privacy loss of steps that add Gaussian noise to a sum over sampled examples, by Opacus' accountants."""
+"""Privacy loss of steps that add Gaussian noise to a sum over sampled examples, by Opacus.
+
+Each kind of step has a Rényi divergence at each order. Divergences add up over steps, and the order
+that gives the smallest epsilon counts. Privacy loss distributions (PRV) are tighter, and slower.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,21 @@ from typing import Any, Literal, NamedTuple
 from fedsim.errors import ConfigError
 
 Accountant = Literal["rdp", "prv"]
-_LARGEST = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Orders of Rényi divergence beyond Opacus' own, of which a small epsilon needs the large ones."""
-_FRACTIONS = (1.25, 1.5, 1.75, 2.25, 2.5, 2.75, 3.25, 3.5, 4.5, 5.5)
-"""Orders by which noise is looked for, beside integers: each takes longer than all of those, and few are enough."""
-_LEAST = 1e-100
-"""Noise below this, or above its inverse, is taken to prove nothing: float64 loses its square, and Opacus' series may
-then never end."""
-_MUCH = 12.0
+_LARGE_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Orders of Rényi divergence beyond Opacus' own; a small epsilon needs them."""
+_FRACTIONAL_ORDERS = (1.25, 1.5, 1.75, 2.25, 2.5, 2.75, 3.25, 3.5, 4.5, 5.5)
+"""Orders for the search for noise, besides integers. Each takes longer than all integers."""
+_SMALLEST_NOISE = 1e-100
+"""Noise below this, or above its inverse, proves nothing: its square leaves the range of float64,
+and Opacus' series may then never end."""
+_FINE_ORDERS_FROM_EPSILON = 12.0
 """From this epsilon on, the best order is near 1, where orders have to be close to one another."""
-_MOST_PRV = 100.0
-"""Largest epsilon, by Rényi divergences, for which privacy loss distributions are computed: they take memory."""
+_MAX_PRV_EPSILON = 100.0
+"""Largest epsilon, by Rényi divergences, for which privacy loss distributions fit into memory."""
 
 
 class Steps(NamedTuple):
-    """Steps of one kind, as Opacus' accountants list them.
+    """Steps of one kind, in the order of fields that Opacus' accountants use.
 
     Attributes:
         noise_multiplier: standard deviation of the noise, divided by the sensitivity of the sum.
@@ -38,50 +42,71 @@ class Steps(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 16)
-def epsilon_of(done: tuple[Steps, ...], delta: float, accountant: Accountant = "rdp") -> float:
-    """Epsilon of all these steps together for one example added or removed; infinite where none is proved.
+def compute_epsilon(steps: tuple[Steps, ...], delta: float, accountant: Accountant = "rdp") -> float:
+    """Compute the epsilon of all steps together, for one example added or removed.
 
     Args:
-        done: steps of different kinds, in any order.
+        steps: steps of different kinds, in any order.
         delta: above 0, below 1.
         accountant: `rdp`, or `prv`, which is tighter and takes a second or so.
 
+    Returns:
+        Epsilon, infinite where nothing is proved.
+
     Raises:
-        ConfigError: `prv` is asked for, but the noise is so small that its distributions do not fit into memory.
+        ConfigError: `prv` is asked for, but the noise is so small that its distributions do not fit
+            into memory.
 
     References:
-        Mironov, Talwar, Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism, 2019 (rdp).
+        Mironov, Talwar, Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism, 2019
+        (rdp).
         Gopi, Lee, Wutschitz: Numerical Composition of Differential Privacy, NeurIPS 2021 (prv).
+
+    >>> steps = Steps(noise_multiplier=1.0, rate=0.01, number=1000)
+    >>> round(compute_epsilon((steps,), delta=1e-5), 2)
+    2.1
     """
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    if not all(_LEAST <= steps.noise_multiplier <= 1 / _LEAST for steps in done):
+    if not all(_SMALLEST_NOISE <= kind.noise_multiplier <= 1 / _SMALLEST_NOISE for kind in steps):
         return math.inf
-    total = sum(steps.number * _divergences(steps.noise_multiplier, steps.rate) for steps in done)
-    with _quiet():
-        rdp, _ = get_privacy_spent(orders=_orders(), rdp=total, delta=delta)
-    if not math.isfinite(rdp):
+    divergences = sum(kind.number * _renyi_divergences(kind.noise_multiplier, kind.rate) for kind in steps)
+    with _SuppressWarnings():
+        rdp_epsilon, _ = get_privacy_spent(orders=_renyi_orders(), rdp=divergences, delta=delta)
+    if not math.isfinite(rdp_epsilon):
         return math.inf
-    return max(0.0, float(rdp)) if accountant == "rdp" else _by_distributions(done, delta, float(rdp))
+    if accountant == "rdp":
+        return max(0.0, float(rdp_epsilon))
+    return _compute_prv_epsilon(steps, delta, float(rdp_epsilon))
 
 
 @lru_cache(maxsize=4096)
-def noise_multiplier_for(
+def find_noise_multiplier(
     epsilon: float, delta: float, rate: float, steps: int, accountant: Accountant = "rdp"
 ) -> float:
-    """The noise multiplier with which so many steps have at most `epsilon`, and hardly less; it takes up to seconds.
+    """Find the smallest noise multiplier with which so many steps have at most `epsilon`.
+
+    The search takes up to seconds.
+
+    Args:
+        epsilon: the epsilon of all steps together, above 0.
+        delta: above 0, below 1.
+        rate: probability of each example to be in a step's sum, above 0 and at most 1.
+        steps: how many.
+        accountant: `rdp` or `prv`, as in `compute_epsilon`.
 
     Raises:
         ConfigError: no noise is enough.
     """
     from opacus.accountants.utils import get_noise_multiplier
 
-    settings: dict[str, Any] = {"eps_error": _error(epsilon)}
+    settings: dict[str, Any] = {"eps_error": _prv_error(epsilon)}
     if accountant == "rdp":
-        settings = {"alphas": [*_FRACTIONS, *range(2, 64), *_LARGEST] if epsilon < _MUCH else _orders()}
+        fine = epsilon >= _FINE_ORDERS_FROM_EPSILON
+        settings = {"alphas": _renyi_orders() if fine else [*_FRACTIONAL_ORDERS, *range(2, 64), *_LARGE_ORDERS]}
     try:
-        with _quiet():
-            found = get_noise_multiplier(
+        with _SuppressWarnings():
+            noise_multiplier = get_noise_multiplier(
                 target_epsilon=epsilon,
                 target_delta=delta,
                 sample_rate=rate,
@@ -95,48 +120,49 @@ def noise_multiplier_for(
             f"epsilon: {epsilon:g} at delta {delta:g} is not reached in {steps} steps at a sampling rate of {rate:g}, "
             f"whatever the noise ({error}); ask for a larger epsilon, or for fewer rounds and steps"
         ) from error
-    while epsilon_of((Steps(found, rate, steps),), delta, accountant) > epsilon:  # distributions have errors
-        found *= 1.001
-    return float(found)
+    # Opacus has a tolerance, and distributions have errors: raise the noise until it is enough.
+    while compute_epsilon((Steps(noise_multiplier, rate, steps),), delta, accountant) > epsilon:
+        noise_multiplier *= 1.001
+    return float(noise_multiplier)
 
 
 @lru_cache(maxsize=4096)
-def _divergences(noise_multiplier: float, rate: float) -> Any:
-    """Of one step, the Rényi divergence of each order."""
+def _renyi_divergences(noise_multiplier: float, rate: float) -> Any:
+    """Return the Rényi divergence of one step at each order."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    with _quiet():
-        return compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=_orders())
+    with _SuppressWarnings():
+        return compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=_renyi_orders())
 
 
-def _by_distributions(done: tuple[Steps, ...], delta: float, rdp: float) -> float:
-    """By privacy loss distributions; never more than by Rényi divergences, which is proved, too."""
+def _compute_prv_epsilon(steps: tuple[Steps, ...], delta: float, rdp_epsilon: float) -> float:
+    """Return epsilon by privacy loss distributions, at most `rdp_epsilon`, which is proved too."""
     from opacus.accountants import PRVAccountant
 
     accountant = PRVAccountant()
-    accountant.history = [tuple(steps) for steps in done]
+    accountant.history = [tuple(kind) for kind in steps]
     try:
-        if rdp > _MOST_PRV:
-            raise RuntimeError(f"epsilon is about {rdp:.3g}, too large for its distributions")
-        with _quiet():
-            return min(rdp, float(accountant.get_epsilon(delta, eps_error=_error(rdp))))
+        if rdp_epsilon > _MAX_PRV_EPSILON:
+            raise RuntimeError(f"epsilon is about {rdp_epsilon:.3g}, too large for its distributions")
+        with _SuppressWarnings():
+            return min(rdp_epsilon, float(accountant.get_epsilon(delta, eps_error=_prv_error(rdp_epsilon))))
     except (ValueError, RuntimeError, MemoryError) as error:
         raise ConfigError(f"accountant: 'prv' cannot compute this ({error}); set it to 'rdp'") from error
 
 
-def _error(epsilon: float) -> float:
-    """How finely distributions are computed that have about this epsilon, to which the error is added."""
+def _prv_error(epsilon: float) -> float:
+    """Return the error, added to epsilon, at which distributions are discretised."""
     return min(0.01, epsilon / 300)
 
 
-def _orders() -> list[float]:
+def _renyi_orders() -> list[float]:
     from opacus.accountants import RDPAccountant
 
-    return [*RDPAccountant.DEFAULT_ALPHAS, *_LARGEST]
+    return [*RDPAccountant.DEFAULT_ALPHAS, *_LARGE_ORDERS]
 
 
-class _quiet(warnings.catch_warnings):
-    """Without Opacus' advice on orders, and NumPy's on what is infinite."""
+class _SuppressWarnings(warnings.catch_warnings):
+    """Context without Opacus' advice on orders, and NumPy's warnings on infinite values."""
 
     def __enter__(self) -> None:
         super().__enter__()

@@ -1,8 +1,9 @@
-"""The privacy ledger of a run: what each client did in each round, and what is proved of it so far.
+"""The privacy ledger of a run: what each client did in each round, and the epsilon it has spent.
 
-A round is put down before clients are asked, so a run that is interrupted never shows less than was spent. Rounds in
-which a client straggles are not counted: it sends nothing. Whoever fails or answers too late may have sent, so those
-rounds are. Going on after an interruption sends the same bytes again, which reveals nothing more.
+A round is recorded before clients are asked, so a run that is interrupted never shows less than was
+spent. Rounds in which a client straggles are not counted, because it sends nothing. Rounds in which
+a client fails or answers too late are counted, because it may have sent. A resumed run sends the
+same bytes again, which reveals nothing more.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ COLUMNS = (
     "epsilon",
     "delta",
 )
-NUMBERS = ("num_examples", "batch_size", "steps", "rate", "noise_multiplier", "epsilon", "delta")
-_CHECKED = ("num_examples", "rate", "noise_multiplier")
-"""What must not have changed when a run goes on."""
+NUMERIC_COLUMNS = ("num_examples", "batch_size", "steps", "rate", "noise_multiplier", "epsilon", "delta")
+_FIXED_COLUMNS = ("num_examples", "rate", "noise_multiplier")
+"""Columns whose values must not have changed when a run is resumed."""
 
-_SHOWN = 5
+_MAX_NAMED_CLIENTS = 5
 """Most attacked clients that a sentence names."""
 Row = Mapping[str, Any]
 
 
 class Ledger:
-    """Composes what clients did, for each defense that proves something.
+    """Ledger of the privacy that clients have spent, for each defense that has a guarantee.
 
     Attributes:
-        rows: one for each round, client that was asked, and defense, by `COLUMNS`. `counts` is 1 where the client may
-            have sent; `epsilon` is that of all its rounds so far, infinite where nothing is proved of them.
+        rows: one for each round, client that was asked, and defense, by `COLUMNS`. `counts` is 1
+            where the client may have sent; `epsilon` is that of all its rounds so far, infinite
+            where nothing is proved.
     """
 
     def __init__(
@@ -56,151 +58,176 @@ class Ledger:
         defenses_of: Callable[[int], Sequence[Defense]],
         names: Sequence[str],
     ) -> None:
-        """Of an experiment.
+        """Begin the ledger of an experiment.
 
         Args:
-            setting: what defenses work in; it builds the model, so it is asked for only where something is proved.
-            defenses_of: the defenses as a client uses them.
-            names: what the experiment calls each of them.
+            setting: makes the setting that defenses work in. That builds the model, so it is called
+                only where a defense has a guarantee.
+            defenses_of: returns the defenses as a client uses them.
+            names: the experiment's names of the defenses.
         """
-        self._setting_of, self._defenses_of = setting, defenses_of
-        self._places = {label: place for place, label in enumerate(labels(names)) if self._proves(place)}
-        self._done: dict[tuple[str, int], Counter[Participation]] = {}
+        self._make_setting, self._defenses_of = setting, defenses_of
+        self._defense_indices: dict[str, int] = {}
+        for index, label in enumerate(unique_labels(names)):
+            if self._has_guarantee(index):
+                self._defense_indices[label] = index
+        self._counted_rounds: dict[tuple[str, int], Counter[Participation]] = {}
         self.rows: list[Row] = []
-        self._largest: dict[str, float] = {}
-        several = len(self._places) > 1
-        self._columns = {label: f"epsilon of {label}" if several else "epsilon" for label in self._places}
+        self._largest_epsilons: dict[str, float] = {}
+        several = len(self._defense_indices) > 1
+        self._columns = {label: f"epsilon of {label}" if several else "epsilon" for label in self._defense_indices}
 
     @cached_property
     def _setting(self) -> Setting:
-        return self._setting_of()
+        return self._make_setting()
 
     def __bool__(self) -> bool:
-        """Whether any defense proves anything."""
-        return bool(self._places)
+        """Tell whether any defense has a guarantee."""
+        return bool(self._defense_indices)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """A column of `metrics.csv` for each defense that proves anything: `epsilon`, where that is one."""
+        """Columns of `metrics.csv`, one a defense with a guarantee; a single one is `epsilon`."""
         return tuple(self._columns.values())
 
-    def measured(self) -> dict[str, float]:
-        """By column of `metrics.csv`, the epsilon of the client that has spent most so far."""
-        return {column: self._largest.get(label, 0.0) for label, column in self._columns.items()}
+    def largest_epsilons(self) -> dict[str, float]:
+        """Return, by column of `metrics.csv`, the epsilon of the client that has spent most."""
+        return {column: self._largest_epsilons.get(label, 0.0) for label, column in self._columns.items()}
 
-    def exceeded(self) -> list[str]:
-        """For each defense by which a client has spent more than was promised before the run, a sentence.
+    def find_exceeded_promises(self) -> list[str]:
+        """Return a sentence for each defense whose promise before the run some client has exceeded.
 
-        The promise is of clients that train as the experiment says, in all its rounds. The noise for a wanted epsilon
-        is chosen for that, and a strategy may ask for other batches or more steps.
+        The promise is for clients that train as the experiment says, in all its rounds. The noise
+        for a wanted epsilon is chosen for that, and a strategy may ask for other batches or more
+        steps.
         """
-        return [_told_exceeded(label, over) for label in self._places if (over := self._over(label))]
+        sentences_by_defense = []
+        for label in self._defense_indices:
+            if excesses := self._find_excesses(label):
+                sentences_by_defense.append(_describe_excess(label, excesses))
+        return sentences_by_defense
 
-    def _over(self, label: str) -> list[tuple[Spent, float]]:
-        """Which clients have spent more by a defense than it promised, and what that was."""
-        over = []
-        for client, some in spent(self.rows, label).items():
+    def _find_excesses(self, label: str) -> list[tuple[PrivacySpending, float]]:
+        """Return the clients that have spent more than a defense promised, and that promise."""
+        excesses = []
+        for client, spending in spending_by_client(self.rows, label).items():
             planned = self._setting.participation(client)
-            if self._done[label, client].keys() <= {replace(planned, rounds=1)}:
+            if self._counted_rounds[label, client].keys() <= {replace(planned, rounds=1)}:
                 continue
-            defense = self._defenses_of(client)[self._places[label]]
-            promised = defense.guarantee(planned, delta_of(defense))
-            if promised is not None and some.epsilon > promised.epsilon:
-                over.append((some, promised.epsilon))
-        return over
+            defense = self._defenses_of(client)[self._defense_indices[label]]
+            promised = defense.guarantee(planned, guarantee_delta(defense))
+            if promised is not None and spending.epsilon > promised.epsilon:
+                excesses.append((spending, promised.epsilon))
+        return excesses
 
     def resume(self, rows: Iterable[Mapping[str, str]], rounds: int, where: str) -> None:
-        """Go on after so many `rounds`, of which `rows` tell, as they were read from the file `where`.
-
-        Raises:
-            RunError: they do not tell of all these rounds, or the defenses were others.
-        """
-        kept = [row for row in rows if int(row["round"]) <= rounds] if self else []
-        for label in self._places:
-            told = {int(row["round"]) for row in kept if row["defense"] == label}
-            if missing := sorted({*range(1, rounds + 1)} - told):
-                raise RunError(
-                    f"{where}: says nothing of {label} in round {missing[0]}, so what clients have spent is not known; "
-                    "put the file back, or begin again with --overwrite"
-                )
-        for row in (row for row in kept if row["defense"] in self._places):
-            label, client = row["defense"], int(row["client"])
-            whole = self._setting.participation(client, 1)
-            done = replace(whole, batch_size=int(row["batch_size"]), steps=int(row["steps"]))
-            again = self._row(int(row["round"]), client, label, done, counts=row["counts"] == "1")
-            self._check_same(row, again, where)
-            self._add(again)
-
-    def note(self, number: int, asked: Mapping[int, LocalTraining | None]) -> None:
-        """Put down round `number`.
+        """Continue an interrupted run's ledger after its first rounds.
 
         Args:
+            rows: the rows of the file.
+            rounds: how many rounds are complete; later rows are dropped.
+            where: the file's name, for errors.
+
+        Raises:
+            RunError: a round is missing, or the defenses were different.
+        """
+        resumed_rows = [row for row in rows if int(row["round"]) <= rounds] if self else []
+        for label in self._defense_indices:
+            recorded = {int(row["round"]) for row in resumed_rows if row["defense"] == label}
+            if missing := sorted({*range(1, rounds + 1)} - recorded):
+                raise RunError(
+                    f"{where}: has no row of {label} in round {missing[0]}, so what clients have spent is not known; "
+                    "put the file back, or begin again with --overwrite"
+                )
+        for row in resumed_rows:
+            if row["defense"] not in self._defense_indices:
+                continue
+            label, client = row["defense"], int(row["client"])
+            planned = self._setting.participation(client, 1)
+            actual = replace(planned, batch_size=int(row["batch_size"]), steps=int(row["steps"]))
+            new_row = self._count_round(int(row["round"]), client, label, actual, counts=row["counts"] == "1")
+            self._check_unchanged(row, new_row, where)
+            self._append_row(new_row)
+
+    def record_round(self, number: int, asked: Mapping[int, LocalTraining | None]) -> None:
+        """Record round `number`.
+
+        Args:
+            number: the round, from 1 on.
             asked: by client, how it was asked to train; None for one that straggles.
         """
         for client, training in sorted(asked.items()):
-            own = self._setting if training is None else replace(self._setting, training=training)
-            for label in self._places:
-                done = own.participation(client, 1)
-                self._add(self._row(number, client, label, done, counts=training is not None))
+            setting = self._setting if training is None else replace(self._setting, training=training)
+            for label in self._defense_indices:
+                participation = setting.participation(client, 1)
+                row = self._count_round(number, client, label, participation, counts=training is not None)
+                self._append_row(row)
 
-    def _add(self, row: Row) -> None:
+    def _append_row(self, row: Row) -> None:
         self.rows.append(row)
-        self._largest[row["defense"]] = max(self._largest.get(row["defense"], 0.0), row["epsilon"])
+        largest = self._largest_epsilons.get(row["defense"], 0.0)
+        self._largest_epsilons[row["defense"]] = max(largest, row["epsilon"])
 
-    def _proves(self, place: int) -> bool:
-        """Whether the defense at `place` proves anything of any client."""
-        first = self._defenses_of(0)[place]
-        if not (overrides(first, "guarantee") or overrides(first, "composed")):
+    def _has_guarantee(self, index: int) -> bool:
+        """Tell whether the defense of this index guarantees anything for any client."""
+        defense = self._defenses_of(0)[index]
+        if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
             return False
-        alike = {self._setting.participation(client, 1): client for client in range(self._setting.clients)}
-        for participation, client in alike.items():
-            defense = self._defenses_of(client)[place]
-            if defense.guarantee(participation, delta_of(defense)) is not None:
+        # Guarantees depend on participation only, so one client of each kind is enough.
+        clients = range(self._setting.clients)
+        client_by_participation = {self._setting.participation(client, 1): client for client in clients}
+        for participation, client in client_by_participation.items():
+            defense = self._defenses_of(client)[index]
+            if defense.guarantee(participation, guarantee_delta(defense)) is not None:
                 return True
         return False
 
-    def _row(self, number: int, client: int, label: str, done: Participation, *, counts: bool) -> Row:
-        """The row of a round, which is counted if it `counts`."""
-        defense = self._defenses_of(client)[self._places[label]]
-        rounds = self._done.setdefault((label, client), Counter())
+    def _count_round(self, number: int, client: int, label: str, participation: Participation, *, counts: bool) -> Row:
+        """Count a client's round, if it `counts`, and return its row."""
+        defense = self._defenses_of(client)[self._defense_indices[label]]
+        rounds = self._counted_rounds.setdefault((label, client), Counter())
         if counts:
-            rounds[done] += 1
-        proved = _proved(defense, rounds)
-        sampled = defense.sampling(done.num_examples, done.batch_size)
+            rounds[participation] += 1
+        guarantee = _compose_guarantee(defense, rounds)
+        sampling = defense.sampling(participation.num_examples, participation.batch_size)
+        if guarantee:
+            epsilon, delta = guarantee.epsilon, guarantee.delta
+        else:
+            epsilon, delta = math.inf if rounds else 0.0, guarantee_delta(defense)
         return {
             "round": number,
             "client": client,
             "defense": label,
-            "num_examples": done.num_examples,
-            "batch_size": done.batch_size,
-            "steps": done.steps,
-            "rate": "" if sampled is None else sampled.rate,
+            "num_examples": participation.num_examples,
+            "batch_size": participation.batch_size,
+            "steps": participation.steps,
+            "rate": "" if sampling is None else sampling.rate,
             "noise_multiplier": getattr(defense, "noise_multiplier", None) or "",
             "counts": int(counts),
-            "epsilon": proved.epsilon if proved else math.inf if rounds else 0.0,
-            "delta": proved.delta if proved else delta_of(defense),
+            "epsilon": epsilon,
+            "delta": delta,
         }
 
     @staticmethod
-    def _check_same(before: Mapping[str, str], now: Row, where: str) -> None:
-        for name in _CHECKED:
-            if before[name] != str(now[name]):
+    def _check_unchanged(recorded: Mapping[str, str], row: Row, where: str) -> None:
+        for name in _FIXED_COLUMNS:
+            if recorded[name] != str(row[name]):
                 raise RunError(
-                    f"{where}: {now['defense']} of client {now['client']} had {name} = {before[name] or 'none'} in "
-                    f"round {now['round']}, and now has {now[name] or 'none'}; the noise for a wanted epsilon follows "
+                    f"{where}: {row['defense']} of client {row['client']} had {name} = {recorded[name] or 'none'} in "
+                    f"round {row['round']}, and now has {row[name] or 'none'}; the noise for a wanted epsilon follows "
                     "from the number of rounds, so put the settings back, or begin another run"
                 )
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a client has spent.
+class PrivacySpending:
+    """Privacy that one client has spent by one defense.
 
     Attributes:
         client: its id.
-        rounds: rounds that are counted.
-        epsilon: of all of them, dimensionless.
-        delta: at which epsilon is stated.
+        rounds: how many of its rounds are counted.
+        epsilon: the epsilon of all of them, dimensionless.
+        delta: the delta at which epsilon is stated.
         participation: what it did in the last of its rounds, `rounds` times.
     """
 
@@ -211,73 +238,87 @@ class Spent:
     participation: Participation
 
 
-def spent(rows: Iterable[Row], defense: str) -> dict[int, Spent]:
-    """By client, what the rows of a ledger say of `defense`."""
-    found: dict[int, Spent] = {}
+def spending_by_client(rows: Iterable[Row], defense: str) -> dict[int, PrivacySpending]:
+    """Return, by client, the privacy spent by `defense` according to the rows of a ledger."""
+    spending: dict[int, PrivacySpending] = {}
     for row in rows:
         if row["defense"] != defense:
             continue
         client = int(row["client"])
-        rounds = int(row["counts"]) + (found[client].rounds if client in found else 0)
-        done = Participation(
+        earlier_rounds = spending[client].rounds if client in spending else 0
+        rounds = int(row["counts"]) + earlier_rounds
+        participation = Participation(
             num_examples=int(row["num_examples"]),
             batch_size=int(row["batch_size"]),
             steps=int(row["steps"]),
             rounds=rounds,
         )
-        found[client] = Spent(client, rounds, float(row["epsilon"]), float(row["delta"]), done)
-    return found
+        spending[client] = PrivacySpending(client, rounds, float(row["epsilon"]), float(row["delta"]), participation)
+    return spending
 
 
-def most_spent(clients: Mapping[int, Spent]) -> Spent:
-    """The one of `clients` that has spent most, the first of several."""
-    return max(clients.values(), key=lambda some: (some.epsilon, -some.client))
+def largest_spender(clients: Mapping[int, PrivacySpending]) -> PrivacySpending:
+    """Return the client that has spent most, the first of several."""
+    return max(clients.values(), key=lambda spending: (spending.epsilon, -spending.client))
 
 
-def sentences(rows: Sequence[Row], attacked: Sequence[int] = ()) -> list[str]:
-    """For each defense in a ledger, what the client that spent most and those that are `attacked` have spent."""
-    return [f"{label}: {told(spent(rows, label), attacked)}" for label in dict.fromkeys(row["defense"] for row in rows)]
+def summarise_ledger(rows: Sequence[Row], attacked: Sequence[int] = ()) -> list[str]:
+    """Return for each defense what the client that spent most and the attacked ones have spent."""
+    names = dict.fromkeys(row["defense"] for row in rows)
+    return [f"{label}: {describe_spending(spending_by_client(rows, label), attacked)}" for label in names]
 
 
-def told(clients: Mapping[int, Spent], attacked: Sequence[int] = ()) -> str:
-    """What the one of `clients` that has spent most has spent, and those that are `attacked`, in a few words."""
-    most = most_spent(clients)
-    text = f"ε = {most.epsilon:.3g}, δ = {most.delta:g} after {counted(most.rounds)} for client {most.client}"
-    text += ", which spent most" if len(clients) > 1 else ""
-    shown = [clients[client] for client in attacked if client in clients and client != most.client]
-    for some in shown[:_SHOWN]:
-        text += f"; for the attacked client {some.client} ε = {some.epsilon:.3g} after {counted(some.rounds)}"
-    return text + (f", and {len(shown) - _SHOWN} more are attacked" if len(shown) > _SHOWN else "")
+def describe_spending(clients: Mapping[int, PrivacySpending], attacked: Sequence[int] = ()) -> str:
+    """Say in a few words what the client that spent most and the attacked clients have spent."""
+    most = largest_spender(clients)
+    text = f"ε = {most.epsilon:.3g}, δ = {most.delta:g} after {format_rounds(most.rounds)} for client {most.client}"
+    if len(clients) > 1:
+        text += ", which spent most"
+    victims = [clients[client] for client in attacked if client in clients and client != most.client]
+    for victim in victims[:_MAX_NAMED_CLIENTS]:
+        text += (
+            f"; for the attacked client {victim.client} ε = {victim.epsilon:.3g} after {format_rounds(victim.rounds)}"
+        )
+    if len(victims) > _MAX_NAMED_CLIENTS:
+        text += f", and {len(victims) - _MAX_NAMED_CLIENTS} more are attacked"
+    return text
 
 
-def _told_exceeded(label: str, over: Sequence[tuple[Spent, float]]) -> str:
-    some, promised = max(over, key=lambda pair: pair[0].epsilon)
-    others = f", and the same is true of {len(over) - 1} more" if len(over) > 1 else ""
+def _describe_excess(label: str, excesses: Sequence[tuple[PrivacySpending, float]]) -> str:
+    spending, promised = max(excesses, key=lambda excess: excess[0].epsilon)
+    more = f", and the same is true of {len(excesses) - 1} more" if len(excesses) > 1 else ""
     return (
-        f"{label}: client {some.client} has spent ε = {some.epsilon:.4g} in {counted(some.rounds)}, above the "
-        f"{promised:.4g} that was promised before the run{others}; the strategy asked for other batches or steps than "
-        "[training] says, so let [training] say the most that it asks for"
+        f"{label}: client {spending.client} has spent ε = {spending.epsilon:.4g} in {format_rounds(spending.rounds)}, above "
+        f"the {promised:.4g} that was promised before the run{more}; the strategy asked for other batches or steps "
+        "than [training] says, so let [training] say the most that it asks for"
     )
 
 
-def counted(rounds: int) -> str:
-    """`1 round`, or `3 rounds`."""
-    return f"{rounds} round{'s' * (rounds != 1)}"
+def format_rounds(rounds: int) -> str:
+    """Return `1 round`, `3 rounds` and the like."""
+    return "1 round" if rounds == 1 else f"{rounds} rounds"
 
 
-def labels(names: Sequence[str]) -> list[str]:
-    """`names`, numbered where they occur before: `update-noise`, `update-noise 2`."""
-    counts = [names[:place].count(name) for place, name in enumerate(names)]
-    return [f"{name} {count + 1}" if count else name for name, count in zip(names, counts, strict=True)]
+def unique_labels(names: Sequence[str]) -> list[str]:
+    """Number names that occur before, so that each label is unique.
+
+    >>> unique_labels(["update-noise", "prune", "update-noise"])
+    ['update-noise', 'prune', 'update-noise 2']
+    """
+    unique = []
+    for index, name in enumerate(names):
+        earlier = names[:index].count(name)
+        unique.append(f"{name} {earlier + 1}" if earlier else name)
+    return unique
 
 
-def delta_of(defense: Defense) -> float:
-    """The delta at which the guarantee of `defense` is stated."""
-    own = getattr(defense, "delta", None)
-    return own if isinstance(own, float) and 0 < own < 1 else DELTA
+def guarantee_delta(defense: Defense) -> float:
+    """Return the delta at which the guarantee of `defense` is stated."""
+    delta = getattr(defense, "delta", None)
+    return delta if isinstance(delta, float) and 0 < delta < 1 else DELTA
 
 
-def _proved(defense: Defense, rounds: Counter[Participation]) -> Guarantee | None:
-    """Of all these rounds together; None where nothing is proved of them, or there are none."""
-    done = [replace(some, rounds=count) for some, count in rounds.items()]
-    return defense.composed(done, delta_of(defense)) if done else None
+def _compose_guarantee(defense: Defense, rounds: Counter[Participation]) -> Guarantee | None:
+    """Return the guarantee of all these rounds together; None without rounds or proof."""
+    participations = [replace(kind, rounds=count) for kind, count in rounds.items()]
+    return defense.compose_guarantees(participations, guarantee_delta(defense)) if participations else None

@@ -1,1 +1,1 @@
-"""What the curious server writes down, and how it is known to be whole."""
+"""Recordings of what a curious server sees, with hashes that detect damage and alteration."""

@@ -1,40 +1,42 @@
-"""What clients told the server in clear: by kind of message and by name, of what kind the values are.
+"""Values that clients sent to the server in clear, summarised by kind of message and by name.
 
-A server need not attack what it is told. Where values have a row for each of a client's examples, that is said aloud.
+A server need not attack what it receives in clear. Values with one row for each of a client's
+examples are marked, because they reveal the most.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from fedsim.recording.header import count_in
-from fedsim.recording.messages import Messages, Sent
+from fedsim.recording.header import parse_count
+from fedsim.recording.messages import RecordedExchange, RecordedMessage
 
-MASKED = "secaggplus_configs"
-"""What Flower's SecAgg+ calls the record of its stages."""
-_COUNTS = re.compile(r"num[-_]?(examples|samples)|n_samples", re.IGNORECASE)
+_SECAGG_RECORD = "secaggplus_configs"
+"""Record in which Flower's SecAgg+ sends its stages."""
+_EXAMPLE_COUNT_NAMES = re.compile(r"num[-_]?(examples|samples)|n_samples", re.IGNORECASE)
 _PICKLE = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)
 
 
 @dataclass(kw_only=True)
 class ClearText:
-    """What clients said under one name in messages of one kind.
+    """Values that clients sent in clear under one name in messages of one kind.
 
     Attributes:
-        kind: of the messages, such as `train` or `query.survival`.
+        kind: kind of the messages, such as `train` or `query.survival`.
         name: record and key.
-        clients: who said it.
-        kinds: what the values are, such as `float64 array`.
-        sizes: numbers of values along the first axis, or of bytes; empty of single numbers and texts.
+        clients: clients that sent such a value.
+        kinds: kinds of the values, such as `float64 array`.
+        sizes: numbers of values along the first axis, or of bytes; empty for single numbers and
+            texts.
         numbers: lowest and highest of single numbers.
-        per_example: whether there is a row for each example: as many rows as the client says it has examples, or other
-            numbers of rows from client to client.
+        per_example: whether there is a row for each example: as many rows as the client reports
+            examples, or a number of rows that differs from client to client.
     """
 
     kind: str
@@ -46,9 +48,9 @@ class ClearText:
     per_example: bool = False
 
     @property
-    def what(self) -> str:
-        """In a few words."""
-        if self.name.startswith(f"{MASKED}."):
+    def description(self) -> str:
+        """Return a description in a few words."""
+        if self.name.startswith(f"{_SECAGG_RECORD}."):
             return "a stage of SecAgg+: keys, shares and masked vectors"
         text = " or ".join(sorted(self.kinds))
         if self.sizes:
@@ -59,38 +61,41 @@ class ClearText:
         return text
 
 
-def clear_texts(exchanges: Iterable[Messages]) -> list[ClearText]:
-    """What clients said in these messages, in the order in which it was said first; what failed says nothing.
+def find_clear_texts(exchanges: Iterable[RecordedExchange]) -> list[ClearText]:
+    """Return the values that clients sent in clear, in the order in which each name came first.
 
-    Arrays of which a recording keeps type and shape alone are those of updates, and left out.
+    Arrays of which a recording keeps only type and shape belong to updates, and are left out.
     """
-    found: dict[tuple[str, str], ClearText] = {}
-    rows: dict[tuple[str, str], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for messages in exchanges:
-        for reply in messages.replies:
-            count = _count(reply)
-            for name, value in _values(reply):
-                key = messages.kind, name
-                said = found.setdefault(key, ClearText(kind=messages.kind, name=name))
-                said.clients.add(reply.client)
-                kind, size = _described(value)
-                said.kinds.add(kind)
+    texts_by_key: dict[tuple[str, str], ClearText] = {}
+    num_rows: dict[tuple[str, str], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for exchange in exchanges:
+        for reply in exchange.replies:
+            count = _num_examples(reply)
+            for name, value in _iterate_values(reply):
+                key = exchange.kind, name
+                clear_text = texts_by_key.setdefault(key, ClearText(kind=exchange.kind, name=name))
+                clear_text.clients.add(reply.client)
+                kind, size = _describe_value(value)
+                clear_text.kinds.add(kind)
                 if size is None:
                     if isinstance(value, int | float):
-                        low, high = said.numbers or (value, value)
-                        said.numbers = float(min(low, value)), float(max(high, value))
+                        low, high = clear_text.numbers or (value, value)
+                        clear_text.numbers = float(min(low, value)), float(max(high, value))
                     continue
-                said.sizes.add(size)
+                clear_text.sizes.add(size)
                 if "bytes" not in kind:
-                    rows[key][reply.client].add(size)
-                    said.per_example |= size > 1 and size == count
-    for key, sizes in rows.items():
-        differing = len(set().union(*sizes.values())) > 1 and all(len(own) == 1 for own in sizes.values())
-        found[key].per_example |= differing and not key[1].startswith(f"{MASKED}.")
-    return list(found.values())
+                    num_rows[key][reply.client].add(size)
+                    clear_text.per_example |= size > 1 and size == count
+
+    # A number of rows that is constant for each client and differs between clients follows N.
+    for key, sizes_of_clients in num_rows.items():
+        all_sizes = set[int]().union(*sizes_of_clients.values())
+        follows_client = len(all_sizes) > 1 and all(len(sizes) == 1 for sizes in sizes_of_clients.values())
+        texts_by_key[key].per_example |= follows_client and not key[1].startswith(f"{_SECAGG_RECORD}.")
+    return list(texts_by_key.values())
 
 
-def _values(reply: Sent) -> Iterable[tuple[str, Any]]:
+def _iterate_values(reply: RecordedMessage) -> Iterable[tuple[str, Any]]:
     for records in (reply.arrays, reply.metrics, reply.config):
         for record, values in records.items():
             for key, value in values.items():
@@ -98,20 +103,23 @@ def _values(reply: Sent) -> Iterable[tuple[str, Any]]:
                     yield f"{record}.{key}" if record else key, value
 
 
-def _count(reply: Sent) -> int:
-    """N, as the client says it; 0 where it does not."""
-    said = [v for values in reply.metrics.values() for k, v in values.items() if _COUNTS.fullmatch(k)]
-    return count_in(next(iter(said), 0))
+def _num_examples(reply: RecordedMessage) -> int:
+    """Return N as the client reports it; 0 where it does not."""
+    for metrics in reply.metrics.values():
+        for name, value in metrics.items():
+            if _EXAMPLE_COUNT_NAMES.fullmatch(name):
+                return parse_count(value)
+    return 0
 
 
-def _described(value: Any) -> tuple[str, int | None]:
-    """Of what kind it is, and how many rows, items or bytes it has."""
+def _describe_value(value: Any) -> tuple[str, int | None]:
+    """Return the kind of a value, and its number of rows, items or bytes."""
     if isinstance(value, np.ndarray):
-        if value.dtype == np.uint8 and value.ndim == 1:  # bytes, too
+        if value.dtype == np.uint8 and value.ndim == 1:  # recorded bytes are such arrays
             return ("a pickle of bytes" if _PICKLE.fullmatch(value.tobytes()) else "bytes"), len(value)
-        each = f" with rows of {' x '.join(map(str, value.shape[1:]))}" if value.ndim > 1 else ""
-        return f"{value.dtype} array{each}", len(value) if value.ndim else None
+        row_shape = f" with rows of {' x '.join(map(str, value.shape[1:]))}" if value.ndim > 1 else ""
+        return f"{value.dtype} array{row_shape}", len(value) if value.ndim else None
     if isinstance(value, list):
-        kinds: Mapping[bool, str] = {True: "numbers", False: "texts"}
-        return f"list of {kinds[all(isinstance(item, int | float) for item in value)]}", len(value)
+        are_numbers = all(isinstance(item, int | float) for item in value)
+        return f"list of {'numbers' if are_numbers else 'texts'}", len(value)
     return {bool: "true or false", int: "number", float: "number", str: "text"}.get(type(value), "value"), None

@@ -1,4 +1,4 @@
-"""What one round's file says of itself: a JSON header with a SHA-256 of each state and of itself."""
+"""JSON header of a round's file, with the SHA-256 of each recorded state and of itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedsim.errors import TranscriptError, one_line
 from fedsim.files import check_readable, parse_json
 from fedsim.wire.payloads import Kind, State
 
-FORMAT = 3
+FORMAT_VERSION = 3
 RECORDABLE = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -34,34 +34,34 @@ RECORDABLE = {
     torch.complex64: "C64",
     torch.bool: "BOOL",
 }
-RECORDING = "transcript"
-"""What the folder of a recording is called in a run folder."""
-FILE = "round-{:06d}.safetensors"
-RUN = "run-{}"
-"""What the folder of one run is called in the folder that an app records its runs in."""
-MOST = (1 << 64) - 1
-"""The largest id of a client; Flower's ids of nodes have 64 bits."""
-MOST_EXAMPLES = (1 << 63) - 1
-"""The largest N, which attacks compute with as int64."""
-COUNTS = ("num-examples", "num_examples")
-"""The metrics in which Flower's clients report N."""
-LOST = "its node failed"
-"""How the reason begins for which a client is missing through no fault of its own, as far as anybody knows."""
-DIFFERING = "differs-by-client"
-"""What a header calls the facts that the server did not send all clients alike, so that it does not tell them."""
+RECORDING_FOLDER = "transcript"
+"""Folder of a recording in a run folder."""
+ROUND_FILE = "round-{:06d}.safetensors"
+RUN_FOLDER = "run-{}"
+"""Folder of one run in the folder where an app records its runs."""
+MAX_CLIENT_ID = (1 << 64) - 1
+"""Largest id of a client; Flower's node ids have 64 bits."""
+MAX_NUM_EXAMPLES = (1 << 63) - 1
+"""Largest N, which attacks compute with as int64."""
+EXAMPLE_COUNT_KEYS = ("num-examples", "num_examples")
+"""Metrics in which Flower's clients report N."""
+NODE_FAILED = "its node failed"
+"""Beginning of the failure reason of a client whose node failed, not the client itself."""
+DIFFERS_BY_CLIENT = "differs-by-client"
+"""Config key under which a header lists facts that differ between clients, without their values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What the header says of one client's update.
+    """Entry of the header for one client's update.
 
     Attributes:
         client: its id.
-        num_examples: N, as it reported it.
-        broadcast: which of the round's broadcast states it got.
-        sha256: of the arrays that it sent.
-        kind: what they are: weights, a gradient or a delta.
-        metrics: what else it reported.
+        num_examples: N as the client reported it.
+        broadcast: index of the broadcast state that it received in this round.
+        sha256: hash of the arrays that it sent.
+        kind: weights, a gradient or a delta.
+        metrics: its other metrics.
         records: see `Update`.
         members: see `Update`.
         message: see `Update`.
@@ -80,28 +80,28 @@ class Reply:
     remarks: Sequence[str] = ()
 
     @property
-    def key(self) -> str:
-        """What the names of its arrays begin with in the file."""
+    def key_prefix(self) -> str:
+        """Return the prefix of the names of its arrays in the file."""
         return f"client/{self.client}" if self.message == 1 else f"client/{self.client}:{self.message}"
 
     @property
     def senders(self) -> Sequence[int]:
-        """Whose update it is: one client, or those whose sum it is."""
+        """Return the clients of the update: one, or those whose sum it is."""
         return self.members or (self.client,)
 
-    def plain(self) -> dict[str, Any]:
-        """Everything in it for JSON; what few recordings have is left out where there is none."""
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields for JSON, without optional ones that have their default."""
         fields = asdict(self)
-        return {key: value for key, value in fields.items() if key not in _RARE or value not in ((), [], 1)}
+        return {key: value for key, value in fields.items() if key not in _OPTIONAL or value not in ((), [], 1)}
 
 
-_RARE: dict[str, type] = {"records": str, "members": int, "remarks": str, "message": int}
-"""Fields of a reply that few have, and of what they are lists; but `message` is a number."""
+_OPTIONAL: dict[str, type] = {"records": str, "members": int, "remarks": str, "message": int}
+"""Optional fields of a reply, with the type of their elements; but `message` is a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What one round's file says before any tensor is read.
+    """Header of one round's file, read before any tensor.
 
     Attributes:
         version: format of the file.
@@ -109,8 +109,8 @@ class Header:
         broadcasts: SHA-256 of each distinct state that was sent; nearly always one.
         replies: one entry for each recorded update, by ascending client id and message.
         failures: client id to the reason why no update came back, see `errors.one_line`.
-        config: what the server sent along with the state, as far as it sent all clients the same; `DIFFERING` names
-            what else it sent.
+        config: facts that the server sent along with the state, the same to all clients;
+            `DIFFERS_BY_CLIENT` names the others.
     """
 
     version: int
@@ -120,132 +120,164 @@ class Header:
     failures: Mapping[int, str]
     config: Mapping[str, object]
 
-    def reply_of(self, client: int) -> Reply | None:
-        """The first reply of `client`, or of the group that it is in; None where there is none."""
-        own = (reply for reply in self.replies if reply.client == client)
-        return next(own, None) or next((reply for reply in self.replies if client in reply.members), None)
+    def find_reply(self, client: int) -> Reply | None:
+        """Return the first reply of `client`, or else of a group with it, or None."""
+        for reply in self.replies:
+            if reply.client == client:
+                return reply
+        return next((reply for reply in self.replies if client in reply.members), None)
 
-    def plain(self) -> dict[str, Any]:
-        """Everything in it for JSON."""
-        return asdict(self) | {"replies": [reply.plain() for reply in self.replies]}
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields for JSON."""
+        return asdict(self) | {"replies": [reply.to_json() for reply in self.replies]}
 
 
 def hash_state(state: State) -> str:
-    """SHA-256 over the names, types, shapes and bytes of `state`, in its own order."""
+    """Return the SHA-256 over the names, types, shapes and bytes of `state`, in its own order."""
     digest = hashlib.sha256()
     for name, tensor in state.items():
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(bytes_of(tensor))
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of `tensor`, in C order, without a copy where it is in that order already."""
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """Return the memory of `tensor` in C order, copied only where it is in another order."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def read_header(path: Path, number: int) -> tuple[Header, str]:
-    """What a round's file says of itself, and the hash of that."""
+    """Read and verify the header of a round's file; return it with its hash.
+
+    Raises:
+        TranscriptError: the file is damaged, altered, or of another round or format.
+    """
     try:
         check_readable(path)
         with safe_open(path, framework="pt") as file:
             seal = parse_json(file.metadata()["fedsim"])
         if hashlib.sha256(seal["header"].encode()).hexdigest() != seal["sha256"]:
-            raise damaged(path, "its header was altered")
+            raise damage_error(path, "its header was altered")
         fields = parse_json(seal["header"])
-        if type(fields["version"]) is int and fields["version"] != FORMAT:
+        if type(fields["version"]) is int and fields["version"] != FORMAT_VERSION:
             raise TranscriptError(
-                f"{path}: has format {_cut(fields['version'])}, this fedsim reads format {FORMAT}; record it again"
+                f"{path}: has format {_short_repr(fields['version'])}, this fedsim reads format {FORMAT_VERSION}; "
+                "record it again"
             )
         _check_fields(fields)
         if fields["round"] != number:
-            raise damaged(path, f"it holds round {fields['round']}")
+            raise damage_error(path, f"it holds round {fields['round']}")
         replies = [Reply(**reply) for reply in fields.pop("replies")]
-        failures = {int(client): one_line(why) for client, why in fields.pop("failures").items()}  # a stranger's words
+        failures = {int(client): one_line(reason) for client, reason in fields.pop("failures").items()}
         return Header(replies=replies, failures=failures, **fields), seal["sha256"]
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from error
+        raise damage_error(path, str(error)) from error
 
 
-def count_in(reported: object, otherwise: int = 0, most: int = MOST_EXAMPLES) -> int:
-    """What a client reports as a count, `otherwise` where it is none: no reply may stop a federation or an audit."""
+def parse_count(reported: object, otherwise: int = 0, most: int = MAX_NUM_EXAMPLES) -> int:
+    """Return a count that a client reported, or `otherwise` where it is no whole number in range.
+
+    No error is raised, because no reply may stop a federation or an audit.
+
+    >>> parse_count(32.0), parse_count(-1), parse_count("many")
+    (32, 0, 0)
+    """
     if not isinstance(reported, int | float) or not 0 <= reported <= most or reported != int(reported):
         return otherwise
     return int(reported)
 
 
-def sealed(header: Mapping[str, Any]) -> tuple[str, str]:
-    """A round's header as it is written, and its SHA-256."""
+def seal_header(header: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text of a round's header as it is written, which holds its SHA-256, and that."""
     text = json.dumps(header, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return json.dumps({"header": text, "sha256": digest}), digest
 
 
 def withhold_facts(path: Path) -> None:
-    """Leave the protocol facts out of a round's file; everything else stays where it is."""
+    """Remove the protocol facts from a round's file in place; the tensors stay where they are."""
     with path.open("r+b") as file:
         try:
-            room = int.from_bytes(file.read(8), "little")
-            head = parse_json(file.read(room))
+            header_size = int.from_bytes(file.read(8), "little")
+            head = parse_json(file.read(header_size))
             fields = parse_json(parse_json(head["__metadata__"]["fedsim"])["header"])
-            head["__metadata__"]["fedsim"], _ = sealed(fields | {"config": {}})
+            head["__metadata__"]["fedsim"], _ = seal_header(fields | {"config": {}})
             text = json.dumps(head, separators=(",", ":")).encode()
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise damaged(path, str(error)) from error
-        if len(text) > room:
-            raise damaged(path, "its header is not written as ours are")
+            raise damage_error(path, str(error)) from error
+        if len(text) > header_size:
+            raise damage_error(path, "its header is not written as ours are")
         file.seek(8)
-        file.write(text.ljust(room))
+        file.write(text.ljust(header_size))
+
+
+_HEADER_TYPES: Mapping[str, type] = {
+    "version": int,
+    "round": int,
+    "broadcasts": list,
+    "replies": list,
+    "failures": dict,
+    "config": dict,
+}
+_REPLY_TYPES: Mapping[str, type] = {
+    "client": int,
+    "num_examples": int,
+    "broadcast": int,
+    "sha256": str,
+    "kind": str,
+    "metrics": dict,
+}
 
 
 def _check_fields(fields: Any) -> None:
-    """Raise ValueError where a header is not as fedsim writes it; the file may be anybody's."""
-    kinds = {"version": int, "round": int, "broadcasts": list, "replies": list, "failures": dict, "config": dict}
-    _check_kinds("the header", fields, kinds)
+    """Raise ValueError where a header, of a file of unknown origin, is not as fedsim writes it."""
+    _check_types("the header", fields, _HEADER_TYPES)
     if not all(isinstance(item, str) for item in (*fields["broadcasts"], *fields["failures"].values())):
         raise ValueError("a hash or a reason is no text")
-    kinds = {"client": int, "num_examples": int, "broadcast": int, "sha256": str, "kind": str, "metrics": dict}
     for reply in fields["replies"]:
-        rare = {key: reply[key] for key in _RARE if isinstance(reply, dict) and key in reply}
-        _check_kinds("a reply", reply, kinds | {key: int if key == "message" else list for key in rare})
-        for key, items in rare.items():
-            if key != "message" and not all(type(item) is _RARE[key] for item in items):
-                raise ValueError(f"{key} of a reply are {_cut(items)}")
-        if reply["kind"] not in get_args(Kind):
-            raise ValueError(f"a reply is of kind {_cut(reply['kind'])}")
-        numbers = (reply["client"], reply["num_examples"], reply["broadcast"])
-        if not (
-            0 <= numbers[0] <= MOST and 0 <= numbers[1] <= MOST_EXAMPLES and 0 <= numbers[2] < len(fields["broadcasts"])
-        ):
-            raise ValueError(f"client, N and broadcast are {_cut(numbers)}")
-        if reply.get("message", 1) < 1:
-            raise ValueError(f"message of a reply is {_cut(reply['message'])}")
-        if not all(type(value) in (int, float) for value in reply["metrics"].values()):
-            raise ValueError(f"a metric of client {numbers[0]} is no number")
+        _check_reply(reply, len(fields["broadcasts"]))
     answers = [(reply["client"], reply.get("message", 1)) for reply in fields["replies"]]
     if len(set(answers)) < len(answers):
-        raise ValueError(f"its clients and their messages are {_cut(answers)}, expected each once")
+        raise ValueError(f"its clients and their messages are {_short_repr(answers)}, expected each once")
     failed = [int(client) for client in fields["failures"]]
     if len(set(failed)) < len(failed) or min(failed, default=0) < 0:
-        raise ValueError(f"the clients that failed are {_cut(failed)}, expected each once and none below 0")
+        raise ValueError(f"the clients that failed are {_short_repr(failed)}, expected each once and none below 0")
 
 
-def _check_kinds(what: str, table: Any, kinds: Mapping[str, type]) -> None:
-    if not isinstance(table, dict) or set(table) != set(kinds):
-        raise ValueError(f"{what} is {_cut(table)}, expected {', '.join(kinds)}")
-    for key, kind in kinds.items():
-        if type(table[key]) is not kind:  # to Python, true is a number
-            raise ValueError(f"{key} of {what} is {_cut(table[key])}")
+def _check_reply(reply: Any, num_broadcasts: int) -> None:
+    optional = {key: reply[key] for key in _OPTIONAL if isinstance(reply, dict) and key in reply}
+    optional_types = {key: int if key == "message" else list for key in optional}
+    _check_types("a reply", reply, {**_REPLY_TYPES, **optional_types})
+    for key, items in optional.items():
+        if key != "message" and not all(type(item) is _OPTIONAL[key] for item in items):
+            raise ValueError(f"{key} of a reply are {_short_repr(items)}")
+    if reply["kind"] not in get_args(Kind):
+        raise ValueError(f"a reply is of kind {_short_repr(reply['kind'])}")
+    client, num_examples, broadcast = numbers = (reply["client"], reply["num_examples"], reply["broadcast"])
+    if not (0 <= client <= MAX_CLIENT_ID and 0 <= num_examples <= MAX_NUM_EXAMPLES and 0 <= broadcast < num_broadcasts):
+        raise ValueError(f"client, N and broadcast are {_short_repr(numbers)}")
+    if reply.get("message", 1) < 1:
+        raise ValueError(f"message of a reply is {_short_repr(reply['message'])}")
+    if not all(type(value) in (int, float) for value in reply["metrics"].values()):
+        raise ValueError(f"a metric of client {client} is no number")
 
 
-def _cut(value: Any) -> str:
+def _check_types(name: str, table: Any, types: Mapping[str, type]) -> None:
+    if not isinstance(table, dict) or set(table) != set(types):
+        raise ValueError(f"{name} is {_short_repr(table)}, expected {', '.join(types)}")
+    for key, expected in types.items():
+        if type(table[key]) is not expected:  # not isinstance: a bool is an int
+            raise ValueError(f"{key} of {name} is {_short_repr(table[key])}")
+
+
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 80 else f"{text[:80]}…"
 
 
-def damaged(path: Path, why: str) -> TranscriptError:
-    """What to raise of a round's file that is not as it was written."""
+def damage_error(path: Path, why: str) -> TranscriptError:
+    """Return the error to raise for a round's file that is not as it was written."""
     return TranscriptError(
         f"{path}: is damaged ({why}); the other rounds stay readable, leave this one out or record it again"
     )

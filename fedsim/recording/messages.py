@@ -1,7 +1,8 @@
-"""What else a server saw: the messages that are no updates, and what came with updates beside arrays and numbers.
+"""Recorded messages that are no updates, or hold more than an update, such as texts.
 
-One file for each set of messages that was sent and its replies: queries, evaluations, the stages of secure aggregation.
-Plain values stand in a JSON header, bytes and arrays of clients beside it as tensors; nothing needs pickle.
+There is one file for each set of messages that was sent at once, with its replies: queries,
+evaluations, stages of secure aggregation. Plain values are in a JSON header, bytes and arrays
+beside it as tensors; nothing needs pickle.
 """
 
 from __future__ import annotations
@@ -17,28 +18,29 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.errors import RunError, TranscriptError
-from fedsim.recording.sealed import read_sealed, write_sealed
+from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 
-FOLDER = "messages"
-"""What the folder of these files is called, beside that of the updates."""
+MESSAGES_FOLDER = "messages"
+"""Folder of these files in a run folder, beside the recording of updates."""
 _FILE = "exchange-{:06d}.safetensors"
 _NAME = re.compile(r"exchange-(\d{6,})\.safetensors")
 _FORMAT = 1
 
 Records = Mapping[str, Mapping[str, Any]]
-"""By record: its values by their keys. Bytes are uint8 arrays."""
+"""Record to its values by key. Bytes are uint8 arrays."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
-    """One message, of the server or of a client.
+class RecordedMessage:
+    """Message of the server or of a client, as it is recorded.
 
     Attributes:
         node: Flower's id of the client's node.
-        client: what the client is called in the recording; the node, if it reported no partition id.
+        client: the client's id in the recording; the id of its node, if it reported no partition
+            id.
         config: its ConfigRecords.
         metrics: its MetricRecords.
-        arrays: its ArrayRecords; of each tensor what is kept of it: the array, or a text with its type and shape.
+        arrays: its ArrayRecords; each tensor as an array, or as a text with its type and shape.
         error: the reason, where a reply is an error or cannot be read.
     """
 
@@ -51,86 +53,101 @@ class Sent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Messages:
-    """A set of messages that a server sent at once, and what came back.
+class RecordedExchange:
+    """Messages that a server sent at once, and their replies.
 
     Attributes:
         number: counted from 1 in the order in which they were sent.
         kind: type of the messages, such as `train`, `evaluate` or `query.stage`.
-        round: in which round, as the messages say; 0 where they do not.
-        recorded_as: the round in which the updates among the replies are recorded; 0 where there are none.
-        sent: what the server sent.
-        replies: what came back, in ascending order of clients.
+        round: the round that the messages name; 0 where they name none.
+        recorded_as: the round in which the updates among the replies are recorded; 0 for none.
+        sent: messages of the server.
+        replies: messages of the clients, in ascending order of clients.
     """
 
     number: int
     kind: str
     round: int
     recorded_as: int
-    sent: Sequence[Sent]
-    replies: Sequence[Sent]
+    sent: Sequence[RecordedMessage]
+    replies: Sequence[RecordedMessage]
 
 
-_MESSAGES = TypeAdapter(Messages)
+_MESSAGES = TypeAdapter(RecordedExchange)
 
 
-def write_messages(folder: Path, messages: Messages) -> Path:
-    """Write one file into `folder`, which is made where it is missing; its path.
+def write_messages(folder: Path, messages: RecordedExchange) -> Path:
+    """Write one file into `folder`, which is made where it is missing, and return its path.
 
     Raises:
         RunError: the folder cannot be written.
     """
-    beside: dict[str, NDArray[Any]] = {}
-    fields = vars(messages) | {key: list(map(vars, getattr(messages, key))) for key in ("sent", "replies")}
-    header = {"format": _FORMAT, **_plain(fields, beside)}
+    arrays: dict[str, NDArray[Any]] = {}
+    fields = vars(messages) | {
+        "sent": [vars(message) for message in messages.sent],
+        "replies": [vars(reply) for reply in messages.replies],
+    }
+    header = {"format": _FORMAT, **_extract_arrays(fields, arrays)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from error
     path = folder / _FILE.format(messages.number)
-    write_sealed(path, header, beside)
+    write_sealed_file(path, header, arrays)
     return path
 
 
-def read_messages(folder: Path) -> Iterator[Messages]:
-    """What `write_messages` wrote into `folder`, in the order in which the server sent it; nothing if it is not there.
+def read_messages(folder: Path) -> Iterator[RecordedExchange]:
+    """Yield the messages in `folder`, in the order in which the server sent them.
+
+    A folder that does not exist has none.
 
     Raises:
         TranscriptError: a file is damaged.
     """
-    found = sorted((int(name[1]), path) for path in folder.glob("*") if (name := _NAME.fullmatch(path.name)))
-    for _, path in found:
+    numbered_paths: list[tuple[int, Path]] = []
+    for path in folder.glob("*"):
+        if name := _NAME.fullmatch(path.name):
+            numbered_paths.append((int(name[1]), path))
+    for _, path in sorted(numbered_paths):
         try:
-            header, beside = read_sealed(path)
+            header, arrays = read_sealed_file(path)
             if header.pop("format") != _FORMAT:
                 raise ValueError("it has another format")
-            yield _MESSAGES.validate_python(_whole(header, beside))
+            yield _MESSAGES.validate_python(_insert_arrays(header, arrays))
         except ValidationError as error:
-            where, why = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
-            raise TranscriptError(f"{path}: is damaged ({where}: {why}); leave it out") from error
+            first_error = error.errors()[0]
+            where = ".".join(map(str, first_error["loc"]))
+            raise TranscriptError(f"{path}: is damaged ({where}: {first_error['msg']}); leave it out") from error
         except (RunError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise TranscriptError(f"{path}: is damaged ({error}); leave it out") from error
 
 
-def _plain(value: Any, beside: dict[str, NDArray[Any]]) -> Any:
-    """`value` for JSON; bytes and arrays go `beside`, each once, and a reference stays."""
+_REFERENCE_KEY = "\0beside"
+"""Key of a table that stands for an array; no app has such a key."""
+
+
+def _extract_arrays(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Return `value` for JSON: bytes and arrays move to `arrays`, and references replace them."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, beside) for key, item in value.items()}
+        return {str(key): _extract_arrays(item, arrays) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, beside) for item in value]
+        return [_extract_arrays(item, arrays) for item in value]
     if isinstance(value, bytes):
         value = np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray):
-        beside[name := f"{len(beside)}"] = value
-        return {_BESIDE: name}
+        name = f"{len(arrays)}"
+        arrays[name] = value
+        return {_REFERENCE_KEY: name}
     return value
 
 
-_BESIDE = "\0beside"
-"""Key of a reference; no app has such a name."""
-
-
-def _whole(value: Any, beside: Mapping[str, NDArray[Any]]) -> Any:
+def _insert_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Return `value` with the arrays in place of the references to them."""
     if isinstance(value, dict):
-        return beside[value[_BESIDE]] if set(value) == {_BESIDE} else {k: _whole(v, beside) for k, v in value.items()}
-    return [_whole(item, beside) for item in value] if isinstance(value, list) else value
+        if set(value) == {_REFERENCE_KEY}:
+            return arrays[value[_REFERENCE_KEY]]
+        return {key: _insert_arrays(item, arrays) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_insert_arrays(item, arrays) for item in value]
+    return value

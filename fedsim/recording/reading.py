@@ -1,4 +1,4 @@
-"""What the messages of somebody's Flower app mean, where a recording alone does not say it."""
+"""Format of the messages of a Flower app: how they map to the tensors of the audited model."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from torch import Tensor
 
 from fedsim.errors import TranscriptError
 from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Kind, Payload, State, in_working_type
+from fedsim.wire.payloads import Kind, Payload, State, to_working_type
 
-_OUTPUT_FIRST = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
-"""By number of dimensions, the axes of a weight (place ... input output) as PyTorch has them."""
+_OUTPUT_FIRST_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
+"""Number of dimensions to the permutation of axes `position ... input output` into PyTorch's."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How updates are read: the auditor says it of an app, and nothing is guessed.
+class MessageFormat:
+    """Format of an app's messages, as the auditor states it; nothing is guessed.
 
     Attributes:
-        replies: what the numbers are that clients send under plain names; w_T in most apps.
+        replies: kind of the arrays that clients send under plain names; weights w_T in most apps.
         record: the record of arrays that holds the model, where messages have several.
-        message: which of the server's messages to a client in a round is meant, counted from 1, where a client gets
-            several, such as one for each model of a cluster; 0 where it gets one.
-        prefix: what the names of tensors begin with and those of the model do not, such as `_orig_mod.`.
-        module: the part of the model whose tensors are sent, by names that begin in it, such as `head`.
-        names: what the model calls the tensors, in the order in which they are sent, `""` for one that is none of its;
-            empty leaves their names.
-        shapes: of tensors that are sent as plain lists of numbers, by the names of the model.
-        transposed: the weights of layers have their inputs first, as in Flax, Keras and scikit-learn.
-        num_examples: N, of all clients or by client, which goes before what clients report.
+        message: number, from 1, of the message that is audited where the server sends a client
+            several in a round, such as one for each model of a cluster; 0 where it sends one.
+        prefix: prefix that names of sent tensors have and names in the model do not, such as
+            `_orig_mod.`.
+        module: the part of the model whose tensors are sent under names relative to it, such as
+            `head`.
+        names: the model's names of the tensors in the order in which they are sent, `""` for a
+            tensor that is not in the model; empty leaves the names.
+        shapes: name in the model to shape, for tensors that are sent as plain lists of numbers.
+        transposed: whether weights have their input axis first, as in Flax, Keras and scikit-learn.
+        num_examples: N of all clients, or client to N; replaces the N that clients report.
     """
 
     replies: Kind = "weights"
@@ -44,68 +46,82 @@ class Reading:
     transposed: bool = False
     num_examples: int | Mapping[int, int] | None = None
 
-    def of(self, update: Update) -> Update:
-        """`update` as attacks read it: real numbers are in `WORKING_TYPE`.
+    def read(self, update: Update) -> Update:
+        """Return `update` as attacks read it: by the model's names, floats in `WORKING_TYPE`.
 
         Raises:
-            TranscriptError: it has several records and none is named, or not what this reading names.
+            TranscriptError: it has several records of which this format names none, or it does not
+                match this format.
         """
         where = f"round {update.round}, client {update.client}"
+        # Select the record that holds the model.
         if update.records:
-            update = replace(
-                update,
-                before=self._chosen(update.before, where, "the server", alone=True),
-                payload=Payload.dense(
-                    self._chosen(update.payload.arrays(), where, f"client {update.client}"), "weights"
-                ),
-                records=(),
-            )
-        if self != Reading(record=self.record, message=self.message, num_examples=self.num_examples):
-            arrays, sent = update.payload.arrays(), list(update.before)
-            before = self._named(update.before, where, sent)
-            after = self._named(arrays, where, sent if arrays.keys() <= update.before.keys() else list(arrays))
-            update = replace(update, before=before, payload=self._meant(after, before))
+            before = self._select_record(update.before, where, "the server", allow_single=True)
+            sent = self._select_record(update.payload.arrays(), where, f"client {update.client}")
+            update = replace(update, before=before, payload=Payload.from_dense(sent, "weights"), records=())
+
+        # Rename, reshape and transpose the tensors, unless the format leaves them as they are.
+        if self != MessageFormat(record=self.record, message=self.message, num_examples=self.num_examples):
+            arrays, broadcast_names = update.payload.arrays(), list(update.before)
+            names = broadcast_names if arrays.keys() <= update.before.keys() else list(arrays)
+            before = self._to_model(update.before, where, broadcast_names)
+            payload = self._to_payload(self._to_model(arrays, where, names), before)
+            update = replace(update, before=before, payload=payload)
         return replace(
             update,
-            before=in_working_type(update.before),
-            payload=update.payload.in_working_type(update.before),
-            num_examples=self.counted(update.client, update.num_examples),
+            before=to_working_type(update.before),
+            payload=update.payload.to_working_type(update.before),
+            num_examples=self.num_examples_of(update.client, update.num_examples),
         )
 
-    def _chosen(self, state: State, where: str, sender: str, *, alone: bool = False) -> dict[str, Tensor]:
-        """The tensors of the record that holds the model; with `alone`, those of an only record whatever its name."""
-        records = list(dict.fromkeys(name.partition("/")[0] for name in state))
-        wanted = records[0] if alone and len(records) == 1 else self.record
-        if wanted not in records:
-            told = ", ".join(f"'{name}'" for name in records)
-            why = f"none is called '{self.record}'" if self.record else "which of them holds the model is not said"
-            raise TranscriptError(
-                f"{where}: {sender} sent the records of arrays {told}, and {why}; name one with [app] record"
-            )
-        return {name.removeprefix(f"{wanted}/"): t for name, t in state.items() if name.startswith(f"{wanted}/")}
+    def _select_record(self, state: State, where: str, sender: str, *, allow_single: bool = False) -> dict[str, Tensor]:
+        """Return the tensors of the record that holds the model.
 
-    def _named(self, state: State, where: str, order: Sequence[str]) -> dict[str, Tensor]:
-        """`state` by the names of the model; `order` are the names under which all that `names` names was sent."""
+        Args:
+            state: the tensors of all records, called `RECORD/NAME`.
+            where: round and client, for errors.
+            sender: the sender, for errors.
+            allow_single: take a single record, whatever its name.
+        """
+        records = list(dict.fromkeys(name.partition("/")[0] for name in state))
+        record = records[0] if allow_single and len(records) == 1 else self.record
+        if record not in records:
+            quoted = ", ".join(f"'{name}'" for name in records)
+            reason = f"none is called '{self.record}'" if self.record else "which of them holds the model is not said"
+            raise TranscriptError(
+                f"{where}: {sender} sent the records of arrays {quoted}, and {reason}; name one with [app] record"
+            )
+        prefix = f"{record}/"
+        return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+
+    def _to_model(self, state: State, where: str, sent_names: Sequence[str]) -> dict[str, Tensor]:
+        """Return `state` with the names, shapes and axes of the model.
+
+        Args:
+            state: tensors by the names under which they were sent.
+            where: round and client, for errors.
+            sent_names: the names of all sent tensors, in the order that `names` refers to.
+        """
         if self.prefix and not any(name.startswith(self.prefix) for name in state):
             raise TranscriptError(
                 f"{where}: no tensor has a name that begins with '{self.prefix}', but for instance "
                 f"'{next(iter(state), '')}'; mend [app] prefix"
             )
-        if self.names and len(self.names) != len(order):
+        if self.names and len(self.names) != len(sent_names):
             raise TranscriptError(
-                f"{where}: {len(order)} tensors were sent, and [app] names has {len(self.names)}; name each, in the "
-                'order in which they are sent, "" for those that are not of the model'
+                f"{where}: {len(sent_names)} tensors were sent, and [app] names has {len(self.names)}; name each, "
+                'in the order in which they are sent, "" for those that are not of the model'
             )
-        within = f"{self.module}." if self.module else ""
-        names = self.names or [f"{within}{name.removeprefix(self.prefix)}" for name in order]
-        called = dict(zip(order, names, strict=True))
-        return {
-            called[name]: self._transposed(self._shaped(called[name], tensor, where))
-            for name, tensor in state.items()
-            if called[name]
-        }
+        module_prefix = f"{self.module}." if self.module else ""
+        names = self.names or [f"{module_prefix}{name.removeprefix(self.prefix)}" for name in sent_names]
+        model_name_of = dict(zip(sent_names, names, strict=True))
+        named_state: dict[str, Tensor] = {}
+        for sent_name, tensor in state.items():
+            if name := model_name_of[sent_name]:
+                named_state[name] = self._transpose(self._reshape(name, tensor, where))
+        return named_state
 
-    def _shaped(self, name: str, tensor: Tensor, where: str) -> Tensor:
+    def _reshape(self, name: str, tensor: Tensor, where: str) -> Tensor:
         shape = self.shapes.get(name)
         if shape is None:
             return tensor
@@ -113,25 +129,26 @@ class Reading:
             raise TranscriptError(f"{where}: '{name}' has {tensor.numel()} numbers, [app] shapes says {list(shape)}")
         return tensor.reshape(tuple(shape))
 
-    def _transposed(self, tensor: Tensor) -> Tensor:
-        if self.transposed and tensor.ndim in _OUTPUT_FIRST:
-            return tensor.permute(_OUTPUT_FIRST[tensor.ndim]).contiguous()
+    def _transpose(self, tensor: Tensor) -> Tensor:
+        if self.transposed and tensor.ndim in _OUTPUT_FIRST_AXES:
+            return tensor.permute(_OUTPUT_FIRST_AXES[tensor.ndim]).contiguous()
         return tensor
 
-    def _meant(self, arrays: State, before: State) -> Payload:
+    def _to_payload(self, arrays: State, before: State) -> Payload:
+        """Return the payload of `arrays`, whose real numbers are of the kind `replies`."""
         payload = Payload.from_arrays(arrays, before)
         if self.replies == "weights":
             return payload
-        return Payload(
-            {
-                name: (self.replies, form) if name in before and before[name].is_floating_point() else (kind, form)
-                for name, (kind, form) in payload.tensors.items()
-            }
-        )
+        tensors = dict(payload.tensors)
+        for name, (_, form) in payload.tensors.items():
+            if name in before and before[name].is_floating_point():
+                tensors[name] = (self.replies, form)
+        return Payload(tensors)
 
-    def counted(self, client: int, reported: int) -> int:
-        """N of a client that reported so many examples."""
-        said = self.num_examples
-        if isinstance(said, int):
-            return said
-        return reported if said is None else said.get(client, reported)
+    def num_examples_of(self, client: int, reported: int) -> int:
+        """Return N of a client: the stated one, or else the one that it reported."""
+        if self.num_examples is None:
+            return reported
+        if isinstance(self.num_examples, int):
+            return self.num_examples
+        return self.num_examples.get(client, reported)

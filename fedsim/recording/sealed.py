@@ -1,4 +1,4 @@
-"""A file of arrays under one JSON header, with a SHA-256 of both; what a run resumes from."""
+"""Sealed files: arrays and a JSON header with a SHA-256 over both, such as checkpoints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedsim.errors import RunError
-from fedsim.files import check_readable, in_one_step, parse_json
+from fedsim.files import check_readable, parse_json, replace_atomically
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def write_sealed(
+def write_sealed_file(
     path: Path,
     header: Mapping[str, Any],
     arrays: Arrays,
@@ -26,29 +26,32 @@ def write_sealed(
     durable: bool = False,
     announce: Callable[[str], None] | None = None,
 ) -> str:
-    """Write a sealed file in one step; its SHA-256, which is not that of the file's bytes.
+    """Write a sealed file in one step, and return the SHA-256 that it holds.
 
     Args:
-        durable: wait until the disk has it.
-        announce: told the SHA-256 before there is a file that bears it.
+        path: the file.
+        header: values for JSON.
+        arrays: arrays by name.
+        durable: wait until the file is on the disk.
+        announce: called with the SHA-256 before the file is written.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
     text = json.dumps(header)
-    digest = _digest(text, arrays)
+    digest = _hash_content(text, arrays)
     if announce is not None:
         announce(digest)
     try:
-        with in_one_step(path, durable=durable) as temporary:
+        with replace_atomically(path, durable=durable) as temporary:
             save_file(arrays, temporary, metadata={"fedsim": json.dumps({"header": text, "sha256": digest})})
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: cannot be written ({error}); make room and resume the run") from error
     return digest
 
 
-def read_sealed(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """The header and the arrays of a sealed file.
+def read_sealed_file(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """Return the header and the arrays of a sealed file.
 
     Raises:
         RunError: the file is damaged.
@@ -58,15 +61,15 @@ def read_sealed(path: Path) -> tuple[dict[str, Any], Arrays]:
         with safe_open(path, framework="np") as file:
             sealed = parse_json(file.metadata()["fedsim"])
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if _digest(sealed["header"], arrays) != sealed["sha256"]:
+        if _hash_content(sealed["header"], arrays) != sealed["sha256"]:
             raise ValueError("its bytes are not those that were saved")
         return parse_json(sealed["header"]), arrays
     except (OSError, SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 
 
-def seal_of(path: Path) -> str:
-    """The SHA-256 that `write_sealed` returned; whether the file is still of it, `read_sealed` says.
+def read_seal(path: Path) -> str:
+    """Return the SHA-256 that a sealed file holds; only `read_sealed_file` checks it.
 
     Raises:
         RunError: the file is damaged.
@@ -79,7 +82,7 @@ def seal_of(path: Path) -> str:
         raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 
 
-def _digest(header: str, arrays: Arrays) -> str:
+def _hash_content(header: str, arrays: Arrays) -> str:
     digest = hashlib.sha256(header.encode())
     for key in sorted(arrays):
         digest.update(f"{key}:{arrays[key].dtype.str}:{arrays[key].shape};".encode())

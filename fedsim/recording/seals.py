@@ -1,4 +1,4 @@
-"""A hash over a text, signed by whoever has the key that FEDSIM_KEY names."""
+"""Seal of a text: its SHA-256, signed with the key that FEDSIM_KEY names, if it names one."""
 
 from __future__ import annotations
 
@@ -10,44 +10,52 @@ from pathlib import Path
 
 from fedsim.errors import ConfigError
 
-KEY = "FEDSIM_KEY"
-_SHORTEST = 16
-"""Bytes of a key."""
+KEY_VARIABLE = "FEDSIM_KEY"
+_MIN_KEY_BYTES = 16
 _HASH, _SIGNATURE = "sha256", "hmac-sha256"
 
 
-def key() -> bytes | None:
-    """What is signed with: the content of the file that FEDSIM_KEY names; None where it names none.
+def signing_key() -> bytes | None:
+    """Return the content of the file that FEDSIM_KEY names, as the key; None where it names none.
 
     Raises:
         ConfigError: the file cannot be read, or is too short for a secret.
     """
-    named = os.environ.get(KEY)
-    if not named:
+    path = os.environ.get(KEY_VARIABLE)
+    if not path:
         return None
     try:
-        secret = Path(named).read_bytes()
+        secret = Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--key {named}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    if len(secret) < _SHORTEST:
+        raise ConfigError(f"--key {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if len(secret) < _MIN_KEY_BYTES:
         raise ConfigError(
-            f"--key {named}: expected a secret of {_SHORTEST} bytes or more, got {len(secret)}; "
-            f"`head -c 32 /dev/urandom > {named}` makes one"
+            f"--key {path}: expected a secret of {_MIN_KEY_BYTES} bytes or more, got {len(secret)}; "
+            f"`head -c 32 /dev/urandom > {path}` makes one"
         )
     return secret
 
 
-def seal(text: str, secret: bytes | None) -> dict[str, str]:
-    """The SHA-256 of `text`, and its signature where there is a key."""
-    found = {_HASH: hashlib.sha256(text.encode()).hexdigest()}
-    return found if secret is None else found | {_SIGNATURE: _signature(secret, text)}
+def seal_text(text: str, secret: bytes | None) -> dict[str, str]:
+    """Return the SHA-256 of `text`, and its signature where there is a key.
+
+    >>> sorted(seal_text("text", None)), sorted(seal_text("text", b"a secret of 16 b"))
+    (['sha256'], ['hmac-sha256', 'sha256'])
+    """
+    text_seal = {_HASH: hashlib.sha256(text.encode()).hexdigest()}
+    return text_seal if secret is None else text_seal | {_SIGNATURE: _signature(secret, text)}
 
 
 def check_seal(given: Mapping[str, str], text: str, secret: bytes | None) -> bool:
-    """Whether `text` is signed; with a key, by that key.
+    """Check the seal `given` of `text`, and return whether it is signed.
+
+    Args:
+        given: the seal.
+        text: the text.
+        secret: the key that a signature is checked with; None accepts any signature.
 
     Raises:
-        ValueError: it is not what was sealed, or is signed with another key.
+        ValueError: the text is not the one that was sealed, or is signed with another key.
         KeyError: there is no hash.
     """
     if given[_HASH] != hashlib.sha256(text.encode()).hexdigest():
@@ -59,15 +67,15 @@ def check_seal(given: Mapping[str, str], text: str, secret: bytes | None) -> boo
     return True
 
 
-def check_signed(given: Mapping[str, str], text: str) -> None:
-    """As `check_seal` by the key that there is; where there is one, what is not signed is refused as well.
+def require_seal(given: Mapping[str, str], text: str) -> None:
+    """Check the seal `given` of `text` with the present key; if there is one, require a signature.
 
     Raises:
         ConfigError: the key cannot be read.
-        ValueError: `text` is not what was sealed, or not by this key.
+        ValueError: `text` is not the one that was sealed, or is not signed with this key.
         KeyError: there is no hash.
     """
-    secret = key()
+    secret = signing_key()
     if not check_seal(given, text, secret) and secret is not None:
         raise ValueError("it is not signed")
 

@@ -1,4 +1,4 @@
-"""Reads what a curious server wrote down; lazily and verified: a damaged round is named, the others stay readable."""
+"""Reader of a recording, lazy and verified: a damaged round is named, the others stay readable."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from safetensors import SafetensorError, safe_open
 
 from fedsim.errors import PayloadError, TranscriptError
 from fedsim.recording.header import (
-    FILE,
     RECORDABLE,
-    RECORDING,
-    RUN,
+    RECORDING_FOLDER,
+    ROUND_FILE,
+    RUN_FOLDER,
     Header,
     Reply,
-    damaged,
+    damage_error,
     hash_state,
     read_header,
     withhold_facts,
 )
-from fedsim.recording.messages import FOLDER as MESSAGES
-from fedsim.recording.reading import Reading
+from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
+from fedsim.recording.reading import MessageFormat
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload, State
 
-_AS_USUAL = Reading()
-_BYTES = {word: dtype.itemsize for dtype, word in RECORDABLE.items()}
-"""Of one number, by what a file calls its type."""
-_NAME = re.compile(r"round-(\d{6,})\.safetensors")
+_DEFAULT_FORMAT = MessageFormat()
+_BYTES_OF_TYPE = {name: dtype.itemsize for dtype, name in RECORDABLE.items()}
+"""Name of a type in a file to the bytes of one number."""
+_ROUND_NAME = re.compile(r"round-(\d{6,})\.safetensors")
 Index = dict[str, list[tuple[int, str, str]]]
-"""By what tensors are of, such as `client/3`: the place of each, its name, and its key in the file."""
-_RUN = re.compile(RUN.format(r"(\d{1,18})"))
+"""Key prefix, such as `client/3`, to the position, name and key of each of its tensors."""
+_RUN_NAME = re.compile(RUN_FOLDER.format(r"(\d{1,18})"))
 
 
 class Transcript:
-    """A recording, read lazily and verified. Holds nothing that a server would not have received.
+    """Recording, read lazily and verified. It holds nothing that a server would not have received.
 
     Args:
-        folder: the folder with the round files, the run folder around it, or see `the_run`.
-        rounds: see only these rounds; None sees all.
-        facts: see the protocol facts that the server sent along with its state.
-        reading: what the messages mean.
+        folder: the folder with the round files, the run folder around it, or see `find_run`.
+        rounds: show only these rounds; None shows all.
+        facts: show the protocol facts that the server sent along with its state.
+        message_format: format of the messages, in which updates are read.
 
     Raises:
         TranscriptError: there is no recording in `folder`, or it lacks one of `rounds`.
@@ -61,48 +61,49 @@ class Transcript:
         rounds: Iterable[int] | None = None,
         *,
         facts: bool = True,
-        reading: Reading = _AS_USUAL,
+        message_format: MessageFormat = _DEFAULT_FORMAT,
     ) -> None:
-        run = the_run(Path(folder))
-        self.folder = run / RECORDING if (run / RECORDING).is_dir() else run
-        found = {int(name[1]): self.folder / name[0] for name in map(_NAME.fullmatch, _listed(self.folder)) if name}
-        if not found:
-            others = len([name for name in _listed(run / MESSAGES) if name.endswith(".safetensors")])
-            but = f" of updates, but {others} other exchange{'s' * (others != 1)} of messages" if others else ""
-            raise TranscriptError(f"{folder}: holds no recording{but}; expected {FILE.format(1)} or the like in it")
-        wanted = sorted(found) if rounds is None else sorted(set(rounds))
-        for number in wanted:
-            if number not in found:
-                raise TranscriptError(
-                    f"{self.folder}: round {number} is not recorded; recorded: {', '.join(map(str, sorted(found)))}"
-                )
-        self._paths = {number: found[number] for number in wanted}
+        run = find_run(Path(folder))
+        self.folder = run / RECORDING_FOLDER if (run / RECORDING_FOLDER).is_dir() else run
+        recorded_paths = _round_paths(self.folder)
+        if not recorded_paths:
+            raise TranscriptError(
+                f"{folder}: holds no recording{_describe_exchanges(run)}; expected {ROUND_FILE.format(1)} or the like in it"
+            )
+        visible_rounds = sorted(recorded_paths) if rounds is None else sorted(set(rounds))
+        for number in visible_rounds:
+            if number not in recorded_paths:
+                recorded = ", ".join(map(str, sorted(recorded_paths)))
+                raise TranscriptError(f"{self.folder}: round {number} is not recorded; recorded: {recorded}")
+        self._paths = {number: recorded_paths[number] for number in visible_rounds}
         self._headers: dict[int, Header] = {}
         self._hashes: dict[int, str] = {}
-        self._replies: dict[int, dict[tuple[int, int], Reply]] = {}  # by round, then client and message
-        self._open: tuple[tuple[int, ...], Any, Index] | None = None  # the file that was read last, as it was then
+        self._replies: dict[int, dict[tuple[int, int], Reply]] = {}  # round to client and message
+        # Signature, open file and index of the file that was read last.
+        self._last_file: tuple[tuple[int, ...], Any, Index] | None = None
         self._verified = set[tuple[int, str]]()
-        self._broadcast: tuple[tuple[int, str], State] | None = None  # the one that was read last
-        self._facts = facts
-        self.reading = reading
+        self._last_broadcast: tuple[tuple[int, str], State] | None = None
+        self._shows_facts = facts
+        self.message_format = message_format
 
     def __repr__(self) -> str:
         return f"Transcript({str(self.folder)!r}, rounds={self.rounds})"
 
     @property
     def rounds(self) -> list[int]:
-        """The recorded rounds, ascending."""
+        """Return the recorded rounds, ascending."""
         return list(self._paths)
 
-    def only(self, rounds: Iterable[int]) -> Transcript:
-        """The messages of `rounds` and nothing else: what an attack is handed.
+    def restrict_to(self, rounds: Iterable[int]) -> Transcript:
+        """Return a transcript of only the messages of `rounds`, as an attack receives it.
 
-        Protocol facts are left out; which of them the adversary has is for the threat model to say.
+        Protocol facts are left out, because the threat model states which of them the adversary
+        knows.
         """
-        return Transcript(self.folder, rounds, facts=False, reading=self.reading)
+        return Transcript(self.folder, rounds, facts=False, message_format=self.message_format)
 
     def copy_to(self, folder: Path) -> None:
-        """Its rounds as files of their own in `folder`, whose headers say no more than its own do.
+        """Copy the visible rounds and facts, in the present message format, as files into `folder`.
 
         Raises:
             TranscriptError: a round is damaged.
@@ -110,29 +111,29 @@ class Transcript:
         """
         folder.mkdir(parents=True)
         for number, path in self._paths.items():
-            if self.reading != _AS_USUAL:  # written as they are read
+            if self.message_format != _DEFAULT_FORMAT:
                 header, updates = self.header(number), [self.update(number, client) for client in self.clients(number)]
                 Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
                 continue
-            self.header(number)  # checked first, because a header that is written anew would hide that it was altered
-            copied = folder / path.name
-            shutil.copyfile(path, copied)
-            if not self._facts:
-                withhold_facts(copied)
+            self.header(number)  # verify it before, because rewriting would hide an alteration
+            copy = folder / path.name
+            shutil.copyfile(path, copy)
+            if not self._shows_facts:
+                withhold_facts(copy)
 
     def header(self, number: int) -> Header:
-        """What round `number` holds, without reading a tensor.
+        """Return the header of round `number`, without reading a tensor.
 
         Raises:
             TranscriptError: the file is truncated or its header was altered.
         """
         if number not in self._headers:
             header, self._hashes[number] = read_header(self._paths[number], number)
-            self._headers[number] = header if self._facts else replace(header, config={})
+            self._headers[number] = header if self._shows_facts else replace(header, config={})
         return self._headers[number]
 
     def sha256(self, number: int) -> str:
-        """SHA-256 of the header of round `number`, which has those of all its states.
+        """Return the SHA-256 of the header of round `number`, which has the hashes of its states.
 
         Raises:
             TranscriptError: the file is truncated or its header was altered.
@@ -141,83 +142,91 @@ class Transcript:
         return self._hashes[number]
 
     def clients(self, number: int) -> list[int]:
-        """Clients of whom an update of round `number` is recorded, ascending."""
+        """Return the clients of which an update of round `number` is recorded, ascending."""
         return list(dict.fromkeys(reply.client for reply in self.header(number).replies))
 
     def messages(self, number: int, client: int) -> list[int]:
-        """Return which of the server's messages to `client` in round `number` an update answers, nearly always [1]."""
-        answers = self._answers(number)
-        if (client, 2) not in answers:
-            return [message for message in (1,) if (client, message) in answers]
-        return [message for answering, message in answers if answering == client]
+        """Return the numbers of the messages that updates of `client` in round `number` answer.
 
-    def _answers(self, number: int) -> Mapping[tuple[int, int], Reply]:
+        Nearly always this is [1].
+        """
+        replies = self._replies_of_round(number)
+        if (client, 2) not in replies:  # saves going through all replies of a large round
+            return [1] if (client, 1) in replies else []
+        return [message for replying_client, message in replies if replying_client == client]
+
+    def _replies_of_round(self, number: int) -> Mapping[tuple[int, int], Reply]:
         if number not in self._replies:
             replies = self.header(number).replies
             self._replies[number] = {(reply.client, reply.message): reply for reply in replies}
         return self._replies[number]
 
-    def sizes(self, number: int) -> dict[int, int]:
-        """Bytes of the arrays that each client sent in round `number`, as `Payload.nbytes` counts them; none is read.
+    def upload_sizes(self, number: int) -> dict[int, int]:
+        """Return for each client the bytes of the arrays that it sent in round `number`.
+
+        They are counted as by `Payload.nbytes`; no array is read.
 
         Raises:
             TranscriptError: the file is truncated or its header was altered.
         """
-        client_of = {reply.key: reply.client for reply in self.header(number).replies}
-        sizes = dict.fromkeys(client_of.values(), 0)
+        client_of_prefix = {reply.key_prefix: reply.client for reply in self.header(number).replies}
+        sizes = dict.fromkeys(client_of_prefix.values(), 0)
         try:
             with safe_open(self._paths[number], framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118
-                    if (who := "/".join(key.split("/", 2)[:2])) in client_of:
+                    prefix = "/".join(key.split("/", 2)[:2])
+                    if prefix in client_of_prefix:
                         array = file.get_slice(key)
-                        sizes[client_of[who]] += math.prod(array.get_shape()) * _BYTES[array.get_dtype()]
+                        num_bytes = math.prod(array.get_shape()) * _BYTES_OF_TYPE[array.get_dtype()]
+                        sizes[client_of_prefix[prefix]] += num_bytes
         except (OSError, SafetensorError, KeyError) as error:
-            raise damaged(self._paths[number], str(error)) from error
+            raise damage_error(self._paths[number], str(error)) from error
         return sizes
 
     def update(self, round: int, client: int) -> Update:
-        """The update of `client` in round `round`, checked against its hashes, as `reading` says that it is meant.
+        """Return the verified update of `client` in round `round`, in the message format.
 
         Raises:
-            TranscriptError: the client is not in that round, it answered several messages and `reading` does not say
-                which is meant, the bytes are not those recorded, or it cannot be read so.
+            TranscriptError: the client is not in that round, it answered several messages and the
+                format does not name one, the bytes are not those recorded, or they do not match the
+                format.
         """
-        answered = self.messages(round, client)
-        message = self.reading.message or (answered[0] if len(answered) == 1 else 0)
-        if answered and message not in answered:
-            which = f"of {len(answered)} messages to it" if not message else f"but not message {message}"
+        messages = self.messages(round, client)
+        message = self.message_format.message or (messages[0] if len(messages) == 1 else 0)
+        if messages and message not in messages:
+            which = f"of {len(messages)} messages to it" if not message else f"but not message {message}"
             raise TranscriptError(
-                f"round {round}, client {client}: it answered {', '.join(map(str, answered))} {which}, and each answer "
+                f"round {round}, client {client}: it answered {', '.join(map(str, messages))} {which}, and each answer "
                 "is an update of its own; name one with [app] message"
             )
-        return self.reading.of(self.recorded(round, client, message or 1))
+        return self.message_format.read(self.recorded_update(round, client, message or 1))
 
-    def recorded(self, round: int, client: int, message: int = 1) -> Update:
-        """The update of `client` in round `round` as it was recorded, checked against its hashes.
+    def recorded_update(self, round: int, client: int, message: int = 1) -> Update:
+        """Return the verified update of `client` in round `round`, as it was recorded.
 
         Args:
-            round: of the server.
+            round: the server's round.
             client: its id.
-            message: which of the server's messages to it in this round is meant; see `messages`.
+            message: number of the message to this client that the update answers; see `messages`.
 
         Raises:
             TranscriptError: the client is not in that round, or the bytes are not those recorded.
         """
         header = self.header(round)
-        if (reply := self._answers(round).get((client, message))) is None:
-            why = header.failures.get(client)
+        if (reply := self._replies_of_round(round).get((client, message))) is None:
+            reason = header.failures.get(client)
             raise TranscriptError(
                 f"round {round}: client {client} "
-                + (f"failed there ({why})" if why else f"is not recorded; recorded: {self.clients(round)}")
+                + (f"failed there ({reason})" if reason else f"is not recorded; recorded: {self.clients(round)}")
             )
-        before = self._state(round, f"broadcast/{reply.broadcast}", header.broadcasts[reply.broadcast])
-        arrays = self._state(round, reply.key, reply.sha256)
+        before = self._read_state(round, f"broadcast/{reply.broadcast}", header.broadcasts[reply.broadcast])
+        arrays = self._read_state(round, reply.key_prefix, reply.sha256)
         try:
-            payload = Payload.dense(arrays, "weights") if reply.records else Payload.from_arrays(arrays, before)
+            payload = Payload.from_dense(arrays, "weights") if reply.records else Payload.from_arrays(arrays, before)
         except PayloadError as error:
-            raise damaged(self._paths[round], f"of client {client}: {error}") from error
+            raise damage_error(self._paths[round], f"of client {client}: {error}") from error
         if payload.kind != reply.kind:
-            raise damaged(self._paths[round], f"client {client} sent {payload.kind}, its header says {reply.kind}")
+            raise damage_error(self._paths[round], f"client {client} sent {payload.kind}, its header says {reply.kind}")
         return Update(
             round=round,
             client=client,
@@ -233,83 +242,108 @@ class Transcript:
         )
 
     def updates(self, client: int | None = None) -> Iterator[Update]:
-        """All recorded updates by round and client, or those of one client."""
+        """Yield all recorded updates by round and client, or those of one client."""
         for number in self.rounds:
-            for present in self.clients(number):
-                if client is None or client == present:
-                    yield self.update(number, present)
+            for recorded_client in self.clients(number):
+                if client is None or client == recorded_client:
+                    yield self.update(number, recorded_client)
 
     def hash(self) -> str:
-        """One SHA-256 over everything recorded; each tensor is verified."""
+        """Return one SHA-256 over everything recorded, and verify each tensor."""
         total = hashlib.sha256()
         for number in self.rounds:
             for reply in self.header(number).replies:
-                self.recorded(number, reply.client, reply.message)
+                self.recorded_update(number, reply.client, reply.message)
         for number in self.rounds:
-            total.update(json.dumps(self.header(number).plain(), sort_keys=True).encode())
+            total.update(json.dumps(self.header(number).to_json(), sort_keys=True).encode())
         return total.hexdigest()
 
-    def _opened(self, path: Path) -> tuple[Any, Index]:
-        """Return the file of a round and where its tensors are; parsing thousands of names takes long."""
-        found = path.stat()
-        now = (found.st_ino, found.st_size, found.st_mtime_ns)
-        if self._open is None or self._open[0] != now:
-            self._open = None
+    def _open_file(self, path: Path) -> tuple[Any, Index]:
+        """Return a round's file and index, cached because parsing thousands of names takes long."""
+        status = path.stat()
+        signature = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._last_file is None or self._last_file[0] != signature:
+            self._last_file = None
             file: Any = safe_open(path, framework="pt")
-            self._open = now, file, _index_of(file.keys())
-        return self._open[1:]
+            self._last_file = signature, file, _build_index(file.keys())
+        return self._last_file[1:]
 
-    def _state(self, number: int, prefix: str, expected: str) -> State:
-        path, place = self._paths[number], (number, prefix)
-        if self._broadcast is not None and self._broadcast[0] == place:  # which nearly all updates of a round share
-            return {name: tensor.clone() for name, tensor in self._broadcast[1].items()}  # whoever has it may change it
+    def _read_state(self, number: int, prefix: str, expected: str) -> State:
+        path, key = self._paths[number], (number, prefix)
+        # Nearly all updates of a round share the broadcast; each gets a copy, which it may change.
+        if self._last_broadcast is not None and self._last_broadcast[0] == key:
+            return {name: tensor.clone() for name, tensor in self._last_broadcast[1].items()}
         try:
-            file, index = self._opened(path)
-            state = {name: file.get_tensor(key) for _, name, key in index.get(prefix, [])}
-            digest = expected if place in self._verified else hash_state(state)
+            file, index = self._open_file(path)
+            state = {name: file.get_tensor(tensor_key) for _, name, tensor_key in index.get(prefix, [])}
+            digest = expected if key in self._verified else hash_state(state)
         except (OSError, SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise damaged(path, str(error)) from error
+            raise damage_error(path, str(error)) from error
         if digest != expected:
-            raise damaged(path, f"the bytes of {prefix} are not those that were recorded")
+            raise damage_error(path, f"the bytes of {prefix} are not those that were recorded")
         if prefix.startswith("broadcast/"):
-            self._verified.add(place)
-            self._broadcast = place, {name: tensor.clone() for name, tensor in state.items()}
+            self._verified.add(key)
+            self._last_broadcast = key, {name: tensor.clone() for name, tensor in state.items()}
         return state
 
 
-def the_run(folder: Path) -> Path:
-    """The only run in a folder that an app records its runs in, as `run-1`; any other folder itself.
+def find_run(folder: Path) -> Path:
+    """Return the only run in a folder where an app records its runs, such as `run-1`.
+
+    Any other folder is returned itself.
 
     Raises:
         TranscriptError: it holds several runs.
     """
-    names = _listed(folder)
-    if RECORDING in names or any(map(_NAME.fullmatch, names)):
+    names = _list_folder(folder)
+    if RECORDING_FOLDER in names or any(map(_ROUND_NAME.fullmatch, names)):
         return folder
-    runs = sorted((int(name[1]), name[0]) for name in map(_RUN.fullmatch, names) if name)
-    recorded = [folder / name for _, name in runs if any(_listed(folder / name / n) for n in (RECORDING, MESSAGES))]
-    if len(recorded) > 1:
-        raise TranscriptError(f"{folder}: holds {len(recorded)} runs; name one of them, such as {recorded[-1]}")
-    return recorded[0] if recorded else folder
+    run_names = sorted((int(name[1]), name[0]) for name in map(_RUN_NAME.fullmatch, names) if name)
+    runs: list[Path] = []
+    for _, name in run_names:
+        run = folder / name
+        if _list_folder(run / RECORDING_FOLDER) or _list_folder(run / MESSAGES):
+            runs.append(run)
+    if len(runs) > 1:
+        raise TranscriptError(f"{folder}: holds {len(runs)} runs; name one of them, such as {runs[-1]}")
+    return runs[0] if runs else folder
 
 
-def _listed(folder: Path) -> list[str]:
-    """What is in `folder`; nothing where there is none."""
+def _round_paths(folder: Path) -> dict[int, Path]:
+    """Return the number and path of each round's file in `folder`."""
+    paths: dict[int, Path] = {}
+    for name in _list_folder(folder):
+        if match := _ROUND_NAME.fullmatch(name):
+            paths[int(match[1])] = folder / name
+    return paths
+
+
+def _describe_exchanges(run: Path) -> str:
+    """Return a remark on recorded messages of a run that has no recorded updates."""
+    count = len([name for name in _list_folder(run / MESSAGES) if name.endswith(".safetensors")])
+    if not count:
+        return ""
+    return f" of updates, but {count} other {'exchange' if count == 1 else 'exchanges'} of messages"
+
+
+def _list_folder(folder: Path) -> list[str]:
+    """Return the names in `folder`, none where it does not exist."""
     try:
-        return [path.name for path in folder.iterdir()]  # `glob` finds nothing in a folder that may not be read
+        # `glob` would hide that the folder cannot be read.
+        return [path.name for path in folder.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise TranscriptError(f"{folder}: cannot be read ({error.strerror}); mend its permissions") from error
 
 
-def _index_of(keys: Iterable[str]) -> Index:
-    """Sort the keys of a round's file by what they are of: the place of each tensor, its name, and the key."""
+def _build_index(keys: Iterable[str]) -> Index:
+    """Group the keys of a round's file by prefix; each tensor with its position, name and key."""
     index: dict[str, list[tuple[int, str, str]]] = {}
     for key in keys:
         kind, _, rest = key.partition("/")
         owner, _, rest = rest.partition("/")
         position, slash, name = rest.partition("/")
-        if slash:  # other keys fill gaps
+        if slash:  # keys of padding have fewer parts
             index.setdefault(f"{kind}/{owner}", []).append((int(position), name, key))
     return {prefix: sorted(entries) for prefix, entries in index.items()}

@@ -1,6 +1,6 @@
-"""The first thing on the page: what each attack is worth, a card each, with the examples that it got best and worst.
+"""Cards at the top of the page: what each attack is worth, with the examples that it reconstructed best and worst.
 
-What a card says is what `fedsim.reporting.summary` reads out of the scores, in the words of the headline.
+The verdict of a card is what `fedsim.reporting.summary` reads out of the scores, in the words of the headline.
 """
 
 from __future__ import annotations
@@ -9,148 +9,171 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.evaluation.kind import Pair, Word
+from fedsim.evaluation.kind import ClaimedWord, TextPair
 from fedsim.reporting import adaptive, image_scores
-from fedsim.reporting.evidence import Found
+from fedsim.reporting.evidence import FindingView
+from fedsim.reporting.headline import reported_readings
 from fedsim.reporting.html import victim_and_round
-from fedsim.reporting.image_scores import Extreme, Key
-from fedsim.reporting.summary import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, Line, metric_name, telling
+from fedsim.reporting.image_scores import ExtremeExample, FindingKey
+from fedsim.reporting.summary import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, ScoreReading, metric_name
 
-_SIDE = 84
+_IMAGE_WIDTH = 84
 """CSS pixels that an image on a card is wide, about."""
-_WORDS = 40
+_MAX_WORDS = 40
 """Most words of a text on a card."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Example:
-    """One example that an attack got well or badly.
+class CardExample:
+    """Example that an attack reconstructed well or badly.
 
     Attributes:
         rank: `best`, `median` or `worst`.
-        told: which it is, and how well.
+        caption: which example it is, and how close the claim is.
         claimed, true: images as PNGs; empty where the example is a text.
         text: a text, a set of words or a record; None where the example is an image.
     """
 
     rank: str
-    told: str
+    caption: str
     claimed: bytes = b""
     true: bytes = b""
-    text: Pair | None = None
+    text: TextPair | None = None
 
     @property
     def width(self) -> int:
-        """CSS pixels that its image is wide, out of the PNG's header; small images get as many for each pixel."""
-        own = int.from_bytes(self.true[16:20])
-        return own * max(1, round(_SIDE / own)) if own <= _SIDE else _SIDE
+        """CSS pixels that its image is wide; small images get a whole number for each pixel."""
+        pixels = int.from_bytes(self.true[16:20])  # in the header of the PNG
+        return pixels * max(1, round(_IMAGE_WIDTH / pixels)) if pixels <= _IMAGE_WIDTH else _IMAGE_WIDTH
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One attack.
+    """Card of one attack.
 
     Attributes:
         attack: its name.
-        lines: what is told of it, the first one first; none where nothing is judged.
-        why: where nothing is judged, the reason.
+        lines: its readings, the main one first; none where nothing is judged.
+        reason: why nothing is judged; empty where something is.
         examples: the best, median and worst; none where nobody knows the truth.
-        of: from how many these were chosen, and by what.
+        selection: from how many examples these were chosen, and by which metric.
     """
 
     attack: str
-    lines: Sequence[Line]
-    why: str = ""
-    examples: Sequence[Example] = ()
-    of: str = ""
+    readings: Sequence[ScoreReading]
+    reason: str = ""
+    examples: Sequence[CardExample] = ()
+    selection: str = ""
 
     @property
     def verdict(self) -> str:
-        """In the words of the reading."""
-        return self.lines[0].verdict if self.lines else NOT_JUDGED
+        """Verdict of the main reading."""
+        return self.readings[0].verdict if self.readings else NOT_JUDGED
 
     @property
     def tone(self) -> str:
-        """Which colour it gets: `leak`, `doubt` or `calm`."""
-        found = {line.verdict for line in self.lines if not line.baseline}
-        if LEAKS in found:
+        """Colour of the card: `leak`, `doubt` or `calm`."""
+        verdicts = {reading.verdict for reading in self.readings if not reading.baseline}
+        if LEAKS in verdicts:
             return "leak"
-        return "doubt" if found & {BEYOND, UNDECIDED} else "calm"
+        return "doubt" if verdicts & {BEYOND, UNDECIDED} else "calm"
 
 
-def chosen(leaks: Sequence[Line], values: image_scores.Values) -> dict[str, list[Extreme]]:
-    """By attack, the examples that its card shows: the best, the median and the worst of those that are scored."""
-    made = {line.summary.attack: line.summary.made for line in leaks}
-    first = {attack: own[0].summary.metric for attack, own in telling(leaks).items() if own}
-    return {attack: image_scores.extremes(values, key, first.get(attack, "")) for attack, key in made.items()}
+def choose_examples(
+    all_readings: Sequence[ScoreReading], values: image_scores.ExampleScores
+) -> dict[str, list[ExtremeExample]]:
+    """Choose by attack the examples that its card shows: the best, the median and the worst of the scored ones."""
+    attack_keys = {reading.summary.attack: reading.summary.attack_key for reading in all_readings}
+    main_metrics = {}
+    for attack, readings in reported_readings(all_readings).items():
+        if readings:
+            main_metrics[attack] = readings[0].summary.metric
+    return {
+        attack: image_scores.extreme_examples(values, key, main_metrics.get(attack, ""))
+        for attack, key in attack_keys.items()
+    }
 
 
-def places(extremes: Mapping[str, Sequence[Extreme]]) -> dict[Key, list[int]]:
-    """By finding, the places of the examples that cards show."""
-    found: dict[Key, list[int]] = {}
-    for own in extremes.values():
-        for item in own:
-            found.setdefault(item.key, []).append(item.image)
-    return found
+def examples_by_finding(extremes: Mapping[str, Sequence[ExtremeExample]]) -> dict[FindingKey, list[int]]:
+    """Return by finding the numbers of the examples that cards show."""
+    numbers: dict[FindingKey, list[int]] = {}
+    for of_attack in extremes.values():
+        for extreme in of_attack:
+            numbers.setdefault(extreme.key, []).append(extreme.image)
+    return numbers
 
 
-def cards(
-    leaks: Sequence[Line],
-    found: Sequence[Found],
-    extremes: Mapping[str, Sequence[Extreme]],
-    values: image_scores.Values,
+def attack_cards(
+    all_readings: Sequence[ScoreReading],
+    findings: Sequence[FindingView],
+    extremes: Mapping[str, Sequence[ExtremeExample]],
+    values: image_scores.ExampleScores,
 ) -> list[Card]:
-    """A card for each attack that is scored; one for an adaptive attack and the naive one where these are the same."""
-    by_key = {image_scores.key_of({**item.about, "attack": item.about["title"]}): item for item in found}
-    made = []
-    for attack, lines in telling(adaptive.told_once(leaks)).items():
-        own = extremes.get(attack.removesuffix(adaptive.BOTH), ())
-        examples = [shown for item in own if (shown := _example(item, by_key.get(item.key))) is not None]
-        why = next((line.remark for line in leaks if line.summary.attack == attack and line.remark), "")
-        made.append(
+    """Return a card for each scored attack; an adaptive attack that equals the naive one shares its card.
+
+    Args:
+        leaks: readings of all scores.
+        found: the findings.
+        extremes: by attack, the examples to show.
+        values: scores of single examples.
+    """
+    by_key = {
+        image_scores.finding_key({**finding.about, "attack": finding.about["title"]}): finding for finding in findings
+    }
+    result = []
+    for attack, readings in reported_readings(adaptive.merge_equal_attacks(all_readings)).items():
+        attack_extremes = extremes.get(attack.removesuffix(adaptive.EQUAL_SUFFIX), ())
+        examples = []
+        for extreme in attack_extremes:
+            example = _example(extreme, by_key.get(extreme.key))
+            if example is not None:
+                examples.append(example)
+        remarks = (reading.remark for reading in all_readings if reading.summary.attack == attack and reading.remark)
+        result.append(
             Card(
                 attack=attack,
-                lines=lines,
-                why="" if lines else why,
+                readings=readings,
+                reason="" if readings else next(remarks, ""),
                 examples=examples,
-                of=_of(own[0], values) if examples else "",
+                selection=_selection(attack_extremes[0], values) if examples else "",
             )
         )
-    return made
+    return result
 
 
-def _example(item: Extreme, found: Found | None) -> Example | None:
-    """None where the finding is gone, or does not show this one."""
-    if found is None:
+def _example(extreme: ExtremeExample, finding: FindingView | None) -> CardExample | None:
+    """Return the example; None where the finding is gone, or does not show this example."""
+    if finding is None:
         return None
-    name, _, unit = metric_name(item.metric).partition(", ")
-    value = f"{name} {item.value:.3g} {unit}".rstrip() if math.isfinite(item.value) else "identical"
-    told = f"{value}; {victim_and_round(found.about)}"
-    if item.image in found.cut:
-        claimed, true = found.cut[item.image]
-        return Example(rank=item.rank, told=told, claimed=claimed, true=true)
-    if item.image in found.told and found.bag == (item.metric == "words_found"):
-        return Example(rank=item.rank, told=told, text=_shortened(found.told[item.image]))
+    name, _, unit = metric_name(extreme.metric).partition(", ")
+    value = f"{name} {extreme.value:.3g} {unit}".rstrip() if math.isfinite(extreme.value) else "identical"
+    caption = f"{value}; {victim_and_round(finding.about)}"
+    if extreme.image in finding.card_images:
+        claimed, true = finding.card_images[extreme.image]
+        return CardExample(rank=extreme.rank, caption=caption, claimed=claimed, true=true)
+    if extreme.image in finding.card_texts and finding.bag == (extreme.metric == "words_found"):
+        text = _truncate(finding.card_texts[extreme.image])
+        return CardExample(rank=extreme.rank, caption=caption, text=text)
     return None
 
 
-def _shortened(text: Pair) -> Pair:
-    """Its beginning, where it is long."""
-    if max(len(text.claimed), len(text.true.split())) <= _WORDS:
+def _truncate(text: TextPair) -> TextPair:
+    """Cut a long text to its beginning."""
+    if max(len(text.claimed), len(text.true.split())) <= _MAX_WORDS:
         return text
-    end = Word(text="…", right=True)
     true = text.true.split(" ")
+    if len(true) > _MAX_WORDS:
+        true = [*true[:_MAX_WORDS], "…"]
     claimed = list(text.claimed)
-    return Pair(
-        true=" ".join(true[:_WORDS] + ["…"] * (len(true) > _WORDS)),
-        claimed=claimed[:_WORDS] + [end] * (len(claimed) > _WORDS),
-    )
+    if len(claimed) > _MAX_WORDS:
+        claimed = [*claimed[:_MAX_WORDS], ClaimedWord(text="…", right=True)]
+    return TextPair(true=" ".join(true), claimed=claimed)
 
 
-def _of(item: Extreme, values: image_scores.Values) -> str:
-    """From how many examples this was chosen, and by what."""
-    own = (
-        metrics[item.metric] for key, metrics in values.items() if key[:2] == item.key[:2] and item.metric in metrics
-    )
-    count = sum(not math.isnan(value) for several in own for value in several)
-    return f"from {count} by {metric_name(item.metric).partition(',')[0]}"
+def _selection(extreme: ExtremeExample, values: image_scores.ExampleScores) -> str:
+    """Say from how many examples this one was chosen, and by which metric."""
+    count = 0
+    for key, metrics in values.items():
+        if key[:2] == extreme.key[:2] and extreme.metric in metrics:
+            count += sum(not math.isnan(value) for value in metrics[extreme.metric])
+    return f"from {count} by {metric_name(extreme.metric).partition(',')[0]}"

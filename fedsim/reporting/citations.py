@@ -1,4 +1,4 @@
-"""What a report cites: the papers of the attacks, defenses, measures, data and software that a run used."""
+"""Papers that a report cites: those of the attacks, defenses, measures, data and software that a run used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsim.auditing.audit import Audit
 from fedsim.errors import FedsimError
 from fedsim.paper import Paper
 from fedsim.plugins import registry
-from fedsim.reporting.summary import listed
+from fedsim.reporting.summary import join_titles
 
 log = logging.getLogger(__name__)
 
@@ -22,35 +22,35 @@ FLOWER = Paper(
     year=2020,
     url="https://arxiv.org/abs/2007.14390",
 )
-_KINDS = {
+_ENTRY_TYPES = {
     "thesis": ("phdthesis", "school"),
     "technical report": ("techreport", "institution"),
     "journal|transactions|letters|arxiv|proceedings of the ieee": ("article", "journal"),
     "repository|preprint|software": ("misc", "howpublished"),
     "": ("inproceedings", "booktitle"),
 }
-"""What a venue says of the kind of a publication: the type of its BibTeX entry, and the field for the venue."""
+"""Type of a BibTeX entry and field for the venue, by words in the venue; the first match counts."""
 
 
 def papers(audit: Audit | None, attacks: Mapping[str, Any], *, recorded: bool) -> list[tuple[str, Paper]]:
-    """What to cite, each paper once, with what it is cited for.
+    """Return what to cite, each paper once, with what it is cited for.
 
     Args:
         attacks: by title, the class of each attack, None where nobody knows it.
         recorded: whether there is a recording, which Flower's messages are in.
     """
     used = [(title, getattr(cls, "paper", None)) for title, cls in attacks.items()]
-    used += _of_run(audit) if audit else []
+    used += _papers_of_federation(audit) if audit else []
     used += [("Flower, which ran the federation", FLOWER)] if recorded else []
-    cited: dict[Paper, list[str]] = {}
+    titles_by_paper: dict[Paper, list[str]] = {}
     for title, paper in used:
-        if paper and title not in cited.setdefault(paper, []):
-            cited[paper].append(title)
-    return [(listed(titles), paper) for paper, titles in cited.items()]
+        if paper and title not in titles_by_paper.setdefault(paper, []):
+            titles_by_paper[paper].append(title)
+    return [(join_titles(titles), paper) for paper, titles in titles_by_paper.items()]
 
 
-def _of_run(audit: Audit) -> Iterator[tuple[str, Paper | None]]:
-    """Of the parts of the federation, where fedsim ran it."""
+def _papers_of_federation(audit: Audit) -> Iterator[tuple[str, Paper | None]]:
+    """Yield the papers of the parts of the federation, where fedsim ran it."""
     if audit.experiment is None:
         return
     config = audit.experiment.config
@@ -65,21 +65,27 @@ def _of_run(audit: Audit) -> Iterator[tuple[str, Paper | None]]:
 
 
 def bibtex(paper: Paper) -> str:
-    """`paper` as a BibTeX entry; authors are listed by the surnames that `Paper` knows."""
-    kind, where = next(entry for words, entry in _KINDS.items() if re.search(words, paper.venue, re.IGNORECASE))
+    """Format `paper` as a BibTeX entry; authors are listed by the surnames that `Paper` knows."""
+    entry_type, venue_field = next(
+        entry for words, entry in _ENTRY_TYPES.items() if re.search(words, paper.venue, re.IGNORECASE)
+    )
+    # Braces keep BibTeX from splitting a surname of several words.
+    authors = []
+    for author in paper.authors.split(","):
+        surname = author.strip()
+        authors.append(f"{{{surname}}}" if " " in surname else surname)
     fields = {
-        "author": " and ".join(
-            f"{{{name.strip()}}}" if " " in name.strip() else name.strip() for name in paper.authors.split(",")
-        ),
+        "author": " and ".join(authors),
         "title": f"{{{paper.title}}}",
-        where: paper.venue,
+        venue_field: paper.venue,
         "year": str(paper.year),
     }
     escaped = {name: re.sub(r"([&%$#_])", r"\\\1", text) for name, text in fields.items()} | {"url": paper.url}
     lines = [f"  {name} = {{{text}}}," for name, text in escaped.items() if text]
-    return "\n".join([f"@{kind}{{{_key(paper)},", *lines, "}"])
+    return "\n".join([f"@{entry_type}{{{_citation_key(paper)},", *lines, "}"])
 
 
-def _key(paper: Paper) -> str:
+def _citation_key(paper: Paper) -> str:
+    """Return the first surname, the year and the first longer word of the title."""
     word = next(iter(re.findall(r"[a-z]{4,}", paper.title.lower())), "")
     return re.sub(r"\W", "", paper.authors.split(",")[0].lower()) + str(paper.year) + word

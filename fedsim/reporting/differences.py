@@ -1,4 +1,4 @@
-"""How the scores of one run differ from those of another, paired by victim where both attacked the same clients."""
+"""Differences between the scores of two runs, paired by victim where both attacked the same clients."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from fedsim.reporting.summary import (
     NO_LEAKAGE,
     UNDECIDED,
     Summary,
-    apart,
+    are_independent,
+    compares_victims,
     difference_interval,
-    err_together,
-    few_text,
     interval_text,
-    listed,
+    join_titles,
+    mean_by_unit,
+    number_of,
     summarise,
-    units,
+    why_inconclusive,
 )
 
 MORE, LESS, NOT_SHOWN = "leaks more", "leaks less", "no difference shown"
 SEEN_MORE, SEEN_LESS, MIXED = "more, as far as seen", "less, as far as seen", "neither, as far as seen"
-FEWEST, _EACH_SIDE = 6, 0.025
+FEWEST, _ONE_SIDED_LEVEL = 6, 0.025
 """Fewest victims from which anything is concluded, for of five all differ in one direction by chance in 1 of 16 cases;
-and how often chance may conclude for each direction."""
-_SAME_CLIENTS = ("data.", "partition.", "federation.seed", "federation.clients")
-"""The settings from which it follows who holds what."""
+and significance level of a test for each direction."""
+_PARTITION_SETTINGS = ("data.", "partition.", "federation.seed", "federation.clients")
+"""Settings that determine who holds what."""
 Rows = Sequence[Mapping[str, Any]]
 Update = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One metric of one attack in two runs.
+    """Difference of one metric of one attack between two runs.
 
     Attributes:
         attack: its name in the runs' reports; where these differ, the one that says more of its settings.
@@ -75,115 +76,146 @@ class Difference:
 
 
 def difference_text(item: Difference) -> str:
-    """The mean and its interval, see `interval_text`; – where nothing can be subtracted, as of two infinite means."""
+    """Format the mean difference and its interval; – where nothing can be subtracted, as of two infinite means."""
     return "–" if math.isnan(item.mean) else interval_text(item.mean, item.low, item.high)
 
 
-def same_clients(base: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
-    """Why clients of one number are not the same in two runs with these settings by `table.key`; empty if they are."""
+def why_not_same_clients(base: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
+    """Return why clients of one number hold different data in two runs; empty if they hold the same.
+
+    Args:
+        base, other: settings of the runs by `table.key`; None where they are not known.
+    """
     if base is None or other is None:
         return "the settings of a recording made elsewhere are not known"
-    keys = sorted(key for key in {*base, *other} if key.startswith(_SAME_CLIENTS) and base.get(key) != other.get(key))
-    return f"{', '.join(keys)} differ{'s' * (len(keys) == 1)}" if keys else ""
+    differing = []
+    for key in sorted({*base, *other}):
+        if key.startswith(_PARTITION_SETTINGS) and base.get(key) != other.get(key):
+            differing.append(key)
+    if not differing:
+        return ""
+    return f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}"
 
 
 def differences(base: Rows, other: Rows, why_not_paired: str = "") -> list[Difference]:
-    """One for each attack and metric that both runs scored, in the order of `base`.
+    """Return a difference for each attack and metric that both runs scored, in the order of `base`.
 
     Args:
         base, other: rows of `scores.csv`.
         why_not_paired: what `same_clients` says.
     """
-    ours, theirs = summarise(base), summarise(other)
-    partners, others = _partners(ours, theirs), {(item.attack, item.metric): item for item in theirs}
-    keys = [(one, (partners.get(one.attack, ""), one.metric)) for one in ours]
-    return [_difference(one, others[key], base, other, why_not_paired) for one, key in keys if key in others]
+    base_summaries, other_summaries = summarise(base), summarise(other)
+    partners = _partners(base_summaries, other_summaries)
+    other_by_key = {(item.attack, item.metric): item for item in other_summaries}
+    results = []
+    for summary in base_summaries:
+        key = partners.get(summary.attack, ""), summary.metric
+        if key in other_by_key:
+            results.append(_difference(summary, other_by_key[key], base, other, why_not_paired))
+    return results
 
 
-def alone(base: Rows, other: Rows) -> tuple[list[str], list[str]]:
-    """The attacks that only `base` scored, and those that only `other` did: there they failed, or were not made."""
-    ours, theirs = _left(base, other)
+def unshared_attacks(base: Rows, other: Rows) -> tuple[list[str], list[str]]:
+    """Return the attacks that only `base` scored and those that only `other` did: there they failed or were not made.
+
+    Args:
+        base, other: rows of `scores.csv`.
+    """
+    base_titles, other_titles = _unmatched_titles(base, other)
     return (
-        [name for name, title in ours.items() if title not in theirs.values()],
-        [name for name, title in theirs.items() if title not in ours.values()],
+        [name for name, title in base_titles.items() if title not in other_titles.values()],
+        [name for name, title in other_titles.items() if title not in base_titles.values()],
     )
 
 
-def unlike(base: Rows, other: Rows) -> list[str]:
-    """A sentence for each attack of which both runs have scores that are not compared, as it was made otherwise."""
-    ours, theirs = _left(base, other)
-    return [
-        " is not compared with ".join(listed([name for name in some if some[name] == title]) for some in (ours, theirs))
-        + ": they are not known to be made with the same settings and granted facts."
-        for title in dict.fromkeys(ours.values())
-        if title in theirs.values()
-    ]
+def incomparable_attacks(base: Rows, other: Rows) -> list[str]:
+    """Return a sentence for each attack that both runs scored, but made in ways that cannot be compared.
+
+    Args:
+        base, other: rows of `scores.csv`.
+    """
+    base_titles, other_titles = _unmatched_titles(base, other)
+    sentences = []
+    for title in dict.fromkeys(base_titles.values()):
+        if title in other_titles.values():
+            base_names = join_titles([name for name in base_titles if base_titles[name] == title])
+            other_names = join_titles([name for name in other_titles if other_titles[name] == title])
+            sentences.append(
+                f"{base_names} is not compared with {other_names}: they are not known to be made with the same "
+                "settings and granted facts."
+            )
+    return sentences
 
 
-def _left(base: Rows, other: Rows) -> tuple[dict[str, str], dict[str, str]]:
-    """The titles, by name, of the attacks of either run that are compared with none."""
-    ours, theirs = summarise(base), summarise(other)
-    partners = _partners(ours, theirs)
+def _unmatched_titles(base: Rows, other: Rows) -> tuple[dict[str, str], dict[str, str]]:
+    """Return by name the titles of the attacks of either run that have no partner in the other."""
+    base_summaries, other_summaries = summarise(base), summarise(other)
+    partners = _partners(base_summaries, other_summaries)
     return (
-        {item.attack: item.made[0] for item in ours if item.attack not in partners},
-        {item.attack: item.made[0] for item in theirs if item.attack not in partners.values()},
+        {item.attack: item.attack_key[0] for item in base_summaries if item.attack not in partners},
+        {item.attack: item.attack_key[0] for item in other_summaries if item.attack not in partners.values()},
     )
 
 
-def _partners(ours: Sequence[Summary], theirs: Sequence[Summary]) -> dict[str, str]:
-    """By the name of an attack in the first run, its name in the other: the same or, of the rest, made in the same way.
+def _partners(base: Sequence[Summary], other: Sequence[Summary]) -> dict[str, str]:
+    """Map the attacks of the first run to those of the other: by equal names or, of the rest, by equal settings.
 
     A run names an attack by its title alone where it made it in one way, and by what differs where in several.
     """
-    same = {item.attack for item in ours} & {item.attack for item in theirs}
-    one, two = (_by_making([item for item in some if item.attack not in same]) for some in (ours, theirs))
-    return {name: name for name in same} | {name: two[made] for made, name in one.items() if made in two}
+    same = {item.attack for item in base} & {item.attack for item in other}
+    base_names = _names_by_settings([item for item in base if item.attack not in same])
+    other_names = _names_by_settings([item for item in other if item.attack not in same])
+    by_settings = {name: other_names[key] for key, name in base_names.items() if key in other_names}
+    return {name: name for name in same} | by_settings
 
 
-def _by_making(items: Iterable[Summary]) -> dict[tuple[str, str, frozenset[str]], str]:
-    """Names by title, settings and granted facts, where only one attack has these."""
-    found = defaultdict(set)
+def _names_by_settings(items: Iterable[Summary]) -> dict[tuple[str, str, frozenset[str]], str]:
+    """Return names by title, settings and granted facts, where only one attack has these."""
+    names = defaultdict[tuple[str, str, frozenset[str]], set[str]](set)
     for item in items:
-        found[item.made[0], item.settings, item.granted].add(item.attack)
-    return {made: names.pop() for made, names in found.items() if len(names) == 1}
+        names[item.attack_key[0], item.settings, item.granted].add(item.attack)
+    return {key: several.pop() for key, several in names.items() if len(several) == 1}
 
 
-def _difference(base: Summary, other: Summary, ours: Rows, theirs: Rows, why_not: str) -> Difference:
+def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows, why_not_paired: str) -> Difference:
     missing = base.missing or other.missing
-    found = _unpaired(base, other) if why_not else _paired(base, other, ours, theirs)
-    verdict, remark = ("", missing) if missing else _reading(base, found, why_not)
-    left = f"without {found.left} score{'s' * (found.left != 1)} that only one run has"
-    changed = [
-        f"its {what} differ"
-        for what, one, two in (
-            ("settings", base.settings, other.settings),
-            ("granted facts", base.granted, other.granted),
-        )
-        if one != two
-    ]
+    unpaired = bool(why_not_paired)
+    result = _compare_unpaired(base, other) if unpaired else _compare_paired(base, other, base_rows, other_rows)
+    verdict, remark = ("", missing) if missing else _judge(base, result, why_not_paired)
+    # What else differs between the two attacks.
+    remarks = [remark]
+    if result.num_unmatched and result.count:
+        remarks.append(f"without {number_of(result.num_unmatched, 'score')} that only one run has")
+    if base.settings != other.settings:
+        remarks.append("its settings differ")
+    if base.granted != other.granted:
+        remarks.append("its granted facts differ")
     return Difference(
         attack=max(base.attack, other.attack, key=len),
         base=base,
         other=other,
-        first=found.first,
-        value=found.value,
-        paired=not why_not,
-        count=found.count,
-        unit=found.unit,
-        mean=found.mean,
-        low=found.low,
-        high=found.high,
+        first=result.first,
+        value=result.value,
+        paired=not unpaired,
+        count=result.count,
+        unit=result.unit,
+        mean=result.mean,
+        low=result.low,
+        high=result.high,
         verdict=verdict,
-        remark="; ".join(filter(None, (remark, left * bool(found.left and found.count), *changed))),
+        remark="; ".join(filter(None, remarks)),
     )
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Differences in short.
+class _ScoreDifferences:
+    """Differences of scores in short.
 
-    `ahead` and `behind` count those towards more and towards less leakage, `left` the scores without a partner; `test`
-    is which way Mann and Whitney's test tells, 0 for neither.
+    Attributes:
+        first, value, mean, low, high, count, unit: see `Difference`.
+        num_more, num_less: differences towards more and towards less leakage.
+        num_unmatched: scores without a partner.
+        test: direction that Mann and Whitney's test shows: 1 for more leakage, -1 for less, 0 for neither.
     """
 
     first: float
@@ -193,22 +225,27 @@ class _Found:
     high: float
     count: int
     unit: str
-    ahead: int = 0
-    behind: int = 0
-    left: int = 0
+    num_more: int = 0
+    num_less: int = 0
+    num_unmatched: int = 0
     test: int = 0
 
 
-def _paired(base: Summary, other: Summary, ours: Rows, theirs: Rows) -> _Found:
-    """By update and random start; then averaged as scores are, see `Summary`."""
-    one, two = _by_update(base, ours), _by_update(other, theirs)
-    shared = [key for key in one if key in two]
-    # two perfect claims have the same score, though infinity less infinity is no number
-    unit, array = _units({key: 0.0 if one[key] == two[key] else two[key] - one[key] for key in shared})
-    first, value = (statistics.mean(_units({key: some[key] for key in shared})[1]) for some in (one, two))
+def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows) -> _ScoreDifferences:
+    """Subtract scores by update and random start, then average the differences as scores are, see `Summary`."""
+    base_scores, other_scores = _scores_by_start(base, base_rows), _scores_by_start(other, other_rows)
+    shared = [key for key in base_scores if key in other_scores]
+    differences = {}
+    for key in shared:
+        # Two perfect claims have the same score, though infinity less infinity is no number.
+        equal = base_scores[key] == other_scores[key]
+        differences[key] = 0.0 if equal else other_scores[key] - base_scores[key]
+    unit, array = _mean_by_unit(differences)
+    first = statistics.mean(_mean_by_unit({key: base_scores[key] for key in shared})[1])
+    value = statistics.mean(_mean_by_unit({key: other_scores[key] for key in shared})[1])
     low, high = difference_interval(base.metric, array, unit)
-    towards = array if base.higher_is_better else -array
-    return _Found(
+    towards_leakage = array if base.higher_is_better else -array
+    return _ScoreDifferences(
         first if shared else base.mean,
         value if shared else other.mean,
         statistics.mean(array),
@@ -216,80 +253,93 @@ def _paired(base: Summary, other: Summary, ours: Rows, theirs: Rows) -> _Found:
         high,
         len(array),
         unit,
-        ahead=int((towards > 0).sum()),
-        behind=int((towards < 0).sum()),
-        left=len(one) + len(two) - 2 * len(shared),
+        num_more=int((towards_leakage > 0).sum()),
+        num_less=int((towards_leakage < 0).sum()),
+        num_unmatched=len(base_scores) + len(other_scores) - 2 * len(shared),
     )
 
 
-def _units(values: Mapping[Update, float]) -> tuple[str, NDArray[np.float64]]:
-    """What is counted, and a mean for each, see `summary.units`."""
-    unit, by_unit = units([{"victim": v, "round": r, "value": value} for (v, r, _), value in values.items()], "value")
+def _mean_by_unit(values: Mapping[Update, float]) -> tuple[str, NDArray[np.float64]]:
+    """Return what is counted, and a mean for each, see `summary.mean_by_unit`."""
+    rows = [{"victim": victim, "round": number, "value": value} for (victim, number, _), value in values.items()]
+    unit, by_unit = mean_by_unit(rows, "value")
     return unit, np.array(list(by_unit.values()))
 
 
-def _by_update(item: Summary, rows: Rows) -> dict[Update, float]:
-    title, variant = item.made
-    found = defaultdict(list)
+def _scores_by_start(item: Summary, rows: Rows) -> dict[Update, float]:
+    """Return the scores of an attack by victim, round and random start."""
+    title, variant = item.attack_key
+    scores = defaultdict(list)
     for row in rows:
         if (row["attack"], row["variant"], row["metric"]) == (title, variant, item.metric) and not row["missing"]:
-            found[str(row["victim"]), str(row["round"]), str(row["repeat"])].append(float(row["value"]))
-    return {key: float(np.mean(values)) for key, values in found.items()}
+            scores[str(row["victim"]), str(row["round"]), str(row["repeat"])].append(float(row["value"]))
+    return {key: float(np.mean(values)) for key, values in scores.items()}
 
 
-def _unpaired(base: Summary, other: Summary) -> _Found:
-    """Welch's interval of the difference of two means, and Mann and Whitney's test, which allows infinite scores."""
+def _compare_unpaired(base: Summary, other: Summary) -> _ScoreDifferences:
+    """Compute Welch's interval of the difference of two means, and Mann and Whitney's test.
+
+    The test, unlike the interval, allows for infinite scores.
+    """
     from scipy.stats import mannwhitneyu, ttest_ind  # which takes a second to import
 
-    one, two = (np.array(list(item.values.values())) for item in (base, other))
-    count = min(len(one), len(two))
+    base_scores, other_scores = (np.array(list(item.values.values())) for item in (base, other))
+    count = min(len(base_scores), len(other_scores))
     unit = base.unit if base.unit == other.unit else "start"
     low = high = math.nan
-    if not err_together(base.metric, unit) and count > 1 and np.isfinite([*one, *two]).all() and one.std() + two.std():
+    if (
+        not compares_victims(base.metric, unit)
+        and count > 1
+        and np.isfinite([*base_scores, *other_scores]).all()
+        and base_scores.std() + other_scores.std()
+    ):
         with warnings.catch_warnings():  # SciPy's, of equal scores in one of the runs, whose variance is just 0
             warnings.simplefilter("ignore", RuntimeWarning)
-            low, high = map(float, ttest_ind(two, one, equal_var=False).confidence_interval())
+            interval = ttest_ind(other_scores, base_scores, equal_var=False).confidence_interval()
+            low, high = map(float, interval)
     test = 0
     if count:
-        higher, chance = mannwhitneyu(two, one)
-        towards = float(np.sign(higher - len(one) * len(two) / 2))
-        test = int(towards if base.higher_is_better else -towards) if chance <= 2 * _EACH_SIDE else 0
-    return _Found(base.mean, other.mean, other.mean - base.mean, low, high, count, unit, test=test)
+        statistic, p_value = mannwhitneyu(other_scores, base_scores)
+        direction = float(np.sign(statistic - len(base_scores) * len(other_scores) / 2))
+        if p_value <= 2 * _ONE_SIDED_LEVEL:
+            test = int(direction if base.higher_is_better else -direction)
+    return _ScoreDifferences(base.mean, other.mean, other.mean - base.mean, low, high, count, unit, test=test)
 
 
-def _reading(base: Summary, found: _Found, why_not: str) -> tuple[str, str]:
-    """A verdict, and the reason for it: a sign test over victims, or Mann and Whitney's where they are not paired.
+def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str) -> tuple[str, str]:
+    """Return a verdict, and the reason for it.
 
-    Unlike an interval of the mean, both hold for scores of any distribution, with infinite PSNR or all the same.
+    By a sign test over victims, or by Mann and Whitney's test where they are not paired. Unlike an interval of the
+    mean, both hold for scores of any distribution, with infinite PSNR or all the same.
     """
-    if (about := NO_LEAKAGE.get(base.metric)) is not None:
-        return "", about
-    if not found.count:
+    if (meaning := NO_LEAKAGE.get(base.metric)) is not None:
+        return "", meaning
+    if not result.count:
         return "", "no victim was attacked in both runs"
-    told = f"{found.count} {found.unit}{'s' * (found.count != 1)}"
-    enough = apart(base.metric, found.unit) and found.count >= FEWEST
-    few = few_text(base.metric) if found.unit == "victim" else "too few to tell"
-    if why_not:
-        told = f"{told}, not paired, since {why_not}"
-        return (_by_ranks(base, found), told) if enough else ("", f"{told}; {few}")
-    told = f"more in {found.ahead}, less in {found.behind} of {told}"
+    counts = number_of(result.count, result.unit)
+    enough = are_independent(base.metric, result.unit) and result.count >= FEWEST
+    caveat = why_inconclusive(base.metric) if result.unit == "victim" else "too few to tell"
+    if why_not_paired:
+        reason = f"{counts}, not paired, since {why_not_paired}"
+        return (_judge_by_ranks(base, result), reason) if enough else ("", f"{reason}; {caveat}")
+    reason = f"more in {result.num_more}, less in {result.num_less} of {counts}"
     if not enough:
         seen = {(True, False): SEEN_MORE, (False, True): SEEN_LESS}
-        return seen.get((found.ahead > 0, found.behind > 0), MIXED), f"{told}, {few}"
-    return _by_signs(found), told
+        return seen.get((result.num_more > 0, result.num_less > 0), MIXED), f"{reason}, {caveat}"
+    return _judge_by_signs(result), reason
 
 
-def _by_ranks(base: Summary, found: _Found) -> str:
-    """Mann and Whitney's test; undecided where the difference of the means points the other way."""
-    towards = found.mean if base.higher_is_better else -found.mean
-    if found.test * towards < 0:
+def _judge_by_ranks(base: Summary, result: _ScoreDifferences) -> str:
+    """Judge by Mann and Whitney's test; undecided where the difference of the means points the other way."""
+    towards_leakage = result.mean if base.higher_is_better else -result.mean
+    if result.test * towards_leakage < 0:
         return UNDECIDED
-    return {1: MORE, -1: LESS}.get(found.test, NOT_SHOWN)
+    return {1: MORE, -1: LESS}.get(result.test, NOT_SHOWN)
 
 
-def _by_signs(found: _Found) -> str:
-    """The sign test; equal scores count for neither direction."""
-    for verdict, side in ((MORE, found.ahead), (LESS, found.behind)):
-        if statistics.more_than_half(side, found.count, _EACH_SIDE):
+def _judge_by_signs(result: _ScoreDifferences) -> str:
+    """Judge by the sign test; equal scores count for neither direction."""
+    for verdict, count in ((MORE, result.num_more), (LESS, result.num_less)):
+        if statistics.is_more_than_half(count, result.count, _ONE_SIDED_LEVEL):
             return verdict
     return NOT_SHOWN

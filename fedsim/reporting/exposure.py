@@ -1,4 +1,4 @@
-"""Who and what is exposed most: the rows of `exposure.csv` in order, drawn, and beside what leaked."""
+"""Which clients and examples are exposed most: the rows of `exposure.csv` ranked, drawn, and beside what leaked."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.auditing.variants import named
-from fedsim.exposure.of_clients import Row, failures
+from fedsim.auditing.variants import name_variants
+from fedsim.exposure.of_clients import Row, failure_sentences
 from fedsim.reporting import figures
-from fedsim.reporting.summary import Line
+from fedsim.reporting.summary import ScoreReading
 
 Who = tuple[int, str]
-"""A client, and a place among its examples, empty for all of them together."""
+"""A client, and the number of one of its examples; empty for all of them together."""
 MOST, LEAST, CLIENTS = 24, 12, 30
-"""Examples shown from either end, and clients shown, where there are more."""
-_LISTED = 40
+"""Most examples shown from either end of the ranking, and most clients shown."""
+_MAX_TABLE_CLIENTS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity:
-    """One value of a measure, of several clients or examples.
+class ExposureQuantity:
+    """Values of one quantity of a measure for several clients or examples.
 
     Attributes:
-        measure: its title.
-        name: of the value.
+        measure: title of the measure.
+        name: of the quantity.
         larger_means: `more` or `less` is exposed where it is larger.
-        values: of whom it is defined, the mean over all rounds of it.
-        undefined: of whom it is not.
+        values: by client or example, the mean over all rounds.
+        undefined: clients or examples for which it has no value.
     """
 
     measure: str
@@ -44,92 +44,103 @@ class Quantity:
 
     @property
     def title(self) -> str:
-        """Measure and value."""
+        """Measure and quantity."""
         return f"{self.measure}: {self.name}"
 
     @property
     def meaning(self) -> str:
-        """What a larger value says."""
+        """Meaning of a larger value."""
         return f"larger: {self.larger_means} exposed"
 
     @property
-    def ranked(self) -> list[Who]:
-        """Who is exposed most comes first."""
+    def ranking(self) -> list[Who]:
+        """Clients or examples, the most exposed first."""
         sign = -1 if self.larger_means == "more" else 1
         return sorted(self.values, key=lambda who: (sign * self.values[who], who[0], int(who[1] or 0)))
 
 
-def quantities(rows: Iterable[Row], *, each: bool = False) -> list[Quantity]:
-    """What `rows` say of clients, or with `each` of single examples; measures in their order."""
-    found: dict[tuple[str, str], dict[Who, list[float]]] = {}
+def mean_quantities(rows: Iterable[Row], *, of_examples: bool = False) -> list[ExposureQuantity]:
+    """Average what was measured over rounds, for each quantity of each measure in their order.
+
+    Args:
+        rows: rows of `exposure.csv`.
+        each: return the values of single examples; without, those of clients.
+    """
+    # Collect the finite values of each client or example.
+    values_by_quantity: dict[tuple[str, str], dict[Who, list[float]]] = {}
     meanings = {}
     for row in rows:
         example = str(row.get("example", ""))
-        if not row.get("quantity") or bool(example) != each:
+        if not row.get("quantity") or bool(example) != of_examples:
             continue
         key = row["measure"], row["quantity"]
         meanings[key] = row["larger_means"]
-        values = found.setdefault(key, defaultdict(list))[int(row["client"]), example]
-        values += [float(row["value"])] if math.isfinite(float(row["value"])) else []
+        values = values_by_quantity.setdefault(key, defaultdict(list))[int(row["client"]), example]
+        if math.isfinite(float(row["value"])):
+            values.append(float(row["value"]))
     return [
-        Quantity(
+        ExposureQuantity(
             measure=measure,
             name=name,
             larger_means=meanings[measure, name],
-            values={who: fmean(values) for who, values in by.items() if values},
-            undefined=[who for who, values in by.items() if not values],
+            values={who: fmean(values) for who, values in by_who.items() if values},
+            undefined=[who for who, values in by_who.items() if not values],
         )
-        for (measure, name), by in found.items()
+        for (measure, name), by_who in values_by_quantity.items()
     ]
 
 
-def pictured(found: Sequence[Quantity], image_of: Callable[[Who], Tensor]) -> bytes:
-    """A PNG of examples, the most exposed first, for each of `found`; of many, those at either end.
+def draw_examples(quantities_of_examples: Sequence[ExposureQuantity], image_of: Callable[[Who], Tensor]) -> bytes:
+    """Draw a PNG of examples for each quantity, the most exposed first; of many, those at either end.
 
     Args:
-        found: of single examples, each with at least one value.
-        image_of: an image, `channel height width` in [0, 1].
+        found: quantities of single examples, each with at least one value.
+        image_of: returns an image, `channel height width` in [0, 1].
     """
     rows = []
-    for item in found:
-        order = item.ranked
-        few = len(order) <= MOST + LEAST
-        ends = [("most exposed first", order if few else order[:MOST])]
-        ends += [] if few else [(f"the {LEAST} least exposed of {len(order)}", order[-LEAST:])]
-        rows += [
-            figures.Row(
-                title=f"{item.title} ({item.meaning}), {end}",
-                images=torch.stack([image_of(who) for who in shown]),
-                captions=[f"{item.values[who]:.3g}\nclient {who[0]}: {who[1]}" for who in shown],
+    for quantity in quantities_of_examples:
+        ranked = quantity.ranking
+        if len(ranked) <= MOST + LEAST:
+            parts = [("most exposed first", ranked)]
+        else:
+            parts = [
+                ("most exposed first", ranked[:MOST]),
+                (f"the {LEAST} least exposed of {len(ranked)}", ranked[-LEAST:]),
+            ]
+        for description, examples in parts:
+            rows.append(
+                figures.GalleryRow(
+                    title=f"{quantity.title} ({quantity.meaning}), {description}",
+                    images=torch.stack([image_of(who) for who in examples]),
+                    captions=[f"{quantity.values[who]:.3g}\nclient {who[0]}: {who[1]}" for who in examples],
+                )
             )
-            for end, shown in ends
-        ]
     return figures.gallery(rows)
 
 
-def drawn(found: Sequence[Quantity]) -> bytes:
-    """A PNG of clients in the order of each quantity, the most exposed on top; of many, the first ones."""
+def draw_clients(quantities_of_clients: Sequence[ExposureQuantity]) -> bytes:
+    """Draw a PNG of clients in the order of each quantity, the most exposed on top; of many, the first ones."""
     ladders = [
         figures.Ladder(
-            title=item.title,
-            xlabel=item.meaning,
-            names=[f"client {client}" for client, _ in item.ranked[:CLIENTS]],
-            values=[item.values[who] for who in item.ranked[:CLIENTS]],
+            title=quantity.title,
+            xlabel=quantity.meaning,
+            names=[f"client {client}" for client, _ in quantity.ranking[:CLIENTS]],
+            values=[quantity.values[who] for who in quantity.ranking[:CLIENTS]],
         )
-        for item in found
+        for quantity in quantities_of_clients
     ]
-    return figures.ladders(ladders)
+    return figures.draw_ladders(ladders)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """What clients measured, beside what leaked of them; a line for each client.
+class ExposureTable:
+    """Exposure of clients beside what leaked of them, with a line for each client.
 
     Attributes:
         headings: of the columns, each with what a larger value says.
-        lines: a client, and a text for each column; the client comes first that is exposed most by the first column.
+        lines: a client and a text for each column; the client that is exposed most by the first column comes first.
         measures: how many of the columns say what was measured; the others say what leaked.
-        clients: how many there are, of which `lines` may show some.
+        clients: how many clients there are, of which `lines` may show some.
         failures: a sentence for each measure that failed.
     """
 
@@ -140,57 +151,63 @@ class Beside:
     failures: Sequence[str]
 
 
-def beside(
+def exposure_table(
     rows: Sequence[Row],
-    leaks: Sequence[Line],
+    readings: Sequence[ScoreReading],
     scores: Iterable[Mapping[str, Any]],
     names: Mapping[tuple[str, str], str],
-) -> Beside | None:
-    """What the page says of how exposed clients were; None where nothing was measured.
+) -> ExposureTable | None:
+    """Compare how exposed clients were with what leaked of them; None where nothing was measured.
 
     Args:
-        rows: of `exposure.csv`.
-        leaks: what leaked, the main metric of an attack first.
-        scores: the rows of `scores.csv`.
-        names: see `fedsim.auditing.variants.named`.
+        rows: rows of `exposure.csv`.
+        leaks: readings of the scores, the main metric of an attack first.
+        scores: rows of `scores.csv`.
+        names: see `fedsim.auditing.variants.name_variants`.
     """
-    found = quantities(rows)
+    measured = mean_quantities(rows)
     if not rows:
         return None
-    leaked = _leaked(leaks, named(scores, names))
-    order = list(dict.fromkeys(client for item in found for client, _ in [*item.ranked, *item.undefined]))
+    leaked = _mean_scores(readings, name_variants(scores, names))
+    # Of many clients, show the most exposed and all that were attacked.
+    ranked = list(dict.fromkeys(client for item in measured for client, _ in [*item.ranking, *item.undefined]))
     attacked = {client for values in leaked.values() for client in values}
-    shown = [client for place, client in enumerate(order) if place < _LISTED or client in attacked]
-    told = [(client, [_text(item, client) for item in found]) for client in shown]
-    return Beside(
-        headings=[*((item.title, item.meaning) for item in found), *leaked],
-        lines=[(c, [*texts, *(_number(values.get(c)) for values in leaked.values())]) for c, texts in told],
-        measures=len(found),
-        clients=len(order),
-        failures=failures(rows),
+    clients = [client for rank, client in enumerate(ranked) if rank < _MAX_TABLE_CLIENTS or client in attacked]
+    lines = []
+    for client in clients:
+        exposure_texts = [_text(item, client) for item in measured]
+        score_texts = [_number(values.get(client)) for values in leaked.values()]
+        lines.append((client, [*exposure_texts, *score_texts]))
+    return ExposureTable(
+        headings=[*((item.title, item.meaning) for item in measured), *leaked],
+        lines=lines,
+        measures=len(measured),
+        clients=len(ranked),
+        failures=failure_sentences(rows),
     )
 
 
-def _leaked(leaks: Sequence[Line], scores: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[int, float]]:
-    """Of each attack the mean score of each victim by its first metric that is judged."""
-    first: dict[str, Line] = {}
-    for line in leaks:
-        if line.verdict and not line.summary.missing and not line.baseline:
-            first.setdefault(line.summary.attack, line)
-    found: dict[str, dict[int, list[float]]] = {attack: defaultdict(list) for attack in first}
+def _mean_scores(
+    readings: Sequence[ScoreReading], scores: Iterable[Mapping[str, Any]]
+) -> dict[tuple[str, str], dict[int, float]]:
+    """Return by heading of each attack the mean score of each victim, by the first metric that is judged."""
+    main_readings: dict[str, ScoreReading] = {}
+    for reading in readings:
+        if reading.verdict and not reading.summary.missing and not reading.baseline:
+            main_readings.setdefault(reading.summary.attack, reading)
+    values: dict[str, dict[int, list[float]]] = {attack: defaultdict(list) for attack in main_readings}
     for row in scores:
         attack = str(row["attack"])
-        if attack in first and row["metric"] == first[attack].summary.metric and not row["missing"]:
-            found[attack][int(row["victim"])].append(float(row["value"]))
-    return {
-        (f"{attack}: {line.summary.name}", f"{line.summary.direction}: more leaked"): {
-            client: fmean(values) for client, values in found[attack].items()
-        }
-        for attack, line in first.items()
-    }
+        if attack in main_readings and row["metric"] == main_readings[attack].summary.metric and not row["missing"]:
+            values[attack][int(row["victim"])].append(float(row["value"]))
+    means = {}
+    for attack, reading in main_readings.items():
+        heading = f"{attack}: {reading.summary.name}", f"{reading.summary.direction}: more leaked"
+        means[heading] = {client: fmean(client_values) for client, client_values in values[attack].items()}
+    return means
 
 
-def _text(item: Quantity, client: int) -> str:
+def _text(item: ExposureQuantity, client: int) -> str:
     return "undefined" if (client, "") in item.undefined else _number(item.values.get((client, "")))
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from fedsim.defense import NO_GUARANTEE
 from fedsim.experiments.build import Experiment
-from fedsim.training.model_state import statistics_of
+from fedsim.training.model_state import running_statistics
 
 
 def free_settings(experiment: Experiment) -> str:
-    """Those that this federation uses, and what they promise; empty where it uses none.
+    """List the settings that this federation uses, and what they promise; empty where it uses none.
 
-    Batch size, local epochs and the number of rounds, of which every federation has some, are told elsewhere.
+    Batch size, local epochs and the number of rounds, which every federation has, are listed elsewhere.
 
     Raises:
         FedsimError: the data set or the model is not there.
     """
     training, strategy = experiment.config.training, experiment.config.strategy
-    used = []
+    sentences = []
     if training.label_smoothing:
-        used.append(f"labels smoothed by {training.label_smoothing:g}")
-    if training.batch_norm_statistics == "withheld" and statistics_of(experiment.model):
-        used.append("BatchNorm's running statistics withheld")
+        sentences.append(f"labels smoothed by {training.label_smoothing:g}")
+    if training.batch_norm_statistics == "withheld" and running_statistics(experiment.model):
+        sentences.append("BatchNorm's running statistics withheld")
     if isinstance(share := strategy.settings.get("fraction_train"), int | float) and 0 < share < 1:
-        used.append(f"{share:.4g} of the clients sampled in a round")
-    return f"{', '.join(used)}: {NO_GUARANTEE}" if used else ""
+        sentences.append(f"{share:.4g} of the clients sampled in a round")
+    return f"{', '.join(sentences)}: {NO_GUARANTEE}" if sentences else ""

@@ -1,4 +1,4 @@
-"""The geometry of recorded updates, simulated once more by the evaluator, and its pictures."""
+"""Geometry of recorded updates, for which local training is simulated once more, and its diagrams."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import numpy as np
 
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment
-from fedsim.exposure.geometry import Geometry, geometry
-from fedsim.randomness import one_thread
+from fedsim.exposure.geometry import Geometry, compute_geometry
+from fedsim.randomness import use_one_thread
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting.figures import Line, Panel, Style
-from fedsim.training.sampling import batches_of_round
+from fedsim.reporting.figures import CurveBand, Diagram, Style
+from fedsim.training.sampling import round_batches
 
 
-def recorded(
+def geometries_of_updates(
     experiment: Experiment, transcript: Transcript, rounds: Sequence[int]
 ) -> Iterator[tuple[int, int, Geometry]]:
-    """Round, client and geometry of every recorded update of these rounds.
+    """Yield round, client and geometry of every recorded update of these rounds.
 
-    Local training is simulated once more from what the server sent, with the client's own data and
-    randomness. Defenses are left out.
+    Local training is simulated once more from the broadcast, with the client's own data and randomness. Defenses are
+    left out.
 
     Raises:
-        ConfigError: clients send gradients, so there are no local steps.
+        ConfigError: clients send gradients, so there are no local steps; or sums over groups are recorded.
     """
     if experiment.training.sends == "gradient":
         raise ConfigError(
@@ -42,24 +42,29 @@ def recorded(
             inputs, labels = data.train(client)
             before = transcript.update(number, client).before
             key = (experiment.seed, "train", number, client)
-            order = batches_of_round(len(labels), settings, seed=experiment.seed, client=client, number=number)
-            with one_thread():
-                found = geometry(
+            order = round_batches(len(labels), settings, seed=experiment.seed, client=client, number=number)
+            with use_one_thread():
+                client_geometry = compute_geometry(
                     experiment.model, before, data.to_model(inputs), labels, settings, key=key, loss=loss, order=order
                 )
-            yield number, client, found
+            yield number, client, client_geometry
 
 
-def panels(found: Sequence[Geometry], style: Style) -> list[Panel]:
-    """SME's Figures 3 and 4: the ratio by local step, the cosine by position; a mean in the band of all clients."""
-    steps = min(len(item.ratios) for item in found)
-    ratios = Line(x=np.arange(steps, dtype=float), y=np.stack([item.ratios[:steps] for item in found]), style=style)
-    cosines = Line(x=found[0].alphas, y=np.stack([item.cosines for item in found]), style=style)
+def geometry_diagrams(geometries: Sequence[Geometry], style: Style) -> list[Diagram]:
+    """Return SME's Figures 3 and 4: the ratio by local step and the cosine by position.
+
+    A line is the mean over clients, in the band of all clients.
+    """
+    steps = min(len(item.ratios) for item in geometries)
+    ratios = CurveBand(
+        x=np.arange(steps, dtype=float), y=np.stack([item.ratios[:steps] for item in geometries]), style=style
+    )
+    cosines = CurveBand(x=geometries[0].alphas, y=np.stack([item.cosines for item in geometries]), style=style)
     return [
-        Panel(
+        Diagram(
             title="Local gradients in their leading plane", xlabel="local step t", ylabel="‖P₂ g‖ / ‖g‖", lines=[ratios]
         ),
-        Panel(
+        Diagram(
             title="Gradient on the line against the update",
             xlabel="α: 0 returned state, 1 broadcast state",
             ylabel="cosine",

@@ -1,4 +1,4 @@
-"""Who holds what: what `fedsim data` says of a data set and its partition. The picture is in `holdings_picture`."""
+"""Summary of a data set and its partition among clients, as `fedsim data` shows it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.table import Table
 
 from fedsim.datasets import Dataset
 from fedsim.errors import ConfigError, DataError
-from fedsim.experiments.build import Experiment, data_folder
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.build import Experiment, find_data_folder
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.federated_data import FederatedData
 from fedsim.experiments.reading import load_config, read_toml
 from fedsim.partitions import Indices
@@ -25,19 +25,19 @@ from fedsim.partitions.natural import Natural
 from fedsim.plugins import registry
 
 _ROWS = 20
-"""Clients that the table names; of more it gives the first ones and the quartiles."""
-_MOST_CLIENTS = 1000
-"""Natural groups that are shown when nobody says how many clients there are."""
+"""Most clients that the table lists one by one."""
+_MAX_NATURAL_CLIENTS = 1000
+"""Most clients of a natural partition where nobody says how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holding:
-    """What one client holds.
+class ClientExamples:
+    """Examples of one client.
 
     Attributes:
-        group: the natural group that it is; empty where it is none.
-        train: what it trains on, indices into the training set.
-        held_out: what it tests on.
+        group: the natural group that the client is; empty where it is none.
+        train: indices into the training set of the examples it trains on.
+        held_out: likewise, of those it tests on.
     """
 
     group: str
@@ -45,19 +45,19 @@ class Holding:
     held_out: Indices
 
     @property
-    def all(self) -> Indices:
-        """Both together."""
+    def all_indices(self) -> Indices:
+        """Indices of all its examples, those it trains on first."""
         return np.concatenate([self.train, self.held_out])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holdings:
-    """A data set shared out among clients, as it is shown.
+class PartitionSummary:
+    """Data set that is partitioned among clients.
 
     Attributes:
         config: the experiment that says how.
-        data: what came of it.
-        seconds: what it took to load the data set.
+        data: the partitioned data.
+        seconds: time that loading the data set took.
     """
 
     config: Config
@@ -66,23 +66,23 @@ class Holdings:
 
     @property
     def dataset(self) -> Dataset:
-        """What is shared out."""
+        """The data set that is partitioned."""
         return self.data.dataset
 
     @cached_property
-    def clients(self) -> list[Holding]:
-        """One a client, those who only test last."""
+    def clients(self) -> list[ClientExamples]:
+        """Examples of each client; clients that only test come last."""
         parts = [self.data.indices(client) for client in range(self.data.clients)]
-        parts += [(np.empty(0, np.int64), held_out) for held_out in self.data.clients_who_test]
-        groups = [self._group(np.concatenate(own)) for own in parts]
-        known = all(groups)
+        parts += [(np.empty(0, np.int64), held_out) for held_out in self.data.test_client_indices]
+        groups = [self._group(np.concatenate(part)) for part in parts]
+        all_grouped = all(groups)
         return [
-            Holding(group=group if known else "", train=train, held_out=held_out)
+            ClientExamples(group=group if all_grouped else "", train=train, held_out=held_out)
             for group, (train, held_out) in zip(groups, parts, strict=True)
         ]
 
     def _group(self, index: Indices) -> str:
-        """The natural group that these examples, and no others, are of."""
+        """Return the natural group that all these examples are of; empty where they are of several."""
         groups = self.dataset.train.groups
         if groups is None:
             return ""
@@ -91,103 +91,112 @@ class Holdings:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """`client class`, examples; of a classification."""
+        """Number of examples `client class` of a classification."""
         labels = self.dataset.train.labels.numpy()
         classes = self.dataset.num_classes
-        return np.stack([np.bincount(labels[one.all], minlength=classes) for one in self.clients])
+        return np.stack([np.bincount(labels[client.all_indices], minlength=classes) for client in self.clients])
 
     def targets(self, index: Indices) -> NDArray[np.float64]:
-        """The targets of a regression in their own unit."""
+        """Return targets of a regression in their own unit."""
         mean, deviation = self.dataset.target
         return self.dataset.train.labels.numpy()[index].astype(np.float64) * deviation + mean
 
 
-def survey(name: str, overrides: Iterable[str] = (), *, fetch: bool = False, trust: bool = False) -> Holdings:
-    """Load a data set and share it out.
+def load_partition_summary(
+    name: str, overrides: Iterable[str] = (), *, fetch: bool = False, trust: bool = False
+) -> PartitionSummary:
+    """Load a data set and partition it.
 
     Args:
         name: a data set, or an experiment file (`.toml`).
-        overrides: `key=value` settings of an experiment. Of a data set by name, the partition is
-            `natural` by default where there are natural groups, with a client for each (the most
-            are 1000), and else `iid` with 10 clients.
+        overrides: `key=value` settings of an experiment. Of a data set by name, the partition is `natural` by default
+            where there are natural groups, with one client for each (at most 1000), and else `iid` with 10 clients.
         fetch: download what is missing first.
         trust: import code that a file in a run folder names.
 
     Raises:
-        ConfigError: a setting does not hold.
+        ConfigError: a setting is not valid.
         DataError: the data set is missing or damaged, or cannot be downloaded.
         PluginError: nothing has this name.
     """
     if name.endswith(".toml"):
         config = load_config(Path(name), overrides, trust=trust)
-        return _survey(Experiment(config), fetch)
+        return _load_partition(Experiment(config), fetch)
     registry.load("datasets", name)
     tables = read_toml(Path(os.devnull), overrides)  # the settings alone are the experiment
     table = tables.setdefault("data", {})
     if isinstance(table, dict) and table.setdefault("name", name) != name:
         raise ConfigError(f"--set data.name={table['name']}: the data set is '{name}' already; leave this out")
-    return _survey(Experiment(check(Config, tables, "--set")), fetch, tables)
+    return _load_partition(Experiment(validate_tables(Config, tables, "--set")), fetch, tables)
 
 
-def _survey(experiment: Experiment, fetch: bool, tables: dict[str, dict[str, object]] | None = None) -> Holdings:
+def _load_partition(
+    experiment: Experiment, fetch: bool, tables: dict[str, dict[str, object]] | None = None
+) -> PartitionSummary:
+    """Load the data set of an experiment and partition it.
+
+    Args:
+        fetch: download what is missing first.
+        tables: settings that lack defaults which depend on the data set; None where there are none to fill in.
+    """
     if fetch:
         _download(experiment.config.data.name)
     start = time.perf_counter()
     dataset = experiment.dataset
     seconds = time.perf_counter() - start
     if tables is not None:
-        experiment = Experiment(check(Config, _with_defaults(tables, dataset), "--set"))
+        experiment = Experiment(validate_tables(Config, _with_defaults(tables, dataset), "--set"))
         experiment.dataset = dataset
-    holdings = Holdings(config=experiment.config, data=experiment.data, seconds=seconds)
-    assert holdings.clients
-    return holdings
+    summary = PartitionSummary(config=experiment.config, data=experiment.data, seconds=seconds)
+    assert summary.clients  # computes them, so that errors of the partition are raised here
+    return summary
 
 
 def _download(name: str) -> None:
     from fedsim.datasets.download import download
 
-    folder = data_folder()
+    folder = find_data_folder()
     if folder is None:
         raise DataError("data: a download needs a data folder to go to; give --data-dir DIR or set FEDSIM_DATA")
     download(name, folder)
 
 
 def _with_defaults(tables: dict[str, dict[str, object]], dataset: Dataset) -> dict[str, dict[str, object]]:
-    """`tables` with a partition, and with a client for each natural group where that is the partition."""
+    """Return `tables` with a partition, and with a client for each natural group where that is the partition."""
     grouped = dataset.train.groups is not None
     partition = {"name": "natural" if grouped else "iid", **tables.get("partition", {})}
     completed = {**tables, "partition": partition}
     federation = tables.get("federation", {})
-    table = check(Config, completed, "--set").partition
+    table = validate_tables(Config, completed, "--set").partition
     plugin = registry.build("partitions", table.name, table.settings, "partition")
     if grouped and "clients" not in federation and isinstance(plugin, Natural):
         train = 1 - (table.test_fraction if table.test_by == "client" else 0)
-        clients = int(min(len(plugin.members(dataset)), _MOST_CLIENTS) * train)
+        clients = int(min(len(plugin.group_members(dataset)), _MAX_NATURAL_CLIENTS) * train)
         completed["federation"] = {**federation, "clients": max(1, clients)}
     return completed
 
 
-def description(holdings: Holdings) -> Table:
-    """What the data set is, a fact a line."""
+def dataset_table(summary: PartitionSummary) -> Table:
+    """Return a table of facts about the data set."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for fact, value in _facts(holdings):
+    for fact, value in _facts(summary):
         table.add_row(fact, escape(value))
     return table
 
 
-def _facts(holdings: Holdings) -> list[tuple[str, str]]:
-    dataset = holdings.dataset
+def _facts(summary: PartitionSummary) -> list[tuple[str, str]]:
+    dataset = summary.dataset
     return [
-        ("data set", f"{dataset.name}, loaded in {holdings.seconds:.2f} s"),
+        ("data set", f"{dataset.name}, loaded in {summary.seconds:.2f} s"),
         ("source", dataset.source),
         ("licence", dataset.licence),
         ("inputs", _inputs(dataset)),
         ("to learn", _goal(dataset)),
         ("examples", f"{_thousands(len(dataset.train))} to train, {_thousands(len(dataset.test))} to test"),
         ("groups", _groups(dataset)),
-        ("partition", _partition(holdings)),
+        ("partition", _partition(summary)),
     ]
 
 
@@ -197,8 +206,8 @@ def _inputs(dataset: Dataset) -> str:
     if task.kind == "text":
         return f"texts of {shape} tokens out of {_thousands(task.vocabulary)}"
     low, high = dataset.value_range
-    what = f"images of {shape} (channels, height, width)" if task.kind == "image" else f"rows of {shape} features"
-    return f"{what}, values from {low:.4g} to {high:.4g}"
+    subject = f"images of {shape} (channels, height, width)" if task.kind == "image" else f"rows of {shape} features"
+    return f"{subject}, values from {low:.4g} to {high:.4g}"
 
 
 def _goal(dataset: Dataset) -> str:
@@ -206,8 +215,8 @@ def _goal(dataset: Dataset) -> str:
         mean, deviation = dataset.target
         return f"a number (regression); mean {_figure(mean)}, standard deviation {_figure(deviation)}"
     names = dataset.class_names
-    shown = ", ".join(map(plain, names[:6])) + (", ..." if len(names) > 6 else "")
-    return f"{dataset.num_classes} classes" + (f": {shown}" if shown else "")
+    listing = ", ".join(map(printable_name, names[:6])) + (", ..." if len(names) > 6 else "")
+    return f"{dataset.num_classes} classes" + (f": {listing}" if listing else "")
 
 
 def _groups(dataset: Dataset) -> str:
@@ -215,69 +224,76 @@ def _groups(dataset: Dataset) -> str:
         return "nobody knows whose the examples are"
     sizes = np.bincount(dataset.train.groups.numpy())
     sizes = sizes[sizes > 0]
-    least, most = _thousands(sizes.min()), _thousands(sizes.max())
-    each = f"{least} to {most}" if least != most else least
-    return f"{_thousands(len(sizes))} to whom training examples belong by nature, {each} each"
+    smallest, largest = _thousands(sizes.min()), _thousands(sizes.max())
+    size_range = f"{smallest} to {largest}" if smallest != largest else smallest
+    return f"{_thousands(len(sizes))} to whom training examples belong by nature, {size_range} each"
 
 
-def _partition(holdings: Holdings) -> str:
-    held = np.concatenate([one.all for one in holdings.clients])
-    different = len(np.unique(held))
-    training, testing = holdings.data.clients, len(holdings.data.clients_who_test)
+def _partition(summary: PartitionSummary) -> str:
+    examples = np.concatenate([client.all_indices for client in summary.clients])
+    num_distinct = len(np.unique(examples))
+    training, testing = summary.data.clients, len(summary.data.test_client_indices)
     clients = f"{training} clients" + (f" that train and {testing} that test" if testing else "")
-    shared = f", some by several ({_thousands(len(held))} in all)" if different < len(held) else ""
+    shared = f", some by several ({_thousands(len(examples))} in all)" if num_distinct < len(examples) else ""
     return (
-        f"{holdings.config.partition.name}, {clients}, which hold {_thousands(different)} "
-        f"of {_thousands(len(holdings.dataset.train))} training examples{shared}"
+        f"{summary.config.partition.name}, {clients}, which hold {_thousands(num_distinct)} "
+        f"of {_thousands(len(summary.dataset.train))} training examples{shared}"
     )
 
 
-def plain(name: str) -> str:
-    """`name` on one line and visible: a class of texts may be a line break or a blank."""
+def printable_name(name: str) -> str:
+    r"""Return `name` on one line and visible: a class of texts may be a line break or a blank.
+
+    >>> plain("cat"), plain("\n")
+    ('cat', "'\\n'")
+    """
     return name if name.isprintable() and name.strip() else repr(name)
 
 
-def client_table(holdings: Holdings) -> Table:
-    """A row a client, and what lies between the extremes; narrow enough for 80 columns."""
-    columns = ("N", "held out", *(("classes", "largest class") if holdings.dataset.num_classes else ("mean", "sd")))
-    grouped = bool(holdings.clients[0].group)
+def client_table(summary: PartitionSummary) -> Table:
+    """Return a table with a row for each client, and the smallest, median and largest; narrow enough for 80 columns."""
+    label_columns = ("classes", "largest class") if summary.dataset.num_classes else ("mean", "sd")
+    grouped = bool(summary.clients[0].group)
     table = Table("client")
     if grouped:
         table.add_column("group", no_wrap=True, overflow="ellipsis", max_width=20)
-    for column in columns:
+    for column in ("N", "held out", *label_columns):
         table.add_column(column, justify="right")
-    rows = _numbers(holdings)
-    for client, one in enumerate(holdings.clients[:_ROWS]):
-        table.add_row(str(client), *([escape(plain(one.group))] if grouped else []), *_cells(holdings, rows[client]))
+    # The first clients.
+    rows = _numbers(summary)
+    for number, client in enumerate(summary.clients[:_ROWS]):
+        group = [escape(printable_name(client.group))] if grouped else []
+        table.add_row(str(number), *group, *_cells(summary, rows[number]))
     if len(rows) > _ROWS:
         table.add_row(f"{_thousands(len(rows) - _ROWS)} more", style="dim")
+    # Statistics over all clients.
     if len(rows) > 1:
         table.add_section()
-        for name, function in (("smallest", np.nanmin), ("median", np.nanmedian), ("largest", np.nanmax)):
-            table.add_row(name, *[""] * grouped, *_cells(holdings, function(rows, axis=0)), style="bold")
+        for name, statistic in (("smallest", np.nanmin), ("median", np.nanmedian), ("largest", np.nanmax)):
+            table.add_row(name, *[""] * grouped, *_cells(summary, statistic(rows, axis=0)), style="bold")
     return table
 
 
-def _numbers(holdings: Holdings) -> NDArray[np.float64]:
-    """`client number`: N, held out, and classes and the largest one's share, or mean and deviation of the targets.
+def _numbers(summary: PartitionSummary) -> NDArray[np.float64]:
+    """Compute `client number`: N, held out, and classes and the largest one's share, or mean and sd of the targets.
 
-    Where some clients train and others test, what the others do is NaN.
+    Where some clients train and others test, a size that a client does not have is NaN.
     """
-    sizes = np.array([(len(one.train), len(one.held_out)) for one in holdings.clients], float)
-    if holdings.data.clients_who_test:
+    sizes = np.array([(len(client.train), len(client.held_out)) for client in summary.clients], float)
+    if summary.data.test_client_indices:
         sizes[sizes == 0] = np.nan
-    if holdings.dataset.num_classes:
-        counts = holdings.counts
-        about = np.stack([(counts > 0).sum(1), counts.max(1) / counts.sum(1)], 1)
+    if summary.dataset.num_classes:
+        counts = summary.counts
+        label_statistics = np.stack([(counts > 0).sum(1), counts.max(1) / counts.sum(1)], 1)
     else:
-        targets = [holdings.targets(one.all) for one in holdings.clients]
-        about = np.array([(own.mean(), own.std()) for own in targets])
-    return np.concatenate([sizes, about], 1)
+        targets = [summary.targets(client.all_indices) for client in summary.clients]
+        label_statistics = np.array([(values.mean(), values.std()) for values in targets])
+    return np.concatenate([sizes, label_statistics], 1)
 
 
-def _cells(holdings: Holdings, row: Sequence[float] | NDArray[np.float64]) -> list[str]:
+def _cells(summary: PartitionSummary, row: Sequence[float] | NDArray[np.float64]) -> list[str]:
     train, held_out, first, second = (float(number) for number in row)
-    if holdings.dataset.num_classes:
+    if summary.dataset.num_classes:
         return [_thousands(train), _thousands(held_out), f"{first:g}", f"{second:.0%}"]
     return [_thousands(train), _thousands(held_out), _figure(first), _figure(second)]
 
@@ -287,5 +303,5 @@ def _thousands(number: float) -> str:
 
 
 def _figure(number: float) -> str:
-    """Four digits, and never an exponent that a price does not need."""
+    """Format with four digits, and without an exponent where a price needs none."""
     return _thousands(number) if 1000 <= abs(number) < 1e9 else f"{number:.4g}"

@@ -1,4 +1,4 @@
-"""ROC curves of attacks that tell members from others, on logarithmic axes."""
+"""ROC curves of membership inference on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fedsim.evaluation.kind import Roc
+from fedsim.evaluation.kind import RocCurve
 from fedsim.reporting import charts
 from fedsim.reporting.charts import QUIET, Curve, Look
-from fedsim.reporting.curves import Charts, Numbers, overlaid
-from fedsim.reporting.evidence import Found
+from fedsim.reporting.curves import ChartGroup, Numbers, overlay_curves
+from fedsim.reporting.evidence import FindingView
 
 CHANCE = "chance"
-_PER_DECADE = 20
+_POINTS_PER_DECADE = 20
 
 
-def roc_charts(found: Sequence[Found], attacks: Iterable[str]) -> Charts:
-    """One chart of all attacks: each the mean over its findings, in the band from the lowest to the highest.
+def roc_charts(findings: Sequence[FindingView], attacks: Iterable[str]) -> ChartGroup:
+    """Draw one chart of all attacks: each the mean over its findings, in the band from the lowest to the highest.
 
     The smallest false-positive rate that is drawn is that of one candidate, and so is the smallest true-positive rate:
     a logarithmic axis has no 0.
@@ -26,43 +26,44 @@ def roc_charts(found: Sequence[Found], attacks: Iterable[str]) -> Charts:
     Args:
         attacks: titles in the order of their colours.
     """
-    curves: dict[str, list[Roc]] = {}
-    for item in found:
-        if item.roc is not None:
-            curves.setdefault(str(item.about["attack"]), []).append(item.roc)
-    if not curves:
-        return Charts()
-    known = [roc for own in curves.values() for roc in own]
-    rates = np.geomspace(least := min(_step(roc.false.numpy()) for roc in known), 1, _points(least))
-    lowest = min(_step(roc.true.numpy()) for roc in known)
-    looks = {title: Look(place) for place, title in enumerate(attacks) if title in curves}
-    drawn = [
-        overlaid(title, look, [(rates, _at(roc, rates).clip(lowest)) for roc in curves[title]])
-        for title, look in looks.items()
-    ]
+    rocs_by_attack: dict[str, list[RocCurve]] = {}
+    for finding in findings:
+        if finding.roc is not None:
+            rocs_by_attack.setdefault(str(finding.about["attack"]), []).append(finding.roc)
+    if not rocs_by_attack:
+        return ChartGroup()
+    rocs = [roc for attack_rocs in rocs_by_attack.values() for roc in attack_rocs]
+    lowest_false = min(_smallest_share(roc.false_positive_rates.numpy()) for roc in rocs)
+    lowest_true = min(_smallest_share(roc.true_positive_rates.numpy()) for roc in rocs)
+    rates = np.geomspace(lowest_false, 1, _num_points(lowest_false))
+    looks = {title: Look(number) for number, title in enumerate(attacks) if title in rocs_by_attack}
+    lines = []
+    for title, look in looks.items():
+        curves = [(rates, _true_positive_rates(roc, rates).clip(lowest_true)) for roc in rocs_by_attack[title]]
+        lines.append(overlay_curves(title, look, curves))
     guess = Curve(name=CHANCE, look=QUIET, x=rates, y=rates)
-    chart = charts.curves(
+    chart = charts.draw_curves(
         "Members found at each false-positive rate (ROC)",
-        [*drawn, guess],
+        [*lines, guess],
         xlabel="false-positive rate",
         ylabel="true-positive rate",
         log=True,
         log_across=True,
         legend=True,
     )
-    return Charts(drawn=[chart])
+    return ChartGroup(drawn=[chart])
 
 
-def _step(shares: Numbers) -> float:
-    """The smallest share above 0."""
+def _smallest_share(shares: Numbers) -> float:
+    """Return the smallest share above 0."""
     return float(shares[shares > 0].min())
 
 
-def _points(least: float) -> int:
-    return max(2, 1 + round(-math.log10(least) * _PER_DECADE))
+def _num_points(lowest_rate: float) -> int:
+    return max(2, 1 + round(-math.log10(lowest_rate) * _POINTS_PER_DECADE))
 
 
-def _at(roc: Roc, rates: Numbers) -> Numbers:
-    """The highest share of members at thresholds that at most each of `rates` of the others reach."""
-    places = np.searchsorted(roc.false.numpy(), rates * (1 + 1e-9), side="right") - 1
-    return np.asarray(roc.true.numpy()[places])
+def _true_positive_rates(roc: RocCurve, rates: Numbers) -> Numbers:
+    """Return the true-positive rate at each false-positive rate, with the lowest threshold that keeps that rate."""
+    positions = np.searchsorted(roc.false_positive_rates.numpy(), rates * (1 + 1e-9), side="right") - 1
+    return np.asarray(roc.true_positive_rates.numpy()[positions])

@@ -1,4 +1,4 @@
-"""One self-contained page about a run: what leaked, under which threat model, beside accuracy.
+"""The report of a run, one self-contained page: what leaked, under which threat model, beside accuracy.
 
 It is written from whatever the run folder holds; a bare recording will do.
 """
@@ -6,12 +6,9 @@ It is written from whatever the run folder holds; a bare recording will do.
 from __future__ import annotations
 
 import json
-import logging
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,50 +16,42 @@ from typing import Any
 import numpy as np
 
 from fedsim.auditing.audit import Audit
-from fedsim.defense import NO_GUARANTEE, Defense, Participation, overrides
 from fedsim.errors import ConfigError, FedsimError
-from fedsim.evaluation.empirical_epsilon import written
-from fedsim.evaluation.texts import TEXTS, WORDS
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, PluginTable, SecureAggregationTable
-from fedsim.experiments.integrity import held_against_manifest
-from fedsim.experiments.run_folder import RunFolder, exposures, measurements, read_rows, refusals, spendings
-from fedsim.experiments.secure_aggregation import SENT_MASKED
+from fedsim.evaluation.empirical_epsilon import read_epsilons
+from fedsim.evaluation.texts import MAX_TEXTS, MAX_WORDS
+from fedsim.experiments.integrity import compare_with_manifest
+from fedsim.experiments.run_folder import RunFolder, read_exposures, read_metrics, read_refusals, read_rows
 from fedsim.files import write_text
-from fedsim.privacy.ledger import Spent, counted, delta_of, labels, most_spent, spent, told
 from fedsim.recording.manifest import read as read_manifest
 from fedsim.reporting import adaptive, exposure, image_scores, tensorboard
-from fedsim.reporting.again import made_again
-from fedsim.reporting.cards import cards, chosen, places
+from fedsim.reporting.again import reproduction_of
+from fedsim.reporting.cards import attack_cards, choose_examples, examples_by_finding
 from fedsim.reporting.charts import Look
 from fedsim.reporting.citations import bibtex, papers
-from fedsim.reporting.curves import Charts, attack_charts, called, epsilons, training_charts
+from fedsim.reporting.curves import ChartGroup, attack_charts, column_title, epsilon_columns, training_charts
 from fedsim.reporting.evidence import (
-    Found,
+    FindingView,
     Recording,
     attack_classes,
-    kinds,
-    own_audit,
+    read_attack_traits,
+    read_audit,
     read_findings,
     read_recording,
-    scored,
+    read_scores,
 )
-from fedsim.reporting.free_settings import free_settings
-from fedsim.reporting.html import grouped, page
+from fedsim.reporting.headline import headline, most_victims
+from fedsim.reporting.html import render_page
 from fedsim.reporting.image_scores import CLOSENESS
 from fedsim.reporting.memberships import roc_charts
 from fedsim.reporting.pictures import Gallery
-from fedsim.reporting.sharing import Sharing, sharing
-from fedsim.reporting.summary import FEWEST, Line, headline, lines, listed, metric_name, most_victims
-from fedsim.reporting.threats import Threat, threats
+from fedsim.reporting.run_facts import defense_promises, missing_updates_text, run_facts, traffic_text
+from fedsim.reporting.sharing import SharingTable, sharing_table
+from fedsim.reporting.summary import MIN_VICTIMS, ScoreReading, join_titles, metric_name, score_readings
+from fedsim.reporting.threats import GrantedFact, list_granted_facts
 from fedsim.table_metrics import ROUNDING, TOLERANCE
 
-log = logging.getLogger(__name__)
-
-FINDINGS, ROUNDS = 12, 200
+MAX_FINDINGS, MAX_ROUNDS = 12, 200
 """Most findings whose texts or records are shown, and most rounds listed."""
-_NAMED = 6
-_STEPPING = ("learning_rate", "momentum", "weight_decay", "label_smoothing")
 
 
 def write_report(
@@ -85,370 +74,268 @@ def write_report(
     if not folder.experiment.is_file() and not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
     failures = [] if failures is None else failures
-    audit = audit or own_audit(folder, notes, failures, trust=trust)
+    audit = audit or read_audit(folder, notes, failures, trust=trust)
     specs = [audit.spec, *([audit.experiment.config] if audit.experiment else [])] if audit else []
     tensorboard.check_installed(*specs)
+    # Read the recording, the scores and the findings.
     recording = read_recording(folder, notes)
-    failures += [why for why in recording.damaged.values() if not any(why in told for told in failures)]
-    audited = written(folder)
-    failures += [item.sentence for item in audited if item.broken]
-    known = kinds(folder, audit, trust=trust)
-    scores = scored(folder)
-    leaks, measured = lines(scores, known), measurements(folder)
-    once = adaptive.told_once(leaks)
-    of_examples, gallery = image_scores.with_sets(image_scores.read(folder), scores), Gallery()
-    extremes = chosen(leaks, of_examples)
-    found = read_findings(
-        folder, audit, notes, failures, gallery=gallery, scores=of_examples, cut=places(extremes), trust=trust
+    failures += [reason for reason in recording.damaged.values() if not any(reason in text for text in failures)]
+    epsilon_audits = read_epsilons(folder)
+    failures += [item.sentence for item in epsilon_audits if item.is_broken]
+    attack_traits = read_attack_traits(folder, audit, trust=trust)
+    scores = read_scores(folder)
+    readings, measured = score_readings(scores, attack_traits), read_metrics(folder)
+    example_scores, gallery = image_scores.add_word_sets(image_scores.read_example_scores(folder), scores), Gallery()
+    extremes = choose_examples(readings, example_scores)
+    findings = read_findings(
+        folder,
+        audit,
+        notes,
+        failures,
+        gallery=gallery,
+        scores=example_scores,
+        card_examples=examples_by_finding(extremes),
+        trust=trust,
     )
-    notes += _not_made(folder, audit, found)
-    attacks = attack_classes(audit, found, trust=trust)
-    both = [pair for pair in adaptive.pairs(leaks) if pair.outcome]
-    granted = threats(audit, found, attacks)
-    html = page(
+    notes += _refused_attacks(folder, audit, findings)
+    # Derive what the page says of them.
+    attacks = attack_classes(audit, findings, trust=trust)
+    readings_once = adaptive.merge_equal_attacks(readings)
+    pairs = [pair for pair in adaptive.pair_readings(readings) if pair.outcome]
+    granted_facts = list_granted_facts(audit, findings, attacks)
+    attack_names = {key: traits.name for key, traits in attack_traits.items()}
+    facts = run_facts(audit, recording, notes, failures) | {"Integrity": _integrity(path, notes, failures)}
+    promises = defense_promises(folder, audit, findings, notes)
+    reproduction = reproduction_of(audit, recording, findings)
+    cited_papers = papers(audit, attacks, recorded=bool(recording.headers))
+    html = render_page(
         "report.html.j2",
         scripts=["charts.js", "pictures.js", "tables.js"],
         name=path.resolve().name,
         path=path,
-        facts=_facts(audit, recording, notes, failures) | {"Integrity": _integrity(path, notes, failures)},
-        promises=_promises(folder, audit, found, notes),
-        sharing=_sharing(audit, found),
+        facts=facts,
+        promises=promises,
+        sharing=_sharing(audit, findings),
         geometry=_geometry(folder),
-        missing_updates=_missing_updates(recording),
+        missing_updates=missing_updates_text(recording),
         notes=notes,
-        leaks={leak.summary.attack: [o for o in once if o.summary.attack == leak.summary.attack] for leak in once},
-        fewest=FEWEST if most_victims(leaks) < FEWEST else 0,
-        groups=any(item.about["members"] for item in found),
-        headline=headline(leaks),
-        pairs={
-            pair.naive.summary.attack: [o for o in both if o.naive.summary.attack == pair.naive.summary.attack]
-            for pair in both
-        },
-        remarks=worth_of_defenses(leaks, audit),
+        leaks=_readings_by_attack(readings_once),
+        fewest=MIN_VICTIMS if most_victims(readings) < MIN_VICTIMS else 0,
+        groups=any(finding.about["members"] for finding in findings),
+        headline=headline(readings),
+        pairs=_pairs_by_attack(pairs),
+        remarks=defense_remarks(readings, audit),
         accuracy=_final_accuracy(measured, audit),
         epsilon=_final_epsilon(measured),
-        sums=recording.of_sums,
-        epsilons=audited,
-        exposure=exposure.beside(exposures(folder), leaks, scores, {m: k.name for m, k in known.items()}),
+        sums=recording.holds_sums,
+        epsilons=epsilon_audits,
+        exposure=exposure.exposure_table(read_exposures(folder), readings, scores, attack_names),
         inf=math.inf,
-        threats=granted,
-        truths=[item.victims for item in granted if item.granted and item.victims],
-        made=_made(found),
-        single=_single(found),
-        found=found,
-        cards=cards(leaks, found, extremes, of_examples),
+        threats=granted_facts,
+        truths=[fact.victims for fact in granted_facts if fact.granted and fact.victims],
+        attack_rows=_attack_rows(findings),
+        single=_example_noun(findings),
+        found=findings,
+        cards=attack_cards(readings, findings, extremes, example_scores),
         gallery=gallery,
         orders=_orders(gallery),
-        absent=_absent(gallery, found, granted),
-        read=_by_victim([item for item in found if item.texts]),
-        listed_rows=_by_victim([item for item in found if item.rows]),
+        absent=_absent_sections(gallery, findings, granted_facts),
+        texts_by_victim=_group_by_truth([finding for finding in findings if finding.texts]),
+        rows_by_victim=_group_by_truth([finding for finding in findings if finding.rows]),
         tolerance=TOLERANCE,
         rounding=ROUNDING,
-        most={"findings": FINDINGS, "texts": TEXTS, "words": WORDS, "rounds": ROUNDS},
+        limits={"findings": MAX_FINDINGS, "texts": MAX_TEXTS, "words": MAX_WORDS, "rounds": MAX_ROUNDS},
         training=training_charts(measured),
-        attacking=_attacking(attacks, found, leaks),
-        memberships=roc_charts(found, attacks),
+        attacking=_attack_curves(attacks, findings, readings),
+        memberships=roc_charts(findings, attacks),
         recording=recording,
-        traffic=_traffic(recording),
-        own=audit is not None and audit.experiment is not None,
-        again=(files := made_again(audit, recording, found)),
-        identity=_identity(folder, audit, recording, files.hash),
-        papers=(cited := papers(audit, attacks, recorded=bool(recording.headers))),
-        bibliography="\n\n".join(bibtex(paper) for _, paper in cited),
+        traffic=traffic_text(recording),
+        has_experiment=audit is not None and audit.experiment is not None,
+        reproduction=reproduction,
+        identity=_identity(folder, audit, recording, reproduction.hash),
+        papers=cited_papers,
+        bibliography="\n\n".join(bibtex(paper) for _, paper in cited_papers),
     )
     write_text(folder.report, html)
-    if tensorboard.is_wanted(*specs):
+    if tensorboard.wants_events(*specs):
         tensorboard.write_events(folder)
     return folder.report
 
 
-def _not_made(folder: RunFolder, audit: Audit | None, found: Sequence[Found]) -> list[str]:
-    """A sentence for each attack that was refused, of this file or of one before, unless another file made it."""
-    made = {item.about["attack"] for item in found}
-    refused = refusals(folder)
-    if audit is not None and (audit.spec.adversary.when != "never" or made):
-        with suppress(FedsimError):  # what is granted cannot be told any more, as on a machine without the data
-            refused |= audit.refused
-    return [f"Not made: {why}." for title, why in refused.items() if title not in made]
+def _readings_by_attack(readings: Sequence[ScoreReading]) -> dict[str, list[ScoreReading]]:
+    groups: dict[str, list[ScoreReading]] = {}
+    for reading in readings:
+        groups.setdefault(reading.summary.attack, []).append(reading)
+    return groups
 
 
-def worth_of_defenses(found: Sequence[Line], audit: Audit | None) -> list[str]:
-    """A sentence for each attack on clients that defend themselves, see `fedsim.reporting.adaptive.remarks`."""
+def _pairs_by_attack(pairs: Sequence[adaptive.NaiveAdaptivePair]) -> dict[str, list[adaptive.NaiveAdaptivePair]]:
+    groups: dict[str, list[adaptive.NaiveAdaptivePair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.naive.summary.attack, []).append(pair)
+    return groups
+
+
+def _refused_attacks(folder: RunFolder, audit: Audit | None, findings: Sequence[FindingView]) -> list[str]:
+    """Return a sentence for each attack that was refused, now or earlier, unless another attack file made it."""
+    made_titles = {finding.about["attack"] for finding in findings}
+    refused = read_refusals(folder)
+    if audit is not None and (audit.spec.adversary.when != "never" or made_titles):
+        with suppress(FedsimError):  # what is granted is not known any more, as on a machine without the data
+            refused |= audit.refusal_reasons
+    return [f"Not made: {reason}." for title, reason in refused.items() if title not in made_titles]
+
+
+def defense_remarks(readings: Sequence[ScoreReading], audit: Audit | None) -> list[str]:
+    """Return a sentence for each attack on clients that defend themselves, see `fedsim.reporting.adaptive.remarks`."""
     defended = audit is not None and audit.experiment is not None and bool(audit.experiment.config.defense)
     granted = audit is not None and audit.spec.adversary.knowledge.defenses is True
-    return adaptive.remarks(found, defended=defended, granted=granted)
+    return adaptive.remarks(readings, defended=defended, granted=granted)
 
 
-def _attacking(attacks: Mapping[str, Any], found: Sequence[Found], leaks: Sequence[Line]) -> Charts:
-    """The curves of attacks; those of an adaptive attack that is the same as the naive one are drawn with it."""
-    again = adaptive.same(leaks)
-    alike = again | {naive: naive for naive in again.values()}
-    names = {title: alike[title] + adaptive.BOTH if title in alike else title for title in attacks}
-    curves = [(names[title], item.curves) for item in found if item.curves and (title := str(item.about["attack"]))]
-    looks = {names[title]: Look(place) for place, title in enumerate(attacks) if names[title] in dict(curves)}
-    scored_by = [(leak.summary.attack, leak.summary) for leak in leaks if leak.summary.metric == "psnr"]
-    return attack_charts(curves, looks, {names[title]: item.floor for title, item in scored_by if title in names})
+def _attack_curves(
+    attacks: Mapping[str, Any], findings: Sequence[FindingView], readings: Sequence[ScoreReading]
+) -> ChartGroup:
+    """Draw the curves of attacks; an adaptive attack that equals the naive one is drawn together with it."""
+    naive_of_equal = adaptive.equal_attacks(readings)
+    naive_names = naive_of_equal | {naive: naive for naive in naive_of_equal.values()}
+    names = {title: naive_names[title] + adaptive.EQUAL_SUFFIX if title in naive_names else title for title in attacks}
+    curves = []
+    for finding in findings:
+        title = str(finding.about["attack"])
+        if finding.curves and title in names:
+            curves.append((names[title], finding.curves))
+    drawn_names = dict(curves)
+    looks = {names[title]: Look(number) for number, title in enumerate(attacks) if names[title] in drawn_names}
+    floors = {}
+    for reading in readings:
+        if reading.summary.metric == "psnr" and reading.summary.attack in names:
+            floors[names[reading.summary.attack]] = reading.summary.floor
+    return attack_charts(curves, looks, floors)
 
 
 def _final_accuracy(rows: Sequence[Mapping[str, str]], audit: Audit | None = None) -> str:
-    """What the recorded model is good for, out of `metrics.csv`, in a sentence; empty where nothing was evaluated.
+    """Say in a sentence how good the recorded model is, by `metrics.csv`; empty where nothing was evaluated.
 
     By the last evaluated round, on the public test set; where the server has no such figure, as the plain mean over
     clients, each on what it holds out.
     """
-    most = audit.experiment.config.federation.evaluate_examples if audit and audit.experiment else None
-    public = f"at most {most} examples of the public test set" if most else "the public test set"
+    max_examples = audit.experiment.config.federation.evaluate_examples if audit and audit.experiment else None
+    test_set = f"at most {max_examples} examples of the public test set" if max_examples else "the public test set"
     for name, unit in (("accuracy", ".1%"), ("loss", ".4g")):
-        known = [row for row in rows if row.get(name)]
-        last = max((int(row["round"]) for row in known), default=0)
-        own = {row["client"]: float(row[name]) for row in known if int(row["round"]) == last}
-        server = own.pop("server", None)
+        evaluated = [row for row in rows if row.get(name)]
+        last = max((int(row["round"]) for row in evaluated), default=0)
+        values = {row["client"]: float(row[name]) for row in evaluated if int(row["round"]) == last}
+        server = values.pop("server", None)
         if server is not None:
-            return f"The model's final {name} on {public} is {server:{unit}} (after round {last})."
-        if own:
-            mean = float(np.mean(list(own.values())))
-            whose = "what one client holds out" if len(own) == 1 else f"what {len(own)} clients hold out, on average,"
-            return f"The model's final {name} on {whose} is {mean:{unit}} (after round {last})."
+            return f"The model's final {name} on {test_set} is {server:{unit}} (after round {last})."
+        if values:
+            mean = float(np.mean(list(values.values())))
+            held_out = (
+                "what one client holds out" if len(values) == 1 else f"what {len(values)} clients hold out, on average,"
+            )
+            return f"The model's final {name} on {held_out} is {mean:{unit}} (after round {last})."
     return ""
 
 
 def _final_epsilon(rows: Sequence[Mapping[str, str]]) -> str:
-    """What the client that spent most has spent by the last round, in a sentence; empty where nothing is proved."""
-    spent = [(row["round"], column, row[column]) for row in rows for column in epsilons(row) if row[column]]
-    last = {column: f"{called(column)} is {float(value):.3g}" for _, column, value in spent}
-    return f"The largest proved {listed(list(last.values()))} (after round {spent[-1][0]})." if last else ""
-
-
-def _single(found: Sequence[Found]) -> tuple[str, str] | None:
-    """What one example is called and where to look at it; None where no finding claims examples."""
-    if any(item.pictured for item in found):
-        return "image", "the pictures"
-    if any(item.texts for item in found):
-        return "text", "the texts"
-    return ("example", "image-scores.csv") if any(item.images for item in found) else None
-
-
-def _made(found: Sequence[Found]) -> list[dict[str, Any]]:
-    """Of each attack that found something: settings other than its defaults, what makes it again, its warnings."""
-    attacks: dict[str, dict[str, Any]] = {}
-    for item in found:
-        changed = ", ".join(f"{key} = {value}" for key, value in sorted(item.about["changed"].items()))
-        own = {
-            "plugin": item.about["plugin"],
-            "changed": changed,
-            "knows_defenses": "defenses" in item.about["granted"],
-            "command": item.about["command"],
-            "warnings": {},
-        }
-        warnings = attacks.setdefault(str(item.about["attack"]), own)["warnings"]
-        for warning in item.about["warnings"]:
-            what = str(warning).partition(": ")[2] or str(warning)  # of whichever victim it was said
-            warnings[what] = warnings.get(what, 0) + 1
-    return [{"name": name} | own for name, own in attacks.items()]
-
-
-def _facts(audit: Audit | None, recording: Recording, notes: list[str], failures: list[str]) -> dict[str, str]:
-    """What was run: term to sentence."""
-    if audit is None or audit.experiment is None:
-        return _recorded_facts(recording)
-    experiment, config = audit.experiment, audit.experiment.config
-    partition, federation = config.partition, config.federation
-    most = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
-    late = f", each a straggler with probability {p:g}" if (p := federation.straggler_probability) else ""
-    held = f", {partition.test_fraction:.0%} held out for tests" if partition.test_fraction else ""
-    facts = {
-        "Data": _described(config.data),
-        "Partition": _described(partition) + most + held,
-        "Model": _described(config.model),
-        "Federation": f"{federation.clients} clients, {federation.rounds} rounds{late}, {_described(config.strategy)}",
-        "Local training": ", ".join(_local_training(config)),
-        "Defenses": "" if config.defense else "none",
-        "Settings that defend": "",
-        "Secure aggregation": _secure(config.secure_aggregation),
-        "Seed, engine": f"{federation.seed}, {federation.engine}",
-    }
-    try:
-        data, shape = experiment.data.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
-        axes = {"image": "channel × height × width", "table": "features", "text": "tokens"}[data.task.kind]
-        goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
-        facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
-        facts["Settings that defend"] = free_settings(experiment)
-        facts["Model"] += f": {grouped(sum(p.numel() for p in experiment.model.parameters()))} parameters"
-    except FedsimError as error:
-        notes.append(f"Not everything about this run can be told: {error}.")
-        failures.append(str(error))
-    return facts
-
-
-def _traffic(recording: Recording) -> str:
-    """How many bytes clients sent; of sums over groups, how many these have."""
-    replies = [reply for header in recording.headers for reply in header.replies]
-    if not replies:
-        return ""
-    total, each = sum(recording.sent), sum(recording.sent) / len(replies)
-    numbers = f", {each / recording.values:.3g} for each number of the state" if recording.values else ""
-    of = ("The sums have", "sum") if recording.of_sums else ("Clients sent", "update")
-    said = f"{of[0]} {grouped(total)} bytes, {grouped(round(each))} in each {of[1]} on average{numbers}."
-    return f"{said} {SENT_MASKED[0].upper()}{SENT_MASKED[1:]}." if recording.of_sums else said
-
-
-def _secure(table: SecureAggregationTable | None) -> str:
-    """What the server sees of clients; nothing where it sees each of them."""
-    if table is None:
-        return ""
-    size = "all clients of a round" if table.groups == "all" else f"{table.groups} clients or more, drawn in each round"
+    """Say in a sentence what the client that spent most has spent by the last round; empty where nothing is proved."""
+    last_texts, last_round = dict[str, str](), ""
+    for row in rows:
+        for column in epsilon_columns(row):
+            if row[column]:
+                last_texts[column] = f"{column_title(column)} is {float(row[column]):.3g}"
+                last_round = row["round"]
     return (
-        f"sums over groups of {size}; each number cut at {table.clip:g} and rounded to {table.bits} bits, threshold "
-        f"{table.threshold:g}"
+        f"The largest proved {join_titles(list(last_texts.values()))} (after round {last_round})." if last_texts else ""
     )
 
 
-def _local_training(config: Config) -> list[str]:
-    training = config.training
-    batches = f"B = {training.batch_size}" + (", the same batches each epoch" if training.batches == "fixed" else "")
-    if training.sends == "gradient":
-        return ["none: clients send the gradient of one mini-batch a round", batches]
-    epochs, steps = f"E = {training.local_epochs} local epochs", f"T = {training.local_steps} local steps"
-    local = [epochs if training.local_epochs else steps, batches, training.optimizer]
-    return local + [
-        f"{key.replace('_', ' ')} {getattr(training, key):g}" for key in _STEPPING if getattr(training, key)
-    ]
+def _example_noun(findings: Sequence[FindingView]) -> tuple[str, str] | None:
+    """Return what an example is called and where to look at it; None where no finding claims examples."""
+    if any(finding.pictured for finding in findings):
+        return "image", "the pictures"
+    if any(finding.texts for finding in findings):
+        return "text", "the texts"
+    return ("example", "image-scores.csv") if any(finding.num_examples for finding in findings) else None
 
 
-def _recorded_facts(recording: Recording) -> dict[str, str]:
-    headers = recording.headers
-    clients = {reply.client for header in headers for reply in header.replies}
-    sent = headers[0].config.items() if headers else ()
-    words = {"weights": "weights", "gradient": "gradients", "delta": "deltas"}
-    kinds = {words[reply.kind] for header in headers for reply in header.replies}
-    return {
-        "Origin": "a recording without an experiment file, or with one that is not used, as of another Flower app",
-        "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",
-        "Model": f"{grouped(recording.values)} values in each message" if recording.values else "",
-        "Clients sent": " and ".join(sorted(kinds, reverse=True)),
-        "Sent along": ", ".join(f"{key} {value}" for key, value in sent if key != "server-round"),
-    }
+def _attack_rows(findings: Sequence[FindingView]) -> list[dict[str, Any]]:
+    """Describe each attack that found something: settings other than its defaults, its command, its warnings."""
+    attacks: dict[str, dict[str, Any]] = {}
+    for finding in findings:
+        changed = ", ".join(f"{key} = {value}" for key, value in sorted(finding.about["changed"].items()))
+        description = {
+            "plugin": finding.about["plugin"],
+            "changed": changed,
+            "knows_defenses": "defenses" in finding.about["granted"],
+            "command": finding.about["command"],
+            "warnings": {},
+        }
+        counts = attacks.setdefault(str(finding.about["attack"]), description)["warnings"]
+        for warning in finding.about["warnings"]:
+            text = str(warning).partition(": ")[2] or str(warning)  # without the victim that it is about
+            counts[text] = counts.get(text, 0) + 1
+    return [{"name": name} | description for name, description in attacks.items()]
 
 
-def _described(table: PluginTable) -> str:
-    settings = ", ".join(f"{key} {value}" for key, value in table.settings.items())
-    return f"{table.name} ({settings})" if settings else table.name
-
-
-def _promises(folder: RunFolder, audit: Audit | None, found: Sequence[Found], notes: list[str]) -> list[str]:
-    """What each defense promises, with what the privacy ledger says was spent: by all clients, and by the victims."""
-    if audit is None or audit.experiment is None or not audit.experiment.config.defense:
-        return []
-    tables = audit.experiment.config.defense
-    try:
-        rows, defenses = spendings(folder), audit.experiment.defenses
-        victims = sorted({int(str(item.about["victim"])) for item in found})
-        return [
-            f"{_described(table)}: {_promise(audit.experiment, defense, spent(rows, label), victims)}"
-            for table, defense, label in zip(tables, defenses, labels([t.name for t in tables]), strict=True)
-        ]
-    except FedsimError as error:
-        notes.append(f"Not everything about the defenses can be told: {error}.")
-        return [_described(table) for table in tables]
-
-
-def _sharing(audit: Audit | None, found: Sequence[Found]) -> Sharing | None:
-    """Who holds what; None where nobody knows."""
+def _sharing(audit: Audit | None, findings: Sequence[FindingView]) -> SharingTable | None:
+    """Return the partition of the data, with the attacked clients marked; None where nobody knows it."""
     if audit is None or audit.experiment is None:
         return None
-    attacked = {int(str(item.about["victim"])) for item in found}
+    attacked = {int(str(finding.about["victim"])) for finding in findings}
     with suppress(FedsimError):  # the data set is missing, which a note says already
-        return sharing(audit.experiment, attacked)
+        return sharing_table(audit.experiment, attacked)
     return None
 
 
 def _geometry(folder: RunFolder) -> dict[str, Any] | None:
-    """What `fedsim geometry` wrote; None where nobody asked."""
+    """Summarise what `fedsim geometry` wrote; None where nobody asked for it."""
     rows = read_rows(folder.geometry, ("round", "client"))
     if not rows:
         return None
-    names = [name for name in rows[0] if name not in ("round", "client")]
-    values = {name: [float(row[name]) for row in rows] for name in names}
-    return {"count": len(rows), "rows": [(name, (fmean(own), min(own), max(own))) for name, own in values.items()]}
+    statistics = []
+    for name in rows[0]:
+        if name not in ("round", "client"):
+            values = [float(row[name]) for row in rows]
+            statistics.append((name, (fmean(values), min(values), max(values))))
+    return {"count": len(rows), "rows": statistics}
 
 
-def _missing_updates(recording: Recording) -> str:
-    """How often clients sent nothing, and which most often; empty where all sent something."""
-    missing = Counter(client for header in recording.headers for client in header.failures)
-    if not missing:
-        return ""
-    rounds = sum(bool(header.failures) for header in recording.headers)
-    most = [f"client {client} in {counted(times)}" for client, times in missing.most_common(_NAMED)]
-    others = len(missing) - len(most)
-    more = f", and {others} more clients" if others > 0 else ""
-    return (
-        f"In {rounds} of {len(recording.headers)} rounds clients sent nothing, because they were late, failed "
-        f"or chose silence: {', '.join(most)}{more}."
-    )
-
-
-def _by_victim(found: Sequence[Found]) -> list[list[Found]]:
-    """Findings whose true examples are the same stand together; those without truth, and bags of words, alone."""
-    groups: dict[tuple[object, ...], list[Found]] = {}
-    for place, item in enumerate(found):
-        same = item.known and not item.bag
-        true = tuple(pair.true for pair in item.texts) + tuple(map(tuple, item.rows.true if item.rows else ()))
-        where = (item.about["who"], item.about["round"], true)
-        groups.setdefault(where if same else (place,), []).append(item)
+def _group_by_truth(findings: Sequence[FindingView]) -> list[list[FindingView]]:
+    """Group findings with the same true examples; findings without truth and bags of words stay single."""
+    groups: dict[tuple[object, ...], list[FindingView]] = {}
+    for position, finding in enumerate(findings):
+        texts = tuple(pair.true for pair in finding.texts)
+        rows = tuple(map(tuple, finding.rows.true if finding.rows else ()))
+        key: tuple[object, ...] = (position,)
+        if finding.has_truth and not finding.bag:
+            key = (finding.about["who"], finding.about["round"], texts + rows)
+        groups.setdefault(key, []).append(finding)
     return list(groups.values())
 
 
-def _absent(gallery: Gallery, found: Sequence[Found], granted: Sequence[Threat]) -> set[str]:
-    """Which parts the page does not have."""
-    parts = {
+def _absent_sections(gallery: Gallery, findings: Sequence[FindingView], facts: Sequence[GrantedFact]) -> set[str]:
+    """Return which sections the page does not have."""
+    sections = {
         "pictures": bool(gallery.grids),
-        "texts": any(item.texts for item in found),
-        "records": any(item.rows for item in found),
-        "memberships": any(item.roc for item in found),
-        "threats": bool(granted),
+        "texts": any(finding.texts for finding in findings),
+        "records": any(finding.rows for finding in findings),
+        "memberships": any(finding.roc for finding in findings),
+        "threats": bool(facts),
     }
-    return {name for name, there in parts.items() if not there}
+    return {name for name, is_there in sections.items() if not is_there}
 
 
 def _orders(gallery: Gallery) -> list[tuple[str, str]]:
-    """The metrics by which images can be sorted, and their names."""
-    known = {metric for grid in gallery.grids.values() for metric in grid.scores}
-    return [(name.replace("_", "-"), metric_name(name).partition(",")[0]) for name in CLOSENESS if name in known]
-
-
-def _promise(
-    experiment: Experiment, defense: Defense, clients: Mapping[int, Spent], victims: Sequence[int] = ()
-) -> str:
-    """In figures where the ledger has them, otherwise of the first client in all rounds."""
-    most = most_spent(clients) if clients else None
-    try:
-        planned = experiment.setting.participation(most.client if most else 0)
-    except FedsimError:  # the data set is missing, so nobody knows what clients hold
-        planned = None
-    done = most.participation if most else planned
-    if done is None:
-        return _promise_without_data(experiment, defense)
-    # Its strength follows from [training], and stays if the strategy then asks for something else.
-    own = defense.of_client(planned or replace(done, rounds=experiment.config.federation.rounds))
-    proved = own.guarantee(replace(done, rounds=max(1, done.rounds)), delta_of(defense))
-    if proved is None:
-        return NO_GUARANTEE
-    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {counted(done.rounds)}"
-    privacy = told(clients, victims) if clients else privacy
-    return f"{privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
-
-
-def _promise_without_data(experiment: Experiment, defense: Defense) -> str:
-    """Without figures; whether anything is proved does not depend on how much a client holds."""
-    training = experiment.training
-    some = Participation(num_examples=training.batch_size, batch_size=training.batch_size, steps=1, rounds=1)
-    proved = overrides(defense, "guarantee") and defense.of_client(some).guarantee(some, delta_of(defense)) is not None
-    return f"{defense.promise}; how much depends on what clients hold" if proved else NO_GUARANTEE
+    """Return the metrics by which images can be sorted, with their names."""
+    scored_by = {metric for grid in gallery.grids.values() for metric in grid.scores}
+    return [(name.replace("_", "-"), metric_name(name).partition(",")[0]) for name in CLOSENESS if name in scored_by]
 
 
 def _integrity(path: Path, notes: list[str], failures: list[str]) -> str:
-    """Which run this is, and whether it is still what was written; what is not is a note and a failure, too."""
-    verdict = held_against_manifest(path)
+    """Say which run this is and whether it is still what was written; differences become a note and a failure."""
+    verdict = compare_with_manifest(path)
     if verdict.differences:
         notes.append(f"This is not the run that was written: {'; '.join(verdict.differences)}.")
         failures.append(f"{path}: is not the run that was written: {'; '.join(verdict.differences)}")
@@ -464,19 +351,19 @@ def _versions(folder: RunFolder) -> str:
 
 
 def _run_id(folder: RunFolder) -> str:
-    with suppress(FedsimError):  # what was altered is told under Integrity
+    with suppress(FedsimError):  # the facts say under Integrity what was altered
         manifest = read_manifest(folder.path)
         return manifest.run if manifest else ""
     return ""
 
 
-def _identity(folder: RunFolder, audit: Audit | None, recording: Recording, claims: str) -> dict[str, str]:
-    """What tells this run, and a run that is to be the same, from others."""
-    own = audit.experiment if audit else None
+def _identity(folder: RunFolder, audit: Audit | None, recording: Recording, findings_hash: str) -> dict[str, str]:
+    """Return what tells this run, and a run that is to be the same, from others."""
+    experiment = audit.experiment if audit else None
     return {
         "Run": _run_id(folder),
-        "Seed": str(own.config.federation.seed) if own else "",
+        "Seed": str(experiment.config.federation.seed) if experiment else "",
         "Versions": _versions(folder),
         f"SHA-256 of the {'intact rounds' if recording.damaged else 'recording'}": recording.hash,
-        "SHA-256 of all findings": claims,
+        "SHA-256 of all findings": findings_hash,
     }

@@ -1,4 +1,4 @@
-"""Who holds what: how the data of a run are shared out, and which part of a data set that is."""
+"""How the data of a run are partitioned among clients, and which part of the data set that is."""
 
 from __future__ import annotations
 
@@ -10,108 +10,113 @@ import numpy as np
 from markupsafe import Markup
 
 from fedsim.experiments.build import Experiment
-from fedsim.reporting.charts import Cell, heat_map
-from fedsim.reporting.holdings import Holdings, plain
-from fedsim.reporting.html import grouped
+from fedsim.reporting.charts import HeatMapCell, draw_heat_map
+from fedsim.reporting.holdings import PartitionSummary, printable_name
+from fedsim.reporting.html import group_digits
 
-CLIENTS, CLASSES = 30, 26
-"""Most clients shown, and most classes that get a column each."""
+MAX_CLIENTS, MAX_CLASSES = 30, 26
+"""Most clients that are shown, and most classes that get a column each."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharing:
-    """How the data are shared out.
+class SharingTable:
+    """Partition of the data, as the page shows it.
 
     Attributes:
-        used: which part of the data set clients hold, in a sentence.
+        summary: a sentence that says which part of the data set clients hold.
         table: clients by classes.
-        left: how many clients it leaves out.
+        omitted_clients: how many clients the table leaves out.
     """
 
-    used: str
+    summary: str
     table: Markup
-    left: int
+    omitted_clients: int
 
 
-def sharing(experiment: Experiment, attacked: Collection[int]) -> Sharing:
-    """What each client holds; of many, those that were attacked and the first ones.
+def sharing_table(experiment: Experiment, attacked: Collection[int]) -> SharingTable:
+    """Return what each client holds; of many clients, those that were attacked and the first ones.
 
     Raises:
         FedsimError: the data set is not there.
     """
-    holdings = Holdings(config=experiment.config, data=experiment.data, seconds=0.0)
-    count = experiment.config.federation.clients
-    first = [client for client in range(count) if client not in attacked]
-    shown = sorted([client for client in range(count) if client in attacked][:CLIENTS])
-    shown = sorted(shown + first[: CLIENTS - len(shown)])
-    columns, rows = _of_classes(holdings) if holdings.dataset.num_classes else _of_targets(holdings)
-    groups = _groups(holdings)
-    names = [_name(client, groups, attacked) for client in shown]
-    title = "Examples of each client" + (
-        "; the stronger the colour, the larger their share of what it holds" if holdings.dataset.num_classes else ""
-    )
+    partition = PartitionSummary(config=experiment.config, data=experiment.data, seconds=0.0)
+    is_classification = bool(partition.dataset.num_classes)
+    # Choose which clients are shown.
+    num_clients = experiment.config.federation.clients
+    not_attacked = [client for client in range(num_clients) if client not in attacked]
+    clients = [client for client in range(num_clients) if client in attacked][:MAX_CLIENTS]
+    clients = sorted(clients + not_attacked[: MAX_CLIENTS - len(clients)])
+    # Make the table of these.
+    columns, rows = _class_cells(partition) if is_classification else _target_cells(partition)
+    groups = _groups(partition)
+    names = [_name(client, groups, attacked) for client in clients]
+    title = "Examples of each client"
+    if is_classification:
+        title += "; the stronger the colour, the larger their share of what it holds"
     corner = "client (group)" if groups else "client"
-    table = heat_map(title, names, columns, [rows[client] for client in shown], corner=corner)
-    return Sharing(used=_used(holdings), table=table, left=count - len(shown))
+    table = draw_heat_map(title, names, columns, [rows[client] for client in clients], corner=corner)
+    return SharingTable(summary=_summary(partition), table=table, omitted_clients=num_clients - len(clients))
 
 
-def _used(holdings: Holdings) -> str:
-    dataset, of = holdings.dataset, len(holdings.dataset.train)
-    train = sum(len(one.train) for one in holdings.clients)
-    held_out = sum(len(one.held_out) for one in holdings.clients)
-    percent = 100 * (train + held_out) / of
-    some = f"{percent:.1f}" if percent >= 0.1 else f"{percent:.2g}"
-    part = (
-        f"all {grouped(of)}" if train + held_out == of else f"{grouped(train + held_out)} of {grouped(of)} ({some} %)"
-    )
-    tests = f", {grouped(held_out)} of them to test on" if held_out else ""
+def _summary(partition: PartitionSummary) -> str:
+    dataset, total = partition.dataset, len(partition.dataset.train)
+    train = sum(len(client.train) for client in partition.clients)
+    held_out = sum(len(client.held_out) for client in partition.clients)
+    if train + held_out == total:
+        part = f"all {group_digits(total)}"
+    else:
+        percent = 100 * (train + held_out) / total
+        percent_text = f"{percent:.1f}" if percent >= 0.1 else f"{percent:.2g}"
+        part = f"{group_digits(train + held_out)} of {group_digits(total)} ({percent_text} %)"
+    tests = f", {group_digits(held_out)} of them to test on" if held_out else ""
     return (
         f"Of the data set {dataset.name}, clients hold {part} training examples{tests}. Its "
-        f"{grouped(len(dataset.test))} test examples are public."
+        f"{group_digits(len(dataset.test))} test examples are public."
     )
 
 
-def _of_classes(holdings: Holdings) -> tuple[list[str], list[list[Cell]]]:
-    """Columns, and the cells of each client."""
-    counts, dataset = holdings.counts, holdings.dataset
+def _class_cells(partition: PartitionSummary) -> tuple[list[str], list[list[HeatMapCell]]]:
+    """Return the columns of a classification, and the cells of each client."""
+    counts, dataset = partition.counts, partition.dataset
     shares = counts / counts.sum(1, keepdims=True)
-    names = list(map(plain, dataset.class_names or tuple(map(str, range(dataset.num_classes)))))
-    if len(names) > CLASSES:
-        few = [
-            [*_sizes(holdings, client), Cell(text=str((own > 0).sum())), Cell(text=f"{own.max() / own.sum():.0%}")]
-            for client, own in enumerate(counts)
-        ]
-        return ["trains on", "holds out", "classes", "largest class"], few
-    rows = [
-        _sizes(holdings, client)
-        + [Cell(text=str(n) if n else "", shade=s if n else math.nan) for n, s in zip(own, share, strict=True)]
-        for client, (own, share) in enumerate(zip(counts.tolist(), shares.tolist(), strict=True))
-    ]
+    names = list(map(printable_name, dataset.class_names or tuple(map(str, range(dataset.num_classes)))))
+    rows = []
+    if len(names) > MAX_CLASSES:
+        for client, class_counts in enumerate(counts):
+            num_classes = HeatMapCell(text=str((class_counts > 0).sum()))
+            largest = HeatMapCell(text=f"{class_counts.max() / class_counts.sum():.0%}")
+            rows.append([*_sizes(partition, client), num_classes, largest])
+        return ["trains on", "holds out", "classes", "largest class"], rows
+    for client, class_counts in enumerate(counts.tolist()):
+        cells = _sizes(partition, client)
+        for count, share in zip(class_counts, shares[client].tolist(), strict=True):
+            cells.append(HeatMapCell(text=str(count) if count else "", shade=share if count else math.nan))
+        rows.append(cells)
     return ["trains on", "holds out", *names], rows
 
 
-def _of_targets(holdings: Holdings) -> tuple[list[str], list[list[Cell]]]:
-    """The same of a regression."""
-    targets = [np.asarray(holdings.targets(one.all)) for one in holdings.clients]
-    rows = [
-        [*_sizes(holdings, client), *(Cell(text=f"{value:.4g}") for value in (own.mean(), own.std()))]
-        for client, own in enumerate(targets)
-    ]
+def _target_cells(partition: PartitionSummary) -> tuple[list[str], list[list[HeatMapCell]]]:
+    """Return the columns of a regression, and the cells of each client."""
+    rows = []
+    for number, client in enumerate(partition.clients):
+        targets = np.asarray(partition.targets(client.all_indices))
+        statistics = [HeatMapCell(text=f"{value:.4g}") for value in (targets.mean(), targets.std())]
+        rows.append([*_sizes(partition, number), *statistics])
     return ["trains on", "holds out", "mean target", "standard deviation"], rows
 
 
-def _sizes(holdings: Holdings, client: int) -> list[Cell]:
-    one = holdings.clients[client]
-    return [Cell(text=grouped(len(one.train))), Cell(text=grouped(len(one.held_out)))]
+def _sizes(partition: PartitionSummary, number: int) -> list[HeatMapCell]:
+    client = partition.clients[number]
+    return [HeatMapCell(text=group_digits(len(client.train))), HeatMapCell(text=group_digits(len(client.held_out)))]
 
 
-def _groups(holdings: Holdings) -> list[str]:
-    """What the natural group of each client is called; nothing where it is none, or called like the client."""
-    groups = [one.group for one in holdings.clients]
-    named = any(group not in ("", str(client)) for client, group in enumerate(groups))
-    return [plain(group) for group in groups] if named else []
+def _groups(partition: PartitionSummary) -> list[str]:
+    """Return the natural group of each client; nothing where there are none, or they are called like the clients."""
+    groups = [client.group for client in partition.clients]
+    have_names = any(group not in ("", str(client)) for client, group in enumerate(groups))
+    return [printable_name(group) for group in groups] if have_names else []
 
 
 def _name(client: int, groups: Sequence[str], attacked: Collection[int]) -> str:
-    named = f"{client} ({groups[client]})" if groups else str(client)
-    return f"{named}, attacked" if client in attacked else named
+    name = f"{client} ({groups[client]})" if groups else str(client)
+    return f"{name}, attacked" if client in attacked else name

@@ -1,4 +1,4 @@
-"""The scores of a sweep, averaged over victims and seeds: one group for each attack, setting and metric."""
+"""Scores of a sweep averaged over victims and seeds: one group for each attack, setting and metric."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from numpy.typing import NDArray
 
 from fedsim.auditing.plan import ADAPTIVE
 from fedsim.evaluation import statistics
-from fedsim.reporting.summary import apart, interval, interval_text, is_share, value_range
+from fedsim.reporting.summary import are_independent, interval, interval_text, is_share, number_of, value_range
 
 Labels = tuple[str, ...]
+_Key = tuple[str, str, Labels]
+"""Attack, whether it knows the defenses, and labels of the axes."""
 Row = Mapping[str, str]
 Estimate = tuple[float, float, float]
 """A mean, and where its 95 % interval begins and ends; NaN where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """The scores of one attack by one metric, of all victims and seeds of one setting.
+class ScoreGroup:
+    """Scores of one attack by one metric, over all victims and seeds of one setting.
 
     Attributes:
         attack: its label.
         knows_defenses: whether it is the adaptive form of that attack.
-        baseline: whether it counts as no attack, see `fedsim.reporting.summary.Kind.baseline`.
+        baseline: whether it counts as no attack, see `fedsim.reporting.summary.AttackTraits.baseline`.
         labels: of the axes, without attack and seed.
         mean: over victims and seeds, each the mean over rounds and random starts; may be infinite.
         low: where the 95 % interval of the mean begins; NaN where there is one value, or where one is not finite.
@@ -60,106 +62,120 @@ class Group:
     href: str
 
     @property
-    def who(self) -> tuple[str, bool]:
-        """What tells its attack from others."""
+    def attack_and_form(self) -> tuple[str, bool]:
+        """Label and form of its attack, which tell it from others."""
         return self.attack, self.knows_defenses
 
     @property
     def name(self) -> str:
-        """The attack, and what has to be known of it."""
-        return self.attack + f" {ADAPTIVE}" * self.knows_defenses + " (baseline)" * self.baseline
+        """Name of the attack, marked where it is adaptive or a baseline."""
+        adaptive = f" {ADAPTIVE}" if self.knows_defenses else ""
+        baseline = " (baseline)" if self.baseline else ""
+        return f"{self.attack}{adaptive}{baseline}"
 
     @property
     def text(self) -> str:
-        """Mean and interval, as everywhere on the page; and how many are without a score."""
+        """Mean and interval, as everywhere on the page; and how many victims are without a score."""
         text = interval_text(self.mean, self.low, self.high)
-        without = [f"failed on {self.failed}"] if self.failed else []
-        without += [f"not computed for {self.missing}"] if self.missing else []
-        without += [f"some rounds or starts of {self.partial} without a score"] if self.partial else []
-        return f"{text} ({', '.join(without)})" if without else text
+        gaps = []
+        if self.failed:
+            gaps.append(f"failed on {self.failed}")
+        if self.missing:
+            gaps.append(f"not computed for {self.missing}")
+        if self.partial:
+            gaps.append(f"some rounds or starts of {self.partial} without a score")
+        return f"{text} ({', '.join(gaps)})" if gaps else text
 
     @property
-    def told(self) -> str:
-        """What a tooltip adds."""
+    def tooltip(self) -> str:
+        """Text of a tooltip: numbers of victims and seeds, and the floor."""
         floor = "no floor to compare with" if math.isnan(self.floor) else f"the best guess gets {self.floor:.4g}"
         victims, seeds = self.count
-        baseline = "; a baseline, no attack" * self.baseline
-        return f"{victims} victim{'s' * (victims != 1)}, {seeds} seed{'s' * (seeds != 1)}; {floor}{baseline}"
+        baseline = "; a baseline, no attack" if self.baseline else ""
+        return f"{number_of(victims, 'victim')}, {number_of(seeds, 'seed')}; {floor}{baseline}"
 
 
-def groups(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[Group]:
-    """One for each attack and setting that have scores by `metric`, in the order of the table."""
-    found: dict[tuple[str, str, Labels], list[Row]] = defaultdict(list)
-    failed: dict[tuple[str, str, Labels], set[tuple[str, str]]] = defaultdict(set)
-    missing: dict[tuple[str, str, Labels], set[tuple[str, str]]] = defaultdict(set)
+def group_scores(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[ScoreGroup]:
+    """Group the scores by `metric` by attack and setting, in the order of the table.
+
+    Args:
+        rows: rows of `sweep.csv`.
+        axes: names of the axes, without attack and seed.
+        metric: the metric.
+    """
+    scored: dict[_Key, list[Row]] = defaultdict(list)
+    failed: dict[_Key, set[tuple[str, str]]] = defaultdict(set)
+    missing: dict[_Key, set[tuple[str, str]]] = defaultdict(set)
     for row in rows:
-        place = row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)
-        who = row["victim"], row["seed"]
+        key = row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)
+        victim_and_seed = row["victim"], row["seed"]
         if row["metric"] == "":
-            failed[place].add(who)
+            failed[key].add(victim_and_seed)
         elif row["metric"] == metric and row["value"]:
-            found[place].append(row)
+            scored[key].append(row)
         elif row["metric"] == metric:
-            missing[place].add(who)
-    return [_group(place[-1], some, failed[place], missing[place]) for place, some in found.items()]
+            missing[key].add(victim_and_seed)
+    return [_group(key[-1], scored_rows, failed[key], missing[key]) for key, scored_rows in scored.items()]
 
 
 def accuracy(rows: Iterable[Row]) -> tuple[Estimate, int]:
-    """The mean over seeds with its interval, which stays within [0, 1]; and how many seeds measured it."""
+    """Compute the mean accuracy over seeds with its interval within [0, 1], and how many seeds measured it."""
     values = np.array(list({row["seed"]: float(row["accuracy"]) for row in rows if row["accuracy"]}.values()))
-    return (statistics.mean(values), *statistics.interval(values, lowest=0.0, highest=1.0)), len(values)
+    return (statistics.mean(values), *statistics.confidence_interval(values, lowest=0.0, highest=1.0)), len(values)
 
 
-def report_of(run: str) -> str:
-    """The address of a run's report; empty where there is no run."""
+def report_address(run: str) -> str:
+    """Return the address of a run's report; empty where there is no run."""
     return quote(f"{run}/report.html") if run else ""
 
 
-def _group(labels: Labels, rows: Sequence[Row], failed: set[tuple[str, str]], missing: set[tuple[str, str]]) -> Group:
-    first = rows[0]
-    values, floors = _by_victim(rows, "value"), _by_victim(rows, "floor")
+def _group(
+    labels: Labels, rows: Sequence[Row], failed: set[tuple[str, str]], missing: set[tuple[str, str]]
+) -> ScoreGroup:
+    first_row = rows[0]
+    values, floors = _mean_by_victim(rows, "value"), _mean_by_victim(rows, "floor")
     mean = sum(values.values()) / len(values)
-    low, high = _interval(first["metric"], values)
+    low, high = _interval(first_row["metric"], values)
     floor = sum(floors.values()) / len(floors) if floors else math.nan
-    return Group(
-        attack=first["attack"],
-        knows_defenses=first["knows_defenses"] == "1",
-        baseline=first["baseline"] == "1",
+    return ScoreGroup(
+        attack=first_row["attack"],
+        knows_defenses=first_row["knows_defenses"] == "1",
+        baseline=first_row["baseline"] == "1",
         labels=labels,
         mean=mean,
         low=low,
         high=high,
         floor=floor,
-        gain=mean - floor if first["better"] == "higher" else floor - mean,
+        gain=mean - floor if first_row["better"] == "higher" else floor - mean,
         count=(len({victim for victim, _ in values}), len({seed for _, seed in values})),
         failed=len(failed - values.keys()),
         missing=len(missing - failed - values.keys()),
         partial=len((failed | missing) & values.keys()),
         accuracy=accuracy(rows)[0],
-        href=report_of(first["run"]),
+        href=report_address(first_row["run"]),
     )
 
 
-def _by_victim(rows: Iterable[Row], column: str) -> dict[tuple[str, str], float]:
-    """By victim and seed, the mean over rounds and random starts."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+def _mean_by_victim(rows: Iterable[Row], column: str) -> dict[tuple[str, str], float]:
+    """Return by victim and seed the mean over rounds and random starts."""
+    values: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         if row[column]:
-            found[row["victim"], row["seed"]].append(float(row[column]))
-    return {key: sum(values) / len(values) for key, values in found.items()}
+            values[row["victim"], row["seed"]].append(float(row[column]))
+    return {key: sum(several) / len(several) for key, several in values.items()}
 
 
 def _interval(metric: str, values: Mapping[tuple[str, str], float]) -> tuple[float, float]:
-    """The 95 % interval of the mean over victims and seeds, within the metric's range.
+    """Compute the 95 % interval of the mean over victims and seeds, within the metric's range.
 
     Where only victims or only seeds vary it is that of a run's report, `summary.interval`. Where both do it is that of
     `mean_and_margin`; of a share, whose margin is too small where few values are equal, it includes that over victims.
-    Where victims of a run are compared with one another, see `apart`, it is that over seeds.
+    Where victims of a run are compared with one another, see `are_independent`, it is that over seeds.
     """
     if not all(map(math.isfinite, values.values())):
         return math.nan, math.nan
-    victims, seeds = (_means(values, place) for place in (0, 1))
-    if not apart(metric):
+    victims, seeds = _means(values, 0), _means(values, 1)
+    if not are_independent(metric):
         return interval(metric, seeds, "seed")
     low, high = interval(metric, victims if len(victims) > 1 else seeds)
     if len(victims) == 1 or len(seeds) == 1:
@@ -170,9 +186,9 @@ def _interval(metric: str, values: Mapping[tuple[str, str], float]) -> tuple[flo
     return (min(low, begin), max(high, end)) if is_share(metric) else (begin, end)
 
 
-def _means(values: Mapping[tuple[str, str], float], place: int) -> NDArray[np.float64]:
-    """Of each victim (0) or seed (1)."""
-    found: dict[str, list[float]] = defaultdict(list)
+def _means(values: Mapping[tuple[str, str], float], part: int) -> NDArray[np.float64]:
+    """Return the mean of each victim (part 0 of the key) or of each seed (part 1)."""
+    groups: dict[str, list[float]] = defaultdict(list)
     for key, value in values.items():
-        found[key[place]].append(value)
-    return np.array([np.mean(some) for some in found.values()])
+        groups[key[part]].append(value)
+    return np.array([np.mean(group) for group in groups.values()])

@@ -1,8 +1,8 @@
-"""What a run measured by round, as event files for TensorBoard, which draws their curves side by side.
+"""Event files for TensorBoard with what a run measured by round, which it draws side by side.
 
 Each curve has a folder of its own, because TensorBoard lays over one another what has the same tag in several folders:
-`server` and `clients` (accuracy, loss, proved epsilon, exposure), and one an attack with its scores, beside which the
-folder `ATTACK, floor` has what the best guess scores.
+`server` and `clients` (accuracy, loss, proved epsilon, exposure), and one for each attack with its scores. A further
+folder, `ATTACK, floor`, has the scores of the best guess.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
-from fedsim.auditing.variants import named
+from fedsim.auditing.variants import name_variants
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.config import AttackFile
-from fedsim.experiments.run_folder import RunFolder, exposures, measurements
-from fedsim.reporting.curves import epsilons
-from fedsim.reporting.evidence import scored
+from fedsim.experiments.run_folder import RunFolder, read_exposures, read_metrics
+from fedsim.reporting.curves import epsilon_columns
+from fedsim.reporting.evidence import read_scores
 
 Point = tuple[str, str, int, float]
-"""The folder of a curve, its tag, a round, and a value."""
+"""Name of a curve, its tag, a round, and a value."""
 
 
-def is_wanted(*specs: AttackFile) -> bool:
-    """Whether one of these files asks for event files."""
+def wants_events(*specs: AttackFile) -> bool:
+    """Return whether one of these files asks for event files."""
     return any(spec.report is not None and spec.report.tensorboard for spec in specs)
 
 
 def check_installed(*specs: AttackFile) -> None:
     """Raise ConfigError where event files are wanted and the package that writes them is not there."""
-    if is_wanted(*specs) and find_spec("tensorboard") is None:
+    if wants_events(*specs) and find_spec("tensorboard") is None:
         raise ConfigError(
             "report.tensorboard: the package 'tensorboard' is not installed; run `pip install tensorboard`, or leave "
             "the key out"
@@ -49,15 +49,20 @@ def write_events(folder: RunFolder) -> None:
     """
     from torch.utils.tensorboard import SummaryWriter  # takes seconds to import, and a package that may be missing
 
-    points = defaultdict[str, list[Point]](list)
-    for point in [*_measured(measurements(folder)), *_exposed(exposures(folder)), *_leaked(scored(folder))]:
-        points[_as_folder(point[0])].append(point)
+    points = [
+        *_training_points(read_metrics(folder)),
+        *_exposure_points(read_exposures(folder)),
+        *_score_points(read_scores(folder)),
+    ]
+    points_by_folder = defaultdict[str, list[Point]](list)
+    for point in points:
+        points_by_folder[_as_folder(point[0])].append(point)
     try:
         for old in folder.tensorboard.glob("*/events.out.tfevents.*"):
             old.unlink()
-        for name, several in points.items():
+        for name, folder_points in points_by_folder.items():
             with SummaryWriter(str(folder.tensorboard / name)) as writer:
-                for _, tag, number, value in several:
+                for _, tag, number, value in folder_points:
                     writer.add_scalar(tag, value, number)
     except OSError as error:
         raise RunError(
@@ -65,19 +70,19 @@ def write_events(folder: RunFolder) -> None:
         ) from error
 
 
-def _measured(rows: Iterable[Mapping[str, str]]) -> Iterator[Point]:
-    """Accuracy, loss and proved epsilon of the server, and the mean of clients."""
+def _training_points(rows: Iterable[Mapping[str, str]]) -> Iterator[Point]:
+    """Return accuracy, loss and proved epsilon of the server, and the mean over clients."""
     values = defaultdict[tuple[str, str, int], list[float]](list)
     for row in rows:
-        who = "server" if row["client"] == "server" else "clients"
-        for name in ("accuracy", "loss", *epsilons(row)):
+        sender = "server" if row["client"] == "server" else "clients"
+        for name in ("accuracy", "loss", *epsilon_columns(row)):
             if row.get(name):
-                values[who, name, int(row["round"])].append(float(row[name]))
+                values[sender, name, int(row["round"])].append(float(row[name]))
     return _means(values)
 
 
-def _exposed(rows: Iterable[Mapping[str, str]]) -> Iterator[Point]:
-    """Mean over clients of each value that they measured of all their examples together."""
+def _exposure_points(rows: Iterable[Mapping[str, str]]) -> Iterator[Point]:
+    """Return the mean over clients of each value that they measured of all their examples together."""
     values = defaultdict[tuple[str, str, int], list[float]](list)
     for row in rows:
         if row["quantity"] and not row["example"]:
@@ -86,24 +91,25 @@ def _exposed(rows: Iterable[Mapping[str, str]]) -> Iterator[Point]:
     return _means(values)
 
 
-def _leaked(rows: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
-    """Mean over victims and starts of the scores of each attack, and of what the best guess scores."""
+def _score_points(rows: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
+    """Return the mean over victims and starts of the scores of each attack, and of the best guess."""
     values = defaultdict[tuple[str, str, int], list[float]](list)
-    for row in named(rows):
+    for row in name_variants(rows):
         number = int(str(row["round"]).rpartition("-")[2])  # an attack on several rounds stands at the last one
-        for what, column in (("", "value"), (", floor", "floor")):
-            values[f"{row['attack']}{what}", f"score/{row['metric']}", number].append(float(row[column]))
+        tag = f"score/{row['metric']}"
+        values[str(row["attack"]), tag, number].append(float(row["value"]))
+        values[f"{row['attack']}, floor", tag, number].append(float(row["floor"]))
     return _means(values)
 
 
 def _means(values: Mapping[tuple[str, str, int], Iterable[float]]) -> Iterator[Point]:
-    """The mean of each, without what is undefined; in the order of rounds."""
-    for (who, tag, number), several in sorted(values.items(), key=lambda item: item[0][2]):
+    """Yield the mean of the finite values of each curve and round, in the order of rounds."""
+    for (name, tag, number), several in sorted(values.items(), key=lambda item: item[0][2]):
         if finite := [value for value in several if math.isfinite(value)]:
-            yield who, tag, number, fmean(finite)
+            yield name, tag, number, fmean(finite)
 
 
 def _as_folder(name: str) -> str:
-    """A folder for a curve; titles of attacks come out of a table that anybody may have written."""
+    """Return a folder name for a curve; titles of attacks come from a table that anybody may have written."""
     safe = re.sub(r"[^\w .,=+()-]|^\W+", "_", name)[:200]
     return safe if safe and safe == name else f"{safe}_{sha256(name.encode()).hexdigest()[:8]}"

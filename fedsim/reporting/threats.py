@@ -1,4 +1,4 @@
-"""The threat model of a run: what was granted, to whom, who needs it, and what of it is unusual."""
+"""Threat model of a run: what was granted to the adversary, which attacks need it, and what of it is unusual."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Any
 
 from fedsim.auditing.audit import Audit
 from fedsim.knowledge import FACTS
-from fedsim.reporting.evidence import Found
+from fedsim.reporting.evidence import FindingView
 
 
 @dataclass(frozen=True, kw_only=True)
-class Threat:
-    """One thing that can be granted.
+class GrantedFact:
+    """Fact that can be granted to the adversary.
 
     Attributes:
-        name: of the fact.
+        name: the fact.
         about: what it is.
-        granted: whether it is.
-        withheld: whether the threat model says that it is not; what a federation does not have is neither of both.
-        only: the attacks that were handed it, where others that declare it were not.
-        needed, used: the attacks that cannot do without it, and the others that had it.
+        granted: whether it is granted.
+        withheld: whether the threat model says that it is not; a fact that a federation does not have is neither.
+        exclusive_to: the attacks that were handed it, where others that declare it were not.
+        needed_by, used_by: the attacks that cannot do without it, and the others that had it.
     """
 
     name: str
     about: str
     granted: bool
     withheld: bool
-    only: Sequence[str]
-    needed: Sequence[str]
-    used: Sequence[str]
+    exclusive_to: Sequence[str]
+    needed_by: Sequence[str]
+    used_by: Sequence[str]
 
     @property
     def usual(self) -> bool:
-        """Whether a threat model grants it unless it says otherwise."""
-        return FACTS[self.name].granted
+        """True where a threat model grants it unless it says otherwise."""
+        return FACTS[self.name].granted_by_default
 
     @property
     def victims(self) -> str:
-        """What of the victim's own data it is; empty where it is none."""
-        return FACTS[self.name].victims
+        """Which part of the victim's own data it is; empty where it is none."""
+        return FACTS[self.name].victim_data
 
     @property
     def words(self) -> str:
@@ -48,35 +48,45 @@ class Threat:
         return self.name.replace("_", " ")
 
 
-def threats(audit: Audit | None, found: Sequence[Found], attacks: Mapping[str, Any]) -> list[Threat]:
-    """Everything that can be granted; nothing where nobody knows what was.
+def list_granted_facts(
+    audit: Audit | None, findings: Sequence[FindingView], attacks: Mapping[str, Any]
+) -> list[GrantedFact]:
+    """Return everything that can be granted; nothing where nobody knows what was.
 
-    An attack is handed what it declares of what is granted, so what a finding was made with is what its attack had.
+    An attack is handed those granted facts that it declares, so the facts that a finding was made with are those that
+    its attack had.
 
     Args:
         attacks: by title, the class; None where nobody knows it.
     """
+    # Which facts each attack was handed.
     handed: dict[str, set[str]] = {}
-    for item in found:
-        handed.setdefault(str(item.about["attack"]), set()).update(item.about["granted"])
-    table = audit.spec.adversary.knowledge if audit else None
-    open_to_all = {name for name in FACTS if table is not None and getattr(table, name) is not False}
-    if not found:
-        handed = {title: open_to_all & cls.declared() for title, cls in attacks.items() if cls}
-    told = []
+    for finding in findings:
+        handed.setdefault(str(finding.about["attack"]), set()).update(finding.about["granted"])
+    knowledge = audit.spec.adversary.knowledge if audit else None
+    not_withheld = {name for name in FACTS if knowledge is not None and getattr(knowledge, name) is not False}
+    if not findings:
+        handed = {title: not_withheld & cls.declared() for title, cls in attacks.items() if cls}
+    if not handed:
+        return []
+    rows = []
     for name, fact in FACTS.items():
-        having = [title for title, names in handed.items() if name in names]
-        without = [title for title in handed if (cls := attacks.get(title)) and name in cls.declared() - handed[title]]
-        needed = [title for title, cls in attacks.items() if cls and name in cls.needs]
-        told.append(
-            Threat(
+        attacks_with = [title for title, names in handed.items() if name in names]
+        attacks_without = []
+        for title, names in handed.items():
+            cls = attacks.get(title)
+            if cls and name in cls.declared() - names:
+                attacks_without.append(title)
+        needed_by = [title for title, cls in attacks.items() if cls and name in cls.needs]
+        rows.append(
+            GrantedFact(
                 name=name,
                 about=fact.about,
-                granted=bool(having) or (name in open_to_all and not without),
-                withheld=not having and name not in open_to_all,
-                only=having if having and without else [],
-                needed=needed,
-                used=[title for title in having if title not in needed],
+                granted=bool(attacks_with) or (name in not_withheld and not attacks_without),
+                withheld=not attacks_with and name not in not_withheld,
+                exclusive_to=attacks_with if attacks_with and attacks_without else [],
+                needed_by=needed_by,
+                used_by=[title for title in attacks_with if title not in needed_by],
             )
         )
-    return told if handed else []
+    return rows

@@ -1,4 +1,4 @@
-"""A figure as it is printed, `27.8 ± 0.3`, and the verdict on ours beside a paper's."""
+"""Figures as they are printed, `27.8 ± 0.3`, and the verdict on ours compared with a paper's."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fedsim.errors import ConfigError
 Better = Literal["higher", "lower", "near"]
 """Which of our figures are as good as a paper's: those that are higher, lower, or near it on either side."""
 _NUMBER = r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf)"
-_FORM = re.compile(
+_PRINTED_FIGURE = re.compile(
     rf"(?P<value>{_NUMBER})(?: ± (?P<spread>{_NUMBER}))?(?: \((?P<low>{_NUMBER}) to (?P<high>{_NUMBER})\))?"
     r"(?P<note> \(.+\))?"
 )
-_OF_SOME = re.compile(r"\(\d+ of \d+\)$")
-"""How a figure ends that some victims alone have."""
+_SOME_VICTIMS = re.compile(r"\(\d+ of \d+\)$")
+"""Ending of a figure that only some victims have."""
 REFUSED = "refused"
-"""What stands for our figure where our attack refuses the setting."""
+"""Text of our figure where our attack refuses the setting."""
 
 
-class Verdict(StrEnum):
-    """What our figure says of the paper's."""
+class FigureVerdict(StrEnum):
+    """Comparison of our figure with the paper's."""
 
     MET = "met"
     MISSED = "missed"
@@ -33,7 +33,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Figure:
-    """A number as it is printed.
+    """Number as it is printed.
 
     Attributes:
         text: as printed, such as `27.8 ± 0.3`, `+.47 (+.20 to +.68)`, `.044`; a remark in brackets may follow.
@@ -46,20 +46,27 @@ class Figure:
     @property
     def decimals(self) -> int:
         """Digits behind the point."""
-        number = _FORM.fullmatch(self.text)
+        number = _PRINTED_FIGURE.fullmatch(self.text)
         mantissa, _, power = number["value"].partition("e") if number else ("", "", "")
         return max(len(mantissa.partition(".")[2]) - int(power or 0), 0)
 
 
-def figure(text: str, where: str) -> Figure:
+def parse_figure(text: str, where: str) -> Figure:
     """Read a printed figure.
 
+    Args:
+        text: the figure.
+        where: what an error calls its place.
+
     Raises:
-        ConfigError: it is none; `where` is named.
+        ConfigError: the text is no figure.
+
+    >>> figure("27.8 ± 0.3", "table 2").value
+    27.8
     """
     if text == REFUSED:
         return Figure(text, None)
-    if not (match := _FORM.fullmatch(text)):
+    if not (match := _PRINTED_FIGURE.fullmatch(text)):
         raise ConfigError(
             f"{where}: expected a figure such as '27.8 ± 0.3', '.47 (.20 to .68)' or '{REFUSED}', got {text!r}"
         )
@@ -67,29 +74,29 @@ def figure(text: str, where: str) -> Figure:
 
 
 def difference(ours: Figure, paper: Figure) -> float:
-    """Ours minus the paper's, to the digits that are printed; NaN where ours is refused."""
+    """Compute ours minus the paper's, to the digits that are printed; NaN where ours is refused."""
     if ours.value is None or paper.value is None:
         return float("nan")
     return round(ours.value - paper.value, max(ours.decimals, paper.decimals))
 
 
-def judged(ours: Figure, paper: Figure, tolerance: float, better: Better) -> Verdict:
-    """Met where ours is the paper's, up to the tolerance; above where it is better by more than that.
+def judge_figure(ours: Figure, paper: Figure, tolerance: float, better: Better) -> FigureVerdict:
+    """Compare our figure with the paper's: met up to the tolerance, above where ours is better by more than that.
 
-    A figure far above a paper's is of another setting, and no reproduction.
-    What refuses to answer has missed. What answers for some victims alone may miss, but not meet, a figure for all.
+    A figure far above a paper's is of another setting, and no reproduction. An attack that refuses the setting has
+    missed. A figure for only some victims may miss, but not meet, a figure for all.
     """
     gap = difference(ours, paper)
-    short = {"higher": -gap, "lower": gap, "near": abs(gap)}[better]
-    if not short <= tolerance:
-        return Verdict.MISSED
-    if _OF_SOME.search(ours.text):
-        return Verdict.NOT_COMPARABLE
-    return Verdict.ABOVE if short < -tolerance else Verdict.MET
+    shortfall = {"higher": -gap, "lower": gap, "near": abs(gap)}[better]
+    if not shortfall <= tolerance:
+        return FigureVerdict.MISSED
+    if _SOME_VICTIMS.search(ours.text):
+        return FigureVerdict.NOT_COMPARABLE
+    return FigureVerdict.ABOVE if shortfall < -tolerance else FigureVerdict.MET
 
 
 def difference_text(ours: Figure, paper: Figure) -> str:
-    """With its sign, as many digits as the finer of the two; nothing where ours is refused."""
+    """Format the difference with its sign and as many digits as the finer figure; empty where ours is refused."""
     if ours.value is None or paper.value is None:
         return ""
     text = f"{difference(ours, paper):+.{max(ours.decimals, paper.decimals)}f}"

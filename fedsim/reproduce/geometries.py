@@ -9,21 +9,21 @@ from pathlib import Path
 from fedsim.experiments import lock
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
-from fedsim.experiments.reading import config_of, put
+from fedsim.experiments.reading import config_of, set_value
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.progress import tracked
+from fedsim.progress import track
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting.geometry import recorded
-from fedsim.reproduce.recipes import Made, ScaleName, Who, known, printed
+from fedsim.reporting.geometry import geometries_of_updates
+from fedsim.reproduce.recipes import ScaleName, SweepRecipe, Who, defined_values, format_figure
 from fedsim.sweeps.cells import federation_key
-from fedsim.sweeps.store import Place
-from fedsim.workflow.cell_work import begun, measured
+from fedsim.sweeps.store import StoreEntry
+from fedsim.workflow.cell_work import measure_resources, run_anew
 
 
-def geometries(
-    made: Made, scale: ScaleName, folder: Path, beside: Path, decimals: Mapping[str, int]
+def geometry_figures(
+    made: SweepRecipe, scale: ScaleName, folder: Path, beside: Path, decimals: Mapping[str, int]
 ) -> dict[str, dict[str, str]]:
-    """The figures of a table, by row and quantity; rows that are done are not made again.
+    """Return the figures of a table, by row and quantity; rows that are done are not made again.
 
     Args:
         made: the recipe.
@@ -35,38 +35,42 @@ def geometries(
     Raises:
         FedsimError: a run failed.
     """
-    found = {}
-    for row in tracked(made.recipe.rows, "rows", len(made.recipe.rows)):
-        values = _measured(_config(made, scale, row, beside), folder)
-        found[row] = {
-            name: printed(known(_by_client(values, what)), decimals[name], made.recipe.spread)
-            for name, what in made.recipe.geometry.items()
-        }
-    return found
+    figures: dict[str, dict[str, str]] = {}
+    for row in track(made.recipe.rows, "rows", len(made.recipe.rows)):
+        client_rows = _measure_geometry(_config(made, scale, row, beside), folder)
+        figures[row] = {}
+        for quantity, column in made.recipe.geometry.items():
+            values = defined_values(_values_by_client(client_rows, column))
+            figures[row][quantity] = format_figure(values, decimals[quantity], made.recipe.spread)
+    return figures
 
 
-def _by_client(rows: Sequence[Mapping[str, str]], what: str) -> dict[Who, float]:
-    return {("", str(place), "", ""): float(row[what]) for place, row in enumerate(rows)}
+def _values_by_client(rows: Sequence[Mapping[str, str]], column: str) -> dict[Who, float]:
+    return {("", str(number), "", ""): float(row[column]) for number, row in enumerate(rows)}
 
 
-def _config(made: Made, scale: ScaleName, row: str, beside: Path) -> Config:
-    """The experiment of a row."""
-    tables = deepcopy(made.at(scale))
+def _config(made: SweepRecipe, scale: ScaleName, row: str, beside: Path) -> Config:
+    """Return the experiment of a row."""
+    tables = deepcopy(made.tables_at(scale))
     for key, value in made.recipe.rows[row].items():
-        put(tables, key, value, made.where)
+        set_value(tables, key, value, made.where)
     return resolve(config_of(tables, made.where, beside))
 
 
-def _measured(config: Config, folder: Path) -> Sequence[Mapping[str, str]]:
-    """What `fedsim geometry` says of each client of a run, which is kept, named and checked as a cell of a sweep is."""
-    place = Place(RunFolder(folder / federation_key(config)))
-    with lock.held(place.folder.path, wait=True):
-        if (kept := place.finished()) is not None:
-            return kept.rows
-        with measured() as used:
-            done = begun(place, config)
-            every = [item.summary for _, _, item in recorded(Experiment(config), Transcript(place.folder.path), [1])]
-        place.folder.write_table(place.folder.geometry, list(every[0]), every)
-        rows = [{name: str(value) for name, value in summary.items()} for summary in every]
-        place.finish(rows=rows, failures=done.failures, crashed=False, **used)
+def _measure_geometry(config: Config, folder: Path) -> Sequence[Mapping[str, str]]:
+    """Run a federation and return the geometry of each client's update, as `fedsim geometry` computes it.
+
+    The run is kept, named and checked like a cell of a sweep; one that is there already is not made again.
+    """
+    cell_place = StoreEntry(RunFolder(folder / federation_key(config)))
+    with lock.lock_folder(cell_place.folder.path, wait=True):
+        if (marker := cell_place.read_intact()) is not None:
+            return marker.rows
+        with measure_resources() as resources:
+            done = run_anew(cell_place, config)
+            updates = geometries_of_updates(Experiment(config), Transcript(cell_place.folder.path), [1])
+            summaries = [geometry.summary for _, _, geometry in updates]
+        cell_place.folder.write_table(cell_place.folder.geometry, list(summaries[0]), summaries)
+        rows = [{name: str(value) for name, value in summary.items()} for summary in summaries]
+        cell_place.write_marker(rows=rows, failures=done.failures, crashed=False, **resources)
     return rows

@@ -1,4 +1,4 @@
-"""What the papers print, and what we got: the files in `papers/` and `kept/`, checked as they are read."""
+"""Published figures of papers and our kept results: the files in `papers/` and `kept/`, checked as they are read."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from fedsim.errors import ConfigError, did_you_mean
-from fedsim.experiments.config import Table, check
-from fedsim.reproduce.figures import Better, Figure, Verdict, figure, judged
+from fedsim.experiments.config import Table, validate_tables
+from fedsim.reproduce.figures import Better, Figure, FigureVerdict, judge_figure, parse_figure
 
-HERE = Path(__file__).parent
-Figures = Mapping[str, Mapping[str, Figure]]
-"""By row, then by quantity."""
+PACKAGE_FOLDER = Path(__file__).parent
+FigureTable = Mapping[str, Mapping[str, Figure]]
+"""Figures by row, then by quantity."""
 
 
-class Quantity(Table):
-    """A quantity of a paper's table.
+class PublishedQuantity(Table):
+    """Quantity of a paper's table.
 
     Attributes:
         title: what a reader sees, with the unit.
@@ -38,7 +38,7 @@ class Quantity(Table):
 
 
 class Script(Table):
-    """What makes our figures again where no sweep does.
+    """Script that makes our figures again where no sweep does.
 
     Attributes:
         command: of the repository, without its arguments; the kept results have all of it.
@@ -50,7 +50,7 @@ class Script(Table):
 
 
 class PublishedTable(Table):
-    """A table or figure of a paper.
+    """Table or figure of a paper.
 
     Attributes:
         title: its number and what it is about.
@@ -68,36 +68,36 @@ class PublishedTable(Table):
     setting: str
     spread: str = ""
     differs: str = ""
-    quantities: dict[str, Quantity]
+    quantities: dict[str, PublishedQuantity]
     rows: dict[str, dict[str, str]]
     incomparable: dict[str, str] = Field(default_factory=dict)
     more: bool = False
     script: Script | None = None
 
-    def published(self, where: str) -> Figures:
-        """The figures of the paper, those included that follow from two others."""
+    def published_figures(self, where: str) -> FigureTable:
+        """Return the figures of the paper, those included that follow from two others."""
         rows = read_figures(self.rows, self.quantities, where)
         return {row: {**figures, **self._differences(figures)} for row, figures in rows.items()}
 
     def _differences(self, figures: Mapping[str, Figure]) -> dict[str, Figure]:
-        pairs = {name: quantity.minus for name, quantity in self.quantities.items() if quantity.minus}
-        return {
-            name: _minus(figures[pair[0]], figures[pair[1]])
-            for name, pair in pairs.items()
-            if name not in figures and set(pair) <= set(figures)
-        }
+        differences = {}
+        for name, quantity in self.quantities.items():
+            if quantity.minus and name not in figures and set(quantity.minus) <= set(figures):
+                first, second = quantity.minus
+                differences[name] = _subtract(figures[first], figures[second])
+        return differences
 
 
-class Paper(Table):
-    """A paper, with those of its tables and figures that data at hand allow for."""
+class PublishedPaper(Table):
+    """Paper with those of its tables and figures that the available data allow for."""
 
     title: str
     cite: str
     table: dict[str, PublishedTable]
 
 
-class Kept(Table):
-    """What we got in the place of a paper's table.
+class KeptResult(Table):
+    """Our results for a paper's table.
 
     Attributes:
         table: the name of the paper's table.
@@ -117,7 +117,7 @@ class Kept(Table):
 
 
 class Details(Table):
-    """A table of our own that no paper has: `head` and lines of text."""
+    """Table of our own that no paper has: `head` and lines of text."""
 
     name: str
     date: date
@@ -127,75 +127,80 @@ class Details(Table):
 
 
 class KeptFile(Table):
-    """A file of results."""
+    """File of kept results."""
 
     paper: str
-    kept: list[Kept] = Field(default_factory=list)
+    kept: list[KeptResult] = Field(default_factory=list)
     details: list[Details] = Field(default_factory=list)
 
 
-class Compared(NamedTuple):
-    """One figure of ours beside the paper's, where it has one."""
+class FigureComparison(NamedTuple):
+    """One of our figures with the paper's, where it has one."""
 
     row: str
     quantity: str
     paper: Figure | None
     ours: Figure
-    verdict: Verdict | None
+    verdict: FigureVerdict | None
 
 
-def read_figures(rows: Mapping[str, Mapping[str, str]], known: Mapping[str, Quantity], where: str) -> Figures:
+def read_figures(
+    rows: Mapping[str, Mapping[str, str]], known: Mapping[str, PublishedQuantity], where: str
+) -> FigureTable:
     """Parse all figures of a table.
 
     Raises:
-        ConfigError: a quantity that the table does not declare, or no figure.
+        ConfigError: a quantity that the table does not declare, or a text that is no figure.
     """
     for row, texts in rows.items():
-        for strange in texts.keys() - known.keys():
-            raise ConfigError(f"{where}: {row}: no quantity is called '{strange}', {did_you_mean(strange, known)}")
+        for unknown in texts.keys() - known.keys():
+            raise ConfigError(f"{where}: {row}: no quantity is called '{unknown}', {did_you_mean(unknown, known)}")
     return {
-        row: {name: figure(text, f"{where}: {row}: {name}") for name, text in texts.items()}
+        row: {name: parse_figure(text, f"{where}: {row}: {name}") for name, text in texts.items()}
         for row, texts in rows.items()
     }
 
 
-def _minus(first: Figure, second: Figure) -> Figure:
-    """No interval: whether the two vary together, a paper does not say."""
+def _subtract(first: Figure, second: Figure) -> Figure:
+    """Return a difference without an interval: a paper does not say whether the two figures vary together."""
     value = (first.value or 0.0) - (second.value or 0.0)
-    return figure(f"{value:+.{max(first.decimals, second.decimals)}f}", "a difference")
+    return parse_figure(f"{value:+.{max(first.decimals, second.decimals)}f}", "a difference")
 
 
 @cache
-def papers() -> Mapping[str, Paper]:
-    """All papers by name."""
-    return {path.stem: check(Paper, read_toml(path), path.name) for path in sorted(HERE.glob("papers/*.toml"))}
+def read_papers() -> Mapping[str, PublishedPaper]:
+    """Return all papers by name."""
+    return {
+        path.stem: validate_tables(PublishedPaper, read_toml(path), path.name)
+        for path in sorted(PACKAGE_FOLDER.glob("papers/*.toml"))
+    }
 
 
 @cache
-def results() -> Mapping[str, KeptFile]:
-    """All kept results by paper.
+def read_results() -> Mapping[str, KeptFile]:
+    """Return all kept results by paper.
 
     Raises:
-        ConfigError: a file that names no paper or no table of it.
+        ConfigError: a file names no paper or no table of it.
     """
-    found: dict[str, KeptFile] = {name: KeptFile(paper=name) for name in papers()}
-    for path in sorted(HERE.glob("kept/*.toml")):
-        file = check(KeptFile, read_toml(path), path.name)
-        if file.paper not in found:
-            raise ConfigError(f"{path.name}: no paper is called '{file.paper}', {did_you_mean(file.paper, found)}")
+    files: dict[str, KeptFile] = {name: KeptFile(paper=name) for name in read_papers()}
+    for path in sorted(PACKAGE_FOLDER.glob("kept/*.toml")):
+        file = validate_tables(KeptFile, read_toml(path), path.name)
+        if file.paper not in files:
+            raise ConfigError(f"{path.name}: no paper is called '{file.paper}', {did_you_mean(file.paper, files)}")
         for kept in file.kept:
-            if kept.table not in papers()[file.paper].table:
-                meant = did_you_mean(kept.table, papers()[file.paper].table)
+            if kept.table not in read_papers()[file.paper].table:
+                meant = did_you_mean(kept.table, read_papers()[file.paper].table)
                 raise ConfigError(f"{path.name}: no table of {file.paper} is called '{kept.table}', {meant}")
-        before = found[file.paper]
-        found[file.paper] = KeptFile(
+        before = files[file.paper]
+        files[file.paper] = KeptFile(
             paper=file.paper, kept=before.kept + file.kept, details=before.details + file.details
         )
-    return found
+    return files
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a file of this package, days as text.
+    """Read the tables of a file of this package, dates as text.
 
     Raises:
         ConfigError: it is not TOML.
@@ -204,80 +209,81 @@ def read_toml(path: Path) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path.name}: {error}") from error
-    return _days_as_text(tables)
+    return _dates_as_text(tables)
 
 
-def _days_as_text(tables: dict[str, Any]) -> dict[str, Any]:
-    """With TOML's dates as text, for the check reads JSON."""
+def _dates_as_text(tables: dict[str, Any]) -> dict[str, Any]:
+    """Convert TOML's dates to text, since the check reads JSON."""
 
-    def of(value: object) -> object:
+    def convert(value: object) -> object:
         if isinstance(value, dict):
-            return {key: of(inner) for key, inner in value.items()}
-        return (
-            [of(inner) for inner in value]
-            if isinstance(value, list)
-            else str(value)
-            if isinstance(value, date)
-            else value
-        )
+            return {key: convert(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [convert(inner) for inner in value]
+        return str(value) if isinstance(value, date) else value
 
-    return {key: of(value) for key, value in tables.items()}
+    return {key: convert(value) for key, value in tables.items()}
 
 
-def chosen(name: str) -> list[tuple[str, str]]:
-    """Paper and table of `sme`, `sme/table2-femnist`, or `sme/table2`, which are all whose names begin so.
+def find_tables(name: str) -> list[tuple[str, str]]:
+    """Return paper and table of `sme`, `sme/table2-femnist`, or `sme/table2`: all tables whose names begin so.
 
     Raises:
-        ConfigError: nobody published it.
+        ConfigError: there is no such paper or table.
     """
     paper, _, table = name.partition("/")
-    if paper not in papers():
-        raise ConfigError(f"reproduce: no paper is called '{paper}', {did_you_mean(paper, papers())}")
-    known = papers()[paper].table
-    found = [other for other in known if table in ("", other)] or [o for o in known if o.startswith(f"{table}-")]
-    if not found:
+    if paper not in read_papers():
+        raise ConfigError(f"reproduce: no paper is called '{paper}', {did_you_mean(paper, read_papers())}")
+    tables = read_papers()[paper].table
+    matches = [table_name for table_name in tables if table in ("", table_name)]
+    if not matches:
+        matches = [table_name for table_name in tables if table_name.startswith(f"{table}-")]
+    if not matches:
         # The nearest name would be that of another table: their names differ by numbers.
         raise ConfigError(
-            f"reproduce: no table of {paper} that fedsim has is called '{table}', known: {', '.join(known)}"
+            f"reproduce: no table of {paper} that fedsim has is called '{table}', known: {', '.join(tables)}"
         )
-    return [(paper, other) for other in found]
+    return [(paper, table_name) for table_name in matches]
 
 
-def compared(paper: str, table: str, rows: Mapping[str, Mapping[str, str]], where: str) -> list[Compared]:
-    """Ours beside the paper's, in the order of the paper's rows and quantities.
+def compare_figures(
+    paper: str, table: str, rows: Mapping[str, Mapping[str, str]], where: str
+) -> list[FigureComparison]:
+    """Compare our figures with the paper's, in the order of the paper's rows and quantities.
 
     Raises:
         ConfigError: a row or a quantity that the paper's table does not have.
     """
-    asked = papers()[paper].table[table]
-    published = asked.published(f"{paper}.toml: {table}")
-    for strange in () if asked.more else rows.keys() - asked.rows.keys():
-        raise ConfigError(f"{where}: no row of {paper}/{table} is '{strange}', {did_you_mean(strange, asked.rows)}")
-    ours = read_figures(rows, asked.quantities, where)
-    return [
-        _beside(asked, row, name, published.get(row, {}).get(name), ours[row][name])
-        for row in dict.fromkeys([*asked.rows, *rows])
-        for name in asked.quantities
-        if name in ours.get(row, {})
-    ]
+    published_table = read_papers()[paper].table[table]
+    published = published_table.published_figures(f"{paper}.toml: {table}")
+    for unknown in () if published_table.more else rows.keys() - published_table.rows.keys():
+        meant = did_you_mean(unknown, published_table.rows)
+        raise ConfigError(f"{where}: no row of {paper}/{table} is '{unknown}', {meant}")
+    ours = read_figures(rows, published_table.quantities, where)
+    comparisons = []
+    for row in dict.fromkeys([*published_table.rows, *rows]):
+        for name in published_table.quantities:
+            if name in ours.get(row, {}):
+                paper_figure = published.get(row, {}).get(name)
+                comparisons.append(_compare(published_table, row, name, paper_figure, ours[row][name]))
+    return comparisons
 
 
-def _beside(asked: PublishedTable, row: str, name: str, paper: Figure | None, ours: Figure) -> Compared:
-    quantity = asked.quantities[name]
+def _compare(table: PublishedTable, row: str, name: str, paper: Figure | None, ours: Figure) -> FigureComparison:
+    quantity = table.quantities[name]
     if paper is None:
         verdict = None
-    elif asked.incomparable.keys() & {"all", row, name}:
-        verdict = Verdict.NOT_COMPARABLE
+    elif table.incomparable.keys() & {"all", row, name}:
+        verdict = FigureVerdict.NOT_COMPARABLE
     else:
-        verdict = judged(ours, paper, quantity.tolerance, quantity.better)
-    return Compared(row, name, paper, ours, verdict)
+        verdict = judge_figure(ours, paper, quantity.tolerance, quantity.better)
+    return FigureComparison(row, name, paper, ours, verdict)
 
 
-def verdicts(paper: str, results: Iterable[Kept]) -> str:
-    """How many figures of some results are met, missed and not comparable, in words."""
-    count = Counter(
-        beside.verdict
-        for kept in results
-        for beside in compared(paper, kept.table, kept.rows, f"kept: {paper}/{kept.table}: {kept.name}")
-    )
-    return ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
+def count_verdicts(paper: str, results: Iterable[KeptResult]) -> str:
+    """Count how many figures of some results are met, missed and not comparable, in words."""
+    counts = Counter[FigureVerdict | None]()
+    for kept in results:
+        where = f"kept: {paper}/{kept.table}: {kept.name}"
+        counts.update(comparison.verdict for comparison in compare_figures(paper, kept.table, kept.rows, where))
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in FigureVerdict if counts[verdict])

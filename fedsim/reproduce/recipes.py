@@ -1,4 +1,4 @@
-"""How a table is made again: a sweep file with a [reproduce] table, which says what in `sweep.csv` is which figure."""
+"""Recipes for tables of papers: a sweep file with a [reproduce] table, which maps `sweep.csv` to figures."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pydantic import Field
 
 from fedsim.errors import ConfigError, did_you_mean
 from fedsim.evaluation.statistics import mean_and_margin
-from fedsim.experiments.config import Table, check
+from fedsim.experiments.config import Table, validate_tables
 from fedsim.reproduce.figures import REFUSED
-from fedsim.reproduce.papers import HERE, papers, read_toml
-from fedsim.sweeps.file import SweepFile, sweep_of
-from fedsim.sweeps.table import Table as Scores
+from fedsim.reproduce.papers import PACKAGE_FOLDER, read_papers, read_toml
+from fedsim.sweeps.file import SweepFile, parse_sweep
+from fedsim.sweeps.table import SweepTableFile as Scores
 
 ScaleName = Literal["quick", "full"]
 Spread = Literal["standard error", "standard deviation", "95 % interval"]
 Who = tuple[str, ...]
 """Seed, victim, round and repeat."""
-_WHO = ("seed", "victim", "round", "repeat")
+_WHO_COLUMNS = ("seed", "victim", "round", "repeat")
 
 
-class Reading(Table):
-    """Where a figure stands in `sweep.csv`.
+class FigureSource(Table):
+    """Place of a figure in `sweep.csv`.
 
     Attributes:
         attack: the label of an attack.
@@ -51,7 +51,7 @@ class Reading(Table):
 
 
 class Scale(Table):
-    """How much of a table is run.
+    """Scale at which a table is run.
 
     Attributes:
         minutes: how long it takes, once measured.
@@ -66,8 +66,8 @@ class Scale(Table):
     tables: dict[str, Any] = Field(default_factory=dict)
 
 
-class Recipe(Table):
-    """[reproduce] in a sweep file.
+class TableRecipe(Table):
+    """Table [reproduce] in a sweep file.
 
     Attributes:
         rows: by row of the paper's table, the label of each axis; of a geometry, what is set.
@@ -80,7 +80,7 @@ class Recipe(Table):
     """
 
     rows: dict[str, dict[str, str | int | float]]
-    quantities: dict[str, Reading] = Field(default_factory=dict)
+    quantities: dict[str, FigureSource] = Field(default_factory=dict)
     geometry: dict[str, Literal["min ratio", "cosine at w_0", "max cosine"]] = Field(default_factory=dict)
     train: dict[str, Any] | None = None
     spread: Spread = "standard error"
@@ -89,8 +89,8 @@ class Recipe(Table):
 
 
 @dataclass(frozen=True)
-class Made:
-    """A recipe, and the sweep that it needs.
+class SweepRecipe:
+    """Recipe with the sweep that it needs.
 
     Attributes:
         recipe: what to read where.
@@ -98,133 +98,155 @@ class Made:
         where: the name of the file.
     """
 
-    recipe: Recipe
+    recipe: TableRecipe
     tables: Mapping[str, Any]
     where: str
 
     def scale(self, name: ScaleName) -> Scale:
-        """One of the two scales."""
+        """Return one of the two scales."""
         return self.recipe.quick if name == "quick" else self.recipe.full
 
-    def at(self, name: ScaleName) -> dict[str, Any]:
-        """The tables at a scale."""
-        return dict(_merged(self.tables, self.scale(name).tables))
+    def tables_at(self, name: ScaleName) -> dict[str, Any]:
+        """Return the tables of the sweep file at a scale."""
+        return dict(_merge(self.tables, self.scale(name).tables))
 
     def sweep(self, name: ScaleName, folder: Path) -> SweepFile:
-        """The sweep at a scale; paths in it are relative to `folder`."""
-        return sweep_of(self.at(name), self.where, folder)
+        """Return the sweep at a scale; paths in it are relative to `folder`."""
+        return parse_sweep(self.tables_at(name), self.where, folder)
 
 
 @cache
-def recipe_of(paper: str, table: str) -> Made | None:
-    """How a table is made again; None where no sweep file says it.
+def find_recipe(paper: str, table: str) -> SweepRecipe | None:
+    """Return the recipe of a table; None where no sweep file has one.
 
     Raises:
         ConfigError: a row or a quantity that the paper's table does not have.
     """
-    path = HERE / "sweeps" / f"{paper}-{table}.toml"
+    path = PACKAGE_FOLDER / "sweeps" / f"{paper}-{table}.toml"
     if not path.exists():
         return None
     tables = read_toml(path)
-    recipe = check(Recipe, tables.pop("reproduce", {}), f"{path.name}: reproduce")
-    published = papers()[paper].table[table]
-    for kind, named, known in (
+    recipe = validate_tables(TableRecipe, tables.pop("reproduce", {}), f"{path.name}: reproduce")
+    published = read_papers()[paper].table[table]
+    for kind, used, declared in (
         ("row", recipe.rows, published.rows),
         ("quantity", {**recipe.quantities, **recipe.geometry}, published.quantities),
     ):
-        for strange in named.keys() - known.keys():
-            raise ConfigError(f"{path.name}: no {kind} is called '{strange}', {did_you_mean(strange, known)}")
-    return Made(recipe, tables, path.name)
+        for unknown in used.keys() - declared.keys():
+            raise ConfigError(f"{path.name}: no {kind} is called '{unknown}', {did_you_mean(unknown, declared)}")
+    return SweepRecipe(recipe, tables, path.name)
 
 
-def made_by(paper: str, table: str) -> str:
-    """What makes a table again, a sweep at two scales or a script of the repository, and how long that takes."""
-    if made := recipe_of(paper, table):
-        return f"quick, {long(made.recipe.quick.minutes)}; full, {long(made.recipe.full.minutes)}"
-    script = papers()[paper].table[table].script
+def how_to_reproduce(paper: str, table: str) -> str:
+    """Say what makes a table again, a sweep at two scales or a script of the repository, and how long that takes."""
+    if recipe := find_recipe(paper, table):
+        return f"quick, {duration_text(recipe.recipe.quick.minutes)}; full, {duration_text(recipe.recipe.full.minutes)}"
+    script = read_papers()[paper].table[table].script
     assert script is not None
-    return f"{Path(script.command).name}, {long(script.minutes) if script.minutes else 'time not written down'}"
+    return (
+        f"{Path(script.command).name}, {duration_text(script.minutes) if script.minutes else 'time not written down'}"
+    )
 
 
-def long(minutes: float) -> str:
-    """Minutes or hours."""
+def duration_text(minutes: float) -> str:
+    """Format a time in minutes or hours.
+
+    >>> long(90), long(180)
+    ('90 min', '3 h')
+    """
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
 
 
-def read(recipe: Recipe, scores: Scores, decimals: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """The figures of a sweep, by row and quantity; what was not run is left out.
+def read_sweep_figures(recipe: TableRecipe, scores: Scores, decimals: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """Read the figures of a sweep, by row and quantity; what was not run is left out.
 
     Args:
         recipe: where they stand.
         scores: what the sweep scored.
         decimals: by quantity, how many digits behind the point.
     """
-    found = {}
+    figures = {}
     for row, labels in recipe.rows.items():
-        of_row = [line for line in scores.rows if all(line[axis] == str(label) for axis, label in labels.items())]
-        texts = {name: _figure(reading, of_row, recipe, decimals[name]) for name, reading in recipe.quantities.items()}
-        if any(texts.values()):
-            found[row] = {name: text for name, text in texts.items() if text}
-    return found
+        lines = [line for line in scores.rows if all(line[axis] == str(label) for axis, label in labels.items())]
+        texts = {}
+        for name, reading in recipe.quantities.items():
+            if text := _figure(reading, lines, recipe, decimals[name]):
+                texts[name] = text
+        if texts:
+            figures[row] = texts
+    return figures
 
 
-def _figure(reading: Reading, lines: Sequence[Mapping[str, str]], recipe: Recipe, decimals: int) -> str:
-    """Mean and spread over victims and seeds, and over how many if some have none; nothing where it was not run."""
-    other = reading.minus or reading.over
-    found, others = (_values(reading, attack, lines) for attack in (reading.attack, other or reading.attack))
-    if found is None or others is None:
+def _figure(reading: FigureSource, lines: Sequence[Mapping[str, str]], recipe: TableRecipe, decimals: int) -> str:
+    """Format mean and spread over victims and seeds, and over how many if some have none; empty where it was not run.
+
+    Args:
+        reading: what to read.
+        lines: rows of `sweep.csv` of one setting.
+        recipe: says what the spread is.
+        decimals: how many digits behind the point.
+    """
+    values = _values(reading, reading.attack, lines)
+    other_values = _values(reading, reading.minus or reading.over or reading.attack, lines)
+    if values is None or other_values is None:
         return ""
     if reading.minus is not None:
-        found = {who: value - others.get(who, math.nan) for who, value in found.items()}
-    there, others = known(found), known(others)
-    if not there or (reading.over is not None and not others):
+        values = {who: value - other_values.get(who, math.nan) for who, value in values.items()}
+    defined, defined_others = defined_values(values), defined_values(other_values)
+    if not defined or (reading.over is not None and not defined_others):
         return REFUSED
     if reading.over is not None:
-        return f"{np.mean(list(there.values())) / np.mean(list(others.values())):.{decimals}f}"
-    text = printed(there, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
-    return text if len(there) == len(found) else f"{text} ({len(there)} of {len(found)})"
+        ratio = np.mean(list(defined.values())) / np.mean(list(defined_others.values()))
+        return f"{ratio:.{decimals}f}"
+    text = format_figure(defined, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
+    return text if len(defined) == len(values) else f"{text} ({len(defined)} of {len(values)})"
 
 
-def known(found: Mapping[Who, float]) -> dict[Who, float]:
-    """The values that are not NaN."""
-    return {who: value for who, value in found.items() if not math.isnan(value)}
+def defined_values(values: Mapping[Who, float]) -> dict[Who, float]:
+    """Return the values that are not NaN."""
+    return {who: value for who, value in values.items() if not math.isnan(value)}
 
 
-def printed(found: Mapping[Who, float], decimals: int, spread: Spread, *, sign: str = "") -> str:
-    """Mean and spread of `known` values, as a figure; without a spread where one is infinite."""
-    values = np.array(list(found.values()))
-    text = f"{values.mean():{sign}.{decimals}f}"
-    return text if len(values) < 2 or np.isinf(values).any() else f"{text} ± {_spread(found, spread):.{decimals}f}"
+def format_figure(values: Mapping[Who, float], decimals: int, spread: Spread, *, sign: str = "") -> str:
+    """Format mean and spread of values that are not NaN; without a spread where there is one, or one is infinite."""
+    array = np.array(list(values.values()))
+    text = f"{array.mean():{sign}.{decimals}f}"
+    return (
+        text
+        if len(array) < 2 or np.isinf(array).any()
+        else f"{text} ± {_spread_of_values(values, spread):.{decimals}f}"
+    )
 
 
-def _values(reading: Reading, attack: str, lines: Sequence[Mapping[str, str]]) -> dict[Who, float] | None:
-    """By victim and seed, NaN where the attack failed or has no value; None where no cell of this attack was run."""
+def _values(reading: FigureSource, attack: str, lines: Sequence[Mapping[str, str]]) -> dict[Who, float] | None:
+    """Return values by victim and seed, NaN where the attack failed or has none; None where no cell was run."""
     metric = reading.of or reading.metric
-    column = "floor" if reading.of else reading.metric if reading.metric in ("accuracy", "seconds") else "value"
-    rows = [
-        line
-        for line in lines
-        if line["attack"] == attack
-        and line["knows_defenses"] == str(int(reading.adaptive))
-        and (column in ("accuracy", "seconds") or line["metric"] in (metric, ""))
-    ]
-    if not rows:
-        return None
-    return {tuple(row[name] for name in _WHO): reading.times * float(row[column] or "nan") for row in rows}
+    is_cell_column = not reading.of and reading.metric in ("accuracy", "seconds")
+    column = reading.metric if is_cell_column else "value"
+    if reading.of:
+        column = "floor"
+    values = {}
+    for line in lines:
+        same_attack = line["attack"] == attack and line["knows_defenses"] == str(int(reading.adaptive))
+        if same_attack and (is_cell_column or line["metric"] in (metric, "")):
+            who = tuple(line[name] for name in _WHO_COLUMNS)
+            values[who] = reading.times * float(line[column] or "nan")
+    return values or None
 
 
-def _spread(found: Mapping[Who, float], what: Spread) -> float:
-    if what == "95 % interval":
-        by: dict[tuple[str, str], list[float]] = {}
-        for (seed, victim, _, _), value in found.items():
-            by.setdefault((victim, seed), []).append(value)
-        return mean_and_margin({who: float(np.mean(some)) for who, some in by.items()})[1]
-    values = np.array(list(found.values()))
-    return float(values.std(ddof=1)) / (math.sqrt(len(values)) if what == "standard error" else 1.0)
+def _spread_of_values(values: Mapping[Who, float], spread: Spread) -> float:
+    if spread == "95 % interval":
+        by_victim_and_seed: dict[tuple[str, str], list[float]] = {}
+        for (seed, victim, _, _), value in values.items():
+            by_victim_and_seed.setdefault((victim, seed), []).append(value)
+        means = {key: float(np.mean(several)) for key, several in by_victim_and_seed.items()}
+        return mean_and_margin(means)[1]
+    deviation = float(np.array(list(values.values())).std(ddof=1))
+    return deviation / (math.sqrt(len(values)) if spread == "standard error" else 1.0)
 
 
-def _merged(some: Any, more: Any) -> Any:
-    """A copy of `some` in which `more` says what differs."""
-    if isinstance(some, Mapping) and isinstance(more, Mapping):
-        return {key: _merged(some.get(key), more.get(key, some.get(key))) for key in {**some, **more}}
-    return deepcopy(more)
+def _merge(base: Any, changes: Any) -> Any:
+    """Copy `base`, with `changes` in the place of what differs."""
+    if isinstance(base, Mapping) and isinstance(changes, Mapping):
+        return {key: _merge(base.get(key), changes.get(key, base.get(key))) for key in {**base, **changes}}
+    return deepcopy(changes)

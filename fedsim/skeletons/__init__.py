@@ -1,1 +1,1 @@
-"""Skeletons that `fedsim new` copies: an experiment that runs, and plug-ins that keep to their contract as they are."""
+"""Skeletons that `fedsim new` copies: an experiment, and plug-ins that pass `fedsim check`."""

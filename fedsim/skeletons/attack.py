@@ -1,6 +1,7 @@
 """Skeleton, an attack for fedsim.
 
-`fedsim check fedsim.skeletons.attack:Skeleton` tries it, `fedsim run skeleton.toml` compares it with another attack.
+Check it with `fedsim check fedsim.skeletons.attack:Skeleton`, and compare it with another attack
+with `fedsim run skeleton.toml`.
 """
 
 from __future__ import annotations
@@ -20,26 +21,28 @@ from fedsim.recording.transcript import Transcript
 
 @dataclass(frozen=True, kw_only=True)
 class Skeleton(Attack):
-    """Search inputs whose gradient points along the victim's update.
+    """Optimise dummy inputs until their gradient points in the direction of the victim's update.
 
     Args:
         iterations: steps of Adam.
-        step_size: Adam's, as a share of the range of the inputs.
+        step_size: step size of Adam, as a share of the range of the inputs.
 
     References:
         Authors: Title, Venue, Year, Equation. Differs: say where you depart from it, and why.
     """
 
-    # The fields are the settings. An experiment file sets them by the same names, in values of these types.
+    # The fields are the settings. An experiment file sets them by the same names, in values of
+    # these types.
     iterations: int = 100
     step_size: float = 0.05
 
     # What the report cites.
     paper: ClassVar[Paper] = Paper(title="Skeleton", authors="Nobody yet", venue="unpublished", year=2026)
-    # Without these facts the attack is refused before any work. Whatever is named neither here nor in `uses` is None
-    # in `knowledge`, even where the experiment grants it. fedsim/knowledge.py says what can be known.
+    # Without these facts the attack is refused before any work. Facts that are named neither here
+    # nor in `uses` are None in `knowledge`, even where the experiment grants them.
+    # fedsim/knowledge.py lists all facts.
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range", "labels"})
-    # What is read besides, where it is granted.
+    # Further facts that the attack reads where they are granted.
     uses: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -51,9 +54,10 @@ class Skeleton(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Finding:
-        # What the server saw of the victim: w_t that it sent, w_t - w_T or the gradient that came back, and N.
+        # The victim's update: the broadcast weights w_t, the pseudo-gradient w_t - w_T or gradient,
+        # and N.
         update = single_update(transcript, victim)
-        # What is in `needs` is granted, which a type checker cannot know.
+        # All facts in `needs` are granted, which a type checker cannot know.
         assert knowledge.model is not None
         assert knowledge.loss is not None
         assert knowledge.input_shape is not None
@@ -65,7 +69,7 @@ class Skeleton(Attack):
         if not target.any():
             raise AttackError(f"client {victim} sent no change, so there is nothing to match")
 
-        # The dummy inputs are in [0, 1], as a finding's have to be; the model is fed with its own units.
+        # The dummy inputs are in [0, 1], as in a finding; the model gets them in its own units.
         axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
         low, high = (torch.as_tensor(end).reshape(axes) for end in knowledge.value_range)
         dummy = torch.rand((update.num_examples, *knowledge.input_shape), generator=rng).requires_grad_()
@@ -84,6 +88,6 @@ class Skeleton(Attack):
             objectives.append(distance.item())
             progress(iteration, self.iterations, {"objective": distance.item()})
 
-        # The true inputs are nowhere here; an evaluator has them, and scores what is claimed.
-        trace = {"objective": torch.tensor(objectives)}  # a curve in the report
+        # An attack never sees the true inputs. An evaluator compares them with the finding.
+        trace = {"objective": torch.tensor(objectives)}  # the report draws it as a curve
         return Reconstruction(data=dummy.detach(), labels=knowledge.labels, trace=trace)

@@ -1,6 +1,7 @@
 """Skeleton, a defense for fedsim.
 
-`fedsim check fedsim.skeletons.defense:Skeleton` tries it, and `fedsim run skeleton.toml` attacks clients that have it.
+Check it with `fedsim check fedsim.skeletons.defense:Skeleton`, and attack clients that use it with
+`fedsim run skeleton.toml`.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ class Skeleton(Defense):
     """Add Gaussian noise to each tensor of the update, in proportion to its size.
 
     Args:
-        share: standard deviation of the noise, over the root mean square of the tensor that it is added to.
+        share: standard deviation of the noise, over the root mean square of the tensor that it is
+            added to.
 
     References:
         Authors: Title, Venue, Year, Equation. Differs: say where you depart from it, and why.
     """
 
-    # The fields are the settings. An experiment file sets them by the same names, in values of these types.
+    # The fields are the settings. An experiment file sets them by the same names, in values of
+    # these types.
     share: float = 0.5
 
-    # What is proved, in a few words; override `guarantee` where there is an epsilon.
+    # The proved guarantee in a few words; override `guarantee` where there is an epsilon.
     promise: ClassVar[str] = NO_GUARANTEE
     against: ClassVar[str] = "the server, which sees the noisy update"
     cost: ClassVar[str] = "accuracy, more of it with more noise"
@@ -41,21 +44,22 @@ class Skeleton(Defense):
         if not self.share > 0:
             raise ConfigError(f"share: expected a value above 0, got {self.share}")
 
-    # Other hooks are `on_data` (which examples take part), `sampling` (how batches are drawn), `on_batch`,
-    # `on_features`, `on_examples` (one gradient an example) and `on_gradient` (in each local step). Each gets copies,
-    # and returns tensors of the same names and shapes. `memory`, a further parameter, is kept from round to round.
+    # Other hooks: `on_data` (choice of examples), `sampling` (of batches), `on_batch`,
+    # `on_features`, `on_examples` (per-example gradients) and `on_gradient` (in each local step).
+    # Each gets copies, and returns tensors of the same names and shapes. A further parameter
+    # `memory` lasts from round to round.
     def on_update(self, update: State, *, rng: torch.Generator) -> State:
-        """Replace what the client is about to send, w_T - w_t, by name. Draw from `rng` alone."""
+        """Replace the update w_T - w_t, by name, before it is sent; draw from `rng` alone."""
         return {
             name: change + self.share * change.square().mean().sqrt() * torch.randn(change.shape, generator=rng)
             for name, change in update.items()
         }
 
     def adversary_view(self, gradient: State, sent: State) -> State:
-        """What an adversary who knows the defense makes of the gradient of its dummy data; see Defense.
+        """Model the defense's effect on the gradient of dummy data, for an adversary who knows it.
 
-        Noise has the expectation zero, so here it is the gradient itself. Without this method nobody knows, and no
-        attack counts as one that knew the defense.
+        The noise has expectation zero, so this is the gradient itself. Without this method, no
+        attack can adapt to the defense.
         """
         del sent
         return gradient

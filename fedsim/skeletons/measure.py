@@ -1,7 +1,7 @@
 """Skeleton, a measure of exposure for fedsim.
 
-`fedsim check fedsim.skeletons.measure:Skeleton` tries it, `fedsim expose skeleton.toml` says which clients are exposed
-most, and in `fedsim run skeleton.toml` each client measures itself before it sends.
+Check it with `fedsim check fedsim.skeletons.measure:Skeleton`, and rank clients by it with `fedsim
+expose skeleton.toml`. In `fedsim run skeleton.toml` each client computes it before it sends.
 """
 
 from __future__ import annotations
@@ -16,36 +16,38 @@ from torch import Tensor
 from fedsim.errors import ConfigError
 from fedsim.measure import Meaning, Measure
 from fedsim.randomness import generator
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skeleton(Measure):
-    """How much of what is sent changes where the inputs move a little, on average over random directions.
+    """Relative change of the message for a small change of the inputs, averaged over directions.
 
-    `change` is in shares of what is sent for each model unit by which the inputs move. Of a batch whose gradient is
-    zero it is undefined.
+    `change` is the norm of the message's change divided by the norm of the message, for each model
+    unit by which the inputs change. It is undefined for a batch whose gradient is zero.
 
     Args:
-        directions: how many random directions.
+        directions: number of random directions.
     """
 
-    # The fields are the settings. An experiment file sets them by the same names, in values of these types.
+    # The fields are the settings. An experiment file sets them by the same names, in values of
+    # these types.
     directions: int = 20
 
-    # The values, and whether a larger one says that `more` or `less` is exposed.
+    # The names of the values, and whether a larger value means that `more` or `less` is exposed.
     quantities: ClassVar[Mapping[str, Meaning]] = {"change": "more"}
 
     def __post_init__(self) -> None:
         if self.directions < 1:
             raise ConfigError(f"directions: expected at least 1, got {self.directions}")
 
-    def _of(self, sent: Sent) -> Mapping[str, float | Tensor]:
-        # `sent` is what the client sends, as a function of its inputs: `sent.vector` is the gradient or the update as
-        # one vector, `sent.unknown` the inputs that an attacker has to find, `sent(inputs)` what others would give, and
-        # `sent.linear` the derivative. Return NaN where a value is undefined, never 0.
-        rng = generator("measure", "skeleton")  # draws the same each time, so that values can be compared
-        directions = torch.randn((self.directions, sent.unknown.numel()), generator=rng)
+    def _compute(self, sent: ClientMessage) -> Mapping[str, float | Tensor]:
+        # `sent` is the client's message as a function of its inputs: `sent.vector` is the gradient
+        # or update as one vector, `sent.unknown_inputs` are the inputs that an attacker has to
+        # find, `sent(inputs)` is the message for other inputs, and `sent.jacobian` the derivative.
+        # Return NaN where a value is undefined, never 0.
+        rng = generator("measure", "skeleton")  # the same draws each time, so that values can be compared
+        directions = torch.randn((self.directions, sent.unknown_inputs.numel()), generator=rng)
         directions /= directions.norm(dim=1, keepdim=True)
-        moved = torch.cat([sent.linear.push(block) for block in sent.linear.blocks(directions)])
-        return {"change": moved.norm(dim=1).mean() / sent.vector.norm()}
+        changes = torch.cat([sent.jacobian.push_forward(block) for block in sent.jacobian.split_directions(directions)])
+        return {"change": changes.norm(dim=1).mean() / sent.vector.norm()}

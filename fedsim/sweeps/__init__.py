@@ -1,1 +1,1 @@
-"""Many experiments at once: the grid of a sweep file, its cells with what is kept of them, and the table of scores."""
+"""Grids of experiments: the sweep file, its cells and their store, and the table of scores."""

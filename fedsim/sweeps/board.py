@@ -1,4 +1,4 @@
-"""How far a sweep is: the state of every cell, and the tables that say so."""
+"""Progress of a sweep: the state of every cell, and the tables that show it."""
 
 from __future__ import annotations
 
@@ -10,45 +10,49 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import FedsimError
-from fedsim.sweeps.cells import Cell
-from fedsim.sweeps.plan import Plan
-from fedsim.sweeps.queue import Job
-from fedsim.sweeps.store import Marker, Store
+from fedsim.sweeps.cells import SweepCell
+from fedsim.sweeps.plan import SweepPlan
+from fedsim.sweeps.queue import SweepJob
+from fedsim.sweeps.store import CellStore, Marker
 from fedsim.sweeps.table import State, write_cells, write_table
 
 
 @dataclass
-class Board:
-    """The cells of a sweep as they are now.
+class SweepBoard:
+    """Current states of the cells of a sweep.
 
     Attributes:
-        folder: of the sweep's tables.
-        store: of the cells.
-        plan: what was to be done.
-        failed: by key, why a cell has no marker.
+        folder: folder of the sweep's tables.
+        store: store of the cells.
+        plan: cells and federations of the sweep; those that end are added to the finished ones.
+        failed: by key, the reason why a cell has no marker.
     """
 
     folder: Path
-    store: Store
-    plan: Plan
+    store: CellStore
+    plan: SweepPlan
     failed: dict[str, str] = field(default_factory=dict)
 
-    def ended(self, job: Job, error: BaseException | None, waiting: list[Cell]) -> Marker | None:
-        """Note the end of a job.
+    def record_end(self, job: SweepJob, error: BaseException | None, waiting: list[SweepCell]) -> Marker | None:
+        """Record the end of a job.
 
         Args:
-            error: why it failed.
-            waiting: the cells that its failure leaves without a federation.
+            job: federation or cell that ended.
+            error: reason of its failure; None where it succeeded.
+            waiting: cells that its failure leaves without a federation.
 
         Returns:
-            What is known of it now; None where it failed.
+            The marker of its result; None where it failed.
         """
-        place = self.store.federation(job.cell.federation) if job.federates else self.store.cell(job.cell.key)
-        marker = None if error is not None else place.read()
+        if job.federates:
+            entry, finished = self.store.federation(job.cell.federation), self.plan.finished_federations
+        else:
+            entry, finished = self.store.cell(job.cell.key), self.plan.finished_cells
+        marker = None if error is not None else entry.read_marker()
         if marker is not None:
-            (self.plan.federations if job.federates else self.plan.done)[place.folder.path.name] = marker
+            finished[entry.folder.path.name] = marker
             return marker
-        reason = _said(error)
+        reason = _describe_failure(error)
         if job.federates:
             self.failed |= {cell.key: f"its federation failed: {reason}" for cell in waiting}
         else:
@@ -61,60 +65,69 @@ class Board:
         Raises:
             RunError: the folder cannot be written.
         """
-        write_table(self.folder, self.plan.grid.axes, self._scores())
-        write_cells(self.folder, self.plan.grid.axes, self._cells())
+        write_table(self.folder, self.plan.grid.axes, self._score_rows())
+        write_cells(self.folder, self.plan.grid.axes, self._cell_rows())
 
     @property
-    def failures(self) -> list[str]:
-        """A sentence for each reason why cells failed, with the first of them."""
-        names = self.reasons
-        more = {reason: f" and {len(which) - 1} more" if len(which) > 1 else "" for reason, which in names.items()}
-        return [f"{which[0]}{more[reason]}: {reason}" for reason, which in names.items()]
+    def failure_summaries(self) -> list[str]:
+        """Return a sentence for each reason why cells failed, with the first cell's name."""
+        sentences: list[str] = []
+        for reason, names in self.cells_by_reason.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            sentences.append(f"{names[0]}{more}: {reason}")
+        return sentences
 
     @property
-    def reasons(self) -> dict[str, list[str]]:
-        """By the reason for which cells failed, their names."""
+    def cells_by_reason(self) -> dict[str, list[str]]:
+        """Return the names of failed cells by the reason of their failure."""
         names: dict[str, list[str]] = defaultdict(list)
         for cell in self.plan.cells:
             if reason := self._state(cell)[1]:
                 names[reason].append(cell.point.name)
         return dict(names)
 
-    def _state(self, cell: Cell) -> tuple[State, str]:
-        """The state of a cell, and why it failed."""
+    def _state(self, cell: SweepCell) -> tuple[State, str]:
+        """Return the state of a cell, and the reason why it failed."""
         if cell.key in self.failed:
             return "failed", self.failed[cell.key]
-        if (marker := self.plan.done.get(cell.key)) is None:
+        if (marker := self.plan.finished_cells.get(cell.key)) is None:
             return "not done", ""
         return ("failed" if marker.failures else "done"), "; ".join(marker.failures)
 
-    def _scores(self) -> Iterator[dict[str, Any]]:
+    def _score_rows(self) -> Iterator[dict[str, Any]]:
         for cell in self.plan.cells:
-            if marker := self.plan.done.get(cell.key):
+            if marker := self.plan.finished_cells.get(cell.key):
                 for row in marker.rows:
-                    yield {**self._place(cell), "baseline": int(cell.baseline), **row, "run": self._run(cell)}
+                    run = self._run_path(cell)
+                    yield {
+                        **self._cell_columns(cell),
+                        "baseline": int(cell.is_baseline),
+                        **row,
+                        "run": run,
+                    }
 
-    def _cells(self) -> Iterator[dict[str, Any]]:
+    def _cell_rows(self) -> Iterator[dict[str, Any]]:
         cells = {cell.point.name: cell for cell in self.plan.cells}
-        why = {point.name: reason for point, reason in self.plan.left_out}
+        reasons = {point.name: reason for point, reason in self.plan.inapplicable}
         for point in self.plan.grid.points:
             if (cell := cells.get(point.name)) is None:
-                yield point.row | {"state": "does not apply", "reason": why[point.name]}
+                yield point.row | {"state": "does not apply", "reason": reasons[point.name]}
                 continue
             state, reason = self._state(cell)
-            row = self._place(cell) | {"state": state, "reason": reason}
-            marker = self.plan.done.get(cell.key)
-            yield row | ({"seconds": marker.seconds, "run": self._run(cell)} if marker else {})
+            row = self._cell_columns(cell) | {"state": state, "reason": reason}
+            if marker := self.plan.finished_cells.get(cell.key):
+                row |= {"seconds": marker.seconds, "run": self._run_path(cell)}
+            yield row
 
-    def _place(self, cell: Cell) -> dict[str, Any]:
+    def _cell_columns(self, cell: SweepCell) -> dict[str, Any]:
         return {"cell": cell.key, "federation": cell.federation, **cell.point.row}
 
-    def _run(self, cell: Cell) -> str:
+    def _run_path(self, cell: SweepCell) -> str:
         return os.path.relpath(self.store.cell(cell.key).folder.path, self.folder)
 
 
-def _said(error: BaseException | None) -> str:
-    """Why a job failed; what is said of workers is true of those of the sweep."""
+def _describe_failure(error: BaseException | None) -> str:
+    """Describe why a job failed; advice about workers is rewritten for those of the sweep."""
     if error is None:
         return "it left no marker; another process removed it"
     text = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"

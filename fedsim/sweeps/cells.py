@@ -1,8 +1,9 @@
-"""The cells of a sweep, each with the hash of what it follows from, by which it is found again.
+"""Cells of a sweep, each with a hash of its inputs by which its results are found again.
 
-A cell is one attack on one federation, and all cells of a federation share its recording. A hash covers settings,
-whose code is not fedsim's own, the data, the files that settings name, and the versions of packages. Labels are not
-among them, nor where and how a federation runs: its engine does not change what it sends.
+A cell is one attack on one federation, and all cells of a federation share its recording. A hash
+covers settings, code of other packages, the data, the files that settings name, and the versions of
+packages. Labels are left out, and so is where and how a federation runs, as its engine does not
+change its messages.
 """
 
 from __future__ import annotations
@@ -14,42 +15,42 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.attacks import NO_ATTACKS
-from fedsim.auditing.plan import in_order
-from fedsim.auditing.threat_model import device_of
-from fedsim.content_hashes import hash_of, hash_of_files, hash_of_parts
-from fedsim.datasets.cache import files_of
-from fedsim.errors import ConfigError, DataError, PluginError, what_it_said
-from fedsim.experiments.build import Experiment, build_attacks, data_folder, resolve
-from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
+from fedsim.attacks import BASELINE_SOURCES
+from fedsim.auditing.plan import work_stages
+from fedsim.auditing.threat_model import parse_device
+from fedsim.content_hashes import cached_file_hash, hash_files, hash_json
+from fedsim.datasets.cache import find_source_files
+from fedsim.errors import ConfigError, DataError, PluginError, error_reason
+from fedsim.experiments.build import Experiment, build_attacks, find_data_folder, resolve
+from fedsim.experiments.config import AdversaryTable, AttackFile, Config, validate_tables
 from fedsim.experiments.reading import config_of
-from fedsim.experiments.settings import LAUNCH, code_of, hashes_of_files, versions
+from fedsim.experiments.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
 from fedsim.experiments.trust import check_trust
 from fedsim.metrics import LPIPS_FILE
 from fedsim.plugins import registry
-from fedsim.plugins.allowed_code import references_in
-from fedsim.plugins.code import code_hash, hash_of_references
-from fedsim.sweeps.dataset_hash import hash_of_dataset
+from fedsim.plugins.allowed_code import find_references
+from fedsim.plugins.code import hash_plugin_code, hash_referenced_code
+from fedsim.sweeps.dataset_hash import hash_dataset
 from fedsim.sweeps.file import SERIAL
-from fedsim.sweeps.grid import Grid, Point
+from fedsim.sweeps.grid import GridPoint, SweepGrid
 
-_LENGTH = 16
+_KEY_LENGTH = 16
 """Hexadecimal digits of a key."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class SweepCell:
     """One attack on one federation.
 
     Attributes:
-        point: where in the grid it is.
+        point: its point in the grid.
         config: its experiment, with every setting written out, as its run folder holds it.
-        title: what its attack is called there; others are those that it builds on.
-        federation: hash of what its federation follows from.
-        key: hash of what its findings and scores follow from.
+        title: title of its attack there; other attacks are those that it builds on.
+        federation: hash of the inputs of its federation.
+        key: hash of the inputs of its findings and scores.
     """
 
-    point: Point
+    point: GridPoint
     config: Config
     title: str
     federation: str = field(init=False)
@@ -58,106 +59,123 @@ class Cell:
     def __post_init__(self) -> None:
         federation = federation_key(self.config)
         object.__setattr__(self, "federation", federation)
-        object.__setattr__(self, "key", _key({"federation": federation} | _attack(self.config, self.title)))
+        attack_inputs = _attack_inputs(self.config, self.title)
+        object.__setattr__(self, "key", _make_key({"federation": federation} | attack_inputs))
 
     @property
-    def baseline(self) -> bool:
-        """Whether its attack counts as none: it reads a model as it was sent, or one that only the evaluator has."""
-        return self.config.attack[-1].settings.get("source") in NO_ATTACKS
+    def is_baseline(self) -> bool:
+        """Tell whether its attack is only a baseline.
+
+        Such an attack reads a model as it was sent, or one that only the evaluator has.
+        """
+        return self.config.attack[-1].settings.get("source") in BASELINE_SOURCES
 
     @property
-    def federated(self) -> Config:
-        """The experiment of its federation, which nobody attacks."""
+    def federation_config(self) -> Config:
+        """Return the experiment of its federation, without attacks."""
         return self.config.model_copy(update={"attack": [], "adversary": AdversaryTable(when="never")})
 
 
 @dataclass(frozen=True)
-class Unread:
-    """A point whose settings contradict one another."""
+class InvalidPoint:
+    """Grid point whose settings contradict one another, with the reason."""
 
-    point: Point
+    point: GridPoint
     reason: str
 
 
 def federation_key(config: Config) -> str:
-    """Hash of what a federation, its recording and its accuracy follow from.
+    """Hash the inputs of a federation, of which its recording and its accuracy are functions.
 
     Args:
-        config: with every setting written out, as by `resolve`.
+        config: experiment with every setting written out, as by `resolve`.
     """
-    return _key(_federation(config))
+    return _make_key(_federation_inputs(config))
 
 
-def cells_of(grid: Grid, *, trust: bool) -> list[Cell | Unread]:
-    """The cell at each point of `grid`, or why there cannot be one.
+def build_cells(grid: SweepGrid, *, trust: bool) -> list[SweepCell | InvalidPoint]:
+    """Build the cell at each point of `grid`, or say why it is invalid.
 
-    A value of an axis with which no cell can be is a mistake, one with which some cells can be is not.
+    A value of an axis that makes all of its cells invalid is an error; one that suits some cells is
+    not.
 
     Args:
+        grid: of the sweep.
         trust: import code that a file in a run folder names.
 
     Raises:
-        ConfigError: such a mistake, or two cells have the same settings.
+        ConfigError: a value makes all of its cells invalid, or two cells have the same settings.
         DataError: data are missing.
-        PluginError: nobody registered a name, or a plug-in does not load.
+        PluginError: a name is not registered, or a plug-in does not load.
     """
-    _data_in.cache_clear()  # files may have changed since
-    found: list[Cell | Unread] = []
+    _cached_data_hash.cache_clear()  # files may have changed since
+    cells: list[SweepCell | InvalidPoint] = []
     for point in grid.points:
         try:
-            found.append(_cell(grid, point, trust=trust))
+            cells.append(_build_cell(grid, point, trust=trust))
         except ConfigError as error:
-            found.append(Unread(point, str(error)))
-    _check_values(found, grid.file.where)
-    _check_different([item for item in found if isinstance(item, Cell)], grid.file.where)
-    return found
+            cells.append(InvalidPoint(point, str(error)))
+    _check_values(cells, grid.file.where)
+    _check_distinct([cell for cell in cells if isinstance(cell, SweepCell)], grid.file.where)
+    return cells
 
 
-def _check_values(found: Sequence[Cell | Unread], where: str) -> None:
-    """Raise ConfigError where a value of an axis makes every cell unreadable."""
-    readable = {place for item in found if isinstance(item, Cell) for place in item.point.row.items()}
-    for item in found:
-        if isinstance(item, Unread) and not readable.issuperset(item.point.row.items()):
-            raise ConfigError(
-                f"{where}: {item.reason.removeprefix(f'{where}: ')}; so it is in the cell {item.point.name}"
-            )
-
-
-def _check_different(cells: Sequence[Cell], where: str) -> None:
-    seen: dict[str, Cell] = {}
+def _check_values(cells: Sequence[SweepCell | InvalidPoint], where: str) -> None:
+    """Raise ConfigError where a value of an axis makes every cell invalid."""
+    valid_values: set[tuple[str, Any]] = set()
     for cell in cells:
-        if (other := seen.setdefault(cell.key, cell)) is not cell:
+        if isinstance(cell, SweepCell):
+            valid_values.update(cell.point.row.items())
+    for cell in cells:
+        if isinstance(cell, InvalidPoint) and not valid_values.issuperset(cell.point.row.items()):
+            reason = cell.reason.removeprefix(f"{where}: ")
+            raise ConfigError(f"{where}: {reason}; so it is in the cell {cell.point.name}")
+
+
+def _check_distinct(cells: Sequence[SweepCell], where: str) -> None:
+    cells_by_key: dict[str, SweepCell] = {}
+    for cell in cells:
+        first = cells_by_key.setdefault(cell.key, cell)
+        if first is not cell:
             raise ConfigError(
-                f"{where}: these two cells have the same settings: {other.point.name}; and {cell.point.name}; leave a "
-                "value out, or exclude one of them with [[sweep.exclude]]"
+                f"{where}: these two cells have the same settings: {first.point.name}; and "
+                f"{cell.point.name}; leave a value out, or exclude one of them with "
+                "[[sweep.exclude]]"
             )
 
 
-def _cell(grid: Grid, point: Point, *, trust: bool) -> Cell:
+def _build_cell(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell:
     tables, where = grid.tables(point), grid.file.where
     attack = tables["attack"][0]
-    tables["attack"] = _with_sources(attack, grid.attacks, where)
+    tables["attack"] = _add_source_attacks(attack, grid.attacks, where)
     config = config_of(tables, where, grid.file.folder)
-    check_trust(config, Path(grid.file.where), trust or grid.file.own)
+    check_trust(config, Path(grid.file.where), trust or grid.file.is_own)
     config = resolve(_in_one_process(config))
     _check_settings(config)
-    return Cell(point=point, config=config, title=config.attack[-1].title)
+    return SweepCell(point=point, config=config, title=config.attack[-1].title)
 
 
 def _check_settings(config: Config) -> None:
-    """Raise ConfigError where settings are none that anybody could work with, whatever the data are."""
+    """Raise ConfigError where settings are invalid whatever the data are."""
     experiment = Experiment(config)
-    parts = experiment.training, experiment.new_strategy(), experiment.defenses, experiment.gauges
-    del parts
-    in_order({table.title: attack.builds_on for table, attack in build_attacks(config)}, known=True)
+    # Build each part, for its errors alone.
+    _ = experiment.training
+    experiment.new_strategy()
+    _ = experiment.defenses, experiment.measures
+    work_stages({table.title: attack.builds_on for table, attack in build_attacks(config)}, has_optima=True)
 
 
-def _with_sources(attack: Mapping[str, Any], known: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-    """The tables of the attacks that `attack` builds on, and its own; alone it needs no label."""
+def _add_source_attacks(
+    attack: Mapping[str, Any], known: Sequence[Mapping[str, Any]], where: str
+) -> list[dict[str, Any]]:
+    """Return the tables of the attacks that `attack` builds on, and its own.
+
+    A single attack loses its label, which does not change its results.
+    """
     tables = [dict(attack)]
     while (title := _builds_on(tables[0], where)) is not None:
         sources = [dict(table) for table in known if title in (table.get("label"), table.get("name"))]
-        if not sources or sources[0] in tables:  # `in_order` says what is wrong
+        if not sources or sources[0] in tables:  # `in_order` reports the error
             break
         tables = [*sources, *tables]
     if len(tables) == 1:
@@ -166,68 +184,73 @@ def _with_sources(attack: Mapping[str, Any], known: Sequence[Mapping[str, Any]],
 
 
 def _builds_on(table: Mapping[str, Any], where: str) -> str | None:
-    [(_, attack)] = build_attacks(check(AttackFile, {"attack": [dict(table)]}, where))
+    [(_, attack)] = build_attacks(validate_tables(AttackFile, {"attack": [dict(table)]}, where))
     return attack.builds_on
 
 
 def _in_one_process(config: Config) -> Config:
-    """The same experiment as it runs beside other cells: on one core, without processes of its own."""
+    """Return the experiment as it runs in a sweep: on one core, without processes of its own."""
     federation = config.federation.model_dump(exclude=set(SERIAL), exclude_none=True)
     adversary = config.adversary.model_copy(update={"when": "at-end", "workers": 1})
     return config.model_copy(update={"federation": type(config.federation)(**federation), "adversary": adversary})
 
 
-def _key(parts: Mapping[str, Any]) -> str:
-    return hash_of_parts(parts)[:_LENGTH]
+def _make_key(inputs: Mapping[str, Any]) -> str:
+    return hash_json(inputs)[:_KEY_LENGTH]
 
 
-def _federation(config: Config) -> dict[str, Any]:
+def _federation_inputs(config: Config) -> dict[str, Any]:
     tables = config.model_dump(mode="json", exclude_none=True, exclude=set(AttackFile.model_fields))
     for key in LAUNCH:
         if key != "evaluate_every":
             tables["federation"].pop(key, None)
     tables["recording"].pop("fsync")
-    return {"experiment": tables, "code": code_of(config), "data": _data(config), "files": hashes_of_files(config)} | {
-        "versions": versions()
+    return {
+        "experiment": tables,
+        "code": hash_experiment_code(config),
+        "data": _hash_data(config),
+        "files": hash_named_files(config),
+        "versions": versions(),
     }
 
 
-def _attack(config: Config, title: str) -> dict[str, Any]:
-    """What findings and scores follow from besides."""
+def _attack_inputs(config: Config, title: str) -> dict[str, Any]:
+    """Return the further inputs of findings and scores."""
     adversary = config.adversary.model_dump(mode="json", exclude_none=True, exclude={"when", "workers"})
     attacks = [table.model_dump(mode="json", exclude_none=True) for table in config.attack]
     settings = [adversary, *({**table, "name": None} for table in attacks)]
-    weights = None if (home := data_folder()) is None else home / "weights" / LPIPS_FILE
+    folder = find_data_folder()
+    weights = None if folder is None else folder / "weights" / LPIPS_FILE
     return {
-        "adversary": adversary | {"device": str(device_of(config.adversary.device))},
+        "adversary": adversary | {"device": str(parse_device(config.adversary.device))},
         "attack": attacks,
         "title": title,
-        "code": [code_hash(registry.load("attacks", table.name)) for table in config.attack],
-        "named": hash_of_references(reference for _, reference in references_in(settings)),
-        "weights": hash_of(weights) if weights is not None and weights.is_file() else None,
+        "code": [hash_plugin_code(registry.load("attacks", table.name)) for table in config.attack],
+        "named": hash_referenced_code(reference for _, reference in find_references(settings)),
+        "weights": cached_file_hash(weights) if weights is not None and weights.is_file() else None,
     }
 
 
-def _data(config: Config) -> str:
-    """Hash of the files that the data set reads, or of its examples, where it comes in no file that fedsim knows of.
+def _hash_data(config: Config) -> str:
+    """Hash the files that the data set reads, or its examples where fedsim knows no such files.
 
     Raises:
         DataError: a file is missing or cannot be read.
         PluginError: the data set ended the program.
     """
-    return _data_in(config.data.model_dump_json(), data_folder())
+    return _cached_data_hash(config.data.model_dump_json(), find_data_folder())
 
 
 @cache
-def _data_in(table: str, home: Path | None) -> str:
-    """The same for a [data] table, which all cells of a plan may share."""
+def _cached_data_hash(table: str, folder: Path | None) -> str:
+    """Compute the same hash for a [data] table, which all cells of a plan may share."""
     config = Config(data=json.loads(table))
     try:
-        files = files_of(registry.build("datasets", config.data.name, config.data.settings, "data"), home)
+        files = find_source_files(registry.build("datasets", config.data.name, config.data.settings, "data"), folder)
         if not files:
-            return hash_of_dataset(Experiment(config).dataset)
-        return hash_of_files(files, home)
+            return hash_dataset(Experiment(config).dataset)
+        return hash_files(files, folder)
     except OSError as error:
         raise DataError(f"data: {error.filename}: cannot be read ({error.strerror})") from error
     except SystemExit as error:
-        raise PluginError(f"a plug-in ended the program ({what_it_said(error)})") from error
+        raise PluginError(f"a plug-in ended the program ({error_reason(error)})") from error

@@ -1,4 +1,4 @@
-"""The hash of a data set that comes in no file."""
+"""The hash of a data set that is not read from files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from fedsim.datasets import Dataset
 
 
-def hash_of_dataset(dataset: Dataset) -> str:
-    """SHA-256 of all examples, and of what is known of them."""
+def hash_dataset(dataset: Dataset) -> str:
+    """Return the SHA-256 of all examples and of the other fields of a data set."""
     parts = {"train": dataset.train, "test": dataset.test}
-    known = [(item.name, getattr(dataset, item.name)) for item in fields(dataset) if item.name not in parts]
-    found = hashlib.sha256(repr(known).encode())
+    names = [field.name for field in fields(dataset) if field.name not in parts]
+    values = [(name, getattr(dataset, name)) for name in names]
+    digest = hashlib.sha256(repr(values).encode())
     for part in parts.values():
-        found.update(repr(part.scale).encode())
+        digest.update(repr(part.scale).encode())
         for tensor in (part.raw, part.labels, part.groups):
-            found.update(b"none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(b"none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             if tensor is not None and tensor.numel():
-                found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The grid of a sweep: every combination of values of its axes, of attacks and of seeds, but for those excluded."""
+"""The grid of a sweep: all combinations of values of axes, attacks and seeds, with exclusions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from typing import Any
 from fedsim.auditing.plan import ADAPTIVE
 from fedsim.errors import ConfigError, did_you_mean
 from fedsim.experiments.config import Config
-from fedsim.experiments.reading import make_absolute, put
+from fedsim.experiments.reading import make_absolute, set_value
 from fedsim.sweeps.file import SweepFile
-from fedsim.sweeps.labels import labels
+from fedsim.sweeps.labels import label_values
 
 ATTACK, SEED = "attack", "seed"
-_LISTS = ("defense", "measure")
-"""Tables of an experiment file that are lists, of which a value is all."""
-_LABELLED = ("attack", "measure")
-"""Those in which a `label` is a setting."""
+_LIST_TABLES = ("defense", "measure")
+"""Lists of tables in an experiment file, which a value of an axis replaces as a whole."""
+_TABLES_WITH_LABEL = ("attack", "measure")
+"""Tables in which `label` is a setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One combination.
+class GridPoint:
+    """One combination of values.
 
     Attributes:
-        labels: by axis, in the order of the sweep file; `attack` is one of them.
-        values: by axis.
+        labels: labels of values by axis, in the order of the sweep file; `attack` is one of the
+            axes.
+        values: values by axis.
         seed: `federation.seed`.
-        same: axes of tables that go together with another axis and are labelled as it is.
+        same: axes of tables that vary together with another axis and have the same label.
     """
 
     labels: Mapping[str, str]
@@ -40,83 +41,94 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Its labels and its seed in a line, each label of axes that go together once."""
+        """Return labels and seed in a line; zipped axes with equal labels appear once."""
         return ", ".join(f"{axis}={label}" for axis, label in self.row.items() if axis not in self.same)
 
     @property
     def row(self) -> dict[str, Any]:
-        """Its columns in the tables of the sweep."""
+        """Return its columns in the tables of the sweep."""
         return {**self.labels, SEED: self.seed}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
-    """All combinations that a sweep file asks for.
+class SweepGrid:
+    """All combinations that a sweep file describes.
 
     Attributes:
         file: the sweep file.
-        axes: their keys but for `attack`, in the order of the file.
-        attacks: the table of each attack of the axis, and of those that the base names.
-        points: in the order of the tables.
+        axes: keys of all axes except `attack`, in the order of the file.
+        attacks: tables of the attacks of the axis, and of those that the base names.
+        points: combinations, in the order of the sweep's tables.
     """
 
     file: SweepFile
     axes: tuple[str, ...]
     attacks: Sequence[dict[str, Any]]
-    points: Sequence[Point]
+    points: Sequence[GridPoint]
 
     @property
-    def labelled(self) -> tuple[str, ...]:
-        """All axes, as in the labels of a point."""
+    def label_axes(self) -> tuple[str, ...]:
+        """Return all axes, as in the labels of a point."""
         return tuple(self.points[0].labels)
 
-    def tables(self, point: Point) -> dict[str, Any]:
-        """The tables of the experiment at `point`, with its one attack.
+    def tables(self, point: GridPoint) -> dict[str, Any]:
+        """Return the tables of the experiment at `point`, with its one attack.
 
         Raises:
             ConfigError: the base has no such table to set a key of.
         """
         tables = deepcopy(dict(self.file.base))
         for key in sorted(point.values, key=lambda key: key.count(".")):  # a table before the keys in it
-            _set(tables, key, deepcopy(point.values[key]), f"{self.file.where}: sweep.axes: '{key}'")
+            _set_axis_value(tables, key, deepcopy(point.values[key]), f"{self.file.where}: sweep.axes: '{key}'")
         make_absolute(tables, self.file.where, self.file.folder)
-        put(tables, "federation.seed", point.seed, self.file.where)
+        set_value(tables, "federation.seed", point.seed, self.file.where)
         return tables
 
 
-def grid_of(file: SweepFile) -> Grid:
-    """The grid that a sweep file describes.
+def build_grid(file: SweepFile) -> SweepGrid:
+    """Build the grid that a sweep file describes.
 
     Raises:
-        ConfigError: no attack is named, two values of an axis are called the same, or an exclusion names no cell.
+        ConfigError: no attack is named, two values of an axis have the same label, or an exclusion
+            matches no cell.
     """
+    # Label the values of all axes.
     axes = dict(file.sweep.axes)
-    own = file.base.get(ATTACK, [])
-    axes.setdefault(ATTACK, own if isinstance(own, list) else [own])
+    base_attacks = file.base.get(ATTACK, [])
+    base_list = base_attacks if isinstance(base_attacks, list) else [base_attacks]
+    axes.setdefault(ATTACK, base_list)
     _check_attacks(axes[ATTACK], file.where)
-    _check_titles([*axes[ATTACK], *(own if isinstance(own, list) else [own])], file.where)
-    named = {axis: _labelled(axis, values, file.where) for axis, values in axes.items()}
-    seeds = file.sweep.seeds if file.sweep.seeds is not None else [_seed(file)]
-    points = [
-        Point(
+    _check_titles([*axes[ATTACK], *base_list], file.where)
+    labelled_axes = {axis: _label_axis(axis, values, file.where) for axis, values in axes.items()}
+    seeds = file.sweep.seeds if file.sweep.seeds is not None else [_base_seed(file)]
+    # Combine them.
+    points: list[GridPoint] = []
+    for choice, seed in itertools.product(list(_combinations(labelled_axes, file.sweep.zip)), seeds):
+        point = GridPoint(
             labels={axis: choice[axis][0] for axis in axes},
             values={axis: choice[axis][1] for axis in axes},
             seed=seed,
-            same=_same(choice, file.sweep.zip),
+            same=_axes_with_same_label(choice, file.sweep.zip),
         )
-        for choice, seed in itertools.product(list(_choices(named, file.sweep.zip)), seeds)
-    ]
-    for place, exclusion in enumerate(file.sweep.exclude):
-        where = f"{file.where}: sweep.exclude.{place}"
-        _check_exclusion(exclusion, named, seeds, where)
-        left = [point for point in points if not _excluded(point, exclusion)]
-        if len(left) == len(points):
+        points.append(point)
+    # Drop excluded ones.
+    for number, exclusion in enumerate(file.sweep.exclude):
+        where = f"{file.where}: sweep.exclude.{number}"
+        _check_exclusion(exclusion, labelled_axes, seeds, where)
+        remaining = [point for point in points if not _is_excluded(point, exclusion)]
+        if len(remaining) == len(points):
             raise ConfigError(f"{where}: no cell is {exclusion}; leave it out")
-        points = left
+        points = remaining
     if not points:
         raise ConfigError(f"{file.where}: sweep.exclude: every cell is excluded; leave one of the exclusions out")
-    attacks = [*axes[ATTACK], *(table for table in own if isinstance(table, dict) and table not in axes[ATTACK])]
-    return Grid(file=file, axes=tuple(axis for axis in axes if axis != ATTACK), attacks=attacks, points=points)
+    attacks = list(axes[ATTACK])
+    attacks += [table for table in base_attacks if isinstance(table, dict) and table not in axes[ATTACK]]
+    return SweepGrid(
+        file=file,
+        axes=tuple(axis for axis in axes if axis != ATTACK),
+        attacks=attacks,
+        points=points,
+    )
 
 
 def _check_attacks(values: Sequence[Any], where: str) -> None:
@@ -125,94 +137,117 @@ def _check_attacks(values: Sequence[Any], where: str) -> None:
     for value in values:
         if not isinstance(value, Mapping):
             raise ConfigError(
-                f"{where}: sweep.axes: 'attack': expected a table for each value, such as {{ name = \"sme\" }}, got "
-                f"{value!r}"
+                f"{where}: sweep.axes: 'attack': expected a table for each value, such as "
+                f'{{ name = "sme" }}, got {value!r}'
             )
 
 
 def _check_titles(attacks: Sequence[Any], where: str) -> None:
-    """Raise ConfigError where an attack is called as another one is that knows the defenses."""
+    """Raise ConfigError where a label is the one of another attack that knows the defenses."""
     for attack in attacks:
         label = str(attack.get("label", "")) if isinstance(attack, Mapping) else ""
         if label.endswith(f" {ADAPTIVE}"):
             raise ConfigError(
-                f"{where}: attack: '{label}' is what '{label.removesuffix(f' {ADAPTIVE}')}' is called where it knows "
-                "the defenses; choose another label"
+                f"{where}: attack: '{label}' is what '{label.removesuffix(f' {ADAPTIVE}')}' is "
+                "called where it knows the defenses; choose another label"
             )
 
 
-def _seed(file: SweepFile) -> Any:
+def _base_seed(file: SweepFile) -> Any:
     federation = file.base.get("federation", {})
     default = Config.model_fields["federation"].default.seed
     return federation.get("seed", default) if isinstance(federation, dict) else default
 
 
-def _labelled(axis: str, values: Sequence[Any], where: str) -> list[tuple[str, Any]]:
-    """The values of an axis, each with its label."""
-    named = labels(values)
-    if twice := [name for name in named if named.count(name) > 1]:
+def _label_axis(axis: str, values: Sequence[Any], where: str) -> list[tuple[str, Any]]:
+    """Return the values of an axis, each after its label."""
+    value_labels = label_values(values)
+    if duplicates := [label for label in value_labels if value_labels.count(label) > 1]:
         raise ConfigError(
-            f"{where}: sweep.axes: '{axis}': two values are called '{twice[0]}'; leave one of them out, or give it a "
-            "label of its own"
+            f"{where}: sweep.axes: '{axis}': two values are called '{duplicates[0]}'; leave one of "
+            "them out, or give it a label of its own"
         )
-    return list(zip(named, values, strict=True))
+    return list(zip(value_labels, values, strict=True))
 
 
-def _choices(
-    named: Mapping[str, Sequence[tuple[str, Any]]], together: Sequence[Sequence[str]]
+def _combinations(
+    labelled_axes: Mapping[str, Sequence[tuple[str, Any]]], zipped: Sequence[Sequence[str]]
 ) -> Iterator[dict[str, tuple[str, Any]]]:
-    """Every combination of labelled values, by axis; those of axes that go together keep step."""
-    groups = {axis: next((tuple(keys) for keys in together if axis in keys), (axis,)) for axis in named}
-    steps = [[dict(zip(keys, values, strict=True)) for values in zip(*(named[key] for key in keys), strict=True)]
-             for keys in dict.fromkeys(groups.values())]  # fmt: skip
-    for parts in itertools.product(*steps):
-        yield {axis: value for part in parts for axis, value in part.items()}
+    """Yield every combination of labelled values by axis; axes of a group in `zipped` keep step."""
+    # Group the axes, in the order of their first axis.
+    groups: dict[tuple[str, ...], None] = {}
+    for axis in labelled_axes:
+        group = next((tuple(keys) for keys in zipped if axis in keys), (axis,))
+        groups[group] = None
+    # A step of a group is a value for each of its axes.
+    steps_by_group: list[list[dict[str, tuple[str, Any]]]] = []
+    for keys in groups:
+        rows = zip(*(labelled_axes[key] for key in keys), strict=True)
+        steps_by_group.append([dict(zip(keys, row, strict=True)) for row in rows])
+    for steps in itertools.product(*steps_by_group):
+        combination: dict[str, tuple[str, Any]] = {}
+        for step in steps:
+            combination |= step
+        yield combination
 
 
-def _same(choice: Mapping[str, tuple[str, Any]], together: Sequence[Sequence[str]]) -> list[str]:
-    """See `Point.same`; equal numbers on two axes mean two things."""
-    others = [(key, keys[0]) for keys in together for key in keys[1:]]
-    return [key for key, first in others if choice[key][0] == choice[first][0] and isinstance(choice[key][1], Mapping)]
+def _axes_with_same_label(choice: Mapping[str, tuple[str, Any]], zipped: Sequence[Sequence[str]]) -> list[str]:
+    """Return the axes of tables that have the label of the first axis of their group."""
+    same: list[str] = []
+    for keys in zipped:
+        for key in keys[1:]:
+            label, value = choice[key]
+            first_label, _ = choice[keys[0]]
+            # Equal numbers on two axes mean two things, so only tables count.
+            if label == first_label and isinstance(value, Mapping):
+                same.append(key)
+    return same
 
 
 def _check_exclusion(
-    exclusion: Mapping[str, Any], named: Mapping[str, Sequence[tuple[str, Any]]], seeds: Sequence[int], where: str
+    exclusion: Mapping[str, Any],
+    labelled_axes: Mapping[str, Sequence[tuple[str, Any]]],
+    seeds: Sequence[int],
+    where: str,
 ) -> None:
-    """Raise ConfigError where an exclusion names an axis or a value that is not there."""
+    """Raise ConfigError where an exclusion names an unknown axis or value."""
     if not exclusion:
         raise ConfigError(f"{where}: the table is empty; name axes and values, or leave it out")
     for axis, value in exclusion.items():
-        if axis != SEED and axis not in named:
-            raise ConfigError(f"{where}: '{axis}' is no axis, {did_you_mean(axis, [*named, SEED])}")
-        known = [(str(seed), seed) for seed in seeds] if axis == SEED else named[axis]
-        if not any(_is(value, *one) for one in known):
-            raise ConfigError(
-                f"{where}: {axis} = {value!r}: no value, {did_you_mean(str(value), [k for k, _ in known])}"
-            )
+        if axis != SEED and axis not in labelled_axes:
+            raise ConfigError(f"{where}: '{axis}' is no axis, {did_you_mean(axis, [*labelled_axes, SEED])}")
+        known = [(str(seed), seed) for seed in seeds] if axis == SEED else labelled_axes[axis]
+        if not any(_matches(value, label, known_value) for label, known_value in known):
+            known_labels = [label for label, _ in known]
+            raise ConfigError(f"{where}: {axis} = {value!r}: no value, {did_you_mean(str(value), known_labels)}")
 
 
-def _excluded(point: Point, exclusion: Mapping[str, Any]) -> bool:
-    return all(
-        _is(value, str(point.seed), point.seed) if axis == SEED else _is(value, point.labels[axis], point.values[axis])
-        for axis, value in exclusion.items()
-    )
+def _is_excluded(point: GridPoint, exclusion: Mapping[str, Any]) -> bool:
+    for axis, value in exclusion.items():
+        if axis == SEED:
+            label, known = str(point.seed), point.seed
+        else:
+            label, known = point.labels[axis], point.values[axis]
+        if not _matches(value, label, known):
+            return False
+    return True
 
 
-def _is(value: Any, label: str, known: Any) -> bool:
-    """Whether `value` stands for a value of an axis: the same, or its label."""
+def _matches(value: Any, label: str, known: Any) -> bool:
+    """Tell whether `value` is the value `known` of an axis, or its label."""
     return value == label or (value == known and isinstance(value, bool) == isinstance(known, bool))
 
 
-def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Set `key` to a value of an axis; an empty list leaves a table out."""
+def _set_axis_value(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set `key` to a value of an axis; an empty list removes a table."""
     first, _, rest = key.partition(".")
-    if not rest and first not in _LABELLED:
+    if not rest and first not in _TABLES_WITH_LABEL:
         for table in value if isinstance(value, list) else [value]:
             if isinstance(table, dict):
                 table.pop("label", None)
     if rest:
-        put(tables, key, value, where)
-    elif value == [] and first not in _LISTS:
+        set_value(tables, key, value, where)
+    elif value == [] and first not in _LIST_TABLES:
         tables.pop(first, None)
     else:
-        tables[first] = [value] if first in (*_LISTS, ATTACK) and isinstance(value, dict) else value
+        tables[first] = [value] if first in (*_LIST_TABLES, ATTACK) and isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Short names for the values of an axis, by which tables, pictures and exclusions know them."""
+"""Short labels for the values of an axis, used in tables, pictures and exclusions."""
 
 from __future__ import annotations
 
@@ -8,35 +8,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NONE = "none"
-"""What an empty list is called: no defense, no measure."""
+"""Label of an empty list: no defense, no measure."""
 
 
-def labels(values: Sequence[Any]) -> list[str]:
-    """A label for each of `values`.
+def label_values(values: Sequence[Any]) -> list[str]:
+    """Return a label for each of `values`.
 
-    Of a table it is its `label`, or else its name, with the settings in which it differs from other values that would
-    be called the same, or with all if it has no name; of a list of tables those of all of them; of any other value the
-    value itself.
+    The label of a table is its `label`, or else its name with the settings in which it differs from
+    other values of the same name; without a name, all settings. The label of a list joins those of
+    its tables, and any other value is its own label.
+
+    >>> label_values([{"name": "dp-sgd", "clip": 1.0}, {"name": "dp-sgd", "clip": 2.0}, []])
+    ['dp-sgd clip=1.0', 'dp-sgd clip=2.0', 'none']
     """
-    tables = [_tables(value) for value in values]
-    alike: dict[tuple[str, ...], list[Sequence[Mapping[str, Any]]]] = defaultdict(list)
-    for found in tables:
-        if found is not None:
-            alike[_titles(found)].append(found)
-    return [
-        _plain(value) if found is None else _told(found, alike[_titles(found)])
-        for value, found in zip(values, tables, strict=True)
-    ]
+    table_lists = [_tables(value) for value in values]
+    lists_by_titles: dict[tuple[str, ...], list[Sequence[Mapping[str, Any]]]] = defaultdict(list)
+    for tables in table_lists:
+        if tables is not None:
+            lists_by_titles[_titles(tables)].append(tables)
+    result: list[str] = []
+    for value, tables in zip(values, table_lists, strict=True):
+        if tables is None:
+            result.append(_format_value(value))
+        else:
+            result.append(_label_tables(tables, lists_by_titles[_titles(tables)]))
+    return result
 
 
 def _tables(value: Any) -> Sequence[Mapping[str, Any]] | None:
-    """The tables that a value is, or is made of; None where it is something else."""
+    """Return the tables that a value consists of; None where it is something else."""
     if isinstance(value, Mapping):
         return [value]
     return value if isinstance(value, list) and all(isinstance(item, Mapping) for item in value) else None
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -44,13 +50,16 @@ def _titles(tables: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(str(table.get("label") or table.get("name") or "") for table in tables)
 
 
-def _told(tables: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    """The titles of `tables`, each with the settings that are not the same in all of `others`."""
-    words = []
-    for place, (title, table) in enumerate(zip(_titles(tables), tables, strict=True)):
-        there = [other[place] for other in others]
-        keys = dict.fromkeys(key for other in there for key in other if key not in ("name", "label"))
-        odd = [k for k in keys if not title or any(k not in other or other[k] != table.get(k) for other in there)]
-        settings = [f"{key}={_plain(table[key])}" for key in odd if key in table]
+def _label_tables(tables: Sequence[Mapping[str, Any]], same_titles: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """Return the titles of `tables`, each with the settings that differ among `same_titles`."""
+    words: list[str] = []
+    for index, (title, table) in enumerate(zip(_titles(tables), tables, strict=True)):
+        counterparts = [other_tables[index] for other_tables in same_titles]
+        keys = dict.fromkeys(key for other in counterparts for key in other if key not in ("name", "label"))
+        settings: list[str] = []
+        for key in keys:
+            differs = any(key not in other or other[key] != table.get(key) for other in counterparts)
+            if key in table and (not title or differs):
+                settings.append(f"{key}={_format_value(table[key])}")
         words.append(" ".join(filter(None, (title, *settings))))
     return " + ".join(filter(None, words)) or NONE

@@ -1,4 +1,4 @@
-"""Jobs side by side in Ray actors of one core each, on this machine or on a cluster whose hosts share a file system."""
+"""Run jobs in Ray actors of one core each, on this machine or on hosts with shared files."""
 
 from __future__ import annotations
 
@@ -10,118 +10,135 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedsim.auditing.workers import Prepare, describe, raised
-from fedsim.engines.ray import joined
+from fedsim.auditing.workers import PrepareWork, describe_error, restore_error
+from fedsim.engines.ray import ray_session
 from fedsim.errors import AttackCrash, RunError, first_line
-from fedsim.sweeps.queue import Job, Queue
+from fedsim.sweeps.queue import JobQueue, SweepJob
 
 log = logging.getLogger(__name__)
-_LOSSES = 2
-"""How often a job is done again whose actor died."""
-_PATIENCE = 600.0
-"""Seconds without any actor."""
+_MAX_RETRIES = 2
+"""Most repetitions of a job whose actor died."""
+_ACTOR_TIMEOUT = 600.0
+"""Seconds to wait for any actor."""
 
 
-def in_actors(
-    queue: Queue, workers: int | None, prepare: Prepare, arguments: tuple[Any, ...], address: str | None, shared: Path
-) -> Iterator[tuple[Job, BaseException | None]]:
-    """Work on the jobs of `queue`; yield each, and what it raised, once it is done, as `in_processes` does.
+def run_in_actors(
+    queue: JobQueue,
+    workers: int | None,
+    prepare: PrepareWork,
+    arguments: tuple[Any, ...],
+    address: str | None,
+    shared: Path,
+) -> Iterator[tuple[SweepJob, BaseException | None]]:
+    """Run the jobs of `queue`; yield each with its error, or None, once it ends.
 
-    The job of an actor that dies is done again by another one, twice at most. A job goes to an actor that has begun, so
-    that none waits for one that finds no core, because a host died or others use the cluster.
+    `fedsim.auditing.workers.run_in_processes` does the same without Ray. The job of an actor that dies
+    is repeated by another one, at most twice. Jobs only go to actors that have started, so that
+    none waits for an actor without a core, because a host died or others use the cluster.
 
     Args:
+        queue: jobs that can be started.
         workers: most actors at once; by default as many as there are cores.
-        prepare: called once in each actor with `arguments`; what it gives on entering does the work.
+        prepare: called once in each actor with `arguments`; entering its result gives the function
+            that does a job.
+        arguments: of `prepare`.
         address: a Ray cluster to join.
-        shared: a file that a host has to see whose jobs are not to fail.
+        shared: a file that all hosts have to see; jobs fail on a host that does not.
 
     Raises:
         InstallationError: Ray is not installed.
-        RunError: Ray could not be started or reached, or has no core for a single actor for ten minutes.
+        RunError: Ray could not be started or reached, or has no core for a single actor for ten
+            minutes.
     """
-    with joined(address, workers, "sweep"):
+    with ray_session(address, workers, "sweep"):
         import ray
 
         cores = max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
-        most = min(cores, workers or cores)
-        made: Any = ray.remote(num_cpus=1)(_Actor)
+        max_actors = min(cores, workers or cores)
+        actor_class: Any = ray.remote(num_cpus=1)(_Actor)
         idle: list[Any] = []
-        beginning: dict[Any, Any] = {}  # actors by what they answer once they have begun
-        busy: dict[Any, tuple[Any, Job]] = {}
-        again, losses, stillborn = deque[Job](), Counter[str](), 0
-        moved = time.monotonic()
-        while queue or again or busy:
-            while (queue or again) and idle:
+        starting: dict[Any, Any] = {}  # actors by the future of their start
+        busy: dict[Any, tuple[Any, SweepJob]] = {}  # actors and jobs by the future of the job
+        retries, retry_counts, failed_starts = deque[SweepJob](), Counter[str](), 0
+        last_progress = time.monotonic()
+        while queue or retries or busy:
+            # Give jobs to idle actors, and start another actor where jobs wait.
+            while (queue or retries) and idle:
                 actor = idle.pop()
-                job = again.popleft() if again else queue.popleft()
+                job = retries.popleft() if retries else queue.popleft()
                 busy[actor.do.remote(job)] = actor, job
-            if (queue or again) and len(busy) + len(beginning) < most:
-                actor = made.remote(prepare, arguments, str(shared))
-                beginning[actor.confirm_start.remote()] = actor
-            ended, _ = ray.wait([*busy, *beginning], timeout=0.5)
-            if ended or busy:
-                moved = time.monotonic()
-            elif time.monotonic() > moved + _PATIENCE:
-                raise RunError(f"sweep.on: Ray has had no core for a single actor for {_PATIENCE:.0f} s; free one")
-            for answer in ended:
-                if answer in beginning:
-                    actor = beginning.pop(answer)
-                    if (error := _outcome(answer)) is None:
+            if (queue or retries) and len(busy) + len(starting) < max_actors:
+                actor = actor_class.remote(prepare, arguments, str(shared))
+                starting[actor.confirm_start.remote()] = actor
+            # Wait for starts and ends.
+            completed, _ = ray.wait([*busy, *starting], timeout=0.5)
+            if completed or busy:
+                last_progress = time.monotonic()
+            elif time.monotonic() > last_progress + _ACTOR_TIMEOUT:
+                raise RunError(f"sweep.on: Ray has had no core for a single actor for {_ACTOR_TIMEOUT:.0f} s; free one")
+            for future in completed:
+                if future in starting:
+                    actor = starting.pop(future)
+                    error = _job_error(future)
+                    if error is None:
                         idle.append(actor)
-                        stillborn = 0
-                    elif (stillborn := stillborn + 1) > _LOSSES:  # it is not the host
+                        failed_starts = 0
+                        continue
+                    failed_starts += 1
+                    if failed_starts > _MAX_RETRIES:  # it is not the fault of a single host
                         raise RunError(f"sweep.on: actors cannot begin: {error}") from error
                     continue
-                actor, job = busy.pop(answer)
-                error = _outcome(answer)
+                actor, job = busy.pop(future)
+                error = _job_error(future)
                 if not isinstance(error, _ActorLost):
                     idle.append(actor)
-                elif losses[job.name] < _LOSSES:
-                    losses[job.name] += 1
+                elif retry_counts[job.name] < _MAX_RETRIES:
+                    retry_counts[job.name] += 1
                     log.warning("%s: %s; it is done again", job.name, error)
-                    again.append(job)
+                    retries.append(job)
                     continue
                 yield job, error
 
 
 class _ActorLost(AttackCrash):
-    """The process of an actor is gone."""
+    """Error of a job whose actor's process died."""
 
 
-def _outcome(answer: Any) -> BaseException | None:
-    """What a job raised; None where it went well."""
+def _job_error(future: Any) -> BaseException | None:
+    """Return the error that a job raised; None where it succeeded."""
     import ray
 
     try:
-        said = ray.get(answer)
+        description = ray.get(future)
     except ray.exceptions.RayActorError as error:
         return _ActorLost(f"its Ray actor died ({first_line(error)}); where memory runs out, lower sweep.workers")
     except ray.exceptions.RayTaskError as error:
         return AttackCrash(first_line(error))
-    return None if said is None else raised(*said)
+    return None if description is None else restore_error(*description)
 
 
 class _Actor:
-    """Does jobs, one after the other."""
+    """Ray actor that does one job after the other."""
 
-    def __init__(self, prepare: Prepare, arguments: tuple[Any, ...], shared: str) -> None:
-        self._refused = "" if Path(shared).is_file() else f"does not see {shared}"
+    def __init__(self, prepare: PrepareWork, arguments: tuple[Any, ...], shared: str) -> None:
+        self._complaint = "" if Path(shared).is_file() else f"does not see {shared}"
         self._stack = ExitStack()
         self._work = self._stack.enter_context(prepare(*arguments))
 
     def confirm_start(self) -> None:
-        """Answer once there is a process for it."""
+        """Return once the actor has a process."""
 
-    def do(self, job: Job) -> tuple[str, str, str] | None:
-        """Do a job; what it raised, as `describe` tells it."""
+    def do(self, job: SweepJob) -> tuple[str, str, str] | None:
+        """Do a job; return the error that it raised, as `describe` describes it."""
         import platform
 
-        if self._refused:
-            error = RunError(f"host {platform.node()} {self._refused}; name a store and an --out that all hosts share")
-            return describe(error)
+        if self._complaint:
+            error = RunError(
+                f"host {platform.node()} {self._complaint}; name a store and an --out that all hosts share"
+            )
+            return describe_error(error)
         try:
             self._work(job, lambda iteration, iterations, values: None)
-        except BaseException as error:  # also sys.exit, which may end nothing but this job
-            return describe(error)
+        except BaseException as error:  # sys.exit as well, which must end only this job
+            return describe_error(error)
         return None

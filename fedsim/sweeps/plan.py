@@ -1,139 +1,170 @@
-"""What a sweep has to do: which cells apply, which are done already, and how long the others may take."""
+"""Plan a sweep: the cells that apply, those that are finished, and the time for the others."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from fedsim.auditing.audit import Audit
-from fedsim.errors import ConfigError, DataError, FedsimError, InstallationError, PluginError, TrustError, what_it_said
+from fedsim.errors import (
+    ConfigError,
+    DataError,
+    FedsimError,
+    InstallationError,
+    PluginError,
+    TrustError,
+    error_reason,
+)
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.progress import tracked
-from fedsim.randomness import one_thread
-from fedsim.sweeps.cells import Cell, Unread, cells_of
+from fedsim.progress import track
+from fedsim.randomness import use_one_thread
+from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
 from fedsim.sweeps.file import SweepFile
-from fedsim.sweeps.grid import ATTACK, Grid, Point, grid_of
-from fedsim.sweeps.store import Marker, Store
+from fedsim.sweeps.grid import ATTACK, GridPoint, SweepGrid, build_grid
+from fedsim.sweeps.store import CellStore, Marker
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The cells of a sweep.
+class SweepPlan:
+    """Cells of a sweep, and the results that exist.
 
     Attributes:
-        grid: what the file asks for.
-        cells: those that apply, in the order of the grid.
-        left_out: the other points, and why.
-        done: by key, what is known of cells that are finished; one that crashed is tried again.
-        federations: the same for federations.
+        grid: grid of the sweep file.
+        cells: cells that apply, in the order of the grid.
+        left_out: points that do not apply, each with the reason.
+        done: markers of finished cells by key; a cell that crashed is tried again.
+        federations: markers of finished federations by key, likewise.
     """
 
-    grid: Grid
-    cells: Sequence[Cell]
-    left_out: Sequence[tuple[Point, str]]
-    done: dict[str, Marker]
-    federations: dict[str, Marker]
+    grid: SweepGrid
+    cells: Sequence[SweepCell]
+    inapplicable: Sequence[tuple[GridPoint, str]]
+    finished_cells: dict[str, Marker]
+    finished_federations: dict[str, Marker]
 
     @property
-    def to_do(self) -> list[Cell]:
-        """Cells that are not finished, or crashed."""
-        return [cell for cell in self.cells if cell.key not in self.done or self.done[cell.key].crashed]
+    def remaining_cells(self) -> list[SweepCell]:
+        """Return the cells that are not finished, or crashed."""
+        return [
+            cell for cell in self.cells if cell.key not in self.finished_cells or self.finished_cells[cell.key].crashed
+        ]
 
     @property
-    def to_federate(self) -> list[Cell]:
-        """Of each federation that is not finished, or crashed, and is needed, the first cell."""
-        first = {cell.federation: cell for cell in reversed(self.to_do)}
-        known = self.federations
-        return [cell for key, cell in reversed(first.items()) if key not in known or known[key].crashed]
+    def remaining_federations(self) -> list[SweepCell]:
+        """Return the first cell of each federation that is needed and not finished, or crashed."""
+        first_cells = {cell.federation: cell for cell in reversed(self.remaining_cells)}
+        needed: list[SweepCell] = []
+        for key, cell in reversed(first_cells.items()):
+            if key not in self.finished_federations or self.finished_federations[key].crashed:
+                needed.append(cell)
+        return needed
 
     @property
-    def sentence(self) -> str:
-        """How much there is and how much of it is done, in a line."""
+    def summary(self) -> str:
+        """Return the numbers of cells and federations, and of finished ones, in a line."""
         cells, federations = len(self.cells), len({cell.federation for cell in self.cells})
-        text = f"{cells} cell{'s' * (cells != 1)} on {federations} federation{'s' * (federations != 1)}"
-        text += f", {cells - len(self.to_do)} done already"
-        left_out = len(self.left_out)
-        return text + (f"; {left_out} more {'do' if left_out > 1 else 'does'} not apply" if left_out else "")
+        text = f"{cells} {'cell' if cells == 1 else 'cells'}"
+        text += f" on {federations} {'federation' if federations == 1 else 'federations'}"
+        text += f", {cells - len(self.remaining_cells)} done already"
+        if left_out := len(self.inapplicable):
+            text += f"; {left_out} more {'do' if left_out > 1 else 'does'} not apply"
+        return text
 
     @property
-    def seconds(self) -> float | None:
-        """What is left to do, in seconds of one process, by what finished cells took; None where none is finished."""
-        by_attack: dict[str, list[float]] = defaultdict(list)
+    def estimated_seconds(self) -> float | None:
+        """Estimate the seconds of one process that the remaining work takes, from finished cells.
+
+        Returns:
+            None where no cell is finished.
+        """
+        seconds_by_attack: dict[str, list[float]] = defaultdict(list)
         for cell in self.cells:
-            if marker := self.done.get(cell.key):
-                by_attack[cell.point.labels[ATTACK]].append(marker.seconds)
-        if not by_attack:
+            if marker := self.finished_cells.get(cell.key):
+                seconds_by_attack[cell.point.labels[ATTACK]].append(marker.seconds)
+        if not seconds_by_attack:
             return None
-        anyone = fmean(second for seconds in by_attack.values() for second in seconds)
-        federation = fmean([marker.seconds for marker in self.federations.values()] or [0.0])
-        attacks = sum(fmean(by_attack.get(cell.point.labels[ATTACK], [anyone])) for cell in self.to_do)
-        return attacks + federation * len(self.to_federate)
+        mean = fmean(second for seconds in seconds_by_attack.values() for second in seconds)
+        federation = fmean([marker.seconds for marker in self.finished_federations.values()] or [0.0])
+        attacks = sum(fmean(seconds_by_attack.get(cell.point.labels[ATTACK], [mean])) for cell in self.remaining_cells)
+        return attacks + federation * len(self.remaining_federations)
 
 
-def planned(file: SweepFile, store: Store, *, trust: bool) -> Plan:
-    """What the sweep file asks for, and what of it is done.
+def plan_sweep(file: SweepFile, store: CellStore, *, trust: bool) -> SweepPlan:
+    """Plan the sweep of a file: find the cells that apply and those that are finished.
 
     Raises:
-        ConfigError: the file describes cells that cannot be, or none that applies.
+        ConfigError: the file describes invalid cells, or none that applies.
         TrustError: it is in a run folder, and names a cluster to join.
-        DataError, InstallationError, PluginError: something that a cell needs is missing or does not load.
+        DataError, InstallationError, PluginError: a part that a cell needs is missing or does not
+            load.
     """
-    if file.sweep.address and not (file.own or trust):
+    if file.sweep.address and not (file.is_own or trust):
         raise TrustError(
-            f"{file.where}: sweep.address: '{file.sweep.address}' is a machine that a run folder names, which would be "
-            "sent code and data of yours, and is not joined unasked; pass --trust if you trust the author of the folder"
+            f"{file.where}: sweep.address: '{file.sweep.address}' is a machine that a run folder "
+            "names, which would be sent code and data of yours, and is not joined unasked; pass "
+            "--trust if you trust the author of the folder"
         )
-    grid = grid_of(file)
-    found = cells_of(grid, trust=trust)
-    cells = [item for item in found if isinstance(item, Cell)]
-    done = {cell.key: marker for cell in cells if (marker := store.cell(cell.key).finished()) is not None}
-    wanted = dict.fromkeys(cell.federation for cell in cells)
-    federations = {key: marker for key in wanted if (marker := store.federation(key).finished()) is not None}
-    with one_thread():  # threads that wait for one another take ten times as long on busy cores
-        why = _why_not([cell for cell in cells if cell.key not in done], store)
-    applying = [cell for cell in cells if cell.key not in why]
-    if not applying:
-        first = next(iter(why.values()), "") or next(item.reason for item in found if isinstance(item, Unread))
+    grid = build_grid(file)
+    points = build_cells(grid, trust=trust)
+    cells = [point for point in points if isinstance(point, SweepCell)]
+    # Read the results that exist.
+    done: dict[str, Marker] = {}
+    for cell in cells:
+        if (marker := store.cell(cell.key).read_intact()) is not None:
+            done[cell.key] = marker
+    federations: dict[str, Marker] = {}
+    for key in dict.fromkeys(cell.federation for cell in cells):
+        if (marker := store.federation(key).read_intact()) is not None:
+            federations[key] = marker
+    # Check the cells without results.
+    with use_one_thread():  # threads that wait for one another take ten times as long on busy cores
+        reasons = _find_inapplicable([cell for cell in cells if cell.key not in done], store)
+    applicable = [cell for cell in cells if cell.key not in reasons]
+    left_out: list[tuple[GridPoint, str]] = []
+    for point in points:
+        if isinstance(point, InvalidPoint):
+            left_out.append((point.point, point.reason))
+        elif point.key in reasons:
+            left_out.append((point.point, reasons[point.key]))
+    if not applicable:
+        first = next(iter(reasons.values()), "") or left_out[0][1]
         raise ConfigError(f"{file.where}: no cell of the grid applies; the first one does not, because {first}")
-    left_out = [
-        (item.point, item.reason if isinstance(item, Unread) else why[item.key])
-        for item in found
-        if isinstance(item, Unread) or item.key in why
-    ]
-    return Plan(grid=grid, cells=applying, left_out=left_out, done=done, federations=federations)
+    return SweepPlan(
+        grid=grid, cells=applicable, inapplicable=left_out, finished_cells=done, finished_federations=federations
+    )
 
 
-def _why_not(cells: Iterable[Cell], store: Store) -> dict[str, str]:
-    """Why cells do not apply, by key, as far as that can be told before work starts."""
-    by_federation: dict[str, list[Cell]] = defaultdict(list)
+def _find_inapplicable(cells: Iterable[SweepCell], store: CellStore) -> dict[str, str]:
+    """Return by key the reasons why cells do not apply, as far as checks can tell before work."""
+    by_federation: dict[str, list[SweepCell]] = defaultdict(list)
     for cell in cells:
         by_federation[cell.federation].append(cell)
-    found: dict[str, str] = {}
-    for group in tracked(by_federation.values(), "checking", len(by_federation)):
+    reasons: dict[str, str] = {}
+    for group in track(by_federation.values(), "checking", len(by_federation)):
         experiment = Experiment(group[0].config)
-        reason = _refused(experiment.check)
+        experiment_error = _error_of(experiment.check)
         for cell in group:
-            audit = _audit(cell, experiment, store.cell(cell.key).folder)
-            if why := reason or _refused(audit.check) or audit.refused.get(cell.title, ""):
-                found[cell.key] = why
-    return found
+            audit = _make_audit(cell, experiment, store.cell(cell.key).folder)
+            if reason := experiment_error or _error_of(audit.check) or audit.refusal_reasons.get(cell.title, ""):
+                reasons[cell.key] = reason
+    return reasons
 
 
-def _audit(cell: Cell, experiment: Experiment, folder: RunFolder) -> Audit:
-    return Audit(folder=folder, spec=cell.config, experiment=experiment, beside=Path(folder.path), trust=True)
+def _make_audit(cell: SweepCell, experiment: Experiment, folder: RunFolder) -> Audit:
+    return Audit(folder=folder, spec=cell.config, experiment=experiment, base_folder=Path(folder.path), trust=True)
 
 
-def _refused(check: object) -> str:
-    """Why `check` refuses; nothing where it does not.
+def _error_of(check: Callable[[], object]) -> str:
+    """Run `check` and return the text of its error; '' where there is none.
 
     Raises:
-        DataError, InstallationError, PluginError: something is missing or does not load, which no other cell mends.
+        DataError, InstallationError, PluginError: a part is missing or does not load, which affects
+            all cells.
     """
-    assert callable(check)
     try:
         check()
     except (DataError, InstallationError, PluginError):
@@ -141,5 +172,5 @@ def _refused(check: object) -> str:
     except FedsimError as error:
         return str(error)
     except SystemExit as error:
-        raise PluginError(f"a plug-in ended the program ({what_it_said(error)})") from error
+        raise PluginError(f"a plug-in ended the program ({error_reason(error)})") from error
     return ""

@@ -1,4 +1,4 @@
-"""The order of work: a federation before the cells that attack it, and no more at once than memory allows."""
+"""Order the jobs of a sweep: federations before the cells that attack them, within the memory."""
 
 from __future__ import annotations
 
@@ -6,64 +6,73 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsim.sweeps.cells import Cell
+from fedsim.sweeps.cells import SweepCell
 
 
 @dataclass(frozen=True)
-class Job:
-    """A federation to run, or a cell to attack; of a federation, `cell` is one of those that need it."""
+class SweepJob:
+    """Job of a sweep: a federation to run, or a cell to attack.
 
-    cell: Cell
+    Attributes:
+        cell: the cell, or one of those that need the federation.
+        federates: whether the job runs the federation.
+    """
+
+    cell: SweepCell
     federates: bool
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Return the name of the job in messages."""
         return f"federation of {self.cell.point.name}" if self.federates else self.cell.point.name
 
 
-class Queue:
-    """Jobs that can be begun, for `fedsim.auditing.workers.in_processes`.
+class JobQueue:
+    """Queue of jobs that can be started, for `fedsim.auditing.workers.run_in_processes`.
 
-    An attack goes first, unless fewer are ready than there are workers: then a federation, so that nobody waits for one
-    in the end.
+    Attacks come first, unless fewer are ready than there are workers: then a federation does, so
+    that no worker has to wait for one in the end.
 
     Args:
-        federations: of each federation that is to be run, the first cell.
-        cells: to be attacked.
+        federations: the first cell of each federation that is to be run.
+        cells: cells to be attacked.
         workers: most jobs at once.
-        memory: bytes for all of them together.
+        memory: bytes for all jobs together.
     """
 
-    def __init__(self, federations: Sequence[Cell], cells: Sequence[Cell], workers: int, memory: int) -> None:
+    def __init__(self, federations: Sequence[SweepCell], cells: Sequence[SweepCell], workers: int, memory: int) -> None:
         self._federations = deque(federations)
-        waited_for = {cell.federation for cell in federations}
-        self._ready = deque(cell for cell in cells if cell.federation not in waited_for)
-        self._blocked: dict[str, list[Cell]] = defaultdict(list)
+        pending_federations = {cell.federation for cell in federations}
+        self._ready = deque(cell for cell in cells if cell.federation not in pending_federations)
+        self._blocked: dict[str, list[SweepCell]] = defaultdict(list)
         for cell in cells:
-            if cell.federation in waited_for:
+            if cell.federation in pending_federations:
                 self._blocked[cell.federation].append(cell)
         self._workers, self._memory = workers, memory
         self._busy, self._largest = 0, 0
 
     def __bool__(self) -> bool:
-        """Whether a job can be begun now: one at least, and more as long as they fit into memory."""
+        """Tell whether a job can be started: one at least, and more while memory allows."""
         fits = self._busy == 0 or (self._busy + 1) * self._largest <= self._memory
         return fits and bool(self._ready or self._federations)
 
-    def popleft(self) -> Job:
-        """The next job."""
+    def popleft(self) -> SweepJob:
+        """Remove and return the next job."""
         self._busy += 1
         if self._federations and len(self._ready) < self._workers:
-            return Job(self._federations.popleft(), federates=True)
-        return Job(self._ready.popleft(), federates=False)
+            return SweepJob(self._federations.popleft(), federates=True)
+        return SweepJob(self._ready.popleft(), federates=False)
 
-    def needs(self, memory: int) -> None:
-        """Note that a job has held so many bytes."""
+    def record_memory(self, memory: int) -> None:
+        """Record that a job has used `memory` bytes."""
         self._largest = max(self._largest, memory)
 
-    def ended(self, job: Job, *, well: bool) -> list[Cell]:
-        """Note the end of a job; which cells wait in vain, because it was their federation and it failed."""
+    def record_end(self, job: SweepJob, *, well: bool) -> list[SweepCell]:
+        """Record the end of a job, and release the cells that wait for its federation.
+
+        Returns:
+            Cells that cannot be attacked, because their federation failed.
+        """
         self._busy -= 1
         released = self._blocked.pop(job.cell.federation, []) if job.federates else []
         if well:

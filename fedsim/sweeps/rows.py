@@ -1,4 +1,4 @@
-"""What a cell brings to the table, out of its run folder: scores beside accuracy, privacy spent, bytes and seconds."""
+"""Read a cell's table rows from its run folder: scores, accuracy, epsilon, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -6,113 +6,113 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fedsim.auditing.plan import ADAPTIVE, Job
-from fedsim.auditing.scores import SCORES
-from fedsim.evaluation.empirical_epsilon import written
-from fedsim.experiments.run_folder import RunFolder, measurements, read_rows, spendings
-from fedsim.privacy.ledger import spent
-from fedsim.recording.finding_files import read_about
+from fedsim.auditing.plan import ADAPTIVE, AttackJob
+from fedsim.auditing.scores import SCORE_COLUMNS
+from fedsim.evaluation.empirical_epsilon import read_epsilons
+from fedsim.experiments.run_folder import RunFolder, read_ledger, read_metrics, read_rows
+from fedsim.privacy.ledger import spending_by_client
+from fedsim.recording.finding_files import read_facts
 from fedsim.recording.transcript import Transcript
 
-_JOB = ("attack", "victim", "round", "repeat")
-_SAME = ("victim", "round", "repeat", "metric")
-_NUMBERS = ("value", "floor", "ceiling")
+_JOB_COLUMNS = ("attack", "victim", "round", "repeat")
+_COPIED_COLUMNS = ("victim", "round", "repeat", "metric")
+_NUMBER_COLUMNS = ("value", "floor", "ceiling")
 
 
-def rows_of(folder: RunFolder, title: str, planned: Iterable[Job]) -> list[dict[str, str]]:
-    """The rows of `sweep.csv` for the attack called `title`, without the columns of the place and `run`.
+def sweep_rows(folder: RunFolder, title: str, planned: Iterable[AttackJob]) -> list[dict[str, str]]:
+    """Return an attack's rows of `sweep.csv`, without the columns of the grid point and `run`.
 
     Args:
         folder: the run.
-        title: what the attack is called there.
-        planned: what the adversary was to do; what came to no score has a row without a metric.
+        title: title of the attack there.
+        planned: planned attacks; those without a score have a row without a metric.
 
     Raises:
         FedsimError: a file of the run is damaged.
     """
-    federation = {"accuracy": _accuracy(folder), "bytes": _bytes(folder)}
-    proved, measured, seconds = _proved(folder), _measured(folder), _seconds(folder)
-    scored = list(read_rows(folder.scores, SCORES, _NUMBERS))
+    federation = {"accuracy": _final_accuracy(folder), "bytes": _mean_bytes(folder)}
+    proved, measured = _proved_epsilons(folder), _measured_epsilons(folder)
+    seconds = _attack_seconds(folder)
+    scored = list(read_rows(folder.scores, SCORE_COLUMNS, _NUMBER_COLUMNS))
     rows = []
-    for row in [*scored, *_without(scored, planned)]:
+    for row in [*scored, *_rows_without_score(scored, planned)]:
         if row["attack"] not in (title, f"{title} {ADAPTIVE}"):
             continue
         victim = row["victim"]
         rows.append(
             {
                 "knows_defenses": str(int(row["attack"] != title)),
-                **{name: row[name] for name in _SAME},
-                **{name: _number(row[name]) for name in _NUMBERS},
+                **{name: row[name] for name in _COPIED_COLUMNS},
+                **{name: _clear_nan(row[name]) for name in _NUMBER_COLUMNS},
                 "better": {"True": "higher", "False": "lower"}.get(row["higher_is_better"], ""),
                 "proved_epsilon": proved.get(victim, ""),
                 "measured_epsilon": measured.get(victim, ""),
-                "seconds": seconds.get(_job(row), ""),
+                "seconds": seconds.get(_job_key(row), ""),
                 **federation,
             }
         )
     return rows
 
 
-def _without(scored: Iterable[Mapping[str, str]], planned: Iterable[Job]) -> Iterator[dict[str, str]]:
-    """A row of `scores.csv` for each job that came to no score: it failed, or what it found could not be judged."""
-    found = {_job(row) for row in scored}
+def _rows_without_score(scored: Iterable[Mapping[str, str]], planned: Iterable[AttackJob]) -> Iterator[dict[str, str]]:
+    """Yield a row of `scores.csv` for each job that failed or whose finding could not be scored."""
+    scored_jobs = {_job_key(row) for row in scored}
     for job in planned:
-        told = dict(zip(_JOB, (job.title, str(job.victim), job.round, str(job.repeat)), strict=True))
-        if _job(told) not in found:
-            yield dict.fromkeys(SCORES, "") | told
+        values = (job.title, str(job.victim), job.round, str(job.repeat))
+        columns = dict(zip(_JOB_COLUMNS, values, strict=True))
+        if _job_key(columns) not in scored_jobs:
+            yield dict.fromkeys(SCORE_COLUMNS, "") | columns
 
 
-def _job(row: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(row[name] for name in _JOB)
+def _job_key(row: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(row[name] for name in _JOB_COLUMNS)
 
 
-def _number(text: str) -> str:
-    """A number as it is written, nothing where there is none."""
+def _clear_nan(text: str) -> str:
+    """Return the text of a number, or '' for NaN."""
     return "" if not text or math.isnan(float(text)) else text
 
 
-def _accuracy(folder: RunFolder) -> str:
-    """Of the global model at its last evaluation."""
-    found = [row["accuracy"] for row in measurements(folder) if row["client"] == "server"]
-    return next((text for text in reversed(found) if _number(text)), "")
+def _final_accuracy(folder: RunFolder) -> str:
+    """Return the accuracy of the global model at its last evaluation."""
+    accuracies = [row["accuracy"] for row in read_metrics(folder) if row["client"] == "server"]
+    return next((text for text in reversed(accuracies) if _clear_nan(text)), "")
 
 
-def _bytes(folder: RunFolder) -> str:
-    """The mean of what a client sent in a round, as far as the server sees single clients."""
+def _mean_bytes(folder: RunFolder) -> str:
+    """Return the mean size of a client's message in a round, if the server sees single clients."""
     transcript = Transcript(folder.path)
-    sent = [
-        transcript.sizes(number)[reply.client]
-        for number in transcript.rounds
-        for reply in transcript.header(number).replies
-        if not reply.members
-    ]
-    return str(sum(sent) / len(sent)) if sent else ""
+    sizes: list[int] = []
+    for number in transcript.rounds:
+        for reply in transcript.header(number).replies:
+            if not reply.members:
+                sizes.append(transcript.upload_sizes(number)[reply.client])
+    return str(sum(sizes) / len(sizes)) if sizes else ""
 
 
-def _proved(folder: RunFolder) -> dict[str, str]:
-    """By client, the smallest epsilon that one of its defenses proves."""
-    rows = spendings(folder)
-    found: dict[str, float] = {}
+def _proved_epsilons(folder: RunFolder) -> dict[str, str]:
+    """Return by client the smallest epsilon that one of its defenses proves."""
+    rows = read_ledger(folder)
+    epsilons: dict[str, float] = {}
     for defense in dict.fromkeys(row["defense"] for row in rows):
-        for client, some in spent(rows, defense).items():
-            found[str(client)] = min(found.get(str(client), math.inf), some.epsilon)
-    return {client: str(epsilon) for client, epsilon in found.items()}
+        for client, loss in spending_by_client(rows, defense).items():
+            epsilons[str(client)] = min(epsilons.get(str(client), math.inf), loss.epsilon)
+    return {client: str(epsilon) for client, epsilon in epsilons.items()}
 
 
-def _measured(folder: RunFolder) -> dict[str, str]:
-    """By client, the largest epsilon that was measured of one of its defenses."""
-    found: dict[str, float] = {}
-    for item in written(folder):
-        found[str(item.client)] = max(found.get(str(item.client), 0.0), item.measured.epsilon)
-    return {client: str(epsilon) for client, epsilon in found.items()}
+def _measured_epsilons(folder: RunFolder) -> dict[str, str]:
+    """Return by client the largest epsilon that was measured for one of its defenses."""
+    epsilons: dict[str, float] = {}
+    for audit in read_epsilons(folder):
+        client = str(audit.client)
+        epsilons[client] = max(epsilons.get(client, 0.0), audit.measured.epsilon)
+    return {client: str(epsilon) for client, epsilon in epsilons.items()}
 
 
-def _seconds(folder: RunFolder) -> Mapping[tuple[str, ...], str]:
-    """By attack, victim, round and repeat, how long the attack took."""
-
-    def told() -> Iterator[tuple[tuple[str, ...], str]]:
-        for path in folder.findings.glob("*/*.safetensors"):
-            about: Mapping[str, Any] = read_about(path)
-            yield tuple(str(about[key]) for key in _JOB), str(about["seconds"])
-
-    return dict(told())
+def _attack_seconds(folder: RunFolder) -> Mapping[tuple[str, ...], str]:
+    """Return the duration of each attack by attack, victim, round and repeat."""
+    seconds: dict[tuple[str, ...], str] = {}
+    for path in folder.findings.glob("*/*.safetensors"):
+        about: Mapping[str, Any] = read_facts(path)
+        seconds[tuple(str(about[key]) for key in _JOB_COLUMNS)] = str(about["seconds"])
+    return seconds

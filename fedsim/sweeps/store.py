@@ -1,8 +1,9 @@
-"""Where cells are kept: a run folder for each federation and for each cell, and beside each the marker of its end.
+"""Store of cells: a run folder for each federation and cell, with a marker when finished.
 
-A cell's recording is hard links to its federation's files (copies where the file system has no links), which is safe
-because fedsim replaces files in one step and never changes them. The marker is written last. It holds the rows that the
-cell brings to the table, and the hash of every file that they follow from, so a cell that was damaged is noticed.
+A cell's recording consists of hard links to its federation's files (copies where the file system
+has no links), which is safe because fedsim replaces files in one step and never changes them. The
+marker is written last, next to the run folder. It holds the cell's rows of the table, and the
+hashes of all files from which they are computed, so that a damaged cell is noticed.
 """
 
 from __future__ import annotations
@@ -20,35 +21,35 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedsim.content_hashes import hash_of
+from fedsim.content_hashes import cached_file_hash
 from fedsim.errors import FedsimError, RunError, first_line
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.settings import settings_of
+from fedsim.experiments.settings import flat_settings
 from fedsim.files import parse_json, write_bytes, write_text
 from fedsim.recording import manifest
-from fedsim.recording.seals import check_signed, key, seal
+from fedsim.recording.seals import require_seal, seal_text, signing_key
 
 log = logging.getLogger(__name__)
 FEDERATIONS, CELLS = "federations", "attacks"
-_OWN = (lock.NAME, manifest.GUARD, manifest.NAME, "log.txt")
-"""Files of a run folder that it neither shares nor has hashed."""
-_DRAWN = ("*.png", "*.html", "*.tmp", "tensorboard/*")
-"""Others, which `fedsim report` writes anew."""
+_UNSHARED_FILES = (lock.NAME, manifest.LOCK_FILE, manifest.MANIFEST_FILE, "log.txt")
+"""Files of a run folder that are neither shared nor hashed."""
+_REPORT_FILES = ("*.png", "*.html", "*.tmp", "tensorboard/*")
+"""Further such files, which `fedsim report` rewrites."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """What is known of a federation or of a cell that is finished.
+    """Result of a finished federation or cell.
 
     Attributes:
-        files: SHA-256 of each file in the run folder that counts.
-        rows: of `sweep.csv`, without the columns of the place; none of a federation.
-        failures: a sentence for each attack that failed, and the like.
-        crashed: whether something failed that may go well another time: a program's error, or a process that died.
-        seconds: that it took.
-        memory: the most that its process held, in bytes; 0 where the system does not say.
+        files: SHA-256 of each file of the run that has to stay as it is.
+        rows: rows of `sweep.csv`, without the columns of the grid point; none for a federation.
+        failures: a sentence for each failure, such as that of an attack.
+        crashed: whether a failure may not occur again: a program's error, or a process that died.
+        seconds: duration.
+        memory: most bytes that its process used; 0 where the system does not report it.
     """
 
     files: Mapping[str, str]
@@ -63,129 +64,133 @@ _MARKER = TypeAdapter(Marker)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a federation or a cell is kept.
+class StoreEntry:
+    """Entry of the store for a federation or a cell.
 
     Attributes:
-        folder: its run.
+        folder: its run folder.
     """
 
     folder: RunFolder
 
     @property
-    def marker(self) -> Path:
-        """Beside the run folder, which holds nothing but a run."""
+    def marker_path(self) -> Path:
+        """Return the path of the marker, next to the run folder."""
         return self.folder.path.with_name(f"{self.folder.path.name}.json")
 
-    def finished(self) -> Marker | None:
-        """What is known of it, None where it is not finished; one that was damaged since is named in the log.
+    def read_intact(self) -> Marker | None:
+        """Return the marker of an intact result; None where it is not finished or damaged.
+
+        A damaged result is reported in the log.
 
         Raises:
-            RunError: the marker is there and cannot be read.
+            RunError: the marker exists and cannot be read.
         """
-        marker = self.read()
-        if marker is not None and (damage := next(self._damaged(marker), None)):
+        marker = self.read_marker()
+        if marker is not None and (damage := next(self._find_damage(marker), None)):
             log.warning("%s: %s, so this cell is made again", self.folder.path, damage)
             return None
         return marker
 
-    def read(self) -> Marker | None:
-        """What the marker says, whatever became of the run; None where it is missing or damaged.
+    def read_marker(self) -> Marker | None:
+        """Read the marker without checking the run; None where it is missing or damaged.
 
         Raises:
-            RunError: it is there and cannot be read.
+            RunError: it exists and cannot be read.
         """
         try:
-            said = parse_json(self.marker.read_bytes())
-            check_signed(said["seal"], self._sealed(said["marker"]))
-            return _MARKER.validate_python(said["marker"])
+            content = parse_json(self.marker_path.read_bytes())
+            require_seal(content["seal"], self._sealed_text(content["marker"]))
+            return _MARKER.validate_python(content["marker"])
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise RunError(f"{self.marker}: cannot be read ({error.strerror}); mend that, or remove it") from error
+            raise RunError(f"{self.marker_path}: cannot be read ({error.strerror}); mend that, or remove it") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("%s: is damaged (%s), so this cell is made again", self.marker, first_line(error))
+            log.warning("%s: is damaged (%s), so this cell is made again", self.marker_path, first_line(error))
             return None
 
-    def finish(self, **known: Any) -> None:
-        """Write the marker, last of all.
+    def write_marker(self, **known: Any) -> None:
+        """Write the marker, after all other files.
 
         Args:
-            **known: what a `Marker` has besides the hashes of files.
+            **known: attributes of the `Marker` other than `files`.
 
         Raises:
             RunError: the store cannot be written.
         """
-        files = {name: hash_of(self.folder.path / name) for name in self.files}
+        files = {name: cached_file_hash(self.folder.path / name) for name in self.list_files}
         marker = asdict(Marker(files=files, **known))
-        sealed = seal(self._sealed(marker), key())
-        write_text(self.marker, json.dumps({"seal": sealed, "marker": marker}, indent=1) + "\n")
+        signature = seal_text(self._sealed_text(marker), signing_key())
+        write_text(self.marker_path, json.dumps({"seal": signature, "marker": marker}, indent=1) + "\n")
 
-    def _sealed(self, marker: Mapping[str, Any]) -> str:
-        """What is sealed of a marker: that of another cell, which has a seal, too, is not this one's."""
+    def _sealed_text(self, marker: Mapping[str, Any]) -> str:
+        """Return the text to seal, with names that only this entry's marker has."""
         return json.dumps([self.folder.path.parent.name, self.folder.path.name, marker], sort_keys=True)
 
-    def forget(self) -> None:
-        """Have it count as not finished, before anything in its folder changes."""
-        self.marker.unlink(missing_ok=True)
+    def remove_marker(self) -> None:
+        """Remove the marker, before anything in the run folder changes."""
+        self.marker_path.unlink(missing_ok=True)
 
     @property
-    def files(self) -> list[str]:
-        """The files of the run that count."""
-        paths = (Path(parent, name) for parent, _, names in os.walk(self.folder.path) for name in names)
-        names = sorted(path.relative_to(self.folder.path).as_posix() for path in paths)
-        return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in (*_OWN, *_DRAWN))]
+    def list_files(self) -> list[str]:
+        """Return the names of the run's files that are shared and hashed."""
+        names: list[str] = []
+        for parent, _, file_names in os.walk(self.folder.path):
+            names += [Path(parent, name).relative_to(self.folder.path).as_posix() for name in file_names]
+        ignored = (*_UNSHARED_FILES, *_REPORT_FILES)
+        return [name for name in sorted(names) if not any(fnmatchcase(name, pattern) for pattern in ignored)]
 
     def clear(self) -> None:
-        """Empty the run folder, which is held, of what was begun or damaged there.
+        """Empty the locked run folder, where a run was interrupted or damaged.
 
         Raises:
-            ConfigError: it holds something that is of no run.
+            ConfigError: it holds files that are of no run.
             RunError: it cannot be written.
         """
-        self.forget()
+        self.remove_marker()
         path = self.folder.path
         try:
             manifest.read(path)
         except FedsimError:
-            (path / manifest.NAME).unlink()
+            (path / manifest.MANIFEST_FILE).unlink()
         if not self.folder.manifest.exists():
-            manifest.start(path)  # or it would not count as a run folder
+            manifest.start(path)  # without one it does not count as a run folder
         self.folder.prepare(resume=False, overwrite=True)
 
-    def _damaged(self, marker: Marker) -> Iterator[str]:
-        """What is not as it was: other files than those that the run itself replaced since, which its manifest says."""
+    def _find_damage(self, marker: Marker) -> Iterator[str]:
+        """Yield a sentence for each change that the run's manifest does not explain."""
         try:
             noted = manifest.read(self.folder.path)
         except FedsimError as error:
             yield str(error)
             return
         if noted is None:
-            yield f"{manifest.NAME} is missing"
+            yield f"{manifest.MANIFEST_FILE} is missing"
             return
-        if key() is not None and not noted.signed:
-            yield f"{manifest.NAME} is not signed"
+        if signing_key() is not None and not noted.signed:
+            yield f"{manifest.MANIFEST_FILE} is not signed"
             return
         if not self.folder.report.is_file():
             yield f"{self.folder.report.name} is missing"
         for name, digest in marker.files.items():
             try:
-                now = hash_of(self.folder.path / name)
+                present_digest = cached_file_hash(self.folder.path / name)
             except OSError as error:
                 yield f"{name} cannot be read ({error.strerror})"
                 continue
-            if now != digest and not noted.names(name, now):
+            if present_digest != digest and not noted.allows(name, present_digest):
                 yield f"{name} is not what was written"
 
 
 @dataclass(frozen=True)
-class Store:
-    """A folder of federations and cells, by their keys; sweeps share it."""
+class CellStore:
+    """Folder of federations and cells by their keys, which sweeps share."""
 
     path: Path
 
-    def open(self) -> None:
-        """Make the folder, where it is not there yet.
+    def create_folders(self) -> None:
+        """Create the folders that do not exist yet.
 
         Raises:
             RunError: it cannot be written.
@@ -198,51 +203,49 @@ class Store:
             except OSError as error:
                 raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another --cells") from error
 
-    def federation(self, key: str) -> Place:
-        """Where the federation with this key is kept."""
-        return Place(RunFolder(self.path / FEDERATIONS / key))
+    def federation(self, key: str) -> StoreEntry:
+        """Return the entry of the federation with this key."""
+        return StoreEntry(RunFolder(self.path / FEDERATIONS / key))
 
-    def cell(self, key: str) -> Place:
-        """Where the cell with this key is kept."""
-        return Place(RunFolder(self.path / CELLS / key))
+    def cell(self, key: str) -> StoreEntry:
+        """Return the entry of the cell with this key."""
+        return StoreEntry(RunFolder(self.path / CELLS / key))
 
 
-def is_prepared(place: Place, config: Config, recording: Marker) -> bool:
-    """Whether the run folder of a cell was made ready for attacks on this recording, and is still as it was then."""
+def is_prepared(entry: StoreEntry, config: Config, recording: Marker) -> bool:
+    """Tell whether a cell's run folder was prepared for this recording and is unchanged."""
     try:
-        own = place.folder.read_experiment(trust=True)
-        shared = {name: digest for name, digest in recording.files.items() if name != place.folder.experiment.name}
-        return (
-            own is not None
-            and settings_of(own) == settings_of(config)
-            and all(hash_of(place.folder.path / name) == digest for name, digest in shared.items())
-        )
+        experiment = entry.folder.read_experiment(trust=True)
+        if experiment is None or flat_settings(experiment) != flat_settings(config):
+            return False
+        shared = {name: digest for name, digest in recording.files.items() if name != entry.folder.experiment.name}
+        return all(cached_file_hash(entry.folder.path / name) == digest for name, digest in shared.items())
     except (FedsimError, OSError):
         return False
 
 
-def prepare(place: Place, config: Config, federation: Place) -> None:
-    """Make the run folder of a cell, which is held: the recording of `federation`, to be attacked as `config` says.
+def prepare_cell(entry: StoreEntry, config: Config, federation: StoreEntry) -> None:
+    """Prepare a cell's locked run folder: the recording of `federation`, the attacks of `config`.
 
     Raises:
         FedsimError: the store cannot be written.
     """
-    place.clear()
-    source, target = federation.folder.path, place.folder.path
+    entry.clear()
+    source, target = federation.folder.path, entry.folder.path
     try:
-        for name in federation.files:
+        for name in federation.list_files:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            _link(source / name, target / name)
-        write_bytes(target / manifest.NAME, (source / manifest.NAME).read_bytes())
-        with manifest.changing(target) as own:
-            own.name = manifest.name_of_run(target)
+            _link_or_copy(source / name, target / name)
+        write_bytes(target / manifest.MANIFEST_FILE, (source / manifest.MANIFEST_FILE).read_bytes())
+        with manifest.edit_manifest(target) as changed:
+            changed.name = manifest.run_name(target)
     except OSError as error:
         raise RunError(f"{target}: cannot be written ({error.strerror}); make room and try again") from error
-    place.folder.note_experiment(config)
+    entry.folder.note_experiment(config)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # on another file system, or on one without links
         shutil.copyfile(source, target)

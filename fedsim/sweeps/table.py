@@ -1,8 +1,8 @@
-"""The two tables of a sweep's folder: `sweep.csv`, a row for each score, and `cells.csv`, a row for each cell.
+"""The tables of a sweep: `sweep.csv`, with a row for each score, and `cells.csv`, for each cell.
 
-Both begin with a cell's place in the grid: the hashes of what the cell and its federation follow from, a column for
-each axis (`training.local_epochs`, `defense` ...), which holds labels, then `seed` and `attack`. The `attack` is an
-axis that every sweep has, so it has this one column.
+Both start with the columns of a cell's grid point: the hashes of the inputs of the cell and of its
+federation, a column of labels for each axis (`training.local_epochs`, `defense` ...), then `seed`
+and `attack`. Every sweep has the axis `attack`, so its column has a fixed position.
 """
 
 from __future__ import annotations
@@ -20,41 +20,46 @@ from typing import Any, Literal
 from fedsim.errors import RunError
 from fedsim.experiments.run_folder import as_csv
 from fedsim.files import parse_json, write_text
-from fedsim.recording.seals import check_signed, key, seal
+from fedsim.recording.seals import require_seal, seal_text, signing_key
 
 TABLE, CELLS = "sweep.csv", "cells.csv"
 SEAL = ".seal"
-"""Ends the name of the file beside a table that holds its hash, signed where the sweep has a key."""
-_TRIES = 20
-_FIRST, _PLACE = ("cell", "federation"), ("seed", "attack")
+"""Suffix of the file with a table's hash, which is signed where the sweep has a key."""
+_MAX_TRIES = 20
+"""Most attempts to read a table that is being written."""
+_KEY_COLUMNS, _LAST_POINT_COLUMNS = ("cell", "federation"), ("seed", "attack")
+"""Columns of the grid point before and after those of the axes."""
 SCORES = (
     "knows_defenses", "baseline", "victim", "round", "repeat", "metric", "value", "floor", "ceiling", "better",
     "accuracy", "proved_epsilon", "measured_epsilon", "bytes", "seconds", "run",
 )  # fmt: skip
-"""The columns of `sweep.csv` after those of the place.
+"""Columns of `sweep.csv` after those of the grid point.
 
-`knows_defenses` is 1 where the adversary knows the clients' defenses, `baseline` 1 where the attack is none, because it
-reads a model as it was sent or one that only the evaluator has; `round` is the attacked round or `first-last`;
-`value`, `floor` and `ceiling` are those of the run's `scores.csv`, empty where there is none; where the attack failed
-on a victim, or what it found could not be judged, a row says so by an empty `metric`; `better` is `higher` or
-`lower`, from the adversary's point of view; `accuracy` is that of the federation's last evaluation, in [0, 1];
-`proved_epsilon` the smallest epsilon that a defense of the victim proves after the last round, infinite where it proves
-nothing, empty without such a defense; `measured_epsilon` the largest lower bound, by canaries; `bytes` the mean that a
-client sent in a round; `seconds` the time of the attack; `run` the cell's run folder, relative to the sweep's.
+`knows_defenses` is 1 where the adversary knows the clients' defenses; `baseline` is 1 where the
+attack only reads a model as it was sent or one that only the evaluator has; `round` is the attacked
+round or `first-last`; `value`, `floor` and `ceiling` are those of the run's `scores.csv`, empty
+where there is none; where the attack failed on a victim, or its finding could not be scored,
+`metric` is empty; `better` is `higher` or `lower`, from the adversary's point of view; `accuracy`
+is that of the federation's last evaluation, in [0, 1]; `proved_epsilon` is the smallest epsilon
+that a defense of the victim proves after the last round, infinite where it proves none, empty
+without such a defense; `measured_epsilon` is the largest lower bound by canaries; `bytes` is the
+mean size of a client's message in a round; `seconds` is the duration of the attack; `run` is the
+cell's run folder, relative to the sweep's.
 """
 STATES = ("state", "reason", "seconds", "run")
-"""The columns of `cells.csv` after those of the place: the `seconds` are of the whole cell, without its federation."""
+"""Columns of `cells.csv` after those of the grid point; `seconds` is the duration of the cell
+without its federation."""
 State = Literal["done", "failed", "does not apply", "not done"]
 
 
 @dataclass(frozen=True)
-class Table:
-    """What is in such a file.
+class SweepTableFile:
+    """Contents of such a table.
 
     Attributes:
-        axes: the columns of axes but for `attack`, in the order of the sweep file.
-        rows: by column; missing values are empty texts.
-        text: of the file.
+        axes: columns of axes except `attack`, in the order of the sweep file.
+        rows: values by column; missing values are empty texts.
+        text: text of the file.
     """
 
     axes: tuple[str, ...]
@@ -62,9 +67,9 @@ class Table:
     text: str = ""
 
 
-def columns(axes: Sequence[str], rest: Sequence[str]) -> tuple[str, ...]:
-    """All columns of a table; `rest` is `SCORES` or `STATES`."""
-    return (*_FIRST, *axes, *_PLACE, *rest)
+def table_columns(axes: Sequence[str], rest: Sequence[str]) -> tuple[str, ...]:
+    """Return all columns of a table; `rest` is `SCORES` or `STATES`."""
+    return (*_KEY_COLUMNS, *axes, *_LAST_POINT_COLUMNS, *rest)
 
 
 def write_table(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -73,7 +78,7 @@ def write_table(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, A
     Raises:
         RunError: the folder cannot be written.
     """
-    _write(folder / TABLE, as_csv(columns(axes, SCORES), rows))
+    _write_sealed(folder / TABLE, as_csv(table_columns(axes, SCORES), rows))
 
 
 def write_cells(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -82,71 +87,80 @@ def write_cells(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, A
     Raises:
         RunError: the folder cannot be written.
     """
-    _write(folder / CELLS, as_csv(columns(axes, STATES), rows))
+    _write_sealed(folder / CELLS, as_csv(table_columns(axes, STATES), rows))
 
 
-def read_table(folder: Path) -> Table:
-    """What `sweep.csv` in the folder of a sweep says.
-
-    Raises:
-        RunError: it is not there, is damaged, or is not what the sweep wrote.
-    """
-    return _read(folder / TABLE, SCORES)
-
-
-def read_cells(folder: Path) -> Table:
-    """What `cells.csv` in the folder of a sweep says.
+def read_table(folder: Path) -> SweepTableFile:
+    """Read `sweep.csv` in the folder of a sweep.
 
     Raises:
-        RunError: it is not there, is damaged, or is not what the sweep wrote.
+        RunError: it is missing, is damaged, or is not what the sweep wrote.
     """
-    return _read(folder / CELLS, STATES)
+    return _read_table(folder / TABLE, SCORES)
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a table and its seal; in between, the seal holds for the table that was there as well, if it was ours."""
+def read_cells(folder: Path) -> SweepTableFile:
+    """Read `cells.csv` in the folder of a sweep.
+
+    Raises:
+        RunError: it is missing, is damaged, or is not what the sweep wrote.
+    """
+    return _read_table(folder / CELLS, STATES)
+
+
+def _write_sealed(path: Path, text: str) -> None:
+    """Write a table and its seal.
+
+    While the table is replaced, the seal holds for the old table as well, if that is the sweep's
+    own.
+    """
     digest = hashlib.sha256(text.encode()).hexdigest()
     try:
-        before = [hashlib.sha256(_sealed_text(path, tries=1).encode()).hexdigest()]
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or somebody else's, which is not vouched for
-        before = []
-    for digests in ([digest, *before], [digest]):
+        old_digests = [hashlib.sha256(_read_sealed_text(path, tries=1).encode()).hexdigest()]
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # there is no old table, or it is not the sweep's
+        old_digests = []
+    for digests in ([digest, *old_digests], [digest]):
         if len(digests) == 1:
             write_text(path, text)
-        sealed = [*_identity(path), *digests]
-        sealed_text = json.dumps({"seal": seal(json.dumps(sealed), key()), "sealed": sealed})
+        sealed = [*_table_identity(path), *digests]
+        sealed_text = json.dumps({"seal": seal_text(json.dumps(sealed), signing_key()), "sealed": sealed})
         write_text(path.with_name(path.name + SEAL), sealed_text + "\n")
 
 
-def _identity(path: Path) -> list[str]:
-    """Of which sweep a table is: that of another one has a seal, too."""
+def _table_identity(path: Path) -> list[str]:
+    """Return the names that tell a table from another sweep's, which has a seal, too."""
     return [path.resolve().parent.name, path.name]
 
 
-def _sealed_text(path: Path, tries: int = _TRIES) -> str:
-    """A table that is what its seal says; one that is written at this moment is read again."""
+def _read_sealed_text(path: Path, tries: int = _MAX_TRIES) -> str:
+    """Read a table that agrees with its seal; try again while it is being written."""
     for _ in range(tries):
         text, seal_path = path.read_bytes(), path.with_name(path.name + SEAL)
         if not seal_path.exists():
             raise ValueError(f"{seal_path.name} is missing, and nothing vouches for the table")
-        said = parse_json(seal_path.read_bytes())
-        check_signed(said["seal"], json.dumps(said["sealed"]))
-        sweep, name, *digests = said["sealed"]
-        if [sweep, name] == _identity(path) and hashlib.sha256(text).hexdigest() in digests:
+        content = parse_json(seal_path.read_bytes())
+        require_seal(content["seal"], json.dumps(content["sealed"]))
+        sweep, name, *digests = content["sealed"]
+        if [sweep, name] == _table_identity(path) and hashlib.sha256(text).hexdigest() in digests:
             return text.decode()
         time.sleep(0.05)
     raise ValueError("it is not what the sweep wrote")
 
 
-def _read(path: Path, rest: Sequence[str]) -> Table:
+def _read_table(path: Path, rest: Sequence[str]) -> SweepTableFile:
     try:
-        text = _sealed_text(path)
+        text = _read_sealed_text(path)
         header, *lines = list(csv.reader(StringIO(text, newline=""), strict=True))
-        axes = tuple(header[len(_FIRST) : len(header) - len(_PLACE) - len(rest)])
-        if tuple(header) != columns(axes, rest):  # of another version
-            raise ValueError(f"its columns are not {', '.join(columns(('...',), rest))}")
+        axes = tuple(header[len(_KEY_COLUMNS) : len(header) - len(_LAST_POINT_COLUMNS) - len(rest)])
+        if tuple(header) != table_columns(axes, rest):  # of another version
+            raise ValueError(f"its columns are not {', '.join(table_columns(('...',), rest))}")
         rows = [dict(zip(header, line, strict=True)) for line in lines]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason}); the same `fedsim sweep` writes it again") from error
-    return Table(axes, rows, text)
+    return SweepTableFile(axes, rows, text)

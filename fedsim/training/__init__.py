@@ -1,1 +1,1 @@
-"""Local training: alone, several clients at once, and until nothing moves."""
+"""Local training: of one client, of several at once, and to convergence on one client's data."""

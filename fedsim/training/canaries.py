@@ -1,14 +1,19 @@
-"""Canaries: gradients put among those of a client's examples, so that what a defense lets through can be measured.
+"""Canaries: gradients among those of a client's examples that measure what a defense lets through.
 
-A coin decides of each canary whether it is one of the client's examples. One that is in takes part as the others do:
-sampled at the same rate by the same draws, clipped and noised with them by the client's own defense. Its gradient does
-not depend on the model: a single number, so large that any clipping cuts it, at a place that no other canary has.
+A coin decides for each canary whether it is included among the client's examples. An included
+canary is treated as they are: sampled at the same rate by the same draws, clipped and noised by the
+client's own defense. Its gradient does not depend on the model: a single non-zero number, so large
+that any clipping cuts it, in a coordinate of its own.
 
 References:
-    Nasr et al.: Tight Auditing of Differentially Private Machine Learning, USENIX Security 2023 (gradients of a single
-    number), and Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023 (many at once).
-    Andrew et al.: One-shot Empirical Privacy Estimation for Federated Learning, ICLR 2024, and Maddock et al.: CANIFE,
-    ICLR 2023, have random or optimised directions instead, which in a small model are not orthogonal.
+    Nasr et al.: Tight Auditing of Differentially Private Machine Learning, USENIX Security 2023
+        (gradients of a single
+    number), and Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023
+    (many at once).
+    Andrew et al.: One-shot Empirical Privacy Estimation for Federated Learning, ICLR 2024, and
+        Maddock et al.: CANIFE,
+    ICLR 2023, have random or optimised directions instead, which in a small model are not
+    orthogonal.
 """
 
 from __future__ import annotations
@@ -25,12 +30,14 @@ from fedsim.errors import ConfigError
 from fedsim.randomness import generator
 from fedsim.wire.messages import State
 
-SIZE = 1e6
-"""The number of a canary's gradient. A promise holds for examples of any gradient, so a large one tests it hardest."""
+CANARY_VALUE = 1e6
+"""Value of a canary's gradient.
+
+A guarantee holds for examples of any gradient, so a large one tests it hardest."""
 
 
-def audited_at(defense: Defense) -> str:
-    """The hook at which canaries measure the promise of `defense`; empty where they cannot."""
+def audited_hook(defense: Defense) -> str:
+    """Return the hook at which canaries test the guarantee of `defense`; '' where they cannot."""
     if not overrides(defense, "guarantee"):
         return ""
     return next((hook for hook in ("on_examples", "on_update") if overrides(defense, hook)), "")
@@ -38,12 +45,12 @@ def audited_at(defense: Defense) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """The canaries of one client. Places and coins follow from the seed, so they are stored nowhere.
+    """Canaries of one client; coordinates and coins follow from the seed and are stored nowhere.
 
     Attributes:
         seed: of the run.
-        client: who carries them.
-        count: m, in and out.
+        client: id of the client that carries them.
+        count: m, the number of canaries, included or not.
     """
 
     seed: int
@@ -51,15 +58,20 @@ class Canaries:
     count: int
 
     @cached_property
-    def inside(self) -> Tensor:
-        """`canary`, whether it is in: what the adversary guesses, and only the auditor and the client know."""
+    def is_included(self) -> Tensor:
+        """Return for each canary whether it is included, `canary`.
+
+        The adversary guesses this; only the auditor and the client know it.
+        """
         return torch.rand(self.count, generator=generator(self.seed, "canary coins", self.client)) < 0.5
 
-    def places(self, shapes: Mapping[str, torch.Size]) -> list[tuple[str, int]]:
-        """Of each canary, in or out, the tensor that its number is in, and where in it, each elsewhere.
+    def draw_coordinates(self, shapes: Mapping[str, torch.Size]) -> list[tuple[str, int]]:
+        """Draw the coordinate of each canary, included or not: a tensor and a flat index into it.
+
+        No two canaries share a coordinate.
 
         Args:
-            shapes: of the parameters that are trained.
+            shapes: shapes of the parameters that are trained.
 
         Raises:
             ConfigError: there are fewer numbers than canaries.
@@ -67,52 +79,58 @@ class Canaries:
         numbers = sum(shape.numel() for shape in shapes.values())
         if self.count > numbers:
             raise ConfigError(
-                f"canaries.count: each needs a number of the gradient for itself, expected at most {numbers}, the "
-                f"parameters that are trained, got {self.count}"
+                "canaries.count: each needs a number of the gradient for itself, expected at most "
+                f"{numbers}, the parameters that are trained, got {self.count}"
             )
         rng = generator(self.seed, "canary places", self.client)
-        return [located(shapes, place) for place in torch.randperm(numbers, generator=rng)[: self.count].tolist()]
+        coordinates = torch.randperm(numbers, generator=rng)[: self.count].tolist()
+        return [locate_coordinate(shapes, coordinate) for coordinate in coordinates]
 
 
-def located(shapes: Mapping[str, torch.Size], place: int) -> tuple[str, int]:
-    """The tensor that has the number `place` of all tensors in a row, and where in it."""
+def locate_coordinate(shapes: Mapping[str, torch.Size], coordinate: int) -> tuple[str, int]:
+    """Return the tensor and the flat index in it of a coordinate of all tensors joined.
+
+    >>> locate_coordinate({"weight": torch.Size([2, 3]), "bias": torch.Size([2])}, 7)
+    ('bias', 1)
+    """
     for name, shape in shapes.items():
-        if place < shape.numel():
-            return name, place
-        place -= shape.numel()
-    raise IndexError(place)
+        if coordinate < shape.numel():
+            return name, coordinate
+        coordinate -= shape.numel()
+    raise IndexError(coordinate)
 
 
-class Insertion:
-    """The canaries of a client that are in, while it trains: the examples after its own."""
+class CanaryInsertion:
+    """Canaries that are included while a client trains, numbered after its own examples."""
 
-    def __init__(self, canaries: Canaries, own: int) -> None:
-        """Behind a client's `own` examples."""
-        self._canaries, self._own = canaries, own
-        self._present: list[int] = canaries.inside.nonzero().flatten().tolist()
-        self._drawn: list[int] = []
-        self._places: list[tuple[str, int]] = []
+    def __init__(self, canaries: Canaries, num_examples: int) -> None:
+        """Insert `canaries` after a client's own `num_examples`."""
+        self._canaries, self._num_examples = canaries, num_examples
+        self._included: list[int] = canaries.is_included.nonzero().flatten().tolist()
+        self._in_batch: list[int] = []
+        self._coordinates: list[tuple[str, int]] = []
 
     def __len__(self) -> int:
-        return len(self._present)
+        return len(self._included)
 
-    def apart(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The client's own examples of each batch of all; the canaries in it are kept for `beside`."""
+    def split_batches(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield each batch without its canaries, which `append_gradients` adds to its gradients."""
         for index in batches:
-            own = index < self._own
-            self._drawn = [self._present[place - self._own] for place in index[~own].tolist()]
-            yield index[own]
+            is_example = index < self._num_examples
+            canary_indices = index[~is_example].tolist()
+            self._in_batch = [self._included[i - self._num_examples] for i in canary_indices]
+            yield index[is_example]
 
-    def beside(self, gradients: State) -> State:
-        """`gradients`, `example ...`, and after them those of the canaries in the batch."""
-        shapes = {name: each.shape[1:] for name, each in gradients.items()}
-        self._places = self._places or self._canaries.places(shapes)
-        there = len(next(iter(gradients.values())))
-        wider = {
-            name: torch.cat([each, each.new_zeros(len(self._drawn), *each.shape[1:])])
-            for name, each in gradients.items()
-        }
-        for row, canary in enumerate(self._drawn, there):
-            name, place = self._places[canary]
-            wider[name][row].view(-1)[place] = SIZE
-        return wider
+    def append_gradients(self, gradients: State) -> State:
+        """Return `gradients`, `example ...`, followed by those of the canaries in the batch."""
+        shapes = {name: rows.shape[1:] for name, rows in gradients.items()}
+        self._coordinates = self._coordinates or self._canaries.draw_coordinates(shapes)
+        num_rows = len(next(iter(gradients.values())))
+        extended: dict[str, Tensor] = {}
+        for name, rows in gradients.items():
+            zeros = rows.new_zeros(len(self._in_batch), *rows.shape[1:])
+            extended[name] = torch.cat([rows, zeros])
+        for row, canary in enumerate(self._in_batch, num_rows):
+            name, coordinate = self._coordinates[canary]
+            extended[name][row].view(-1)[coordinate] = CANARY_VALUE
+        return extended

@@ -1,4 +1,4 @@
-"""What the gradient of a model's last linear layer's weights is computed from, replaced."""
+"""Replace the features from which the gradient of a model's last linear layer is computed."""
 
 from __future__ import annotations
 
@@ -11,67 +11,75 @@ from fedsim.errors import RunError
 from fedsim.training.modes import forward
 
 Replace = Callable[[Tensor, Tensor], Tensor]
-"""`(features, inputs) -> features`: the features themselves where nothing is to be replaced."""
+"""`(features, inputs) -> features`; returns the same tensor where nothing is to be replaced."""
 
 
-def last_linear(model: nn.Module) -> tuple[str, nn.Linear] | None:
-    """The linear layer whose weights are the last matrix of `model` that is trained, with its name.
+def find_last_linear(model: nn.Module) -> tuple[str, nn.Linear] | None:
+    """Return the name and the linear layer whose weights are the last trained matrix of `model`.
 
-    So it is found by the names and shapes of a gradient, too. None where that matrix is of another layer, or none.
+    The names and shapes of a gradient alone determine the same layer. None where that matrix
+    belongs to another kind of layer, or there is no matrix.
     """
     matrices = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.ndim == 2]
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return next((found for found in layers if matrices and found[1].weight is matrices[-1]), None)
+    for name, layer in layers:
+        if matrices and layer.weight is matrices[-1]:
+            return name, layer
+    return None
 
 
 def outputs_with_features(model: nn.Module, inputs: Tensor, replace: Replace) -> Tensor:
-    """The outputs of `model`, where the gradient of its last linear layer's weights is that of other features.
+    """Compute outputs of `model`, with features x' in the gradient of its last linear layer.
 
-    The layer gives W x + b as before. In its gradient W is a constant beside x, and x' a constant beside W, so that the
-    slope of W is computed from x', and those of everything else from x.
+    The layer returns W x + b as before. In the backward pass W is a constant in the term with x,
+    and x' a constant in the term with W, so that the gradient of W is computed from x', and all
+    others from x.
 
     Args:
         inputs: `example ...`, real numbers.
-        replace: what x' is, given x, differentiable by the inputs that it is handed, and these.
+        replace: returns x' for x and the inputs, by which x can be differentiated.
 
     Raises:
-        RunError: the model was fed with texts, or its last linear layer is not used once, as the last one, on features
-            `example feature`.
+        RunError: the inputs are token ids, or the last linear layer is not used exactly once, after
+            all other linear layers, on features `example feature`.
     """
-    found = last_linear(model)
-    assert found is not None
-    name, last = found
+    named_layer = find_last_linear(model)
+    assert named_layer is not None
+    name, last = named_layer
     if not inputs.is_floating_point():
         raise RunError("defense: features are to be replaced, but the inputs are integers and have no derivative")
-    inputs, used = inputs.detach().requires_grad_(True), list[nn.Module]()
+    inputs, used_layers = inputs.detach().requires_grad_(True), list[nn.Module]()
 
-    def note(layer: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
-        if last in used:
+    def replace_output(layer: nn.Module, arguments: tuple[Tensor], output: Tensor) -> Tensor:
+        if last in used_layers:
             raise RunError(f"defense: features of '{name}' are to be replaced, but a linear layer is used after it")
-        used.append(layer)
+        used_layers.append(layer)
         if layer is not last:
             return output
-        if given[0].ndim != 2:
+        features = arguments[0]
+        if features.ndim != 2:
             raise RunError(
-                f"defense: features of '{name}' are to be replaced, expected `example feature`, but it is given a "
-                f"tensor of shape {tuple(given[0].shape)}"
+                f"defense: features of '{name}' are to be replaced, expected `example feature`, "
+                f"but it is given a tensor of shape {tuple(features.shape)}"
             )
-        return _from(last, given[0], replace(given[0], inputs), output)
+        return _output_with_features(last, features, replace(features, inputs), output)
 
-    hooks = [layer.register_forward_hook(note) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    linear_layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_hook(replace_output) for layer in linear_layers]
     try:
         outputs = forward(model, inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    if last not in used:
+    if last not in used_layers:
         raise RunError(f"defense: features of '{name}' are to be replaced, but the model does not use this layer")
     return outputs
 
 
-def _from(layer: nn.Linear, features: Tensor, replaced: Tensor, output: Tensor) -> Tensor:
-    """`output`, with the slope of the weights computed from `replaced`."""
+def _output_with_features(layer: nn.Linear, features: Tensor, replaced: Tensor, output: Tensor) -> Tensor:
+    """Return `output`, with the gradient of the weights computed from `replaced`."""
     if replaced is features:
         return output
-    by_weights = linear(replaced.detach(), layer.weight)
-    return linear(features, layer.weight.detach(), layer.bias) + (by_weights - by_weights.detach())
+    weight_term = linear(replaced.detach(), layer.weight)
+    # The difference is zero; it only adds the gradient of the weights.
+    return linear(features, layer.weight.detach(), layer.bias) + (weight_term - weight_term.detach())

@@ -1,4 +1,4 @@
-"""The linear layer that takes a client's inputs themselves, whose update is made of them."""
+"""Find the linear layer that takes a client's inputs directly, so that its update combines them."""
 
 from __future__ import annotations
 
@@ -12,68 +12,77 @@ from torch import Tensor, nn
 from fedsim.randomness import generator
 
 
-def first_layer(model: nn.Module, inputs: Tensor) -> str | None:
-    """Name of the weight of the first linear layer that takes nothing but the flattened inputs; None without one.
+def find_first_layer(model: nn.Module, inputs: Tensor) -> str | None:
+    """Return the weight's name of the first linear layer whose input is the flattened inputs.
 
-    Told by running `model` and looking, as it is and as it is when it is trained: what is put before the layer
-    (BatchNorm, a convolution, dropout, any function) makes its input another one. The weight must be a parameter of its
-    own, not shared or computed from others.
+    `model` is run as it is and in training mode: anything before the layer (BatchNorm, a
+    convolution, dropout, any function) changes the layer's input. The weight must be a parameter of
+    its own, neither shared nor computed from others.
 
     Args:
-        inputs: `example ...`, any, random for instance.
+        inputs: `example ...`, any values, random ones for instance.
+
+    Returns:
+        None without such a layer.
     """
     name = _first_layer(model, inputs)
-    return name if name is not None and _first_layer(deepcopy(model).train(), inputs) == name else None
+    if name is None or _first_layer(deepcopy(model).train(), inputs) != name:
+        return None
+    return name
 
 
 def _first_layer(model: nn.Module, inputs: Tensor) -> str | None:
-    taken: list[tuple[nn.Linear, Tensor]] = []
+    calls: list[tuple[nn.Linear, Tensor]] = []
 
-    def look(layer: nn.Module, given: tuple[Any, ...]) -> None:
+    def record(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(layer, nn.Linear)
-        taken.append((layer, given[0].detach()))
+        calls.append((layer, arguments[0].detach()))
 
-    hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, nn.Linear)]
+    linear_layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(record) for layer in linear_layers]
     try:
         with torch.no_grad():
             model(inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    names = list(model.named_parameters(remove_duplicate=False))
-    for layer, given in taken:
-        own = [name for name, parameter in names if parameter is layer.weight]
-        calls = sum(other is layer for other, _ in taken)
-        if len(own) == calls == 1 and torch.equal(given, inputs.flatten(1)):
-            return own[0]
+    parameters = list(model.named_parameters(remove_duplicate=False))
+    for layer, layer_inputs in calls:
+        weight_names = [name for name, parameter in parameters if parameter is layer.weight]
+        num_calls = sum(called_layer is layer for called_layer, _ in calls)
+        if len(weight_names) == num_calls == 1 and torch.equal(layer_inputs, inputs.flatten(1)):
+            return weight_names[0]
     return None
 
 
 @torch.no_grad()
-def rectified(model: nn.Module, layer: str, inputs: Tensor) -> bool:
-    """Whether only what is above 0 of what a layer gives goes further, as where a ReLU follows it directly.
+def is_rectified(model: nn.Module, layer: str, inputs: Tensor) -> bool:
+    """Tell whether only the positive part of a layer's output is used, as by a ReLU after it.
 
-    Told by running a copy of `model`, with other weights and running statistics, with and without what is below 0.
+    A copy of `model`, with other weights and running statistics, is run with and without the
+    negative part.
 
     Args:
-        layer: its name.
-        inputs: `example ...`, any, random for instance.
+        layer: name of the layer.
+        inputs: `example ...`, any values, random ones for instance.
     """
     model, rng = deepcopy(model), generator("rectified")
-    for (
-        tensor
-    ) in model.state_dict().values():  # a BatchNorm that was not trained changes nothing, and would not be seen
+    # An untrained BatchNorm layer changes nothing and would go unnoticed.
+    for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             tensor.add_(0.1 * torch.rand(tensor.shape, generator=rng).to(tensor))
 
     def outputs_where(change: Callable[[Tensor], Tensor]) -> Tensor:
-        hook = model.get_submodule(layer).register_forward_hook(lambda _, given, made: change(made))
+        hook = model.get_submodule(layer).register_forward_hook(lambda _, inputs, output: change(output))
         try:
             outputs: Tensor = model(inputs)
         finally:
             hook.remove()
         return outputs
 
-    as_it_is, silent = outputs_where(lambda made: made), outputs_where(lambda made: -made.abs())
-    above = outputs_where(lambda made: made.clamp_min(0))
-    return torch.equal(as_it_is, above) and not torch.equal(as_it_is, silent)
+    unchanged, silenced = (
+        outputs_where(lambda output: output),
+        outputs_where(lambda output: -output.abs()),
+    )
+    positive_part = outputs_where(lambda output: output.clamp_min(0))
+    return torch.equal(unchanged, positive_part) and not torch.equal(unchanged, silenced)

@@ -1,4 +1,4 @@
-"""The gradient of a batch: that of the mean loss, or one of each example's own loss."""
+"""Gradients of a batch: of the mean loss, or of each example's own loss."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedsim.errors import RunError, first_line
 from fedsim.task import Loss
-from fedsim.training.hooks import Hooks
+from fedsim.training.hooks import TrainingHooks
 from fedsim.training.modes import forward
-from fedsim.training.shortened import shortened_sum
+from fedsim.training.shortened import clipped_sum
 
-_AT_ONCE = 1 << 26
-"""Most numbers in the gradients that are computed at once; what the layers need for it grows alike."""
-_UNABLE = ("vmap", "batching rule", "functorch")
-"""What PyTorch's errors speak of where a network cannot be computed for many examples at once."""
+_MAX_GRADIENT_NUMBERS = 1 << 26
+"""Most numbers in the gradients that are computed at once; the layers' memory grows with it."""
+_VMAP_ERROR_WORDS = ("vmap", "batching rule", "functorch")
+"""Words in PyTorch's errors where a network cannot be computed for many examples at once."""
 
 
 def put_gradient(
@@ -25,53 +25,59 @@ def put_gradient(
     inputs: Tensor,
     labels: Tensor,
     loss: Loss,
-    hooks: Hooks,
+    hooks: TrainingHooks,
     penalties: Callable[[], Sequence[Tensor]] = tuple,
 ) -> Tensor | None:
-    """Leave the gradient of a batch, defended, in `grad` of each parameter of `model`, which has none yet.
+    """Compute the gradient of a batch, with defenses, and store it in the parameters of `model`.
 
-    An empty batch, as Poisson sampling may draw it, has a gradient of zero, which defenses may add noise to.
+    An empty batch, as Poisson sampling may draw it, has a gradient of zero, to which defenses may
+    add noise.
 
     Args:
+        model: its parameters have no gradient yet.
         inputs: `example ...` in model units.
         labels: `example`.
-        penalties: returns what is minimised besides, functions of the parameters alone.
+        penalties: returns further terms of the objective, functions of the parameters alone.
 
     Returns:
-        The batch's mean loss without penalties; None of an empty batch.
+        The batch's mean loss without penalties; None for an empty batch.
 
     Raises:
-        RunError: a defense failed, BatchNorm was to normalise a batch of one example, or this network has no gradient
-            of each example.
+        RunError: a defense failed, BatchNorm was to normalise a batch of one example, or the
+            gradients of single examples cannot be computed for this network.
     """
     mean = None
     if len(inputs):
-        inputs, labels = hooks.batch(inputs, labels)
+        inputs, labels = hooks.replace_batch(inputs, labels)
     if hooks.sees_examples:
-        mean = _put_from_examples(model, inputs, labels, loss, hooks)
+        mean = _put_example_gradients(model, inputs, labels, loss, hooks)
         _backward(penalties())
     elif len(inputs):
-        objective = loss(hooks.outputs(model, inputs), labels)
+        objective = loss(hooks.compute_outputs(model, inputs), labels)
         mean = objective.detach()
         if hooks.sampling is not None:
-            objective = objective * (len(inputs) / hooks.expected(len(inputs)))
+            objective = objective * (len(inputs) / hooks.expected_batch_size(len(inputs)))
         _backward((objective, *penalties()))
     else:
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         _backward(penalties())
-    hooks.gradient(model)
+    hooks.replace_gradient(model)
     return mean
 
 
 def example_gradients(model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
-    """The gradient of each example's own loss, `example ...` by parameter that is trained, and the losses, `example`.
+    """Compute the gradient of each example's own loss.
 
-    Many examples are computed at once, by `torch.func`, which takes any network, and no longer than one layer after the
-    other with hooks, as Opacus does. Where only their clipped sum is needed, `shortened_sum` is faster than both. So
-    of Opacus only the accountants are used. Recurrent layers, which `torch.func` takes apart into their steps, see one
-    example after the other.
-    No example's gradient depends on another one, except for what dropout layers draw.
+    Many examples are computed at once by `torch.func`, which accepts any network and takes no
+    longer than hooks on each layer, as in Opacus; so only the accountants of Opacus are used. Where
+    only the clipped sum is needed, `fedsim.training.ghost_clipping.clipped_sum` is faster than
+    both. Networks with recurrent layers, which `torch.func` splits into their time steps, are given
+    one example after the other. No example's gradient depends on another one, except for what
+    dropout layers draw.
+
+    Returns:
+        The gradients, `example ...` by name of each trained parameter, and the losses, `example`.
 
     Raises:
         RunError: `torch.func` cannot compute this network.
@@ -79,72 +85,81 @@ def example_gradients(model: nn.Module, inputs: Tensor, labels: Tensor, loss: Lo
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     size = sum(p.numel() for p in trained.values())
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    compute, width = (_one, 1) if recurrent else (_several, max(1, _AT_ONCE // size))
-    if 0 < len(inputs) <= width and not recurrent:
+    if recurrent:
+        compute, chunk_size = _single_gradient, 1
+    else:
+        compute, chunk_size = _vectorised_gradients, max(1, _MAX_GRADIENT_NUMBERS // size)
+    if 0 < len(inputs) <= chunk_size and not recurrent:
         return compute(model, trained, inputs, labels, loss)
-    each = {name: p.new_empty(len(inputs), *p.shape) for name, p in trained.items()}
+    gradients = {name: p.new_empty(len(inputs), *p.shape) for name, p in trained.items()}
     losses = next(iter(trained.values())).new_empty(len(inputs))
-    for start in range(0, len(inputs), width):
-        rows = slice(start, start + width)
-        found, losses[rows] = compute(model, trained, inputs[rows], labels[rows], loss)
-        for name, gradient in found.items():
-            each[name][rows] = gradient
-    return each, losses
+    for start in range(0, len(inputs), chunk_size):
+        rows = slice(start, start + chunk_size)
+        chunk_gradients, losses[rows] = compute(model, trained, inputs[rows], labels[rows], loss)
+        for name, gradient in chunk_gradients.items():
+            gradients[name][rows] = gradient
+    return gradients, losses
 
 
-def _one(
+def _single_gradient(
     model: nn.Module, trained: dict[str, nn.Parameter], inputs: Tensor, labels: Tensor, loss: Loss
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Of a batch of one example."""
+    """Compute the gradient and the loss of a batch of one example."""
     objective = loss(forward(model, inputs), labels)
-    slopes = torch.autograd.grad(objective, list(trained.values()), materialize_grads=True)
-    return dict(zip(trained, slopes, strict=True)), objective.detach()
+    gradients = torch.autograd.grad(objective, list(trained.values()), materialize_grads=True)
+    return dict(zip(trained, gradients, strict=True)), objective.detach()
 
 
-def _several(
+def _vectorised_gradients(
     model: nn.Module, trained: dict[str, nn.Parameter], inputs: Tensor, labels: Tensor, loss: Loss
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Of a batch at once, as if each example were a batch of its own."""
+    """Compute all gradients and losses at once, as if each example were a batch of its own."""
 
-    def own_loss(weights: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+    def example_loss(weights: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
         return loss(functional_call(model, weights, (example[None],)), label[None])
 
     weights = {name: parameter.detach() for name, parameter in trained.items()}
-    compute = vmap(grad_and_value(own_loss), in_dims=(None, 0, 0), randomness="different")
+    compute = vmap(grad_and_value(example_loss), in_dims=(None, 0, 0), randomness="different")
     try:
         gradients, losses = compute(weights, inputs, labels)
     except RuntimeError as error:
-        if not any(word in str(error).lower() for word in _UNABLE):
+        if not any(word in str(error).lower() for word in _VMAP_ERROR_WORDS):
             raise
         raise RunError(
-            f"the model: torch.func cannot compute the gradient of each of its examples ({first_line(error)}); write "
-            "its forward pass without in-place changes and without Python numbers made of tensors, or choose another"
+            "the model: torch.func cannot compute the gradient of each of its examples "
+            f"({first_line(error)}); write its forward pass without in-place changes and without "
+            "Python numbers made of tensors, or choose another"
         ) from error
     return gradients, losses
 
 
-def _put_from_examples(model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss, hooks: Hooks) -> Tensor | None:
-    """Leave in `grad` what a defense makes of the gradients of single examples; the mean loss, if there are any."""
+def _put_example_gradients(
+    model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss, hooks: TrainingHooks
+) -> Tensor | None:
+    """Store what a defense makes of the examples' gradients; return their mean loss, if any."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     weights = {name: p.detach() for name, p in parameters.items()}
-    summed = shortened_sum(model, inputs, labels, loss, hooks.factors) if hooks.factors and len(inputs) else None
-    if summed is None:
-        each, losses = example_gradients(model, inputs, labels, loss)
-        made = hooks.examples(each, weights)
+    # The clipped sum alone is faster, where it is all that the defense needs.
+    clipped = None
+    if hooks.clipping_factors and len(inputs):
+        clipped = clipped_sum(model, inputs, labels, loss, hooks.clipping_factors)
+    if clipped is None:
+        gradients, losses = example_gradients(model, inputs, labels, loss)
+        defended = hooks.combine_examples(gradients, weights)
     else:
-        total, losses = summed
-        made = hooks.summed(total, len(inputs), weights)
-    for name, gradient in made.items():
+        total, losses = clipped
+        defended = hooks.combine_sum(total, len(inputs), weights)
+    for name, gradient in defended.items():
         parameters[name].grad = gradient
     return losses.mean() if len(inputs) else None
 
 
 def _backward(terms: Sequence[Tensor]) -> None:
-    """Add the gradient of the sum of `terms`, if there are any."""
+    """Add the gradient of the sum of `terms`, if there are any, to that of the parameters."""
     if terms:
         sum(terms[1:], start=terms[0]).backward()  # type: ignore[no-untyped-call]
 
 
-def rows_of_examples(values: Tensor) -> Tensor:
-    """Return `example ...` as `example value`; of a parameter without axes, each example has one value."""
+def flatten_examples(values: Tensor) -> Tensor:
+    """Return `example ...` as `example value`; a scalar parameter gives one value an example."""
     return values.flatten(1) if values.ndim > 1 else values[:, None]

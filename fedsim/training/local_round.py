@@ -1,4 +1,4 @@
-"""What a client is about to compute its message from in one round."""
+"""The data, model and settings from which a client computes its message in one round."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.task import Loss
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 if TYPE_CHECKING:
-    from fedsim.training.cohort import Share
+    from fedsim.training.cohort import LocalData
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRound:
-    """What one client computes its message from in one round, before any of its defenses acts.
+    """Data, model and settings of one client in one round, before any of its defenses acts.
 
     Attributes:
-        model: of the client's own, with the weights that it was sent, on the CPU.
+        model: the client's own copy, with the weights of the broadcast, on the CPU.
         loss: of the task, before labels are smoothed.
-        inputs: `example ...` in model units: all that it holds, or the mini-batch of which it sends the gradient.
+        inputs: `example ...` in model units: all local data, or the mini-batch whose gradient is
+            sent.
         labels: `example`, class indices or targets.
-        training: as the server asks for it.
-        order: the examples of each local step; None of a single gradient.
-        places: `example`, where these examples are among all that the client holds, ascending but for a mini-batch.
+        training: settings as the server sent them.
+        order: indices of the examples of each local step; None where a single gradient is sent.
+        places: `example`, indices of these examples in the client's data, ascending except for a
+            mini-batch.
     """
 
     model: nn.Module
@@ -37,17 +39,17 @@ class LocalRound:
     labels: Tensor
     training: LocalTraining
     order: Sequence[Tensor] | None
-    places: Tensor
+    indices: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, share: Share, training: LocalTraining, loss: Loss) -> Self:
-        """Of a client that holds `share`."""
+    def create(cls, model: nn.Module, share: LocalData, training: LocalTraining, loss: Loss) -> Self:
+        """Create the round of a client with the data `share`."""
         index, order = torch.arange(len(share.labels)), None
         if training.sends == "gradient":
             assert share.order is not None
             (index,) = share.order
         else:
-            order = replace(share, hooks=None).drawn(training)
+            order = replace(share, hooks=None).draw_batches(training)
         return cls(
             model=model,
             loss=loss,
@@ -55,15 +57,24 @@ class LocalRound:
             labels=share.labels[index],
             training=training,
             order=order,
-            places=index,
+            indices=index,
         )
 
-    def sent(self, memory: int) -> Sent:
-        """What it sends, as a function of its inputs; computing with it may take `memory` bytes at once.
+    def client_message(self, memory: int) -> ClientMessage:
+        """Return the client's message as a function of its inputs.
+
+        Args:
+            memory: bytes that computing with it may take at once.
 
         Raises:
-            ConfigError: it is not measured, see `Sent.of`.
+            ConfigError: the message cannot be measured, see `ClientMessage.create`.
         """
-        return Sent.of(
-            self.model, self.loss, self.inputs, self.labels, training=self.training, order=self.order, budget=memory
+        return ClientMessage.create(
+            self.model,
+            self.loss,
+            self.inputs,
+            self.labels,
+            training=self.training,
+            order=self.order,
+            budget=memory,
         )

@@ -1,4 +1,4 @@
-"""The tensors of a model, as messages hold them."""
+"""Tensors of a model: those that messages hold, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -9,39 +9,47 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.errors import RunError
-from fedsim.wire.messages import State, by_any
+from fedsim.wire.messages import State, match_any_names
 
 
-def state_of(model: nn.Module, *, statistics: bool = True) -> dict[str, Tensor]:
-    """A copy of the parameters and floating-point buffers of `model`, in its own order.
+def copy_state(model: nn.Module, *, statistics: bool = True) -> dict[str, Tensor]:
+    """Copy the parameters and floating-point buffers of `model`, in its own order.
 
     Integer buffers (BatchNorm's batch counter) are bookkeeping of one process and are never sent.
 
     Args:
-        statistics: whether BatchNorm's running statistics are part of it.
+        statistics: whether BatchNorm's running statistics are included.
     """
-    withheld = set() if statistics else statistics_of(model)
-    kept = {k: v for k, v in model.state_dict().items() if v.is_floating_point() and k not in withheld}
-    return {name: tensor.detach().clone() for name, tensor in kept.items()}
+    excluded = set() if statistics else running_statistics(model)
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and name not in excluded:
+            state[name] = tensor.detach().clone()
+    return state
 
 
-def statistics_of(model: nn.Module) -> set[str]:
-    """Names of the running statistics of BatchNorm layers."""
-    layers = [(f"{name}." if name else "", m) for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
-    return {f"{prefix}{name}" for prefix, layer in layers for name, _ in layer.named_buffers(recurse=False)}
+def running_statistics(model: nn.Module) -> set[str]:
+    """Return the names of the running statistics of BatchNorm layers."""
+    names: set[str] = set()
+    for layer_name, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm):
+            prefix = f"{layer_name}." if layer_name else ""
+            names.update(f"{prefix}{name}" for name, _ in layer.named_buffers(recurse=False))
+    return names
 
 
-def orders_of(model: nn.Module) -> tuple[Mapping[str, torch.Size], ...]:
-    """The names and shapes that federations send of `model`.
+def sendable_shapes(model: nn.Module) -> tuple[Mapping[str, torch.Size], ...]:
+    """Return the sets of tensors, names with shapes, that federations may send of `model`.
 
-    Those are all that it keeps, all but integer counters, not the running statistics either, or the parameters alone.
+    These are: the whole state; without integer counters; without running statistics as well; the
+    parameters alone.
     """
-    kept, statistics = model.state_dict(), statistics_of(model)
-    real = {name: tensor.shape for name, tensor in kept.items() if tensor.is_floating_point()}
+    state, statistics = model.state_dict(), running_statistics(model)
+    floating = {name: tensor.shape for name, tensor in state.items() if tensor.is_floating_point()}
     return (
-        {name: tensor.shape for name, tensor in kept.items()},
-        real,
-        {name: shape for name, shape in real.items() if name not in statistics},
+        {name: tensor.shape for name, tensor in state.items()},
+        floating,
+        {name: shape for name, shape in floating.items() if name not in statistics},
         {name: parameter.shape for name, parameter in model.named_parameters()},
     )
 
@@ -50,42 +58,41 @@ def load_state(model: nn.Module, state: State) -> None:
     """Copy `state` into `model`; integer buffers keep their values.
 
     Raises:
-        RunError: `state` has a tensor that the model has not, or in another shape.
+        RunError: `state` has a tensor that the model does not have, or in another shape.
     """
-    own = model.state_dict()
-    _check_tensors(own, state)
-    model.load_state_dict({**own, **state})
+    model_tensors = model.state_dict()
+    _check_tensors(model_tensors, state)
+    model.load_state_dict({**model_tensors, **state})
 
 
-def load_whole_numbers(model: nn.Module, state: State) -> None:
-    """Copy the integers and booleans that a server sent into the buffers of `model`, where `state` has them.
+def load_integer_buffers(model: nn.Module, state: State) -> None:
+    """Copy integers and booleans of `state` into the buffers of `model`.
 
-    `load_state` and functional calls bring the real numbers. Strategies average integers into real numbers, which are
-    rounded here.
+    Floating-point tensors are loaded by `load_state` or functional calls. Strategies average
+    integers into floating-point numbers, which are rounded here.
     """
-    named = by_any(state, orders_of(model)) or {}
+    tensors_by_name = match_any_names(state, sendable_shapes(model)) or {}
     for name, buffer in model.named_buffers():
-        if name in named and not buffer.is_floating_point():
-            sent = named[name]
-            buffer.copy_(sent.round() if sent.is_floating_point() else sent)
+        if name in tensors_by_name and not buffer.is_floating_point():
+            tensor = tensors_by_name[name]
+            buffer.copy_(tensor.round() if tensor.is_floating_point() else tensor)
 
 
 def check_broadcast(model: nn.Module, state: State) -> None:
-    """Whether `model` can be trained from `state`, which has each of its parameters and nothing else than the model.
+    """Check that `state` has all parameters of `model` and nothing that the model does not have.
 
     Raises:
-        RunError: it cannot.
+        RunError: a tensor is missing, unknown or of another shape.
     """
     _check_tensors(model.state_dict(), state)
     if missing := [name for name, _ in model.named_parameters() if name not in state]:
         raise RunError(f"the broadcast has no '{missing[0]}', which is a parameter of the model; send all of them")
 
 
-def _check_tensors(own: State, state: State) -> None:
+def _check_tensors(model_tensors: State, state: State) -> None:
     for name, tensor in state.items():
-        if name not in own:
+        if name not in model_tensors:
             raise RunError(f"the model has no '{name}', expected its own tensors alone; send nothing else beside them")
-        if tensor.shape != own[name].shape:
-            raise RunError(
-                f"'{name}' has shape {tuple(tensor.shape)}, expected {tuple(own[name].shape)} as in the model"
-            )
+        expected = model_tensors[name].shape
+        if tensor.shape != expected:
+            raise RunError(f"'{name}' has shape {tuple(tensor.shape)}, expected {tuple(expected)} as in the model")

@@ -1,4 +1,4 @@
-"""Modes of layers: which statistics BatchNorm uses, which dropout layers drop, which parameters are trained."""
+"""Modes of layers: which statistics BatchNorm uses, whether dropout drops, what is trained."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def set_modes(model: nn.Module, settings: LocalTraining, inputs: Tensor) -> None
     """Put every layer of `model` into the mode that `settings` ask for.
 
     Args:
-        model: in which nothing but modes and counters of batches is changed.
+        model: only modes and BatchNorm's batch counters are changed.
         settings: with `dropout = false`, no layer draws random numbers.
-        inputs: `example ...` in model units, by which layers that draw are found.
+        inputs: `example ...` in model units, used to find layers that draw.
 
     Raises:
-        RunError: the model draws random numbers that nobody can switch off.
+        RunError: the model draws random numbers that cannot be switched off.
     """
     model.train()
     for module in model.modules():
@@ -39,39 +39,39 @@ def set_modes(model: nn.Module, settings: LocalTraining, inputs: Tensor) -> None
 
 
 def normalise_by_instance(model: nn.Module, before: State, after: State) -> None:
-    """Let InstanceNorm layers of `model` normalise each example by itself, as in training, where they did so.
+    """Let InstanceNorm layers of `model` normalise each example by itself, if they did in training.
 
-    In evaluation, those with running statistics normalise by these. They trained where a client returned other running
-    statistics than it was sent, or where these are not sent.
+    In evaluation, those with running statistics normalise by these. Layers were in training mode
+    where a client returned other running statistics than it received, or where these are not sent.
 
     Args:
         model: it gets a hook for each such layer.
-        before: what the server sent, under the names of the model.
-        after: what the client returned, likewise.
+        before: state that the server sent, under the names of the model.
+        after: state that the client returned, likewise.
     """
     for name, module in model.named_modules():
         mean = f"{name}.running_mean".removeprefix(".")
         if isinstance(module, _InstanceNorm) and module.running_mean is not None:
-            kept = mean in before and mean in after and torch.equal(before[mean], after[mean])
-            if not kept:
-                module.register_forward_hook(_by_instance)
+            is_unchanged = mean in before and mean in after and torch.equal(before[mean], after[mean])
+            if not is_unchanged:
+                module.register_forward_hook(_normalise_each_instance)
 
 
-def _by_instance(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _normalise_each_instance(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     assert isinstance(layer, _InstanceNorm)
     return instance_norm(inputs[0], None, None, layer.weight, layer.bias, use_input_stats=True, eps=layer.eps)
 
 
 def set_evaluation_modes(model: nn.Module, state: State) -> None:
-    """Put `model` into evaluation mode, but BatchNorm layers whose running statistics are not in `state`."""
+    """Put `model` into evaluation mode, except BatchNorm layers without statistics in `state`."""
     model.eval()
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and f"{name}.running_mean".removeprefix(".") not in state:
             module.train()
 
 
-def mixing_layer(model: nn.Module, settings: LocalTraining) -> str | None:
-    """The first layer by which, trained so, one example changes what the model makes of another; None without any."""
+def find_mixing_batch_norm(model: nn.Module, settings: LocalTraining) -> str | None:
+    """Describe the first layer that mixes examples when trained by `settings`; None without any."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (settings.batch_norm == "train" or module.running_mean is None):
             return f"layer '{name}' ({type(module).__name__})"
@@ -88,27 +88,30 @@ def normalise_by_batch(model: nn.Module) -> list[_BatchNorm]:
 
 
 @contextmanager
-def frozen(model: nn.Module, settings: LocalTraining) -> Iterator[None]:
-    """Keep scale and shift of BatchNorm layers from being trained, where `settings` ask for it."""
+def freeze_parameters(model: nn.Module, settings: LocalTraining) -> Iterator[None]:
+    """Keep scale and shift of BatchNorm layers untrained, where `settings` ask for it."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    held = [p for layer in layers for p in layer.parameters() if p.requires_grad and settings.batch_norm == "frozen"]
-    for parameter in held:
+    frozen_parameters: list[nn.Parameter] = []
+    if settings.batch_norm == "frozen":
+        for layer in layers:
+            frozen_parameters += [p for p in layer.parameters() if p.requires_grad]
+    for parameter in frozen_parameters:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in held:
+        for parameter in frozen_parameters:
             parameter.requires_grad_(True)
 
 
-def trained(model: nn.Module, settings: LocalTraining) -> dict[str, torch.Size]:
-    """Shapes of the parameters that local training changes, in the order of the model."""
-    with frozen(model, settings):
+def trained_shapes(model: nn.Module, settings: LocalTraining) -> dict[str, torch.Size]:
+    """Return the shapes of the parameters that local training changes, in the model's order."""
+    with freeze_parameters(model, settings):
         return {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
 
 
 def forward(model: nn.Module, batch: Tensor) -> Tensor:
-    """The outputs of `model` for `batch`.
+    """Compute the outputs of `model` for `batch`.
 
     Raises:
         RunError: BatchNorm was to normalise a batch of one example.
@@ -119,7 +122,8 @@ def forward(model: nn.Module, batch: Tensor) -> Tensor:
         if "more than 1 value per channel" not in str(error):
             raise
         raise RunError(
-            "a batch of one example has no statistics to normalise it by; choose a training.batch_size that "
-            "leaves no single example over, more test examples, or batch_norm = 'eval'"
+            "a batch of one example has no statistics to normalise it by; choose a "
+            "training.batch_size that leaves no single example over, more test examples, or "
+            "batch_norm = 'eval'"
         ) from error
     return outputs

@@ -1,7 +1,8 @@
-"""SGD, Adam and AdamW by torch's own functions of one step.
+"""SGD, Adam and AdamW by torch's functional optimizers.
 
-The classes in `torch.optim` import torch's compiler, which takes seconds and much memory in each process that trains or
-attacks. The functions that these classes call do not, and give the same bits.
+The classes in `torch.optim` import torch's compiler, which takes seconds and much memory in each
+process that trains or attacks. The functions that these classes call do not, and give the same
+bits.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from torch.optim.sgd import sgd
 
 from fedsim.training.settings import LocalTraining
 
-Groups = Iterable[Any]
-"""Tensors to optimise; or tables, each with tensors as `params`, and their step size as `lr` if it differs."""
+ParameterGroups = Iterable[Any]
+"""Tensors to optimise, or dicts with tensors as `params` and, if it differs, their step size as
+`lr`."""
 
 
 class Optimizer(ABC):
-    """Moves tensors along the slopes in their `grad`; one that has none stays.
+    """Optimizer that moves tensors by the gradients in their `grad`; tensors without one stay.
 
     Attributes:
-        param_groups: tables with `params` and `lr`, which may be changed between steps.
-        memory: by tensor, in the order of the groups, what is kept from step to step; empty before its first step.
+        param_groups: dicts with `params` and `lr`, which may be changed between steps.
+        memory: optimizer state of each tensor, in the order of the groups; empty before its first
+            step.
     """
 
-    def __init__(self, params: Groups, lr: float, *, fused: bool | None = None) -> None:
-        given = list(params)
-        groups = given if given and isinstance(given[0], Mapping) else [{"params": given}]
+    def __init__(self, params: ParameterGroups, lr: float, *, fused: bool | None = None) -> None:
+        groups = list(params)
+        if not groups or not isinstance(groups[0], Mapping):
+            groups = [{"params": groups}]
         self.param_groups: list[dict[str, Any]] = [
             {"lr": lr, **group, "params": list(group["params"])} for group in groups
         ]
@@ -39,26 +43,35 @@ class Optimizer(ABC):
         self._fused = fused
 
     def zero_grad(self) -> None:
-        """Forget the slopes."""
+        """Drop all gradients."""
         for group in self.param_groups:
             for tensor in group["params"]:
                 tensor.grad = None
 
     def step(self, closure: Callable[[], object] | None = None) -> None:
-        """Take one step; `closure` is called before, and sets the slopes."""
+        """Take one step; `closure`, where given, is called first to compute the gradients."""
         if closure is not None:
             closure()
-        place = 0
+        start = 0
         with torch.no_grad():
             for group in self.param_groups:
                 tensors = group["params"]
-                kept, place = self.memory[place : place + len(tensors)], place + len(tensors)
-                moving = [(t, memory) for t, memory in zip(tensors, kept, strict=True) if t.grad is not None]
-                self._move([t for t, _ in moving], [t.grad for t, _ in moving], [m for _, m in moving], group["lr"])
+                memories = self.memory[start : start + len(tensors)]
+                start += len(tensors)
+                pairs = [pair for pair in zip(tensors, memories, strict=True) if pair[0].grad is not None]
+                moving = [tensor for tensor, _ in pairs]
+                gradients = [tensor.grad for tensor in moving]
+                self._move(moving, gradients, [memory for _, memory in pairs], group["lr"])
 
     @abstractmethod
-    def _move(self, tensors: list[Tensor], slopes: list[Tensor], kept: list[dict[str, Tensor]], lr: float) -> None:
-        """Move `tensors`, which have these slopes and memories, in place."""
+    def _move(
+        self,
+        tensors: list[Tensor],
+        gradients: list[Tensor],
+        memories: list[dict[str, Tensor]],
+        lr: float,
+    ) -> None:
+        """Move `tensors` in place, by their gradients and memories."""
 
 
 class SGD(Optimizer):
@@ -66,7 +79,7 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        params: Groups,
+        params: ParameterGroups,
         lr: float,
         *,
         momentum: float = 0.0,
@@ -76,11 +89,17 @@ class SGD(Optimizer):
         super().__init__(params, lr, fused=fused)
         self._momentum, self._weight_decay = momentum, weight_decay
 
-    def _move(self, tensors: list[Tensor], slopes: list[Tensor], kept: list[dict[str, Tensor]], lr: float) -> None:
-        buffers = [memory.get("momentum") for memory in kept]
+    def _move(
+        self,
+        tensors: list[Tensor],
+        gradients: list[Tensor],
+        memories: list[dict[str, Tensor]],
+        lr: float,
+    ) -> None:
+        buffers = [memory.get("momentum") for memory in memories]
         sgd(
             tensors,
-            slopes,
+            gradients,
             buffers,
             fused=self._fused,
             weight_decay=self._weight_decay,
@@ -90,7 +109,7 @@ class SGD(Optimizer):
             nesterov=False,
             maximize=False,
         )
-        for memory, buffer in zip(kept, buffers, strict=True):
+        for memory, buffer in zip(memories, buffers, strict=True):
             if buffer is not None:
                 memory["momentum"] = buffer
 
@@ -100,7 +119,7 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        params: Groups,
+        params: ParameterGroups,
         lr: float,
         *,
         weight_decay: float = 0.0,
@@ -110,18 +129,28 @@ class Adam(Optimizer):
         super().__init__(params, lr, fused=fused)
         self._weight_decay, self._decoupled = weight_decay, decoupled
 
-    def _move(self, tensors: list[Tensor], slopes: list[Tensor], kept: list[dict[str, Tensor]], lr: float) -> None:
-        for tensor, memory in zip(tensors, kept, strict=True):
+    def _move(
+        self,
+        tensors: list[Tensor],
+        gradients: list[Tensor],
+        memories: list[dict[str, Tensor]],
+        lr: float,
+    ) -> None:
+        for tensor, memory in zip(tensors, memories, strict=True):
             if not memory:
-                memory["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device if self._fused else "cpu")
-                memory["mean"], memory["square"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
+                step_device = tensor.device if self._fused else "cpu"
+                memory["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
+                memory["mean"], memory["square"] = (
+                    torch.zeros_like(tensor),
+                    torch.zeros_like(tensor),
+                )
         adam(
             tensors,
-            slopes,
-            [memory["mean"] for memory in kept],
-            [memory["square"] for memory in kept],
+            gradients,
+            [memory["mean"] for memory in memories],
+            [memory["square"] for memory in memories],
             [],
-            [memory["step"] for memory in kept],
+            [memory["step"] for memory in memories],
             fused=self._fused,
             decoupled_weight_decay=self._decoupled,
             amsgrad=False,
@@ -135,21 +164,32 @@ class Adam(Optimizer):
 
 
 def sgd_direction(
-    slope: Tensor, weight: Tensor, start: Tensor, settings: LocalTraining, momentum: dict[str, Tensor], name: str
+    gradient: Tensor,
+    weight: Tensor,
+    start: Tensor,
+    settings: LocalTraining,
+    momentum: dict[str, Tensor],
+    name: str,
 ) -> Tensor:
-    """Where one step of SGD moves a parameter, before its step size; it can be differentiated, as `SGD` cannot.
+    """Compute the direction of one SGD step, to be subtracted after scaling by the step size.
+
+    Unlike `SGD`, it can be differentiated.
 
     Args:
-        slope: the gradient, in the shape of `weight`.
-        weight: the parameter now.
-        start: what it was when local training began, from which FedProx's proximal term pulls.
+        gradient: of the loss, in the shape of `weight`.
+        weight: current value of the parameter.
+        start: its value at the start of local training, for FedProx's proximal term.
         settings: with weight decay, proximal term and momentum.
-        momentum: by `name` what is kept from step to step, none before the first one; it is changed.
+        momentum: momentum buffers by name, empty before the first step; updated in place.
+        name: of the parameter.
     """
+    direction = gradient
     if settings.proximal_mu:
-        slope = slope + settings.proximal_mu * (weight - start)
+        direction = direction + settings.proximal_mu * (weight - start)
     if settings.weight_decay:
-        slope = slope + settings.weight_decay * weight
+        direction = direction + settings.weight_decay * weight
     if settings.momentum:
-        slope = momentum[name] = slope + settings.momentum * momentum[name] if name in momentum else slope
-    return slope
+        if name in momentum:
+            direction = direction + settings.momentum * momentum[name]
+        momentum[name] = direction
+    return direction

@@ -1,4 +1,4 @@
-"""Which examples a client uses in which step."""
+"""Draw the examples that a client uses in each local step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedsim.randomness import generator
 from fedsim.training.settings import LocalTraining
 
 
-def batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iterator[Tensor]:
-    """The examples of each local step, drawn from `order`."""
+def shuffled_batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iterator[Tensor]:
+    """Yield the indices of each local step's examples, in shuffled epochs drawn from `order`."""
     steps = settings.steps(count)
     while steps > 0:
         for index in torch.split(torch.randperm(count, generator=order), settings.batch_size)[:steps]:
@@ -22,38 +22,42 @@ def batches(count: int, settings: LocalTraining, order: torch.Generator) -> Iter
 
 
 def poisson_batches(count: int, rate: float, steps: int, order: torch.Generator) -> Iterator[Tensor]:
-    """The examples of each of `steps` local steps, each there with probability `rate`, drawn from `order`."""
+    """Yield each local step's examples, included with probability `rate`, drawn from `order`."""
     for _ in range(steps):
         yield (torch.rand(count, generator=order, dtype=torch.float64) < rate).nonzero().flatten()
 
 
-def batches_of_round(
+def round_batches(
     count: int, settings: LocalTraining, *, seed: int, client: int, number: int
 ) -> tuple[Tensor, ...] | None:
-    """The examples of each step that a client takes in round `number`, where batches go on from round to round.
+    """Return the examples of a client's steps in one round, where batches continue over rounds.
 
-    Steps are counted from the first round on, whether or not the client took part in each; so what it does in a
-    round follows from the seed, the client and the round alone. With ceil(count / B) batches an epoch, FedSGD's
-    step of round r is batch (r - 1) mod ceil(count / B) of epoch (r - 1) div ceil(count / B).
+    Steps are counted from the first round on, whether or not the client took part in each; so its
+    batches in a round follow from the seed, the client and the round alone. With ceil(count / B)
+    batches an epoch, FedSGD's step of round r is batch (r - 1) mod ceil(count / B) of epoch (r - 1)
+    div ceil(count / B).
 
     Args:
-        count: examples that the client holds.
+        count: number of examples of the client.
         seed: of the run.
+        client: id of the client.
         number: server round, counted from 1.
 
     Returns:
-        Indices into its examples, one tensor a step; None where each round draws its own (`batches`).
+        Indices of its examples, one tensor a step; None where each round draws its own batches
+        (`batches`).
     """
-    if not settings.goes_on:
+    if not settings.continues_batches:
         return None
-    steps, in_epoch = settings.steps(count), math.ceil(count / settings.batch_size)
-    cuts: dict[int, tuple[Tensor, ...]] = {}
-    found = []
+    steps, batches_per_epoch = settings.steps(count), math.ceil(count / settings.batch_size)
+    batches_by_epoch: dict[int, tuple[Tensor, ...]] = {}
+    step_batches: list[Tensor] = []
     for step in range((number - 1) * steps, number * steps):
-        epoch, place = divmod(step, in_epoch)
+        epoch, position = divmod(step, batches_per_epoch)
         epoch = 0 if settings.batches == "fixed" else epoch
-        if epoch not in cuts:
+        # Only the current epoch is kept.
+        if epoch not in batches_by_epoch:
             order = torch.randperm(count, generator=generator(seed, "batches", client, epoch))
-            cuts = {epoch: torch.split(order, settings.batch_size)}
-        found.append(cuts[epoch][place])
-    return tuple(found)
+            batches_by_epoch = {epoch: torch.split(order, settings.batch_size)}
+        step_batches.append(batches_by_epoch[epoch][position])
+    return tuple(step_batches)

@@ -1,4 +1,4 @@
-"""What a client sends, as a function of its inputs: what measures of exposure differentiate and perturb."""
+"""A client's message as a function of its inputs, which measures differentiate and perturb."""
 
 from __future__ import annotations
 
@@ -19,48 +19,50 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.errors import ConfigError
-from fedsim.randomness import seeded
-from fedsim.task import Loss, smoothed
-from fedsim.training.linear import Linear, alike
-from fedsim.training.modes import forward, set_modes, trained
+from fedsim.randomness import seed_globals
+from fedsim.task import Loss, smooth_labels
+from fedsim.training.linear import MessageJacobian, agree_up_to_rounding
+from fedsim.training.modes import forward, set_modes, trained_shapes
 from fedsim.training.optimizers import sgd_direction
 from fedsim.training.settings import LocalTraining
 from fedsim.training.stochastic_layers import generator_state
 from fedsim.wire.messages import State
 
 V = TypeVar("V")
-Slopes = Callable[[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]], dict[str, Tensor]]
-"""How a gradient is made: from a function of named tensors and their values."""
+ComputeGradient = Callable[[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]], dict[str, Tensor]]
+"""Computes the gradient of a function of named tensors at given values."""
 log = logging.getLogger("fedsim." + __name__)
-BUDGET = 1 << 29
-"""Bytes of memory for what is computed at once, half a GiB."""
-_QUICKEST = 1 << 26
-"""Bytes beyond which small batches take longer at once than in parts."""
-_SAME = 1e-3
-"""By how much outputs may differ by rounding, beside their size."""
+MEMORY_BUDGET = 1 << 29
+"""Default bytes of memory for what is computed at once, half a GiB."""
+_FASTEST_BLOCK_BYTES = 1 << 26
+"""Bytes beyond which small batches take longer at once than in blocks."""
+_OUTPUT_TOLERANCE = 1e-3
+"""Relative distance up to which outputs differ by rounding alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
-    """What a client sends of a batch: its gradient, or the update of local training, as one vector.
+class ClientMessage:
+    """Function from the inputs of a client to its message: a gradient, or an update, as one vector.
 
-    An update is (w_0 - w_T) / learning rate, the sum of the gradients of all steps, so that one step of plain SGD on
-    the whole batch gives the gradient. It is that sum before it is added to the weights, whose rounding takes digits
-    from it, the more the smaller the steps are. BatchNorm's running statistics are not in it. Where a layer draws
-    (dropout), it draws the same each time. Make one by `of`.
+    An update is (w_0 - w_T) / learning rate, the sum of the gradients of all steps, so that one
+    step of plain SGD on the whole batch gives the gradient. The sum is taken before it is added to
+    the weights: rounding there would lose digits, the more the smaller the steps are. BatchNorm's
+    running statistics are left out. A layer that draws random numbers (dropout) draws the same ones
+    each time. Build one by `create`.
 
     Attributes:
         model: in the modes of training.
         loss: what the client minimises.
         inputs: `example ...` in model units, the whole batch or all local data.
         labels: `example`.
-        names: of the parameters that are trained, in the order of the vector.
-        steps: the examples of each local step.
-        training: how the client steps; None of a single gradient.
-        varying: `example` places of those examples that are unknown, ascending; the others are held at their values.
+        names: parameters that are trained, in the order of the vector.
+        steps: indices of the examples of each local step.
+        training: settings of local training; None for a single gradient.
+        varying: ascending indices of the unknown examples; the inputs of all others are constants.
         budget: bytes of memory that may be used at once.
-        weight: of these examples' gradient in what is sent, below 1 where other examples add `rest` to it.
-        rest: what examples that are not in `inputs` add, `number`; None where there are no others.
+        weight: share of these examples' gradient in the message, below 1 where other examples add
+            `rest` to it.
+        rest: `number`, what examples that are not in `inputs` add to the message; None without any.
     """
 
     model: nn.Module
@@ -71,13 +73,13 @@ class Sent:
     steps: tuple[Tensor, ...]
     training: LocalTraining | None
     varying: tuple[int, ...]
-    budget: int = BUDGET
+    budget: int = MEMORY_BUDGET
     weight: float = 1.0
     rest: Tensor | None = None
-    _found: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _results: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(
+    def create(
         cls,
         model: nn.Module,
         loss: Loss,
@@ -86,47 +88,51 @@ class Sent:
         *,
         training: LocalTraining | None = None,
         order: Sequence[Tensor] | None = None,
-        budget: int = BUDGET,
-    ) -> Sent:
-        """Of one batch, or with `training` of a client's local training on its data.
+        budget: int = MEMORY_BUDGET,
+    ) -> ClientMessage:
+        """Create the message of one batch, or with `training` that of local training.
 
         Args:
-            model: with the weights that the client trains from; it is copied. Without `training` its layers stay in
-                their modes.
+            model: holds the weights that the client trains from; it is copied. Without `training`
+                its layers stay in their modes.
             loss: as `fedsim.Task.loss`.
             inputs: `example ...` in model units; they are copied.
             labels: `example`.
-            training: how the client trains; one that sends the gradient of a mini-batch sends that of `inputs`.
-            order: the examples of each step; by default those of `training` in the order that they are in.
+            training: settings of local training; a client that sends a gradient sends that of
+                `inputs`.
+            order: indices of the examples of each step; by default in the order of `inputs`, epoch
+                by epoch.
             budget: bytes of memory that may be used at once.
 
         Raises:
-            ConfigError: the batch is empty, or there is not one label for each input; nothing is trained, or the client
-                trains by another optimizer than SGD.
+            ConfigError: the batch is empty, inputs and labels differ in number, no parameter is
+                trained, or the optimizer is not SGD.
         """
         if not len(inputs) or len(inputs) != len(labels):
             raise ConfigError(
-                f"measure: expected at least one example and a label for each, got {len(inputs)} inputs and "
-                f"{len(labels)} labels"
+                f"measure: expected at least one example and a label for each, got {len(inputs)} "
+                f"inputs and {len(labels)} labels"
             )
         model = deepcopy(model)
         names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         if training is not None:
             if training.optimizer != "sgd":
                 raise ConfigError(
-                    f"measure: of what optimizer '{training.optimizer}' sends there is no measure yet; train by 'sgd', "
-                    "or measure the gradient"
+                    f"measure: of what optimizer '{training.optimizer}' sends there is no measure "
+                    "yet; train by 'sgd', or measure the gradient"
                 )
             set_modes(model, training, inputs)
-            names, loss = tuple(trained(model, training)), smoothed(loss, training.label_smoothing)
+            names, loss = tuple(trained_shapes(model, training)), smooth_labels(loss, training.label_smoothing)
         if not names:
             raise ConfigError("measure: the model has no parameter to train, so there is no gradient")
-        _normalise_by_batch_alone(model)
-        everything = torch.arange(len(inputs))
+        _drop_running_statistics(model)
+        all_examples = torch.arange(len(inputs))
         if training is None or training.sends == "gradient":
-            steps: tuple[Tensor, ...] = (everything,)
+            steps: tuple[Tensor, ...] = (all_examples,)
+        elif order is not None:
+            steps = tuple(order)
         else:
-            steps = tuple(order) if order is not None else tuple(_in_order(everything, training))
+            steps = tuple(_ordered_batches(all_examples, training))
         return cls(
             model=model,
             loss=loss,
@@ -139,15 +145,16 @@ class Sent:
             budget=budget,
         )
 
-    def alone(self, example: int) -> Sent:
-        """The same, with all but one example known.
+    def vary_one_example(self, example: int) -> ClientMessage:
+        """Return the same message as a function of one example, all others being known.
 
-        Where examples do not mix in a gradient, the others add a constant to it, and are not computed again. What is
-        found `once` of an example is kept here, for the measures to come.
+        Where examples do not mix in a gradient, the others add a constant to it and are not
+        computed again. Results of `compute_once` for the example are cached here, for the measures
+        that follow.
         """
-        one = replace(self, varying=(example,))
+        message = replace(self, varying=(example,))
         if self._is_a_sum:
-            one = replace(
+            message = replace(
                 self,
                 inputs=self.inputs[[example]],
                 labels=self.labels[[example]],
@@ -155,67 +162,82 @@ class Sent:
                 varying=(0,),
                 weight=1 / len(self.inputs),
             )
-            one = replace(one, rest=self.vector - one.vector)
-        object.__setattr__(one, "_found", self._found.setdefault(("alone", example), {}))
-        return one
+            message = replace(message, rest=self.vector - message.vector)
+        object.__setattr__(message, "_results", self._results.setdefault(("one unknown", example), {}))
+        return message
 
-    def once(self, compute: Callable[..., V], *arguments: Hashable) -> V:
-        """`compute(self, *arguments)`, which is kept for all measures that ask for the same; let it be small."""
-        if (compute, arguments) not in self._found:
-            self._found[compute, arguments] = compute(self, *arguments)
-        found: V = self._found[compute, arguments]
-        return found
+    def compute_once(self, compute: Callable[..., V], *arguments: Hashable) -> V:
+        """Return `compute(self, *arguments)`, cached for all measures; let the result be small."""
+        if (compute, arguments) not in self._results:
+            self._results[compute, arguments] = compute(self, *arguments)
+        result: V = self._results[compute, arguments]
+        return result
 
     @property
-    def unknown(self) -> Tensor:
-        """The true values of the inputs that vary, `example ...`."""
+    def unknown_inputs(self) -> Tensor:
+        """Return the true values of the inputs that vary, `example ...`."""
         return self.inputs[list(self.varying)]
 
     def __call__(self, unknown: Tensor) -> Tensor:
-        """What is sent if the varying examples were `unknown`, `number`."""
-        return self._whole(self.own(unknown))
+        """Return the message for the values `unknown` of the varying examples, `number`."""
+        return self._join(self.contributions(unknown))
 
-    def own(self, unknown: Tensor) -> tuple[Tensor, ...]:
-        """What these examples send, a tensor for each of `names`; can be differentiated twice by `unknown`."""
-        return tuple(self._made(unknown, _by_autograd).values())
+    def contributions(self, unknown: Tensor) -> tuple[Tensor, ...]:
+        """Return what `inputs` contribute to the message, a tensor for each of `names`.
 
-    def transformed(self, unknown: Tensor) -> Tensor:
-        """As a call, for the transforms of torch.func, which do not notice where a second derivative is missing."""
-        return self._whole(self._made(unknown, lambda value, named: grad(value)(named)).values())
+        It can be differentiated twice by `unknown`. What other examples add (`rest`) is left out.
+        """
+        return tuple(self._compute(unknown, _gradient_by_autograd).values())
 
-    def _made(self, unknown: Tensor, slopes_of: Slopes) -> State:
+    def call_in_transform(self, unknown: Tensor) -> Tensor:
+        """Return the message as a call does, in a form that the transforms of torch.func accept.
+
+        These do not notice where a second derivative is missing; `agree_up_to_rounding` shows it.
+        """
+        return self._join(self._compute(unknown, _gradient_by_transform).values())
+
+    def _compute(self, unknown: Tensor, compute_gradient: ComputeGradient) -> State:
+        """Compute the gradient or the update by parameter, without `rest`."""
         batch = unknown
         if len(self.varying) < len(self.inputs):
             batch = self.inputs.index_put((torch.tensor(self.varying),), unknown)
+        # A single gradient.
         if self.training is None:
-            slopes = self._slopes(self._weights, batch, self.labels, self.loss, slopes_of)
-            return slopes if self.weight == 1 else {name: self.weight * slope for name, slope in slopes.items()}
+            gradient = self._gradient(self._weights, batch, self.labels, self.loss, compute_gradient)
+            if self.weight == 1:
+                return gradient
+            return {name: self.weight * tensor for name, tensor in gradient.items()}
+        # The update of local training.
         before, momentum = self._weights, dict[str, Tensor]()
-        after, moved = before, {name: torch.zeros_like(weight) for name, weight in before.items()}
+        after, update = before, {name: torch.zeros_like(weight) for name, weight in before.items()}
         for index in self.steps:
-            slopes = self._slopes(after, batch[index], self.labels[index], self.loss, slopes_of)
-            for name in self._moving:
-                way = sgd_direction(slopes[name], after[name], before[name], self.training, momentum, name)
-                moved[name] = moved[name] + way
-            after = {name: weight - self.training.learning_rate * moved[name] for name, weight in before.items()}
-        return moved  # and not what the weights lost, in whose rounding small steps drown
+            gradient = self._gradient(after, batch[index], self.labels[index], self.loss, compute_gradient)
+            for name in self._updated_names:
+                direction = sgd_direction(gradient[name], after[name], before[name], self.training, momentum, name)
+                update[name] = update[name] + direction
+            after = {name: weight - self.training.learning_rate * update[name] for name, weight in before.items()}
+        return update  # and not the difference of the weights, in whose rounding small steps are lost
 
-    def _whole(self, own: Iterable[Tensor]) -> Tensor:
-        flat = torch.cat([tensor.flatten() for tensor in own])
+    def _join(self, contributions: Iterable[Tensor]) -> Tensor:
+        """Return the whole message as one vector."""
+        flat = torch.cat([tensor.flatten() for tensor in contributions])
         return flat if self.rest is None else self.rest + flat
 
     @cached_property
     def vector(self) -> Tensor:
-        """What is sent, `number`."""
+        """Return the message itself, `number`."""
         with torch.no_grad():
-            return self(self.unknown)
+            return self(self.unknown_inputs)
 
     @property
-    def share(self) -> Tensor:
-        """What the varying examples contribute to a gradient, `number`: theirs are the only losses that count.
+    def gradient_share(self) -> Tensor:
+        """Return what the varying examples contribute to a gradient, `number`.
+
+        Only their losses are differentiated.
 
         Raises:
-            ConfigError: not all examples vary, and an update is sent, to which none has a share of its own.
+            ConfigError: not all examples vary, and the message is an update, in which no example
+                has a share of its own.
         """
         if self.rest is not None:
             return replace(self, rest=None).vector
@@ -223,36 +245,38 @@ class Sent:
             return self.vector
         if self.training is not None:
             raise ConfigError(
-                "measure: in an update of several steps no example has a share of its own; measure the whole update, "
-                "or the gradient of a batch"
+                "measure: in an update of several steps no example has a share of its own; measure "
+                "the whole update, or the gradient of a batch"
             )
-        place = torch.tensor(self.varying)
+        varying = torch.tensor(self.varying)
 
         def loss(outputs: Tensor, labels: Tensor, /, *, reduction: str = "sum") -> Tensor:
-            return self.loss(outputs[place], labels[place], reduction=reduction) / len(labels)
+            return self.loss(outputs[varying], labels[varying], reduction=reduction) / len(labels)
 
         with torch.no_grad():
-            return self._whole(self._slopes(self._weights, self.inputs, self.labels, loss, _by_autograd).values())
+            gradient = self._gradient(self._weights, self.inputs, self.labels, loss, _gradient_by_autograd)
+            return self._join(gradient.values())
 
     @property
     def is_zero(self) -> bool:
-        """Whether the varying examples add nothing to what is sent, so that there is nothing to read."""
-        return not (self.vector if self.training is not None else self.share).any()
+        """Tell whether the varying examples add nothing to the message."""
+        return not (self.vector if self.training is not None else self.gradient_share).any()
 
     @cached_property
-    def linear(self) -> Linear:
-        """Its derivative at the true inputs.
+    def jacobian(self) -> MessageJacobian:
+        """Return the Jacobian of the message at the true inputs.
 
         Raises:
-            ConfigError: the inputs are integers; the budget is too small for it and one product.
+            ConfigError: the inputs are integers, or the budget is too small for the Jacobian and
+                one product.
             RunError: a layer cannot be differentiated twice.
         """
         self.check_continuous()
-        self.check_memory("the derivative of what is sent", self.bytes_of_derivative + self._bytes_of_one)
-        return Linear(self)
+        self.check_memory("the derivative of what is sent", self.jacobian_bytes + self._batch_bytes)
+        return MessageJacobian(self)
 
-    def double(self) -> Sent:
-        """The same in float64."""
+    def to_double(self) -> ClientMessage:
+        """Return the same message, computed in float64."""
         labels = self.labels.double() if self.labels.is_floating_point() else self.labels
         return replace(
             self,
@@ -262,78 +286,85 @@ class Sent:
             rest=None if self.rest is None else self.rest.double(),
         )
 
-    def around(self, noises: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """What is sent where the unknown inputs are off by each of `noises` (`example ...`, on any device), in blocks.
+    def perturbed_messages(self, noises: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the messages for the unknown inputs plus each of `noises`, in blocks.
+
+        Args:
+            noises: `example ...` each, on any device.
 
         Yields:
-            By how much they are off once added and rounded, `point example ...`, and what is sent, `point number`; as
-            many points at once as the memory budget allows.
+            The noises as they are once added and rounded, `point example ...`, and the messages,
+            `point number`; as many points at once as the memory budget allows.
 
         Raises:
-            ConfigError: the inputs are integers; the budget is too small for one point.
+            ConfigError: the inputs are integers, or the budget is too small for one point.
         """
         self.check_continuous()
-        self.check_memory("one perturbed batch", self._bytes_of_one)
-        left = iter(noises)
-        while block := list(islice(left, self.at_once)):
-            points = self.unknown + torch.stack(block).to(self.inputs.device)
+        self.check_memory("one perturbed batch", self._batch_bytes)
+        remaining = iter(noises)
+        while block := list(islice(remaining, self.max_points_at_once)):
+            points = self.unknown_inputs + torch.stack(block).to(self.inputs.device)
             with torch.no_grad():
-                yield points - self.unknown, self._many(points)
+                yield points - self.unknown_inputs, self._messages_at(points)
 
     @property
-    def at_once(self) -> int:
-        """How many perturbed batches are made at once: as the memory budget allows, and no more than is quick."""
-        return min(self.budget, max(_QUICKEST, self._bytes_of_one)) // self._bytes_of_one
+    def max_points_at_once(self) -> int:
+        """Return how many perturbed batches fit into the memory budget and are fast at once."""
+        return min(self.budget, max(_FASTEST_BLOCK_BYTES, self._batch_bytes)) // self._batch_bytes
 
     @property
-    def products_at_once(self) -> int:
-        """How many products with its derivative are made at once, beside what is kept for all of them."""
-        left = self.budget - self.bytes_of_derivative
-        return min(left, max(_QUICKEST // 2, self._bytes_of_one)) // self._bytes_of_one
+    def max_products_at_once(self) -> int:
+        """Return how many products with the Jacobian fit into the memory that its graph leaves."""
+        free_bytes = self.budget - self.jacobian_bytes
+        return min(free_bytes, max(_FASTEST_BLOCK_BYTES // 2, self._batch_bytes)) // self._batch_bytes
 
     def check_memory(self, what: str, needed: int) -> None:
-        """Raise ConfigError where `what` takes more bytes than the budget."""
+        """Raise ConfigError where the computation `what` needs more bytes than the budget."""
         if needed > self.budget:
             raise ConfigError(
-                f"measure: {what} takes about {ceil(needed / 2**20)} MiB, and memory is {self.budget / 2**20:.4g} MiB; "
-                "raise memory, or measure fewer examples at once"
+                f"measure: {what} takes about {ceil(needed / 2**20)} MiB, and memory is "
+                f"{self.budget / 2**20:.4g} MiB; raise memory, or measure fewer examples at once"
             )
 
     def check_continuous(self) -> None:
-        """Raise ConfigError where inputs cannot be changed a little."""
+        """Raise ConfigError where the inputs are integers, which cannot be perturbed."""
         if not self.inputs.is_floating_point():
             raise ConfigError(
-                "measure: the inputs are token ids, which cannot be changed a little; of texts only measures of the "
-                "gradient itself are defined, such as gradient-norm"
+                "measure: the inputs are token ids, which cannot be changed a little; of texts "
+                "only measures of the gradient itself are defined, such as gradient-norm"
             )
 
-    def _many(self, points: Tensor) -> Tensor:
-        if not self._vectorises:
+    def _messages_at(self, points: Tensor) -> Tensor:
+        if not self._can_vectorise:
             return torch.stack([self(point) for point in points])
-        made: Tensor = vmap(self.transformed, randomness="same")(points)
-        return made
+        messages: Tensor = vmap(self.call_in_transform, randomness="same")(points)
+        return messages
 
     @cached_property
-    def _vectorises(self) -> bool:
-        """Whether several perturbed batches can be made at once, of which some layers are not capable."""
+    def _can_vectorise(self) -> bool:
+        """Tell whether several perturbed batches can be computed at once; some layers cannot."""
         try:
             with torch.no_grad():
-                (one,) = vmap(self.transformed, randomness="same")(self.unknown[None])
+                (message,) = vmap(self.call_in_transform, randomness="same")(self.unknown_inputs[None])
         except (RuntimeError, NotImplementedError) as error:
             log.info("not vectorised, so one perturbed batch at a time: %s", error)
             return False
-        return alike(one, self.vector)
+        return agree_up_to_rounding(message, self.vector)
 
     @cached_property
     def _is_a_sum(self) -> bool:
-        """Whether a gradient is sent to which each of several examples adds its own part, whatever the others are."""
-        if self.training is not None or self._draws or len(self.inputs) == 1 or self.rest is not None:
+        """Tell whether the message is a gradient to which each example adds a term of its own."""
+        if self.training is not None or self._has_stochastic_layers:
+            return False
+        if len(self.inputs) == 1 or self.rest is not None:
             return False
         if any(_normalises_by_batch(module) for module in self.model.modules()):
             return False
         with torch.no_grad():
-            apart, together = torch.cat([self.model(example[None]) for example in self.inputs]), self.model(self.inputs)
-        return bool(together.any()) and bool((apart - together).norm() <= _SAME * together.norm())
+            single_outputs = torch.cat([self.model(example[None]) for example in self.inputs])
+            batch_outputs = self.model(self.inputs)
+        distance = (single_outputs - batch_outputs).norm()
+        return bool(batch_outputs.any()) and bool(distance <= _OUTPUT_TOLERANCE * batch_outputs.norm())
 
     @cached_property
     def _weights(self) -> dict[str, Tensor]:
@@ -341,80 +372,102 @@ class Sent:
         return {name: parameters[name].detach() for name in self.names}
 
     @cached_property
-    def _draws(self) -> bool:
-        """Whether any layer draws, as dropout does, which the state of torch's generator shows."""
+    def _has_stochastic_layers(self) -> bool:
+        """Tell whether any layer draws random numbers, as the state of torch's generator shows."""
         before = generator_state(self.inputs.device)
         with torch.no_grad():
             forward(self.model, self.inputs)
         return not torch.equal(before, generator_state(self.inputs.device))
 
     @cached_property
-    def _moving(self) -> Sequence[str]:
-        """What local steps move: as in torch, a parameter that the loss does not know is not decayed by itself."""
+    def _updated_names(self) -> Sequence[str]:
+        """Return the parameters that local steps change.
+
+        As in torch, weight decay alone does not change a parameter that the loss does not depend
+        on.
+        """
         assert self.training is not None
         if not self.training.weight_decay or self.training.proximal_mu:
             return self.names
         parameters = dict(self.model.named_parameters())
         with torch.enable_grad():
             loss = self.loss(forward(self.model, self.inputs), self.labels)
-            slopes = torch.autograd.grad(loss, [parameters[name] for name in self.names], allow_unused=True)
-        return [name for name, slope in zip(self.names, slopes, strict=True) if slope is not None]
+            gradients = torch.autograd.grad(loss, [parameters[name] for name in self.names], allow_unused=True)
+        return [name for name, gradient in zip(self.names, gradients, strict=True) if gradient is not None]
 
-    def _slopes(self, weights: State, inputs: Tensor, labels: Tensor, loss: Loss, slopes_of: Slopes) -> State:
-        """The gradient of `loss`, in the order of `weights`."""
-        network = _Forward(self.model)
-        named = {f"model.{name}": tensor for name, tensor in weights.items()}
+    def _gradient(
+        self, weights: State, inputs: Tensor, labels: Tensor, loss: Loss, compute_gradient: ComputeGradient
+    ) -> State:
+        """Compute the gradient of `loss`, in the order of `weights`."""
+        network = _CheckedForward(self.model)
+        parameters = {f"model.{name}": tensor for name, tensor in weights.items()}
 
-        def value(named: dict[str, Tensor]) -> Tensor:
-            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention cannot be differentiated twice
-                return loss(functional_call(network, named, (inputs,)), labels)
+        def loss_of(parameters: dict[str, Tensor]) -> Tensor:
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention kernels cannot be differentiated twice
+                return loss(functional_call(network, parameters, (inputs,)), labels)
 
-        with seeded("measure", "dropout") if self._draws else contextlib.nullcontext():
-            slopes = slopes_of(value, named)
-        return {name: slopes[f"model.{name}"] for name in weights}
-
-    @property
-    def _bytes_of_one(self) -> int:
-        """About how much memory one more batch takes: what its forward pass keeps, twice, and vectors."""
-        return 2 * self._bytes_of_pass + (3 if self.training is None else 6) * self._bytes_of_vector
+        with seed_globals("measure", "dropout") if self._has_stochastic_layers else contextlib.nullcontext():
+            gradient = compute_gradient(loss_of, parameters)
+        return {name: gradient[f"model.{name}"] for name in weights}
 
     @property
-    def bytes_of_derivative(self) -> int:
-        """About how much memory the derivative takes while it is made: two graphs through all steps, and vectors."""
+    def _batch_bytes(self) -> int:
+        """Estimate the memory of one more batch: twice its forward pass, and vectors."""
+        return 2 * self._forward_bytes + (3 if self.training is None else 6) * self._vector_bytes
+
+    @property
+    def jacobian_bytes(self) -> int:
+        """Estimate the memory of computing the Jacobian: two graphs of all steps, and vectors."""
         passes = sum(map(len, self.steps)) / len(self.inputs)
-        return int(4 * passes * self._bytes_of_pass) + (2 * len(self.steps) + 10) * self._bytes_of_vector
+        return int(4 * passes * self._forward_bytes) + (2 * len(self.steps) + 10) * self._vector_bytes
 
     @property
-    def _bytes_of_vector(self) -> int:
+    def _vector_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._weights.values())
 
     @cached_property
-    def _bytes_of_pass(self) -> int:
-        """How much memory a forward pass of all inputs keeps."""
-        kept = 0
+    def _forward_bytes(self) -> int:
+        """Count the memory that autograd stores in a forward pass of all inputs."""
+        stored_bytes = 0
 
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal kept
-            kept += tensor.numel() * tensor.element_size()
+        def count_bytes(tensor: Tensor) -> Tensor:
+            nonlocal stored_bytes
+            stored_bytes += tensor.numel() * tensor.element_size()
             return tensor
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        hooks = torch.autograd.graph.saved_tensors_hooks(count_bytes, lambda tensor: tensor)
+        with torch.enable_grad(), hooks:
             self.loss(forward(self.model, self.inputs), self.labels)
-        return kept
+        return stored_bytes
 
 
-def _by_autograd(value: Callable[[dict[str, Tensor]], Tensor], named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient; its graph is kept where gradients are enabled."""
-    keep = torch.is_grad_enabled()
+def _gradient_by_autograd(
+    loss_of: Callable[[dict[str, Tensor]], Tensor], parameters: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Compute the gradient; where gradients are enabled, it can be differentiated further."""
+    create_graph = torch.is_grad_enabled()
+    leaves: dict[str, Tensor] = {}
     with torch.enable_grad():
-        named = {name: t if t.requires_grad else t.detach().requires_grad_() for name, t in named.items()}
-        by = list(named.values())
-        slopes = torch.autograd.grad(value(named), by, create_graph=keep, materialize_grads=True)
-    return dict(zip(named, slopes, strict=True))
+        for name, tensor in parameters.items():
+            leaves[name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        gradients = torch.autograd.grad(
+            loss_of(leaves),
+            list(leaves.values()),
+            create_graph=create_graph,
+            materialize_grads=True,
+        )
+    return dict(zip(leaves, gradients, strict=True))
 
 
-class _Forward(nn.Module):
-    """A model by `forward`, which says what a batch of one example lacks."""
+def _gradient_by_transform(
+    loss_of: Callable[[dict[str, Tensor]], Tensor], parameters: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    gradient: dict[str, Tensor] = grad(loss_of)(parameters)
+    return gradient
+
+
+class _CheckedForward(nn.Module):
+    """Model run by `fedsim.training.modes.forward`, for its error on batches of one example."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -424,8 +477,8 @@ class _Forward(nn.Module):
         return forward(self.model, inputs)
 
 
-def _normalise_by_batch_alone(model: nn.Module) -> None:
-    """Let layers that normalise by the batch forget their running statistics, which they would only change."""
+def _drop_running_statistics(model: nn.Module) -> None:
+    """Drop the running statistics of layers that normalise by the batch, which never use them."""
     for module in model.modules():
         if _normalises_by_batch(module):
             module.track_running_stats = False
@@ -436,8 +489,8 @@ def _normalises_by_batch(module: nn.Module) -> TypeGuard[_BatchNorm]:
     return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
 
 
-def _in_order(examples: Tensor, training: LocalTraining) -> Iterator[Tensor]:
-    """Batches of `training`, epoch by epoch in the order that examples are in."""
+def _ordered_batches(examples: Tensor, training: LocalTraining) -> Iterator[Tensor]:
+    """Yield the batches of all steps, epoch by epoch in the order of `examples`."""
     batches = torch.split(examples, training.batch_size)
     for step in range(training.steps(len(examples))):
         yield batches[step % len(batches)]

@@ -1,4 +1,4 @@
-"""How a client trains: the settings, without torch, for an experiment file is checked by them."""
+"""Settings of local training, which also check an experiment file; they do not import torch."""
 
 from __future__ import annotations
 
@@ -10,37 +10,42 @@ from typing import Any, Literal, Self
 
 from fedsim.errors import ConfigError
 
-_MOST = {"local_epochs": 10**6, "local_steps": 10**6, "batch_size": 10**9}
+_LARGEST_VALUES = {"local_epochs": 10**6, "local_steps": 10**6, "batch_size": 10**9}
 """Largest values that are accepted; larger ones are typing errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """How a client trains. One of `local_epochs` and `local_steps` is set.
+    """Settings of local training; exactly one of `local_epochs` and `local_steps` is set.
 
-    A client that sends a gradient takes that of one mini-batch at w_t (FedSGD), and so no step itself: the server does,
-    by its own learning rate. What would change its steps is refused.
+    A client that sends a gradient computes that of one mini-batch at w_t (FedSGD) and takes no step
+    itself: the server does, with its own learning rate. Settings that would change a client's steps
+    are then refused.
 
     Attributes:
         local_epochs: E, passes over the local data, each in a new order.
         local_steps: number of optimizer steps instead; batches go on across epochs.
         batch_size: B; the last batch of an epoch may be smaller.
-        batches: `reshuffled` cuts the local data into other batches each epoch, `fixed` into the same ones, in the
-            same order, for the whole federation; then, and where gradients are sent, a round goes on with the
-            batch after the last one of the round before. Otherwise each round begins a new epoch.
+        batches: `reshuffled` splits the local data into other batches each epoch, `fixed` into the
+            same ones, in the same order, for the whole federation; then, and where gradients are
+            sent, a round starts with the batch after the last one of the round before. Otherwise
+            each round starts a new epoch.
         learning_rate: step size of the optimizer.
         optimizer: `sgd`, `adam` or `adamw`.
         momentum: of SGD.
         weight_decay: L2 penalty (decoupled in `adamw`).
         batch_norm: `train` normalises by the batch and updates running statistics, `eval`
-            normalises by the running statistics and leaves them alone, `frozen` does not train scale
-            and shift either. BatchNorm's batch counter is not sent; it is set to 0 in each round.
-        batch_norm_statistics: whether running statistics are sent, `shared`, or not, `withheld`; then
-            they are in no message, and evaluation normalises by the batch.
+            normalises by the running statistics and leaves them alone, `frozen` does not train
+            scale and shift either. BatchNorm's batch counter is not sent; it is set to 0 in each
+            round.
+        batch_norm_statistics: whether running statistics are sent, `shared`, or not, `withheld`;
+            then they are in no message, and evaluation normalises by the batch.
         dropout: whether dropout layers drop.
-        label_smoothing: share of each label that is spread evenly over all classes, in [0, 1); of training alone.
+        label_smoothing: share of each label that is spread evenly over all classes, in [0, 1); in
+            training only.
         proximal_mu: weight of the proximal term; FedProx's server sets it.
-        sends: `weights` after local training, or the `gradient` of one mini-batch; FedSGD's server sets it.
+        sends: `weights` after local training, or the `gradient` of one mini-batch; FedSGD's server
+            sets it.
     """
 
     local_epochs: int | None = None
@@ -59,24 +64,27 @@ class LocalTraining:
     sends: Literal["weights", "gradient"] = "weights"
 
     @classmethod
-    def told(cls, config: Mapping[str, Any]) -> Self:
-        """As the server's message says; FedProx's server adds `proximal-mu`, FedSGD's `sends`.
+    def from_message(cls, config: Mapping[str, Any]) -> Self:
+        """Read the settings from a server's message.
+
+        FedProx's server adds `proximal-mu`, FedSGD's `sends`.
 
         Raises:
             ConfigError: the settings do not go together.
         """
-        sent = {key.replace("-", "_"): value for key, value in config.items()}
-        return cls(**{field.name: sent[field.name] for field in dataclasses.fields(cls) if field.name in sent})
+        values = {key.replace("-", "_"): value for key, value in config.items()}
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: values[name] for name in names if name in values})
 
     def __post_init__(self) -> None:
         if self.sends == "gradient":
             self._check_one_gradient()
         if (self.local_epochs is None) == (self.local_steps is None):
             raise ConfigError("training: set local_epochs or local_steps, exactly one of them")
-        for name, most in _MOST.items():
+        for name, largest in _LARGEST_VALUES.items():
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
-                expected = "at least 1" if value < 1 else f"at most {most}"
+            if value is not None and not 1 <= value <= largest:
+                expected = "at least 1" if value < 1 else f"at most {largest}"
                 raise ConfigError(f"training.{name}: expected {expected}, got {value}")
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"training.learning_rate: expected a finite value above 0, got {self.learning_rate}")
@@ -94,8 +102,8 @@ class LocalTraining:
             raise ConfigError(f"training.momentum: belongs to optimizer 'sgd', got '{self.optimizer}'")
         if self.batch_norm_statistics == "withheld" and self.batch_norm != "train":
             raise ConfigError(
-                f"training.batch_norm: '{self.batch_norm}' normalises by running statistics, but they are withheld; "
-                "set batch_norm_statistics to 'shared' or batch_norm to 'train'"
+                f"training.batch_norm: '{self.batch_norm}' normalises by running statistics, but "
+                "they are withheld; set batch_norm_statistics to 'shared' or batch_norm to 'train'"
             )
 
     def _check_one_gradient(self) -> None:
@@ -106,23 +114,28 @@ class LocalTraining:
             )
         if self.local_steps != 1:
             raise ConfigError(
-                f"training.local_steps: clients that send gradients take one mini-batch a round, expected 1, "
-                f"got {self.local_steps}"
+                "training.local_steps: clients that send gradients take one mini-batch a round, "
+                f"expected 1, got {self.local_steps}"
             )
-        for name, expected in (("optimizer", "sgd"), ("momentum", 0.0), ("weight_decay", 0.0), ("proximal_mu", 0.0)):
+        for name, expected in (
+            ("optimizer", "sgd"),
+            ("momentum", 0.0),
+            ("weight_decay", 0.0),
+            ("proximal_mu", 0.0),
+        ):
             if getattr(self, name) != expected:
                 raise ConfigError(
-                    f"training.{name}: clients that send gradients take no step themselves, expected {expected!r}, "
-                    f"got {getattr(self, name)!r}; leave it out"
+                    f"training.{name}: clients that send gradients take no step themselves, "
+                    f"expected {expected!r}, got {getattr(self, name)!r}; leave it out"
                 )
 
     @property
-    def goes_on(self) -> bool:
-        """Whether each round starts with the batch after the last one of the round before; see `batches_of_round`."""
+    def continues_batches(self) -> bool:
+        """Tell whether batches continue from round to round; see `batches_of_round`."""
         return self.batches == "fixed" or self.sends == "gradient"
 
     def steps(self, num_examples: int) -> int:
-        """T, the optimizer steps of one round for a client with `num_examples`."""
+        """Return T, the number of optimizer steps of one round for a client with `num_examples`."""
         if self.local_steps is not None:
             return self.local_steps
         return (self.local_epochs or 0) * math.ceil(num_examples / self.batch_size)

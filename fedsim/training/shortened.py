@@ -1,14 +1,16 @@
-"""The sum of the gradients of single examples, each shortened by a factor, without making any of them.
+"""The sum of clipped gradients of single examples, without computing any of these gradients.
 
-In a linear layer the gradient of one example is the outer product of what the layer was given and the slope of its
-output. So its norm is the product of theirs, and the sum over examples of gradients times factors is one product of two
-matrices. In a convolution, whose weights are few, the gradients of examples are made. So a step costs little more than
-one without, where gradients of all weights for each example are mostly time in memory.
+In a linear layer the gradient of one example is the outer product of the layer's input and the
+gradient by its output. So its norm is the product of their norms, and the sum of gradients times
+clipping factors is one product of two matrices. In a convolution, whose weights are few, the
+gradients of examples are computed. So a step costs little more than one without clipping, where
+gradients of all weights for each example are mostly time in memory.
 
 References:
     Goodfellow: Efficient Per-Example Gradient Computations, 2015 (norms of linear layers).
-    Bu et al.: Differentially Private Optimization on Large Model at Small Cost, ICML 2023 (sums out of what one
-    backward pass left). Differs: convolutions have their gradients made.
+    Bu et al.: Differentially Private Optimization on Large Model at Small Cost, ICML 2023 (sums
+        from one backward
+    pass). Differs: convolutions have their gradients computed.
 """
 
 from __future__ import annotations
@@ -23,121 +25,148 @@ from torch.nn.functional import unfold
 
 from fedsim.task import Loss
 
-_AT_ONCE = 1 << 26
+_MAX_CONVOLUTION_NUMBERS = 1 << 26
 """Most numbers in the gradients of all examples for one convolution."""
-Factors = Callable[[Tensor], Tensor]
-"""From L2 norms, `tensor example`, to factors of the same shape."""
+ClippingFactors = Callable[[Tensor], Tensor]
+"""Computes clipping factors, `tensor example`, from the L2 norms of gradients in the same shape."""
 
 
-def fits(model: nn.Module) -> bool:
-    """Whether `model` is a sequence of linear layers, convolutions, and layers of PyTorch without weights.
+def can_clip(model: nn.Module) -> bool:
+    """Tell whether clipped sums can be computed for `model`.
 
-    Only then is it known that its weights are used in no other way than by their layers. All of them are trained.
+    It has to be a sequence of linear layers, convolutions, and layers of PyTorch without weights,
+    all of them trained: only then is it known that its weights are used by their layers alone.
     """
-    layers = list(_layers(model)) if type(model) is nn.Sequential else []
+    layers = list(_innermost_layers(model)) if type(model) is nn.Sequential else []
     return (
-        any(_weighs(layer) for layer in layers)
+        any(_has_known_weights(layer) for layer in layers)
         and len({id(layer) for layer in layers}) == len(layers)
         and len(list(model.parameters())) == len(list(model.named_parameters(remove_duplicate=False)))
         and all(parameter.requires_grad for parameter in model.parameters())
-        and all(_weighs(layer) or _is_plain(layer) for layer in layers)
+        and all(_has_known_weights(layer) or _has_no_weights(layer) for layer in layers)
     )
 
 
-def shortened_sum(
-    model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss, factors: Factors
+def clipped_sum(
+    model: nn.Module, inputs: Tensor, labels: Tensor, loss: Loss, factors: ClippingFactors
 ) -> tuple[dict[str, Tensor], Tensor] | None:
-    """By parameter the sum of the examples' gradients times their factors, and the losses, `example`.
+    """Compute the sum of the examples' gradients times their clipping factors, and the losses.
 
     Args:
-        model: one that `fits`.
+        model: one for which `can_clip` holds.
         inputs: `example ...` in model units.
         labels: `example`.
-        factors: from the norms of each example's gradient for each parameter, in their order.
+        factors: computes clipping factors from the norms of each example's gradient by each
+            parameter, in their order.
 
     Returns:
-        None where a layer was given something of another shape than it is known for, or its output was changed.
+        The sums by name of parameter, and the losses, `example`; None where the input of a layer
+        has an unexpected shape, or its input or output was changed in place.
     """
-    found: list[_Slopes] = []
+    # Run the model layer by layer, keeping the inputs and outputs of those with weights.
+    calls: list[_LayerCall] = []
     outputs = inputs
-    for layer in _layers(model):
-        given, outputs = outputs, layer(outputs)
-        if _weighs(layer):
-            found.append(_Slopes(layer, given.detach(), outputs, given._version, outputs._version))
-    if not all(slopes.known for slopes in found):
+    for layer in _innermost_layers(model):
+        layer_inputs, outputs = outputs, layer(outputs)
+        if _has_known_weights(layer):
+            versions = layer_inputs._version, outputs._version
+            calls.append(_LayerCall(layer, layer_inputs.detach(), outputs, *versions))
+    if not all(call.is_known for call in calls):
         return None
+    # One backward pass gives the gradients by all outputs.
     losses = loss(outputs, labels, reduction="none")
-    grads = torch.autograd.grad(losses.sum(), [slopes.output for slopes in found])
-    terms = [term for slopes, grad in zip(found, grads, strict=True) for term in slopes.terms(grad)]
-    shares = factors(torch.stack([term.norms for term in terms]))
+    output_gradients = torch.autograd.grad(losses.sum(), [call.outputs for call in calls])
+    # Norms give the clipping factors, and these the sums.
+    terms: list[_ParameterTerm] = []
+    for call, output_gradient in zip(calls, output_gradients, strict=True):
+        terms += call.terms(output_gradient)
+    clipping_factors = factors(torch.stack([term.norms for term in terms]))
     names = [name for name, _ in model.named_parameters()]
-    sums = {name: term.sum(share) for name, term, share in zip(names, terms, shares, strict=True)}
+    sums: dict[str, Tensor] = {}
+    for name, term, parameter_factors in zip(names, terms, clipping_factors, strict=True):
+        sums[name] = term.weighted_sum(parameter_factors)
     return sums, losses.detach()
 
 
-def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The layers of a sequence and of those in it, in their order."""
+def _innermost_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of a sequence, and of sequences in it, in their order."""
     for layer in model.children():
         if type(layer) is nn.Sequential:
-            yield from _layers(layer)
+            yield from _innermost_layers(layer)
         else:
             yield layer
 
 
-def _weighs(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
+def _has_known_weights(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return type(layer) is nn.Linear
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether it is one of PyTorch's own that has neither weights nor layers in it."""
-    own = type(layer).__module__.startswith("torch.nn.modules.")
-    return own and not any(True for _ in layer.children()) and not layer.state_dict()
+def _has_no_weights(layer: nn.Module) -> bool:
+    """Tell whether a layer is one of PyTorch's own, without weights and without layers in it."""
+    from_torch = type(layer).__module__.startswith("torch.nn.modules.")
+    return from_torch and not any(True for _ in layer.children()) and not layer.state_dict()
 
 
 @dataclass(frozen=True)
-class _Term:
-    """Of one parameter, the norms of all examples' gradients, and how they are summed by factors, `example`."""
+class _ParameterTerm:
+    """Norms of all examples' gradients by one parameter, and their sum with given factors."""
 
     norms: Tensor
-    sum: Callable[[Tensor], Tensor]
+    weighted_sum: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class _Slopes:
-    """A layer, what it was given, what it made of that, and how often both had been changed by then."""
+class _LayerCall:
+    """Layer with its inputs and outputs, and how often both had been changed in place by then."""
 
     layer: nn.Linear | nn.Conv2d
-    given: Tensor
-    output: Tensor
-    given_version: int
+    inputs: Tensor
+    outputs: Tensor
+    input_version: int
     output_version: int
 
     @property
-    def known(self) -> bool:
-        """Whether nothing was changed in place since, and the gradients are those that `terms` makes."""
-        unchanged = (self.given._version, self.output._version) == (self.given_version, self.output_version)
+    def is_known(self) -> bool:
+        """Tell whether `terms` holds: the shape is known and nothing was changed in place."""
+        versions = self.inputs._version, self.outputs._version
+        if versions != (self.input_version, self.output_version):
+            return False
         if not isinstance(self.layer, nn.Conv2d):
-            return unchanged and self.given.ndim == 2
-        return unchanged and self.given.ndim == 4 and len(self.given) * self.layer.weight.numel() <= _AT_ONCE
+            return self.inputs.ndim == 2
+        numbers = len(self.inputs) * self.layer.weight.numel()
+        return self.inputs.ndim == 4 and numbers <= _MAX_CONVOLUTION_NUMBERS
 
-    def terms(self, grad: Tensor) -> list[_Term]:
-        """Of weight and bias, from the slope of the layer's output, `example ...`."""
+    def terms(self, output_gradient: Tensor) -> list[_ParameterTerm]:
+        """Return the terms of weight and bias, from the gradient by the outputs, `example ...`."""
         if isinstance(self.layer, nn.Conv2d):
-            return _of_convolution(self.layer, self.given, grad)
-        return _of_linear(self.layer, self.given, grad)
+            return _convolution_terms(self.layer, self.inputs, output_gradient)
+        return _linear_terms(self.layer, self.inputs, output_gradient)
 
 
-def _of_linear(layer: nn.Linear, given: Tensor, grad: Tensor) -> list[_Term]:
-    norms = grad.norm(dim=1)
-    weight = _Term(given.norm(dim=1) * norms, lambda share: (share[:, None] * grad).mT @ given)
-    return [weight] if layer.bias is None else [weight, _Term(norms, lambda share: share @ grad)]
+def _linear_terms(layer: nn.Linear, inputs: Tensor, output_gradient: Tensor) -> list[_ParameterTerm]:
+    norms = output_gradient.norm(dim=1)
+    weight = _ParameterTerm(
+        norms=inputs.norm(dim=1) * norms,
+        weighted_sum=lambda factors: (factors[:, None] * output_gradient).mT @ inputs,
+    )
+    if layer.bias is None:
+        return [weight]
+    return [weight, _ParameterTerm(norms, lambda factors: factors @ output_gradient)]
 
 
-def _of_convolution(layer: nn.Conv2d, given: Tensor, grad: Tensor) -> list[_Term]:
-    patches = unfold(given, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
-    grad = grad.flatten(2)
-    weights, biases = torch.bmm(grad, patches.mT).flatten(1), grad.sum(2)
-    weight = _Term(weights.norm(dim=1), lambda share: (share @ weights).view(layer.weight.shape))
-    return [weight] if layer.bias is None else [weight, _Term(biases.norm(dim=1), lambda share: share @ biases)]
+def _convolution_terms(layer: nn.Conv2d, inputs: Tensor, output_gradient: Tensor) -> list[_ParameterTerm]:
+    patches = unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+    flat = output_gradient.flatten(2)
+    weight_gradients, bias_gradients = torch.bmm(flat, patches.mT).flatten(1), flat.sum(2)
+    weight = _ParameterTerm(
+        norms=weight_gradients.norm(dim=1),
+        weighted_sum=lambda factors: (factors @ weight_gradients).view(layer.weight.shape),
+    )
+    if layer.bias is None:
+        return [weight]
+    return [
+        weight,
+        _ParameterTerm(bias_gradients.norm(dim=1), lambda factors: factors @ bias_gradients),
+    ]

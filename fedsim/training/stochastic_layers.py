@@ -1,7 +1,8 @@
-"""Layers that draw random numbers while a model trains: found by what they do, not by what they are called.
+"""Find layers that draw random numbers while a model trains, by behaviour and not by class.
 
-Dropout has many forms: layers of its own, arguments of recurrent and attention layers, functions that a network calls
-itself, whole paths that are skipped. All of them draw from torch's generator, whose state shows it.
+Dropout has many forms: layers of its own, arguments of recurrent and attention layers, functions
+that a network calls itself, whole paths that are skipped. All of them draw from torch's generator,
+whose state shows it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import RunError, some_of
-from fedsim.randomness import seeded
+from fedsim.errors import RunError, join_first
+from fedsim.randomness import seed_globals
 
-_PASSES = 4  # a layer may be reached only once another one is silent
-_ENOUGH = 2  # examples, so that layers that normalise by the batch have one
-_silent: WeakKeyDictionary[nn.Module, tuple[str, ...]] = WeakKeyDictionary()
-"""By model, the layers that were found; clients of one process train in the same one."""
+_MAX_PASSES = 4
+"""Most passes over a model; a layer may be reached only once another one is silent."""
+_NUM_EXAMPLES = 2
+"""Examples of a pass, enough for layers that normalise by the batch."""
+_silenced: WeakKeyDictionary[nn.Module, tuple[str, ...]] = WeakKeyDictionary()
+"""Silenced layers by model; clients of one process train in the same model."""
 
 
 def generator_state(device: torch.device) -> Tensor:
@@ -27,10 +30,10 @@ def generator_state(device: torch.device) -> Tensor:
 
 
 def find_stochastic_layers(model: nn.Module, inputs: Tensor) -> list[str]:
-    """Return the names of the layers of `model` that draw, in their present modes, in a pass over `inputs`.
+    """Return the names of layers that draw random numbers in a pass, in their present modes.
 
-    A layer is named only for what its own forward pass draws, and not for the layers in it. Buffers that a pass changes
-    are put back, and the states of all generators.
+    A layer counts only for what its own forward pass draws, not for the layers in it. Buffers that
+    a pass changes and the states of all generators are restored.
 
     Args:
         model: in the modes in which it trains.
@@ -60,7 +63,7 @@ def find_stochastic_layers(model: nn.Module, inputs: Tensor) -> list[str]:
         for module in names:
             hooks.callback(module.register_forward_pre_hook(enter).remove)
             hooks.callback(module.register_forward_hook(leave).remove)
-        _passed(model, inputs, "layers")
+        _run_model(model, inputs, "layers")
     return list(drawing)
 
 
@@ -70,40 +73,43 @@ def silence_stochastic_layers(model: nn.Module, inputs: Tensor) -> None:
     Raises:
         RunError: outputs still change from pass to pass.
     """
-    inputs = inputs[:_ENOUGH]
-    if model not in _silent:
-        found: list[str] = []
-        for _ in range(_PASSES):
+    inputs = inputs[:_NUM_EXAMPLES]
+    if model not in _silenced:
+        names: list[str] = []
+        for _ in range(_MAX_PASSES):
             if not (drawing := find_stochastic_layers(model, inputs)):
                 break
             for name in drawing:
                 model.get_submodule(name).training = False
-            found += drawing
-        if not _same_twice(model, inputs):
-            named = some_of([f"'{name}'" for name in found], 3) if found else "none that draws from torch's generator"
-            raise RunError(
-                "training.dropout = false: the model still gives other outputs from pass to pass; layers that were "
-                f"put into evaluation mode: {named}; take what else draws out of the model"
+            names += drawing
+        if not _is_deterministic(model, inputs):
+            layers = (
+                join_first([f"'{name}'" for name in names], 3) if names else "none that draws from torch's generator"
             )
-        _silent[model] = tuple(found)
-    for name in _silent[model]:
+            raise RunError(
+                "training.dropout = false: the model still gives other outputs from pass to pass; "
+                f"layers that were put into evaluation mode: {layers}; take what else draws out of "
+                "the model"
+            )
+        _silenced[model] = tuple(names)
+    for name in _silenced[model]:
         model.get_submodule(name).training = False
 
 
-def _same_twice(model: nn.Module, inputs: Tensor) -> bool:
+def _is_deterministic(model: nn.Module, inputs: Tensor) -> bool:
     """Tell whether two passes under different keys give the same outputs."""
-    first, second = (_passed(model, inputs, key) for key in ("one", "other"))
+    first, second = (_run_model(model, inputs, key) for key in ("one", "other"))
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return True
     return torch.allclose(first, second, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @torch.no_grad()
-def _passed(model: nn.Module, inputs: Tensor, key: str) -> object:
+def _run_model(model: nn.Module, inputs: Tensor, key: str) -> object:
     """Return the outputs of a pass that leaves buffers and generators as they were."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        with seeded("stochastic layers", key):
+        with seed_globals("stochastic layers", key):
             return model(inputs)
     finally:
         for name, buffer in model.named_buffers():

@@ -1,1 +1,1 @@
-"""Messages between server and clients."""
+"""Content of the messages between server and clients: states, payloads and updates."""

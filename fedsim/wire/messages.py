@@ -1,4 +1,4 @@
-"""What crosses the wire: states, and what the server saw of one client in one round."""
+"""Updates as the server sees them, and checks of the states that they are made of."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from fedsim.wire.payloads import State as State
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What the server saw of one client in one round: `(w_t, payload, N)`.
+    """Update of one client in one round, as the server sees it: `(w_t, payload, N)`.
 
     Attributes:
         round: server round, counted from 1.
         client: the client's partition id, or Flower's node id where the app reports none.
         before: w_t, the state that the server broadcast.
-        payload: what the client sent, as it sent it.
-        num_examples: N, the number of local examples that the client reported; of a gradient, those of
-            the mini-batch that it is the mean of.
+        payload: the arrays of the client in the form in which it sent them.
+        num_examples: N, the number of local examples that the client reported; for a gradient, the
+            size of its mini-batch.
         metrics: further numbers that the client reported, e.g. `train_loss`.
-        config: the protocol facts that the server sent along, e.g. its local epochs.
-        records: where a message held several records of arrays, or other ones came back: the names of those that the
-            client sent. All arrays are then called RECORD/NAME, and `fedsim.recording.reading` says which are meant.
-        members: of the sum over a group (secure aggregation), the ids of its clients; `client` is the first of them.
-        message: which of the messages that the server sent this client in this round it answers, counted from 1.
-        remarks: what is odd about the tensors that it sent, a sentence each; see `Payload.remarks`.
+        config: the protocol facts that the server sent along, e.g. the number of local epochs.
+        records: names of the records of arrays that the client sent, where it or the server sent
+            several. Arrays are then called RECORD/NAME, and a `MessageFormat` selects the record of
+            the model.
+        members: ids of the clients whose sum it is (secure aggregation); `client` is the first of
+            them.
+        message: number, from 1, of the server's message to this client in this round that it
+            answers.
+        remarks: sentences on unexpected shapes or types of its tensors; see `Payload.remarks`.
     """
 
     round: int
@@ -49,34 +52,35 @@ class Update:
 
     @cached_property
     def after(self) -> State:
-        """w_T, the state that the client returned, or w_t and the delta that it sent.
+        """Return w_T: the state that the client returned, or w_t plus the delta that it sent.
 
-        Of a client that sent a gradient, what came with it (BatchNorm's running statistics), often nothing.
+        For a client that sent a gradient, it holds only what came with it (BatchNorm's running
+        statistics), often nothing.
         """
-        return self.payload.after(self.before)
+        return self.payload.weights_after(self.before)
 
     @cached_property
     def gradient(self) -> State | None:
-        """What a FedSGD client sent instead of weights, at w_t; None where weights or a delta were sent."""
+        """Return the gradient at w_t of a FedSGD client; None for weights or a delta."""
         return self.payload.values("gradient", self.before) or None
 
     @property
     def sends_delta(self) -> bool:
-        """Whether the client sent w_T - w_t instead of w_T."""
+        """Return whether the client sent w_T - w_t instead of w_T."""
         return self.payload.kind == "delta"
 
     @cached_property
     def pseudo_gradient(self) -> State:
-        """w_t - w_T: the direction of the local gradients, summed and scaled by the step size.
+        """Return w_t - w_T: the sum of the local gradients, scaled by the step size.
 
-        Of a client that sent a gradient, that gradient; of what was sent as a delta, its negative to the bit.
+        For a client that sent a gradient, it is that gradient; for a delta, its exact negative.
 
         Raises:
             TranscriptError: w_T is not of the same tensors as w_t.
         """
         if self.gradient is not None:
             return self.gradient
-        for name, tensor in self.before.items():  # a tensor of one element would be spread over all of another
+        for name, tensor in self.before.items():  # a subtraction could broadcast other shapes
             if name not in self.after or self.after[name].shape != tensor.shape:
                 got = f"shape {tuple(self.after[name].shape)}" if name in self.after else "nothing"
                 raise TranscriptError(
@@ -86,36 +90,51 @@ class Update:
                 )
         deltas = self.payload.values("delta", self.before)
         return {
-            name: -deltas[name] if name in deltas else _difference(tensor, self.after[name])
+            name: -deltas[name] if name in deltas else _subtract(tensor, self.after[name])
             for name, tensor in self.before.items()
         }
 
 
-def _difference(before: Tensor, after: Tensor) -> Tensor:
-    """Subtract `after` from `before`; booleans cannot be subtracted, and unsigned integers would wrap around."""
+def _subtract(before: Tensor, after: Tensor) -> Tensor:
+    """Return `before` - `after`, in int64 where both are integers or booleans.
+
+    Booleans cannot be subtracted, and unsigned integers would wrap around.
+    """
     if before.is_floating_point() or after.is_floating_point():
         return before - after
     return before.long() - after.long()
 
 
-def misfit(sent: State, got: State) -> str | None:
-    """Which tensor of numbers came back under its name in another shape, or as no floating-point numbers."""
-    return Payload.dense({name: got[name] for name in sent if name in got}, "weights").misfit(sent)
+def describe_misfit(sent: State, got: State) -> str | None:
+    """Return how a tensor of `got` differs in shape or type from that in `sent`, or None."""
+    return Payload.from_dense({name: got[name] for name in sent if name in got}, "weights").describe_misfit(sent)
 
 
-def non_finite(state: State) -> list[str]:
-    """Names of the tensors in `state` that hold NaN or infinity."""
+def non_finite_names(state: State) -> list[str]:
+    """Return the names of the tensors in `state` that hold NaN or infinity.
+
+    >>> non_finite_names({"a": torch.ones(2), "b": torch.tensor([1.0, math.nan])})
+    ['b']
+    """
     floats = {name: t for name, t in state.items() if t.is_floating_point() and t.numel()}
-    # Cheap first: where the sum is finite, so is each number (the converse does not hold).
-    doubtful = [name for name, tensor in floats.items() if not math.isfinite(tensor.sum().item())]
-    return [name for name in doubtful if not torch.isfinite(floats[name]).all()]
+    # Cheap test first: where the sum is finite, so is each number (the converse does not hold).
+    suspects = [name for name, tensor in floats.items() if not math.isfinite(tensor.sum().item())]
+    return [name for name in suspects if not torch.isfinite(floats[name]).all()]
 
 
-def by_name(state: State, names: Mapping[str, torch.Size]) -> State | None:
-    """`state` under the names of a model, or None where it does not fit.
+def match_names(state: State, names: Mapping[str, torch.Size]) -> State | None:
+    """Return the tensors that a model names, or None where one is missing or has another shape.
 
-    Flower apps that send a plain list of arrays call them "0", "1", ...; those are matched by order.
-    Entries that the model does not name are left out.
+    Flower apps that send a plain list of arrays call them "0", "1", ...; those are matched by
+    order.
+
+    Args:
+        state: tensors by name.
+        names: the model's names and shapes.
+
+    >>> state = {"0": torch.ones(2), "1": torch.ones(3)}
+    >>> list(match_names(state, {"weight": torch.Size([2]), "bias": torch.Size([3])}))
+    ['weight', 'bias']
     """
     if all(key.isdigit() for key in state) and len(state) == len(names):
         ordered = [state[key] for key in sorted(state, key=int)]
@@ -125,6 +144,10 @@ def by_name(state: State, names: Mapping[str, torch.Size]) -> State | None:
     return {name: state[name] for name in names}
 
 
-def by_any(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:
-    """`state` by the first of these sets of names that it fits, see `by_name`; None where it fits none."""
-    return next((named for names in orders if (named := by_name(state, names)) is not None), None)
+def match_any_names(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:
+    """Return `state` under the first of these sets of names that `match_names` accepts, or None."""
+    for names in orders:
+        named_state = match_names(state, names)
+        if named_state is not None:
+            return named_state
+    return None

@@ -1,4 +1,4 @@
-"""The adversary of a recorded run, read from a file; importing this is quick, so mistakes are reported at once."""
+"""Adversary of a recorded run, read from a file; importing this is quick, so that mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.errors import ConfigError
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.reading import read_toml
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.trust import check_trust, is_in_a_run
+from fedsim.experiments.trust import check_trust, is_in_run_folder
 from fedsim.plugins.allowed_code import allow_code
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """The adversary of a recorded run.
+    """Adversary of a recorded run.
 
     Attributes:
         spec: which clients to attack with which attacks; None for what the run's own experiment says.
@@ -31,7 +31,7 @@ class Adversary:
 
 
 def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (), *, trust: bool = False) -> Adversary:
-    """The adversary that `file` describes; without a file, the one that the run in `path` describes.
+    """Read the adversary that `file` describes; without a file, the one that the run in `path` describes.
 
     Args:
         path: the run folder.
@@ -43,39 +43,41 @@ def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (),
         ConfigError: the file is not valid, or an override changes a setting that the recording was made with.
     """
     overrides = list(overrides)
+    recording_tables = set(Config.model_fields) - set(AttackFile.model_fields)
     for override in overrides:
-        if (table := override.partition(".")[0]) in set(Config.model_fields) - set(AttackFile.model_fields):
+        table = override.partition(".")[0]
+        if table in recording_tables:
             raise ConfigError(f"--set {override}: the recording was made with [{table}] as it was, so leave that out")
     if file is None and not overrides:
         return Adversary()
     source = file if file is not None else RunFolder(path).experiment
     tables = read_toml(source, overrides)
     kind = Config if set(tables) - set(AttackFile.model_fields) else AttackFile
-    spec: AttackFile = check(kind, tables, str(source))
-    own = not is_in_a_run(source, path)
-    if own:
+    spec: AttackFile = validate_tables(kind, tables, str(source))
+    is_outside = not is_in_run_folder(source, path)
+    if is_outside:
         allow_code(tables)
-    check_trust(spec, source, trust or own)
+    check_trust(spec, source, trust or is_outside)
     if file is not None and isinstance(spec, Config):
-        _check_of_run(spec, file, RunFolder(path))
-    command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *_as_options(overrides)]
+        _check_same_run(spec, file, RunFolder(path))
+    command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *_override_options(overrides)]
     return Adversary(spec=spec, beside=source.parent, command=shlex.join(command))
 
 
-def _check_of_run(spec: Config, file: Path, run: RunFolder) -> None:
+def _check_same_run(spec: Config, file: Path, run: RunFolder) -> None:
     """Raise ConfigError where a whole experiment file, given as attack file, is that of another run."""
     from fedsim.experiments.build import resolve  # which takes torch
 
-    if other := run.other_setting(resolve(spec)):
-        key, before, now = other
+    if differing_setting := run.find_changed_setting(resolve(spec)):
+        key, old, new = differing_setting
         raise ConfigError(
-            f"{file}: {key}: the run was made with {before}, this file says {now}; give one with [adversary] and "
+            f"{file}: {key}: the run was made with {old}, this file says {new}; give one with [adversary] and "
             "[[attack]] alone"
         )
 
 
-def _as_options(overrides: Iterable[str]) -> list[str]:
-    """The overrides as they were given, but of a path on this machine only its last part."""
+def _override_options(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides as options of a command, with paths on this machine cut to their last part."""
     options: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")

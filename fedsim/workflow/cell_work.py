@@ -1,4 +1,4 @@
-"""What a process of a sweep does: run a federation, or attack one, into its place in the store of cells."""
+"""Work of one process of a sweep: run a federation, or attack one, and store the result as a cell."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from typing import Any
 from fedsim.errors import FedsimError, RunError
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import held_against_manifest
-from fedsim.machine import forget_peak, peak
-from fedsim.randomness import one_thread
-from fedsim.sweeps import store as kept
-from fedsim.sweeps.queue import Job
-from fedsim.sweeps.rows import rows_of
-from fedsim.sweeps.store import Place, Store
+from fedsim.experiments.integrity import compare_with_manifest
+from fedsim.machine import peak_memory, reset_peak_memory
+from fedsim.randomness import use_one_thread
+from fedsim.sweeps import store as cell_store
+from fedsim.sweeps.queue import SweepJob
+from fedsim.sweeps.rows import sweep_rows
+from fedsim.sweeps.store import CellStore, StoreEntry
 from fedsim.workflow import work
 from fedsim.workflow.adversaries import Adversary
 
 log = logging.getLogger(__name__)
 Follow = Callable[[int, int, Mapping[str, float]], None]
-"""Told how far a job is."""
+"""Called with iteration, number of iterations and values while a job runs."""
 
 
 @contextmanager
-def doing(store: Store) -> Iterator[Callable[[Job, Follow], None]]:
-    """Gives the function that does a job, on one thread, for there is one process a core."""
-    logger, store_logger = logging.getLogger("fedsim"), logging.getLogger(kept.__name__)
-    before = logger.propagate, store_logger.level
-    logger.propagate = False  # who started this process shows what is to be shown
-    store_logger.setLevel(logging.ERROR)  # and has told what is damaged
+def job_runner(store: CellStore) -> Iterator[Callable[[SweepJob, Follow], None]]:
+    """Yield the function that does a job, on one thread, since there is one process for each core."""
+    logger, store_logger = logging.getLogger("fedsim"), logging.getLogger(cell_store.__name__)
+    old_propagate, old_store_level = logger.propagate, store_logger.level
+    logger.propagate = False  # the process that started this one shows what is to be shown
+    store_logger.setLevel(logging.ERROR)  # and has reported which cells are damaged
 
-    def do(job: Job, follow: Follow) -> None:
-        with _named(job.name) as teller:
-            (_federate if job.federates else _attack)(store, job, teller)
+    def do(job: SweepJob, follow: Follow) -> None:
+        with _prefixed_warnings(job.name) as handler:
+            (_federate if job.federates else _attack)(store, job, handler)
 
     try:
-        with one_thread():
+        with use_one_thread():
             yield do
     finally:
-        logger.propagate = before[0]
-        store_logger.setLevel(before[1])
+        logger.propagate = old_propagate
+        store_logger.setLevel(old_store_level)
 
 
-def _federate(store: Store, job: Job, teller: _Teller) -> None:
+def _federate(store: CellStore, job: SweepJob, handler: _PrefixHandler) -> None:
     """Run a federation, unless it is there by now; one that crashed is run again."""
-    place = store.federation(job.cell.federation)
-    with lock.held(place.folder.path, wait=True):
-        before = place.finished()
-        if before is not None and not before.crashed:
+    cell_place = store.federation(job.cell.federation)
+    with lock.lock_folder(cell_place.folder.path, wait=True):
+        marker = cell_place.read_intact()
+        if marker is not None and not marker.crashed:
             return
-        with measured() as used:
-            done = _resumed(place) or begun(place, job.cell.federated)
-        place.finish(rows=[], failures=done.failures, crashed=teller.crashed, **used)
+        with measure_resources() as resources:
+            done = _resume(cell_place) or run_anew(cell_place, job.cell.federation_config)
+        cell_place.write_marker(rows=[], failures=done.failures, crashed=handler.crashed, **resources)
 
 
-def _resumed(place: Place) -> work.Done | None:
-    """An interrupted federation that went on to its end; None where there is none, or it cannot go on."""
-    if place.marker.exists() or not place.folder.checkpoint.is_file():  # one that was finished is damaged
+def _resume(place: StoreEntry) -> work.AuditResult | None:
+    """Resume an interrupted federation to its end; None where there is none, or it cannot go on."""
+    if place.marker_path.exists() or not place.folder.checkpoint.is_file():  # one that was finished is damaged
         return None
     try:
         done = work.resume(place.folder, trust=True)
-        if differences := held_against_manifest(place.folder.path).differences:
+        if differences := compare_with_manifest(place.folder.path).differences:
             raise RunError(differences[0])
     except FedsimError as error:
         log.warning("begun anew, because it cannot go on: %s", error)
@@ -73,67 +73,69 @@ def _resumed(place: Place) -> work.Done | None:
     return done
 
 
-def begun(place: Place, config: Config) -> work.Done:
-    """A run from its first round; what was begun or damaged in its place, which is held, is removed."""
+def run_anew(place: StoreEntry, config: Config) -> work.AuditResult:
+    """Run a federation from its first round, and remove what was begun or damaged in its place, which is locked."""
     place.clear()
     return work.run(config, place.folder, overwrite=True)
 
 
-def _attack(store: Store, job: Job, teller: _Teller) -> None:
+def _attack(store: CellStore, job: SweepJob, handler: _PrefixHandler) -> None:
     """Attack a federation, unless that is done by now; findings that are there already are kept."""
-    cell, place, federation = job.cell, store.cell(job.cell.key), store.federation(job.cell.federation)
-    with lock.held(place.folder.path, wait=True):
-        before = place.finished()
-        if before is not None and not before.crashed:
+    cell, cell_place, federation = job.cell, store.cell(job.cell.key), store.federation(job.cell.federation)
+    with lock.lock_folder(cell_place.folder.path, wait=True):
+        marker = cell_place.read_intact()
+        if marker is not None and not marker.crashed:
             return
-        recording = federation.finished()
+        recording = federation.read_intact()
         if recording is None:
             raise RunError(
                 f"{federation.folder.path}: is gone, or was damaged meanwhile; the same sweep makes it again"
             )
-        with measured() as used:
-            if not kept.is_prepared(place, cell.config, recording):
-                kept.prepare(place, cell.config, federation)
-            done = work.attack(place.folder.path, Adversary(), trust=True)
-        place.finish(
-            rows=rows_of(place.folder, cell.title, done.planned),
+        with measure_resources() as resources:
+            if not cell_store.is_prepared(cell_place, cell.config, recording):
+                cell_store.prepare_cell(cell_place, cell.config, federation)
+            done = work.attack(cell_place.folder.path, Adversary(), trust=True)
+        cell_place.write_marker(
+            rows=sweep_rows(cell_place.folder, cell.title, done.planned_jobs),
             failures=list(dict.fromkeys([*recording.failures, *done.failures])),  # the federation may be removed
-            crashed=recording.crashed or teller.crashed,
-            **used,
+            crashed=recording.crashed or handler.crashed,
+            **resources,
         )
 
 
 @contextmanager
-def measured() -> Iterator[dict[str, Any]]:
-    """The seconds and the memory that what is within takes."""
-    used: dict[str, Any] = {}
-    forget_peak()
-    began = time.monotonic()
-    yield used
-    used |= {"seconds": round(time.monotonic() - began, 2), "memory": peak()}
+def measure_resources() -> Iterator[dict[str, Any]]:
+    """Measure the block within; the yielded dict has its `seconds` and `memory` afterwards."""
+    resources: dict[str, Any] = {}
+    reset_peak_memory()
+    start = time.monotonic()
+    yield resources
+    resources |= {"seconds": round(time.monotonic() - start, 2), "memory": peak_memory()}
 
 
 @contextmanager
-def _named(name: str) -> Iterator[_Teller]:
-    """Warnings say of which cell they are."""
+def _prefixed_warnings(name: str) -> Iterator[_PrefixHandler]:
+    """Prefix warnings with the name of the cell."""
     logger = logging.getLogger("fedsim")
-    teller = _Teller(name, list(logger.handlers))
-    logger.handlers = [teller]
+    handler = _PrefixHandler(name, list(logger.handlers))
+    logger.handlers = [handler]
     try:
-        yield teller
+        yield handler
     finally:
-        logger.handlers = teller.others
+        logger.handlers = handler.handlers
 
 
-class _Teller(logging.Handler):
-    def __init__(self, name: str, others: list[logging.Handler]) -> None:
+class _PrefixHandler(logging.Handler):
+    """Passes warnings on with a name in front; an error that is no sentence has a traceback and marks a crash."""
+
+    def __init__(self, cell_name: str, handlers: list[logging.Handler]) -> None:
         super().__init__(logging.WARNING)
-        self.about, self.others, self.crashed = name, others, False
+        self.cell_name, self.handlers, self.crashed = cell_name, handlers, False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand a record on that begins with the name; an error that is no sentence has a traceback."""
+        """Pass one record on."""
         self.crashed |= record.levelno >= logging.ERROR and bool(record.exc_info)
-        told = copy.copy(record)
-        told.msg, told.args = f"{self.about}: {record.getMessage()}", None
-        for handler in self.others:
-            handler.handle(told)
+        prefixed = copy.copy(record)
+        prefixed.msg, prefixed.args = f"{self.cell_name}: {record.getMessage()}", None
+        for handler in self.handlers:
+            handler.handle(prefixed)

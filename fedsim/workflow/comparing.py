@@ -1,4 +1,4 @@
-"""Runs that were made by hand, side by side: their settings, scores paired by victim, and accuracy."""
+"""Comparison of runs that were made by hand: their settings, scores paired by victim, and accuracy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from typing import Any
 import pandas as pd
 
 from fedsim.errors import ConfigError, FedsimError, RunError
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.reading import read_toml
-from fedsim.experiments.run_folder import RunFolder, measurements
-from fedsim.experiments.settings import settings_of
-from fedsim.recording.finding_files import read_about
-from fedsim.recording.manifest import is_noted
-from fedsim.recording.transcript import the_run
-from fedsim.reporting.comparison_page import Column, Pictures, write_comparison_page
-from fedsim.reporting.differences import Difference, alone, differences, same_clients, unlike
-from fedsim.reporting.evidence import scored
+from fedsim.experiments.run_folder import RunFolder, read_metrics
+from fedsim.experiments.settings import flat_settings
+from fedsim.recording.finding_files import read_facts
+from fedsim.recording.manifest import matches_manifest
+from fedsim.recording.transcript import find_run
+from fedsim.reporting.comparison_page import Pictures, RunColumn, write_comparison_page
+from fedsim.reporting.differences import (
+    Difference,
+    differences,
+    incomparable_attacks,
+    unshared_attacks,
+    why_not_same_clients,
+)
+from fedsim.reporting.evidence import read_scores
 from fedsim.workflow.runs import Report
 
 SERVER = "server"
@@ -28,8 +34,8 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """One of the runs.
+class ComparedRun:
+    """Run that is compared.
 
     Attributes:
         name: what tells it from the others, the last parts of its path.
@@ -50,7 +56,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Runs side by side; each is compared with the first.
+    """Runs side by side, each compared with the first.
 
     Attributes:
         sides: the runs that could be read.
@@ -58,73 +64,80 @@ class Comparison:
         failures: a sentence for each run that could not be read.
     """
 
-    sides: Sequence[Side]
+    sides: Sequence[ComparedRun]
     found: Mapping[str, Sequence[Difference]]
     failures: Sequence[str] = field(default=())
 
     @property
     def settings(self) -> pd.DataFrame:
-        """The settings that are not the same in all runs that tell theirs: a row by `table.key`, a column a run."""
+        """Settings that are not the same in all runs, a row by `table.key` and a column for each run.
+
+        Runs whose settings are not known do not count.
+        """
         names = [side.name for side in self.sides]
-        return pd.DataFrame.from_dict(self.differing, orient="index", columns=names, dtype=object)
+        return pd.DataFrame.from_dict(self.differing_settings, orient="index", columns=names, dtype=object)
 
     @property
-    def differing(self) -> Mapping[str, Sequence[Any]]:
-        """The same by `table.key`, a value for each run: None if it is not set, `UNKNOWN` for a foreign recording."""
+    def differing_settings(self) -> Mapping[str, Sequence[Any]]:
+        """Settings as in `settings`, as lists by `table.key`.
+
+        A value is None where the run does not set it, and `UNKNOWN` for a recording made elsewhere.
+        """
         known = [side.settings for side in self.sides if side.settings is not None]
-        differ = [key for key in sorted(set().union(*known)) if any(one.get(key) != known[0].get(key) for one in known)]
-        return {
-            key: [UNKNOWN if side.settings is None else side.settings.get(key) for side in self.sides] for key in differ
-        }
+        differing = {}
+        for key in sorted(set().union(*known)):
+            if any(settings.get(key) != known[0].get(key) for settings in known):
+                differing[key] = [UNKNOWN if side.settings is None else side.settings.get(key) for side in self.sides]
+        return differing
 
     @property
     def about_settings(self) -> list[str]:
-        """Sentences beside `differing`: whose settings are not known, and whether all that are known are the same."""
+        """Sentences on `differing`: whose settings are not known, and whether all that are known are the same."""
         unknown = [side.name for side in self.sides if side.settings is None]
-        told = [f"{name} was recorded elsewhere, so its settings are not known." for name in unknown]
-        if len(self.sides) - len(unknown) > 1 and not self.differing:
-            told.append("All other runs have the same settings." if unknown else "All settings are the same.")
-        return told
+        sentences = [f"{name} was recorded elsewhere, so its settings are not known." for name in unknown]
+        if len(self.sides) - len(unknown) > 1 and not self.differing_settings:
+            sentences.append("All other runs have the same settings." if unknown else "All settings are the same.")
+        return sentences
 
-    def alone(self, name: str) -> tuple[list[str], list[str]]:
-        """The attacks that only the first run scored, and those that only the run `name` did."""
-        return alone(self.sides[0].scores, self._side(name).scores)
+    def unshared_attacks(self, name: str) -> tuple[list[str], list[str]]:
+        """Return the attacks that only the first run scored, and those that only the run `name` did."""
+        return unshared_attacks(self.sides[0].scores, self._side(name).scores)
 
-    def unlike(self, name: str) -> list[str]:
-        """Sentences: the attacks that the first run and the run `name` made in ways that are not compared."""
-        return unlike(self.sides[0].scores, self._side(name).scores)
+    def incomparable_attacks(self, name: str) -> list[str]:
+        """Return sentences on the attacks that the first run and the run `name` made in ways that are not compared."""
+        return incomparable_attacks(self.sides[0].scores, self._side(name).scores)
 
-    def _side(self, name: str) -> Side:
+    def _side(self, name: str) -> ComparedRun:
         return next(side for side in self.sides if side.name == name)
 
     @property
     def scores(self) -> pd.DataFrame:
-        """A row for each run but the first, attack and metric; means, and the difference with its interval."""
-        return pd.DataFrame(
-            [
-                {
-                    "run": name,
-                    "attack": item.attack,
-                    "metric": item.base.metric,
-                    "first": item.first,
-                    "value": item.value,
-                    "difference": item.mean,
-                    "low": item.low,
-                    "high": item.high,
-                    "count": item.count,
-                    "unit": item.unit,
-                    "paired": item.paired,
-                    "verdict": item.verdict,
-                    "remark": item.remark,
-                }
-                for name, found in self.found.items()
-                for item in found
-            ]
-        )
+        """Row for each run but the first, attack and metric; means, and the difference with its interval."""
+        rows = []
+        for name, run_differences in self.found.items():
+            for item in run_differences:
+                rows.append(
+                    {
+                        "run": name,
+                        "attack": item.attack,
+                        "metric": item.base.metric,
+                        "first": item.first,
+                        "value": item.value,
+                        "difference": item.mean,
+                        "low": item.low,
+                        "high": item.high,
+                        "count": item.count,
+                        "unit": item.unit,
+                        "paired": item.paired,
+                        "verdict": item.verdict,
+                        "remark": item.remark,
+                    }
+                )
+        return pd.DataFrame(rows)
 
     @property
     def quality(self) -> pd.DataFrame:
-        """Accuracy, or loss, of the model by round: a row a round, a column a run."""
+        """Accuracy, or loss, of the model: a row for each round, a column for each run."""
         return pd.DataFrame({side.name: pd.Series(side.quality, dtype=float) for side in self.sides}).sort_index()
 
     def report(self, path: str | Path) -> Report:
@@ -137,15 +150,15 @@ class Comparison:
             RunError: the file cannot be written, or a picture cannot be read.
         """
         columns = [
-            Column(name=side.name, quality=side.quality, measured=side.measured, pictures=_pictures(side.path))
+            RunColumn(name=side.name, quality=side.quality, measured=side.measured, pictures=_pictures(side.path))
             for side in self.sides
         ]
         written = write_comparison_page(
             Path(path),
             columns,
-            (self.differing, self.about_settings),
+            (self.differing_settings, self.about_settings),
             self.found,
-            {name: (*self.alone(name), self.unlike(name)) for name in self.found},
+            {name: (*self.unshared_attacks(name), self.incomparable_attacks(name)) for name in self.found},
             self.failures,
         )
         return Report(written, tuple(self.failures))
@@ -162,26 +175,29 @@ def compare(*runs: str | Path) -> Comparison:
     """
     if len(runs) < 2:
         raise ConfigError(f"compare: expected two runs or more, got {len(runs)}")
-    paths = [the_run(Path(run)) for run in runs]
-    if twice := [path for place, path in enumerate(paths) if path.resolve() in {p.resolve() for p in paths[:place]}]:
-        raise ConfigError(f"compare: {twice[0]} is named twice; name each run once")
+    paths = [find_run(Path(run)) for run in runs]
+    seen = set[Path]()
+    for path in paths:
+        if path.resolve() in seen:
+            raise ConfigError(f"compare: {path} is named twice; name each run once")
+        seen.add(path.resolve())
     sides, failures = [], []
     for path, name in zip(paths, _names(paths), strict=True):
         try:
-            sides.append(_side(path, name))
+            sides.append(_read_run(path, name))
         except FedsimError as error:
             failures.append(f"not compared: {error}")
     if len(sides) < 2:
         raise ConfigError(f"compare: fewer than two of these runs can be read: {'; '.join(failures)}")
-    first, *others = sides
-    found = {
-        other.name: differences(first.scores, other.scores, same_clients(first.settings, other.settings))
-        for other in others
-    }
-    return Comparison(sides=sides, found=found, failures=failures)
+    first, *further_runs = sides
+    score_differences = {}
+    for compared in further_runs:
+        why_not_paired = why_not_same_clients(first.settings, compared.settings)
+        score_differences[compared.name] = differences(first.scores, compared.scores, why_not_paired)
+    return Comparison(sides=sides, found=score_differences, failures=failures)
 
 
-def _side(path: Path, name: str) -> Side:
+def _read_run(path: Path, name: str) -> ComparedRun:
     folder = RunFolder(path)
     if not path.is_dir():
         raise ConfigError(f"{path}: no such run folder")
@@ -189,57 +205,61 @@ def _side(path: Path, name: str) -> Side:
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
     folder.check_kinds()
     for table in (folder.scores, folder.metrics):
-        if table.is_file() and not is_noted(path, table):
+        if table.is_file() and not matches_manifest(path, table):
             raise RunError(f"{table}: is not what this run wrote; `fedsim attack {path}` writes scores anew")
     measured, quality = _quality(folder)
-    return Side(
-        name=name, path=path, settings=_settings(folder), scores=scored(folder), quality=quality, measured=measured
+    return ComparedRun(
+        name=name, path=path, settings=_settings(folder), scores=read_scores(folder), quality=quality, measured=measured
     )
 
 
 def _settings(folder: RunFolder) -> Mapping[str, Any] | None:
-    """Of the run's file, which has to be what the run was made with; no code that it names is imported."""
+    """Return the settings of the run's file, without importing code that it names.
+
+    Raises:
+        RunError: the file is not what the run was made with.
+    """
     if not folder.experiment.is_file():
         return None
-    config = check(Config, read_toml(folder.experiment), str(folder.experiment))
+    config = validate_tables(Config, read_toml(folder.experiment), str(folder.experiment))
     folder.check_same(config)
-    return settings_of(config)
+    return flat_settings(config)
 
 
 def _quality(folder: RunFolder) -> tuple[str, dict[int, float]]:
-    rows = [row for row in measurements(folder) if row["client"] == SERVER]
+    rows = [row for row in read_metrics(folder) if row["client"] == SERVER]
     for name in ("accuracy", "loss"):
-        if found := {int(row["round"]): float(row[name]) for row in rows if row.get(name)}:
-            return name, found
+        if values := {int(row["round"]): float(row[name]) for row in rows if row.get(name)}:
+            return name, values
     return "", {}
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as tell them apart."""
+    """Return the last parts of each path, as many as tell the paths apart."""
     parts = [path.resolve().parts for path in paths]
     longest = max(map(len, parts))
     for count in range(1, longest + 1):
-        names = ["/".join(own[-count:]) for own in parts]
+        names = ["/".join(path_parts[-count:]) for path_parts in parts]
         if len(set(names)) == len(names):
             break
     return names
 
 
 def _pictures(path: Path) -> Pictures:
-    """By attack and update, the picture that the run's report drew of each finding that the run noted."""
-    found: dict[str, dict[str, bytes]] = {}
+    """Return by attack and update the picture that the run's report drew of each finding that the run noted."""
+    pictures: dict[str, dict[str, bytes]] = {}
     for file in sorted(RunFolder(path).findings.glob("*/*.safetensors")):
         picture = file.with_suffix(".png")
-        if not picture.is_file() or not is_noted(path, file):
+        if not picture.is_file() or not matches_manifest(path, file):
             continue
-        about = read_about(file)
-        update = f"round {about['round']}, client {about['victim']}" + f", start {about['repeat']}" * bool(
-            about["repeat"]
-        )
+        about = read_facts(file)
+        update = f"round {about['round']}, client {about['victim']}"
+        if about["repeat"]:
+            update += f", start {about['repeat']}"
         try:
-            found.setdefault(str(about["attack"]), {})[update] = picture.read_bytes()
+            pictures.setdefault(str(about["attack"]), {})[update] = picture.read_bytes()
         except OSError as error:
             raise RunError(
                 f"{picture}: cannot be read ({error.strerror}); `fedsim report {path}` draws it again"
             ) from error
-    return found
+    return pictures

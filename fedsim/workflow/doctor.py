@@ -1,4 +1,4 @@
-"""What this machine can run: versions, cores and memory, data sets, weights, plug-ins that load.
+"""Check of what this machine can run: versions, cores and memory, data sets, weights, plug-ins that load.
 
 Nothing here imports torch before it is known to import.
 """
@@ -14,25 +14,25 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from fedsim.errors import DataError, FedsimError, first_line, one_line, what_it_said
+from fedsim.errors import DataError, FedsimError, error_reason, first_line, one_line
 from fedsim.plugins import registry
 
 _EXTRA = "federation"
-_WEIGHTS = (
+_HOW_TO_GET_WEIGHTS = (
     "on a machine with a network, save `torchvision.models.squeezenet1_1(weights='DEFAULT').state_dict()` there by "
     "`torch.save`"
 )
 
 
 @dataclass(frozen=True)
-class Told:
-    """One thing that was looked at.
+class MachineCheck:
+    """Result of one check.
 
     Attributes:
-        part: of which it is one.
-        name: what it is.
-        text: how it is, and what to do where something is missing.
-        broken: whether fedsim does not work as it is.
+        part: the group of checks that it belongs to.
+        name: what was checked.
+        text: the result, and what to do where something is missing.
+        broken: whether fedsim does not work like this.
     """
 
     part: str
@@ -41,12 +41,12 @@ class Told:
     broken: bool = False
 
 
-def examined() -> Iterator[Told]:
-    """Everything there is to say, one thing after the other as each is looked at; takes seconds."""
+def run_checks() -> Iterator[MachineCheck]:
+    """Yield the result of each check as it is made; takes seconds."""
     yield from _versions()
     yield from _requirements()
-    if broken := _no_torch():
-        yield Told("versions", "torch", broken, broken=True)
+    if problem := _torch_problem():
+        yield MachineCheck("versions", "torch", problem, broken=True)
         return
     yield from _machine()
     yield from _data_sets()
@@ -54,28 +54,30 @@ def examined() -> Iterator[Told]:
     yield from _plugins()
 
 
-def _versions() -> Iterator[Told]:
-    yield Told("versions", "python", sys.version.split()[0])
-    for name, package in (("fedsim", registry.OWNER), ("torch", "torch"), ("flwr", "flwr"), ("ray", "ray")):
-        yield Told("versions", name, _version(package) or "not installed")
+def _versions() -> Iterator[MachineCheck]:
+    yield MachineCheck("versions", "python", sys.version.split()[0])
+    for name, package in (("fedsim", registry.DISTRIBUTION), ("torch", "torch"), ("flwr", "flwr"), ("ray", "ray")):
+        yield MachineCheck("versions", name, _version(package) or "not installed")
 
 
-def _requirements() -> Iterator[Told]:
-    """What fedsim needs and is not there, or in another version than it was made for."""
-    for line in requires(registry.OWNER) or ():
-        needed = Requirement(line)
-        always = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if always or (needed.marker is not None and needed.marker.evaluate({"extra": _EXTRA})):
-            there = _version(needed.name)
-            if not there:
-                lost = "" if always else "recordings can be attacked, but no federation be run; "
-                remedy = f"pip install '{registry.OWNER}{'' if always else f'[{_EXTRA}]'}'"
-                yield Told("versions", needed.name, f"is missing; {lost}{remedy}", broken=always)
-            elif not needed.specifier.contains(there, prereleases=True):
-                wanted = (
-                    f"is {there}, and fedsim wants {needed.specifier}; pip install '{needed.name}{needed.specifier}'"
-                )
-                yield Told("versions", needed.name, wanted, broken=always)
+def _requirements() -> Iterator[MachineCheck]:
+    """Yield what fedsim needs and is not there, or in another version than it was made for."""
+    for line in requires(registry.DISTRIBUTION) or ():
+        requirement = Requirement(line)
+        marker = requirement.marker
+        always = marker is None or marker.evaluate({"extra": ""})
+        if not (always or (marker is not None and marker.evaluate({"extra": _EXTRA}))):
+            continue
+        installed = _version(requirement.name)
+        if not installed:
+            consequence = "" if always else "recordings can be attacked, but no federation be run; "
+            package = registry.DISTRIBUTION if always else f"{registry.DISTRIBUTION}[{_EXTRA}]"
+            text = f"is missing; {consequence}pip install '{package}'"
+            yield MachineCheck("versions", requirement.name, text, broken=always)
+        elif not requirement.specifier.contains(installed, prereleases=True):
+            remedy = f"pip install '{requirement.name}{requirement.specifier}'"
+            text = f"is {installed}, and fedsim wants {requirement.specifier}; {remedy}"
+            yield MachineCheck("versions", requirement.name, text, broken=always)
 
 
 def _version(package: str) -> str:
@@ -85,40 +87,41 @@ def _version(package: str) -> str:
         return ""
 
 
-def _no_torch() -> str:
-    """Why PyTorch does not import; empty where it does."""
+def _torch_problem() -> str:
+    """Return why PyTorch does not import; empty where it does."""
     try:
         import torch  # noqa: F401
     except Exception as error:  # a missing library of the system is an OSError, and there are others
-        return f"does not import ({one_line(what_it_said(error))}); install it anew, see https://pytorch.org"
+        return f"does not import ({one_line(error_reason(error))}); install it anew, see https://pytorch.org"
     return ""
 
 
-def _machine() -> Iterator[Told]:
-    from fedsim.machine import cores, free_memory
+def _machine() -> Iterator[MachineCheck]:
+    from fedsim.machine import count_cores, free_memory
 
-    yield Told("machine", "cores", str(cores()))
-    yield Told("machine", "memory", f"{free_memory() / 1e9:.1f} GB free")
+    yield MachineCheck("machine", "cores", str(count_cores()))
+    yield MachineCheck("machine", "memory", f"{free_memory() / 1e9:.1f} GB free")
     yield from _gpus()
 
 
-def _gpus() -> Iterator[Told]:
+def _gpus() -> Iterator[MachineCheck]:
     import torch
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        built = "" if torch.version.cuda else "; this PyTorch was built without CUDA"
-        why = f" ({one_line(str(said[0].message))})" if said else ""
-        yield Told("machine", "GPU", f"none that PyTorch can use{built}{why}")
+        build = "" if torch.version.cuda else "; this PyTorch was built without CUDA"
+        reason = f" ({one_line(str(caught[0].message))})" if caught else ""
+        yield MachineCheck("machine", "GPU", f"none that PyTorch can use{build}{reason}")
     for number in range(count):
-        about = torch.cuda.get_device_properties(number)
-        yield Told("machine", f"cuda:{number}", f"{about.name}, {about.total_memory / 1e9:.0f} GB{_unusable(number)}")
+        properties = torch.cuda.get_device_properties(number)
+        text = f"{properties.name}, {properties.total_memory / 1e9:.0f} GB{_unusable(number)}"
+        yield MachineCheck("machine", f"cuda:{number}", text)
 
 
 def _unusable(gpu: int) -> str:
-    """Why nothing can be computed on a GPU, as the end of a sentence."""
+    """Return why nothing can be computed on a GPU, as the end of a sentence; empty where something can."""
     import torch
 
     try:
@@ -128,67 +131,72 @@ def _unusable(gpu: int) -> str:
     return ""
 
 
-def _data_sets() -> Iterator[Told]:
-    from fedsim.experiments.build import data_folder
+def _data_sets() -> Iterator[MachineCheck]:
+    from fedsim.experiments.build import find_data_folder
 
-    folder = data_folder()
-    told = str(folder) if folder else "none; set FEDSIM_DATA, or give --data-dir DIR"
+    folder = find_data_folder()
+    location = str(folder) if folder else "none; set FEDSIM_DATA, or give --data-dir DIR"
     missing = "" if folder is None or folder.is_dir() else "; there is no such folder"
-    yield Told("data sets", "folder", told + missing)
-    for name in registry.names("datasets"):
-        if registry.is_own("datasets", name):
-            yield Told("data sets", name, _data_set(name, folder if folder and not missing else None))
+    yield MachineCheck("data sets", "folder", location + missing)
+    for name in registry.registered_names("datasets"):
+        if registry.is_builtin("datasets", name):
+            yield MachineCheck("data sets", name, _data_set(name, folder if folder and not missing else None))
 
 
 def _data_set(name: str, folder: Path | None) -> str:
-    """Whether the files of a data set are there; if not, how to get them."""
-    from fedsim.datasets.cache import files_of
-    from fedsim.datasets.download import how_to_get
+    """Say whether the files of a data set are there; if not, how to get them."""
+    from fedsim.datasets.cache import find_source_files
+    from fedsim.datasets.download import describe_source
 
     plugin = registry.build("datasets", name, {}, name)
-    if "path" in registry.parameters(type(plugin)):
+    if "path" in registry.setting_parameters(type(plugin)):
         return "reads files of your own; set data.path"
     try:
-        files = files_of(plugin, folder)
+        files = find_source_files(plugin, folder)
     except DataError as error:
         if folder is None:
-            return f"not looked for, without a folder; {how_to_get(name)}"
+            return f"not looked for, without a folder; {describe_source(name)}"
         return f"missing: {str(error).removeprefix('data: ')}"
-    return f"there, {len(files)} file{'s' * (len(files) != 1)}" if files else f"there, {how_to_get(name)}"
+    if not files:
+        return f"there, {describe_source(name)}"
+    return "there, 1 file" if len(files) == 1 else f"there, {len(files)} files"
 
 
-def _weights() -> Told:
-    """Those of the network behind LPIPS."""
-    from fedsim.experiments.build import data_folder
+def _weights() -> MachineCheck:
+    """Check the weights of the network behind LPIPS."""
+    from fedsim.experiments.build import find_data_folder
     from fedsim.metrics import LPIPS_FILE, check_weights
 
-    home = data_folder()
-    path = (home or Path("$FEDSIM_DATA")) / "weights" / LPIPS_FILE
-    if home is None or not path.is_file():
-        return Told("weights", "LPIPS", f"missing, so no LPIPS is computed: {path}; {_WEIGHTS}")
+    folder = find_data_folder()
+    path = (folder or Path("$FEDSIM_DATA")) / "weights" / LPIPS_FILE
+    if folder is None or not path.is_file():
+        return MachineCheck("weights", "LPIPS", f"missing, so no LPIPS is computed: {path}; {_HOW_TO_GET_WEIGHTS}")
     try:
         check_weights(path.parent)
     except DataError as error:
-        return Told("weights", "LPIPS", str(error))
-    return Told("weights", "LPIPS", f"there, {path}")
+        return MachineCheck("weights", "LPIPS", str(error))
+    return MachineCheck("weights", "LPIPS", f"there, {path}")
 
 
-def _plugins() -> Iterator[Told]:
-    """How many load, and each that does not."""
+def _plugins() -> Iterator[MachineCheck]:
+    """Yield how many plug-ins load, and each that does not."""
     count = 0
     for group in registry.GROUPS:
-        for name in registry.names(group):
+        for name in registry.registered_names(group):
             try:
                 registry.load(group, name)
                 count += 1
             except FedsimError as error:
-                yield Told("plug-ins", name, str(error), broken=_is_ours(group, name))
-    yield Told("plug-ins", "load", str(count))
+                yield MachineCheck("plug-ins", name, str(error), broken=_is_ours(group, name))
+    yield MachineCheck("plug-ins", "load", str(count))
 
 
 def _is_ours(group: registry.Group, name: str) -> bool:
-    """Whether fedsim itself is broken if this does not load: not where Flower is left out, or two have one name."""
+    """Return whether fedsim itself is broken if this plug-in does not load.
+
+    It is not where Flower is not installed, or where two plug-ins share a name.
+    """
     try:
-        return registry.is_own(group, name) and bool(_version("flwr"))
+        return registry.is_builtin(group, name) and bool(_version("flwr"))
     except FedsimError:
         return False

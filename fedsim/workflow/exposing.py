@@ -1,4 +1,4 @@
-"""Measure how exposed clients are, write it down as it comes, and draw it."""
+"""Measures how exposed clients are, writes each result down as it comes, and draws them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.exposing import Moment, exposed
-from fedsim.exposure.of_clients import COLUMNS, Gauge
+from fedsim.experiments.exposing import TrainingMoment, measure_moments
+from fedsim.exposure.of_clients import COLUMNS, MeasureSchedule
 from fedsim.files import write_bytes
-from fedsim.progress import tracked
-from fedsim.reporting.exposure import Who, drawn, pictured, quantities
+from fedsim.progress import track
+from fedsim.reporting.exposure import Who, draw_clients, draw_examples, mean_quantities
 
 TABLE = "exposure.csv"
 _PICTURES = ("clients-*.png", "examples-*.png")
@@ -32,8 +32,8 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"{folder / TABLE}: is there already; choose another --out, or pass --overwrite")
 
 
-def exposed_to(
-    folder: Path, experiment: Experiment, moments: Sequence[Moment], gauges: Sequence[Gauge]
+def write_exposure(
+    folder: Path, experiment: Experiment, moments: Sequence[TrainingMoment], gauges: Sequence[MeasureSchedule]
 ) -> tuple[list[dict[str, Any]], list[Path]]:
     """Measure clients at `moments`, into a table and pictures in `folder`; rows are there as soon as a measure is done.
 
@@ -50,17 +50,18 @@ def exposed_to(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / TABLE).exists():
-            for old in (path for pattern in _PICTURES for path in folder.glob(pattern)):
-                old.unlink()
+            for pattern in _PICTURES:
+                for old in list(folder.glob(pattern)):
+                    old.unlink()
         total = sum(len(moment.clients) for moment in moments)
-        rows = list(_written(folder / TABLE, tracked(exposed(experiment, moments, gauges), "clients", total)))
-        return rows, list(_drawn(folder, experiment, rows))
+        rows = list(_write_rows(folder / TABLE, track(measure_moments(experiment, moments, gauges), "clients", total)))
+        return rows, list(_draw_states(folder, experiment, rows))
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror}); make room or choose another --out") from error
 
 
-def _written(path: Path, parts: Iterable[Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Pass on the rows of `parts`, each once it is in the file."""
+def _write_rows(path: Path, parts: Iterable[Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `parts`, each once it is in the file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
@@ -70,25 +71,25 @@ def _written(path: Path, parts: Iterable[Iterable[dict[str, Any]]]) -> Iterator[
             yield row
 
 
-def _drawn(folder: Path, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> Iterator[Path]:
-    """The pictures of each state, as they are written."""
-    for state, found in groupby(rows, key=lambda row: row["state"]):
-        at_state = list(found)
-        if clients := [item for item in quantities(at_state) if item.values]:
+def _draw_states(folder: Path, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> Iterator[Path]:
+    """Draw the pictures of each state, and yield their paths as they are written."""
+    for state, state_rows in groupby(rows, key=lambda row: row["state"]):
+        rows_at_state = list(state_rows)
+        if clients := [item for item in mean_quantities(rows_at_state) if item.values]:
             path = folder / f"clients-{state}.png"
-            write_bytes(path, drawn(clients))
+            write_bytes(path, draw_clients(clients))
             yield path
-        examples = [item for item in quantities(at_state, each=True) if item.values]
+        examples = [item for item in mean_quantities(rows_at_state, of_examples=True) if item.values]
         if experiment.dataset.task.kind == "image":
-            for measure, of_it in groupby(examples, key=lambda item: item.measure):
+            for measure, of_measure in groupby(examples, key=lambda item: item.measure):
                 path = folder / f"examples-{state}-{measure}.png"
-                write_bytes(path, pictured(list(of_it), partial(_image, experiment)))
+                write_bytes(path, draw_examples(list(of_measure), partial(_image, experiment)))
                 yield path
 
 
 def _image(experiment: Experiment, who: Who) -> Tensor:
-    """An example of a client, `channel height width` in [0, 1]."""
+    """Return an example of a client, `channel height width` in [0, 1]."""
     client, example = who
-    place = int(experiment.data.indices(client)[0][int(example)])
+    index = int(experiment.data.indices(client)[0][int(example)])
     dataset = experiment.dataset
-    return dataset.in_unit_range(dataset.train.inputs(torch.tensor([place])))[0]
+    return dataset.to_unit_range(dataset.train.inputs(torch.tensor([index])))[0]

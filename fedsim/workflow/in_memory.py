@@ -1,4 +1,4 @@
-"""Attack one update that is in memory, without a run."""
+"""Attack on one update that is in memory, without a run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.attacks import Attack
-from fedsim.errors import AttackCrash, ConfigError, FedsimError, did_you_mean, first_line, one_line, what_it_said
-from fedsim.files import fresh_folder
+from fedsim.errors import AttackCrash, ConfigError, FedsimError, did_you_mean, error_reason, first_line, one_line
+from fedsim.files import temporary_folder
 from fedsim.findings import Finding
 from fedsim.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
-from fedsim.models.checks import unsized
+from fedsim.models.checks import lazy_layer_complaint
 from fedsim.plugins import registry
-from fedsim.plugins.frozen import plain
-from fedsim.randomness import generator, one_at_a_time, one_thread
+from fedsim.plugins.frozen import to_plain_value
+from fedsim.randomness import generator, serialize_calls, use_one_thread
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.training.model_state import state_of, statistics_of
-from fedsim.wire.messages import State, Update, misfit, non_finite
+from fedsim.training.model_state import copy_state, running_statistics
+from fedsim.wire.messages import State, Update, describe_misfit, non_finite_names
 from fedsim.wire.payloads import WORKING_TYPE, Payload
-from fedsim.workflow.logs import Progress, told
-from fedsim.workflow.records import without_twins
+from fedsim.workflow.logs import Progress, forward_progress
+from fedsim.workflow.records import drop_overlap
 
-_OBJECTS: Mapping[str, tuple[type, str]] = {
+_OBJECT_FACTS: Mapping[str, tuple[type, str]] = {
     "labels": (Tensor, "a tensor of one label for each example"),
     "records": (Records, "fedsim.knowledge.Records"),
     "candidates": (Records, "fedsim.knowledge.Records"),
@@ -37,10 +37,10 @@ _OBJECTS: Mapping[str, tuple[type, str]] = {
     "property_records": (PropertyRecords, "fedsim.knowledge.PropertyRecords"),
     "partial_records": (PartialRecords, "fedsim.knowledge.PartialRecords"),
 }
-"""Facts that are neither numbers nor texts: their type, and what to say of it."""
+"""Facts that are neither numbers nor texts: their type, and its description in error messages."""
 
 
-@one_at_a_time
+@serialize_calls
 def attack(
     before: State | nn.Module,
     after: State | nn.Module,
@@ -77,73 +77,81 @@ def attack(
         KnowledgeError: the attack needs to know more.
         AttackError: the attack failed.
     """
-    known = without_twins(_checked(knowledge))
-    if not isinstance(num_examples := plain(num_examples), int) or isinstance(num_examples, bool) or num_examples < 1:
+    # Check what the caller gives.
+    facts = drop_overlap(_check_knowledge(knowledge))
+    if (
+        not isinstance(num_examples := to_plain_value(num_examples), int)
+        or isinstance(num_examples, bool)
+        or num_examples < 1
+    ):
         raise ConfigError(f"attack: num_examples: expected a whole number of at least 1, got {num_examples!r}")
     if not callable(loss):
         raise ConfigError(f"attack: loss: expected a function of outputs and labels, got {type(loss).__name__}")
-    network = _copy(model).to(WORKING_TYPE)
-    sent = _state("before", before, network)
-    returned = _state("after", after, network, statistics=not statistics_of(network).isdisjoint(sent))
-    built = _built(attack, settings or {})
-    known |= _classes(network, known, texts=built.texts)
-    granted = Knowledge(model=lambda: deepcopy(network), loss=loss, value_range=_ends(value_range), **known)
+    network = _copy_model(model).to(WORKING_TYPE)
+    broadcast = _checked_state("before", before, network)
+    returned = _checked_state("after", after, network, statistics=not running_statistics(network).isdisjoint(broadcast))
+    built = _build_attack(attack, settings or {})
+    facts |= _infer_classes(network, facts, texts=built.texts)
+    # What the adversary knows, and what the server saw.
+    granted = Knowledge(model=lambda: deepcopy(network), loss=loss, value_range=_value_bounds(value_range), **facts)
     update = Update(
-        round=1, client=0, before=sent, payload=Payload.dense(returned, "weights"), num_examples=num_examples
+        round=1, client=0, before=broadcast, payload=Payload.from_dense(returned, "weights"), num_examples=num_examples
     )
-    with fresh_folder() as folder, told(progress), one_thread():
+    with temporary_folder() as folder, forward_progress(progress), use_one_thread():
         Recorder(folder).write(1, [update])
 
         def follow(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
             if progress is not None:
-                progress(built.called, iteration, iterations)
+                progress(built.title, iteration, iterations)
 
         try:
             return built.run(Transcript(folder), granted, victim=0, rng=generator(seed, "attack"), progress=follow)
         except FedsimError:
             raise
         except Exception as error:  # the attack, the model and the loss may be anybody's code
-            raise AttackCrash(f"attack: {built.called}: {one_line(what_it_said(error))}") from error
+            raise AttackCrash(f"attack: {built.title}: {one_line(error_reason(error))}") from error
 
 
-def _checked(knowledge: Mapping[str, Any]) -> dict[str, Any]:
-    """`knowledge` as attacks read it: sequences are tuples, and labels are in ascending order.
+def _check_knowledge(knowledge: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `knowledge` as attacks read it: sequences are tuples, and labels are in ascending order.
 
     Raises:
         ConfigError: a name is no fact that can be granted, or a value does not fit it.
     """
-    found: dict[str, Any] = {}
-    for name, given in knowledge.items():
+    checked: dict[str, Any] = {}
+    for name, value in knowledge.items():
         if name not in FACTS:
             raise ConfigError(f"attack: '{name}' is nothing that can be known, {did_you_mean(name, FACTS)}")
         fact = FACTS[name]
-        value: Any = tuple(map(plain, given)) if isinstance(given, list | tuple) else plain(given)
-        if value is None:
+        plain_value: Any = (
+            tuple(map(to_plain_value, value)) if isinstance(value, list | tuple) else to_plain_value(value)
+        )
+        if plain_value is None:
             continue
-        if name in _OBJECTS:
-            kind, expected = _OBJECTS[name]
-            fits = isinstance(value, kind)
-        elif kinds := get_args(fact.value):  # a list of numbers
+        if name in _OBJECT_FACTS:
+            kind, expected = _OBJECT_FACTS[name]
+            fits = isinstance(plain_value, kind)
+        elif kinds := get_args(fact.value_type):  # a list of numbers
             expected = fact.expected
-            numbers = isinstance(value, tuple) and all(type(item) in (int, *kinds) for item in value)
-            fits = numbers and fact.fits(value)
+            numbers = isinstance(plain_value, tuple) and all(type(item) in (int, *kinds) for item in plain_value)
+            fits = numbers and fact.is_valid(plain_value)
         else:
-            fits, expected = fact.takes(value), fact.expected
+            fits, expected = fact.accepts(plain_value), fact.expected
         if not fits:
-            raise ConfigError(f"attack: {name}: expected {expected}, got {one_line(repr(given))}")
-        found[name] = value.sort().values if name == "labels" else value
-    return found
+            raise ConfigError(f"attack: {name}: expected {expected}, got {one_line(repr(value))}")
+        checked[name] = plain_value.sort().values if name == "labels" else plain_value
+    return checked
 
 
-def _copy(model: object) -> nn.Module:
-    """A copy of the network, which the caller may go on using.
+def _copy_model(model: object) -> nn.Module:
+    """Copy the network, which the caller may go on using.
 
     Raises:
         ConfigError: it is no network, has no weights, or cannot be copied.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"attack: model: expected a torch.nn.Module, got {type(model).__name__}")
-    if complaint := unsized(model):
+    if complaint := lazy_layer_complaint(model):
         raise ConfigError(f"attack: model: {complaint}")
     if not any(True for _ in model.parameters()):
         raise ConfigError(f"attack: model: this {type(model).__name__} has no weights; hand over the attacked network")
@@ -153,12 +161,12 @@ def _copy(model: object) -> nn.Module:
         raise ConfigError(f"attack: model: cannot be copied ({first_line(error)})") from error
 
 
-def _built(attack: str | Attack, settings: Mapping[str, Any]) -> Attack:
+def _build_attack(attack: str | Attack, settings: Mapping[str, Any]) -> Attack:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"attack: settings: expected a dict of names and values, got {type(settings).__name__}")
     if isinstance(attack, str):
-        found: Attack = registry.build("attacks", attack, settings, "attack").entitled(attack)
-        return found
+        built: Attack = registry.build("attacks", attack, settings, "attack").entitled(attack)
+        return built
     if not isinstance(attack, Attack):
         raise ConfigError(f"attack: expected a name or an instance of fedsim.Attack, got {type(attack).__name__}")
     if settings:
@@ -169,61 +177,65 @@ def _built(attack: str | Attack, settings: Mapping[str, Any]) -> Attack:
     return attack
 
 
-def _state(
-    what: str, given: State | nn.Module, network: nn.Module, *, statistics: bool | None = None
+def _checked_state(
+    role: str, state_or_model: State | nn.Module, network: nn.Module, *, statistics: bool | None = None
 ) -> dict[str, Tensor]:
-    """`given` under the names of `network`, copied.
+    """Copy a state, with the names of `network`.
 
     Args:
+        role: what errors call it.
+        state_or_model: the state, or a network that has it.
         statistics: whether the running statistics of BatchNorm layers are part of it; None where they may be or not.
 
     Raises:
         ConfigError: a tensor is missing, is not known to the network, has another shape or type, or is not finite.
     """
-    state = state_of(given) if isinstance(given, nn.Module) else given
+    state = copy_state(state_or_model) if isinstance(state_or_model, nn.Module) else state_or_model
     if not isinstance(state, Mapping):
-        raise ConfigError(f"attack: {what}: expected a state dict or a network, got {type(given).__name__}")
+        raise ConfigError(f"attack: {role}: expected a state dict or a network, got {type(state_or_model).__name__}")
     state = {
         name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor) and tensor.is_floating_point()
     }
     if statistics is None:
-        statistics = not statistics_of(network).isdisjoint(state)
-    expected = state_of(network, statistics=statistics)
+        statistics = not running_statistics(network).isdisjoint(state)
+    expected = copy_state(network, statistics=statistics)
     if missing := [name for name in expected if name not in state]:
-        raise ConfigError(f"attack: {what}: has no '{missing[0]}', which the model has; hand over states of this model")
-    if further := [name for name in state if name not in expected]:
-        raise ConfigError(f"attack: {what}: has '{further[0]}', which the model lacks; hand over states of this model")
-    if wrong := misfit(expected, state):
-        raise ConfigError(f"attack: {what}: {wrong.removeprefix('it sent ')}; hand over states of this model")
-    if broken := non_finite(state):
-        raise ConfigError(f"attack: {what}: '{broken[0]}' holds NaN or infinite values")
+        raise ConfigError(f"attack: {role}: has no '{missing[0]}', which the model has; hand over states of this model")
+    if unexpected := [name for name in state if name not in expected]:
+        raise ConfigError(
+            f"attack: {role}: has '{unexpected[0]}', which the model lacks; hand over states of this model"
+        )
+    if mismatch := describe_misfit(expected, state):
+        raise ConfigError(f"attack: {role}: {mismatch.removeprefix('it sent ')}; hand over states of this model")
+    if not_finite := non_finite_names(state):
+        raise ConfigError(f"attack: {role}: '{not_finite[0]}' holds NaN or infinite values")
     return {name: state[name].detach().cpu().clone() for name in expected}
 
 
-def _classes(network: nn.Module, known: Mapping[str, Any], *, texts: bool) -> dict[str, int]:
-    """The number of classes, where nobody names it and the model gives one number for each of several.
+def _infer_classes(network: nn.Module, facts: Mapping[str, Any], *, texts: bool) -> dict[str, int]:
+    """Return the number of classes, where nobody names it and the model has several outputs.
 
     Raises:
         ConfigError: the model does not take examples of the shape that is named, or has fewer outputs than classes.
     """
-    if (shape := known.get("input_shape")) is None:
+    if (shape := facts.get("input_shape")) is None:
         return {}
-    outputs, classes = _outputs(network, shape, texts=texts), known.get("num_classes")
+    outputs, classes = _num_outputs(network, shape, texts=texts), facts.get("num_classes")
     if classes is not None and classes > outputs:
         raise ConfigError(f"attack: num_classes: expected at most the {outputs} outputs of the model, got {classes}")
     return {"num_classes": outputs} if classes is None and outputs > 1 else {}
 
 
-def _outputs(network: nn.Module, shape: tuple[int, ...], *, texts: bool) -> int:
-    """How many numbers the network gives for one example of this shape.
+def _num_outputs(network: nn.Module, shape: tuple[int, ...], *, texts: bool) -> int:
+    """Count the numbers that the network gives for one example of this shape.
 
     Raises:
         ConfigError: it does not take such an example, or gives something else than a row of numbers.
     """
-    kind = torch.long if texts else next(network.parameters()).dtype
+    dtype = torch.long if texts else next(network.parameters()).dtype
     try:
         with torch.no_grad():
-            logits = deepcopy(network).cpu().eval()(torch.zeros(1, *shape, dtype=kind))
+            logits = deepcopy(network).cpu().eval()(torch.zeros(1, *shape, dtype=dtype))
     except Exception as error:  # anybody's network
         raise ConfigError(
             f"attack: input_shape: the model does not take inputs of shape {shape} ({first_line(error)})"
@@ -234,8 +246,8 @@ def _outputs(network: nn.Module, shape: tuple[int, ...], *, texts: bool) -> int:
     return int(logits.numel())
 
 
-def _ends(value_range: tuple[Any, Any] | None) -> tuple[list[float], list[float]] | None:
-    """Lowest and highest values, one a channel or one for all."""
+def _value_bounds(value_range: tuple[Any, Any] | None) -> tuple[list[float], list[float]] | None:
+    """Return lowest and highest values, one for each channel or one for all."""
     if value_range is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Log lines for `log.txt` and progress for a callback during work on a run; afterwards logging is as it was before."""
+"""Log lines for `log.txt`, and progress for a callback, during work on a run; afterwards logging is restored."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.files import append_text
-from fedsim.progress import LOGGER, heard
+from fedsim.progress import LOGGER, parse_progress
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(what, done, total)`."""
-_lock = threading.RLock()
-_listened: dict[str, tuple[tuple[int, bool], list[int]]] = {}
-"""Name of a logger to its level and propagation before anybody listened, and the levels of those who do."""
+_LOCK = threading.RLock()
+_LISTENED: dict[str, tuple[tuple[int, bool], list[int]]] = {}
+"""By name of a logger, its level and propagation before anybody listened, and the levels of those who do."""
 
 
 @contextmanager
-def kept(path: Path) -> Iterator[None]:
+def log_to_file(path: Path) -> Iterator[None]:
     """Append what fedsim logs to the file `path`, as soon as its folder exists.
 
     The handlers of the host program get the same lines as before.
     """
     logger = logging.getLogger("fedsim")
     file = _LogFile(path)
-    file.addFilter(Once())
+    file.addFilter(OnceFilter())
     handlers: list[logging.Handler] = [file]
     if logger.propagate:  # with their level, so that no line reaches the host program that did not before
-        handlers.append(_Upwards(logger.getEffectiveLevel()))
-    with listening(logger, handlers, min(logger.getEffectiveLevel(), logging.INFO)):
+        handlers.append(_RootHandler(logger.getEffectiveLevel()))
+    with listen(logger, handlers, min(logger.getEffectiveLevel(), logging.INFO)):
         yield
 
 
 @contextmanager
-def told(progress: Progress | None) -> Iterator[None]:
+def forward_progress(progress: Progress | None) -> Iterator[None]:
     """Call `progress` with each step that is reported to `fedsim.progress`."""
     if progress is None:
         yield
         return
-    with listening(logging.getLogger(LOGGER), [_Listener(progress)], logging.DEBUG):
+    with listen(logging.getLogger(LOGGER), [_ProgressHandler(progress)], logging.DEBUG):
         yield
 
 
 @contextmanager
-def listening(logger: logging.Logger, handlers: Sequence[logging.Handler], level: int) -> Iterator[None]:
-    """Add `handlers` to `logger` and let records from `level` on through, to its handlers alone; then undo all this.
+def listen(logger: logging.Logger, handlers: Sequence[logging.Handler], level: int) -> Iterator[None]:
+    """Add `handlers` to `logger` and pass records from `level` on to its handlers alone; then undo this.
 
-    Of several at once, in threads of one program, each hears the records of all; the last one to end restores `logger`.
+    Of several threads of one program that listen, each gets the records of all; the last to end restores `logger`.
     """
-    with _lock:
-        before, levels = _listened.setdefault(logger.name, ((logger.level, logger.propagate), []))
+    with _LOCK:
+        old_settings, levels = _LISTENED.setdefault(logger.name, ((logger.level, logger.propagate), []))
         for handler in handlers:
             logger.addHandler(handler)
         levels.append(level)
@@ -60,31 +60,31 @@ def listening(logger: logging.Logger, handlers: Sequence[logging.Handler], level
     try:
         yield
     finally:
-        with _lock:
+        with _LOCK:
             for handler in handlers:
                 logger.removeHandler(handler)
             levels.remove(level)
-            logger.setLevel(min(levels, default=before[0]))
+            logger.setLevel(min(levels, default=old_settings[0]))
             if not levels:
-                logger.propagate = before[1]
-                del _listened[logger.name]
+                logger.propagate = old_settings[1]
+                del _LISTENED[logger.name]
 
 
-class Once(logging.Filter):
-    """Lets lines through once that a run logs in several places: about data, their partition and refused attacks."""
+class OnceFilter(logging.Filter):
+    """Filter that drops repeated lines which a run logs in several places: on data, partition and refused attacks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: set[str] = set()
+        self._shown_messages: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to show `record`."""
+        """Return whether to show `record`."""
         if not record.name.startswith(("fedsim.datasets", "fedsim.partitions", "fedsim.auditing.refused")):
             return True
         message = record.getMessage()
-        new = message not in self._told
-        self._told.add(message)
-        return new
+        is_new = message not in self._shown_messages
+        self._shown_messages.add(message)
+        return is_new
 
 
 class _LogFile(logging.Handler):
@@ -104,20 +104,20 @@ class _LogFile(logging.Handler):
                 self.handleError(record)
 
 
-class _Upwards(logging.Handler):
-    """Hands records of at least `level` to the root logger."""
+class _RootHandler(logging.Handler):
+    """Passes records of at least its level on to the root logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand one record on."""
+        """Pass one record on."""
         logging.getLogger().handle(record)
 
 
-class _Listener(logging.Handler):
+class _ProgressHandler(logging.Handler):
     def __init__(self, progress: Progress) -> None:
         super().__init__()
         self._progress = progress
 
     def emit(self, record: logging.LogRecord) -> None:
         """Report one step."""
-        if (step := heard(record.getMessage())) is not None:
+        if (step := parse_progress(record.getMessage())) is not None:
             self._progress(*step)

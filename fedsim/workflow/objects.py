@@ -18,8 +18,8 @@ from typing import Any, Protocol, runtime_checkable
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import check_no_lost_none
 from fedsim.plugins import registry
-from fedsim.plugins.frozen import check_frozen, plain
-from fedsim.plugins.objects import hand_over, is_object
+from fedsim.plugins.frozen import check_frozen, to_plain_value
+from fedsim.plugins.objects import is_object, register_object
 
 _TABLES: Mapping[str, registry.Group] = {
     "data": "datasets",
@@ -30,25 +30,25 @@ _TABLES: Mapping[str, registry.Group] = {
 _LISTS: Mapping[str, registry.Group] = {"attack": "attacks", "defense": "defenses", "measure": "measures"}
 
 
-def replaced(tables: dict[str, Any]) -> None:
+def replace_objects(tables: dict[str, Any]) -> None:
     """Replace the objects in `tables` by tables.
 
     Raises:
         ConfigError: an object is not of the kind that belongs there; or it has to stay in this process, and the tables
             name another engine than `serial`, attacks in the round, or several workers.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for name, group in _TABLES.items():
-        if name in tables and not isinstance(tables[name], Mapping):
-            tables[name] = found[name] = as_table(group, tables[name], name)
-    for name, group in _LISTS.items():
-        for place, item in enumerate(tables[name] if isinstance(tables.get(name), list) else ()):
+    new_tables: dict[str, dict[str, Any]] = {}
+    for key, group in _TABLES.items():
+        if key in tables and not isinstance(tables[key], Mapping):
+            tables[key] = new_tables[key] = as_table(group, tables[key], key)
+    for key, group in _LISTS.items():
+        for position, item in enumerate(tables[key] if isinstance(tables.get(key), list) else ()):
             if not isinstance(item, Mapping):
-                where = f"{name}.{place}"
-                tables[name][place] = found[where] = as_table(group, item, where)
-    for where, table in found.items():
+                where = f"{key}.{position}"
+                tables[key][position] = new_tables[where] = as_table(group, item, where)
+    for where, table in new_tables.items():
         if is_object(table["name"]):
-            _check_carried(tables, where)
+            _check_stays_in_process(tables, where)
 
 
 def name_objects(tables: dict[str, Any]) -> None:
@@ -57,20 +57,20 @@ def name_objects(tables: dict[str, Any]) -> None:
     Raises:
         ConfigError: an object is not of the kind that belongs there, or only this process could use it.
     """
-    replaced(tables)
-    _check_named(tables, "sweep")
+    replace_objects(tables)
+    _check_importable(tables, "sweep")
     sweep = tables.get("sweep")
     axes = sweep.get("axes") if isinstance(sweep, dict) else None
     for axis, values in axes.items() if isinstance(axes, dict) else ():
-        for place, value in enumerate(values if isinstance(values, list) else ()):
-            single = axis == "attack"
-            holder: dict[str, Any] = {axis: [value] if single else value}
-            replaced(holder)
-            _check_named(holder, f"sweep.axes: '{axis}'")
-            values[place] = holder[axis][0] if single else holder[axis]
+        for position, value in enumerate(values if isinstance(values, list) else ()):
+            is_list_item = axis == "attack"
+            holder: dict[str, Any] = {axis: [value] if is_list_item else value}
+            replace_objects(holder)
+            _check_importable(holder, f"sweep.axes: '{axis}'")
+            values[position] = holder[axis][0] if is_list_item else holder[axis]
 
 
-def _check_named(tables: Mapping[str, Any], where: str) -> None:
+def _check_importable(tables: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError where the name of a table stands for an object of this process."""
     for name in (*_TABLES, *_LISTS):
         for table in tables[name] if isinstance(tables.get(name), list) else [tables.get(name)]:
@@ -81,7 +81,7 @@ def _check_named(tables: Mapping[str, Any], where: str) -> None:
                 )
 
 
-def _check_carried(tables: dict[str, Any], where: str) -> None:
+def _check_stays_in_process(tables: dict[str, Any], where: str) -> None:
     """Raise ConfigError where other processes would need the object at `where`; else attacks run in this one."""
     remedy = "put it in a module of its own, where it can be imported by name"
     federation, adversary = tables.setdefault("federation", {}), tables.setdefault("adversary", {})
@@ -104,37 +104,42 @@ def _check_carried(tables: dict[str, Any], where: str) -> None:
 
 
 def as_table(group: registry.Group, thing: Any, where: str) -> dict[str, Any]:
-    """The table of an experiment file that stands for `thing`.
+    """Return the table of an experiment file that stands for `thing`.
 
-    A plug-in that is a dataclass, such as an attack or a defense, becomes its class and its settings. A network or a
-    strategy is copied, so that the caller may go on using its own.
+    A dataclass, such as an attack or a defense, becomes its class and its settings. A network or a strategy is copied,
+    so that the caller may go on using its own.
+
+    Args:
+        group: the kind of plug-in that is expected.
+        thing: the object.
+        where: what an error calls its place.
 
     Raises:
         ConfigError: it is no object of this group, or has a setting that cannot be written in an experiment file.
         PluginError: it is an attack, a defense or a measure whose class is no frozen dataclass.
     """
     cls = type(thing)
-    if dataclasses.is_dataclass(cls) and hasattr(cls, registry.OFFERS[group]):
+    if dataclasses.is_dataclass(cls) and hasattr(cls, registry.PLUGIN_METHODS[group]):
         if group in _LISTS.values():
             check_frozen(cls)
-        registered = registry.name_of(group, cls)
-        table = {"name": registered or importable(cls) or hand_over(cls), **_settings(thing, where)}
+        registered = registry.find_name(group, cls)
+        table = {"name": registered or importable_name(cls) or register_object(cls), **_settings(thing, where)}
         if group == "attacks" and (title := vars(thing).get("_title") or (not registered and cls.__name__)):
             table["label"] = title
         return table
     if not isinstance(thing, _kind(group)):
         raise ConfigError(f"{where}: expected {_EXPECTED[group]}, got {cls.__name__}")
-    return {"name": hand_over(thing if group == "datasets" else deepcopy(thing))}
+    return {"name": register_object(thing if group == "datasets" else deepcopy(thing))}
 
 
 def _settings(thing: Any, where: str) -> dict[str, Any]:
     check_no_lost_none(thing, where)
-    found = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
-    return writable({key: value for key, value in found.items() if value is not None}, type(thing).__name__)
+    values = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
+    return as_plain_values({key: value for key, value in values.items() if value is not None}, type(thing).__name__)
 
 
 def _kind(group: registry.Group) -> type | tuple[type, ...]:
-    """The type that an object in the place of a plug-in of `group` must have."""
+    """Return the type that an object in the place of a plug-in of `group` must have."""
     if group == "models":
         from torch import nn
 
@@ -162,25 +167,25 @@ _EXPECTED: dict[registry.Group, str] = {
 }
 
 
-def writable(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`values` as an experiment file would hold them.
+def as_plain_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return `values` as an experiment file would hold them.
 
     Raises:
         ConfigError: one is neither a number nor a text, nor a list of them.
     """
-    found = {}
+    plain_values = {}
     for key, value in values.items():
         try:
-            found[key] = json.loads(json.dumps(value, default=plain))
+            plain_values[key] = json.loads(json.dumps(value, default=to_plain_value))
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{where}: {key}: expected a number, a text or a list of them, got {type(value).__name__}"
             ) from error
-    return found
+    return plain_values
 
 
-def importable(cls: type) -> str | None:
-    """`module:Class`, by which every process finds `cls`; None if it is of a notebook, a script or a function."""
+def importable_name(cls: type) -> str | None:
+    """Return `module:Class`, by which every process finds `cls`; None for one of a notebook, a script or a function."""
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None)
     if cls.__module__ == "__main__" or not file or "." in cls.__qualname__:

@@ -1,4 +1,4 @@
-"""Records that are handed over in Python are held against one another, as those are that an experiment file grants."""
+"""Checks of records that are handed over in Python, the same as of those that an experiment file grants."""
 
 from __future__ import annotations
 
@@ -10,33 +10,42 @@ from typing import Any
 import torch
 
 from fedsim.errors import ConfigError
-from fedsim.experiments.twins import hashes
+from fedsim.experiments.twins import hash_records
 from fedsim.knowledge import KnownCandidates, Records
 
 log = logging.getLogger(__name__)
 
-_NOBODYS = ("auxiliary", "property_records")
-"""Records that no client trains on."""
+_AUXILIARY = ("auxiliary", "property_records")
+"""Facts with records that no client trains on."""
 
 
-def without_twins(known: Mapping[str, Any]) -> dict[str, Any]:
-    """`known`, of whose auxiliary records those are left out, with a warning, that are equal to one of the client's.
+def drop_overlap(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop, with a warning, auxiliary records that are equal to a record that the client trains on.
 
-    Which records are the client's say `records` and `known_candidates`.
+    The client's records are `records` and the members among `known_candidates`.
+
+    Args:
+        facts: by name.
 
     Raises:
         ConfigError: of a table of records not all parts are of the same length; no auxiliary record is left; or one
             candidate, known or not, is equal to another.
     """
-    tables = {name: table for name, table in known.items() if isinstance(table, Records)}
+    tables = {name: table for name, table in facts.items() if isinstance(table, Records)}
     for name, table in tables.items():
         _check_lengths(name, table)
-    _check_different({name: tables[name] for name in ("candidates", "known_candidates") if name in tables})
-    own = set(_hashes(tables["records"])) if "records" in tables else set[bytes]()
-    if isinstance(asked := tables.get("known_candidates"), KnownCandidates):
-        own.update(record for record, member in zip(_hashes(asked), asked.members.tolist(), strict=True) if member)
-    kept = {name: _without(name, tables[name], own) for name in _NOBODYS if own and name in tables}
-    return {**known, **kept}
+    _check_distinct({name: tables[name] for name in ("candidates", "known_candidates") if name in tables})
+    # Hashes of the records that the client is known to train on.
+    client_hashes = set(_hashes(tables["records"])) if "records" in tables else set[bytes]()
+    if isinstance(candidates := tables.get("known_candidates"), KnownCandidates):
+        for record, is_member in zip(_hashes(candidates), candidates.members.tolist(), strict=True):
+            if is_member:
+                client_hashes.add(record)
+    cleaned = {}
+    for name in _AUXILIARY:
+        if client_hashes and name in tables:
+            cleaned[name] = _drop_records(name, tables[name], client_hashes)
+    return {**facts, **cleaned}
 
 
 def _check_lengths(name: str, table: Records) -> None:
@@ -44,24 +53,25 @@ def _check_lengths(name: str, table: Records) -> None:
     if not {"inputs", "labels"} <= set(lengths):
         raise ConfigError(f"attack: {name}: expected tensors of inputs and labels; hand over both")
     if len(set(lengths.values())) > 1 or not lengths["inputs"]:
-        told = ", ".join(f"{count} {part}" for part, count in lengths.items())
-        raise ConfigError(f"attack: {name}: got {told}; hand over as many of each, and at least one")
+        counts = ", ".join(f"{count} {part}" for part, count in lengths.items())
+        raise ConfigError(f"attack: {name}: got {counts}; hand over as many of each, and at least one")
 
 
-def _check_different(tables: Mapping[str, Records]) -> None:
+def _check_distinct(tables: Mapping[str, Records]) -> None:
     seen: dict[bytes, str] = {}
     for name, table in tables.items():
-        for place, record in enumerate(_hashes(table)):
+        for index, record in enumerate(_hashes(table)):
             if record in seen:
                 raise ConfigError(
-                    f"attack: {name}: record {place} is equal to {seen[record]}, which could not be told from it; "
+                    f"attack: {name}: record {index} is equal to {seen[record]}, which could not be told from it; "
                     "leave one of them out"
                 )
-            seen[record] = f"record {place} of {name}"
+            seen[record] = f"record {index} of {name}"
 
 
-def _without(name: str, table: Records, own: set[bytes]) -> Records:
-    kept = [place for place, record in enumerate(_hashes(table)) if record not in own]
+def _drop_records(name: str, table: Records, hashes_to_drop: set[bytes]) -> Records:
+    """Return a table without the records that have one of these hashes."""
+    kept = [index for index, record in enumerate(_hashes(table)) if record not in hashes_to_drop]
     count = len(table.inputs)
     if not kept:
         raise ConfigError(
@@ -80,6 +90,6 @@ def _without(name: str, table: Records, own: set[bytes]) -> Records:
 
 
 def _hashes(table: Records) -> list[bytes]:
-    """Of each record, whatever the types of its numbers."""
+    """Return a hash of each record, whatever the types of its numbers."""
     inputs, labels = (part.detach().cpu().double() for part in (table.inputs, table.labels))
-    return list(hashes(inputs, labels))
+    return list(hash_records(inputs, labels))

@@ -13,31 +13,38 @@ import pandas as pd
 
 from fedsim.attacks import Attack
 from fedsim.auditing.audit import Audit, open_audit
-from fedsim.auditing.plan import Job
+from fedsim.auditing.plan import AttackJob
 from fedsim.errors import ConfigError, RunError
-from fedsim.evaluation.empirical_epsilon import written
+from fedsim.evaluation.empirical_epsilon import read_epsilons
 from fedsim.experiments.config import AttackFile, Config
-from fedsim.experiments.reading import config_of, put, read_toml
-from fedsim.experiments.run_folder import RunFolder, default_folder, exposures, measurements, read_rows, spendings
-from fedsim.experiments.trust import check_trust, is_in_a_run
+from fedsim.experiments.reading import config_of, read_toml, set_value
+from fedsim.experiments.run_folder import (
+    RunFolder,
+    default_folder,
+    read_exposures,
+    read_ledger,
+    read_metrics,
+    read_rows,
+)
+from fedsim.experiments.trust import check_trust, is_in_run_folder
 from fedsim.findings import Finding
-from fedsim.plugins.frozen import plain
-from fedsim.plugins.objects import is_gone
-from fedsim.randomness import one_at_a_time
+from fedsim.plugins.frozen import to_plain_value
+from fedsim.plugins.objects import is_lost_object
+from fedsim.randomness import serialize_calls
 from fedsim.recording.finding_files import load_claim
-from fedsim.recording.manifest import is_noted
+from fedsim.recording.manifest import matches_manifest
 from fedsim.recording.manifest import read as read_manifest
-from fedsim.recording.messages import FOLDER as MESSAGES
-from fedsim.recording.messages import Messages, read_messages
-from fedsim.recording.transcript import Transcript, the_run
+from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
+from fedsim.recording.messages import RecordedExchange, read_messages
+from fedsim.recording.transcript import Transcript, find_run
 from fedsim.reporting.page import write_report
 from fedsim.workflow import single, work
 from fedsim.workflow.adversaries import Adversary, read_adversary
-from fedsim.workflow.logs import Progress, told
-from fedsim.workflow.objects import replaced
+from fedsim.workflow.logs import Progress, forward_progress
+from fedsim.workflow.objects import replace_objects
 
 
-@one_at_a_time
+@serialize_calls
 def run(
     experiment: str | Path | Mapping[str, Any] | Config,
     out: str | Path | None = None,
@@ -62,29 +69,30 @@ def run(
         FedsimError: the experiment is not valid, and nothing was started; or the run or an attack failed, and
             everything that was computed before is kept in the folder.
     """
-    tables, where, folder = _tables(experiment)
+    tables, where, folder = _read_tables(experiment)
     changes = {} if set is None else set
     if not isinstance(changes, Mapping):
         raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
     for key, value in changes.items():
         if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
             raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
-        put(tables, key, copied(value), f"set {key}")
-    replaced(tables)
+        set_value(tables, key, copy_tables(value), f"set {key}")
+    replace_objects(tables)
     config = config_of(tables, where, folder)
     if isinstance(experiment, str | Path):
-        check_trust(config, Path(experiment), trust or not is_in_a_run(Path(experiment)))
+        check_trust(config, Path(experiment), trust or not is_in_run_folder(Path(experiment)))
+    # Choose the folder, and run.
     if out is None and not isinstance(experiment, str | Path):
         raise ConfigError("out: an experiment that is in no file has no name; name the run folder")
-    place = default_folder(Path(str(experiment))) if out is None else RunFolder(_path(out, "out"))
-    with told(progress):
-        done = work.run(config, place, overwrite=overwrite, follow=_following(progress))
-    _complain(done)
-    return Run(place.path, trust=True)
+    run_folder = default_folder(Path(str(experiment))) if out is None else RunFolder(_path(out, "out"))
+    with forward_progress(progress):
+        done = work.run(config, run_folder, overwrite=overwrite, follow=_follow_with(progress))
+    _raise_failures(done)
+    return Run(run_folder.path, trust=True)
 
 
 def open(path: str | Path, *, file: str | Path | None = None, trust: bool = False) -> Run:
-    """The run, or the recording of somebody's Flower app, in the folder `path`.
+    """Return the run, or the recording of somebody's Flower app, in the folder `path`.
 
     Args:
         path: the run folder, or one in which a Flower app recorded a single run.
@@ -94,8 +102,8 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
     Raises:
         ConfigError: there is no run in the folder, or the attack file is not valid.
     """
-    folder = RunFolder(the_run(_path(path, "open")))
-    _check_there(folder)
+    folder = RunFolder(find_run(_path(path, "open")))
+    _check_exists(folder)
     folder.check_kinds()
     if not folder.experiment.is_file() and not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
@@ -120,7 +128,7 @@ class Run:
 
     @property
     def transcript(self) -> Transcript:
-        """What the curious server recorded.
+        """Recording of the curious server.
 
         Raises:
             TranscriptError: nothing was recorded.
@@ -128,8 +136,8 @@ class Run:
         return Transcript(self.path)
 
     @property
-    def messages(self) -> list[Messages]:
-        """What else the server of somebody's app saw: evaluations, queries, what came with updates; often nothing.
+    def messages(self) -> list[RecordedExchange]:
+        """Messages of somebody's app apart from updates: evaluations, queries, what came with updates; often none.
 
         Raises:
             TranscriptError: a file is damaged.
@@ -143,26 +151,26 @@ class Run:
         Raises:
             RunError: the table is damaged.
         """
-        return _frame(self._folder, self._folder.metrics, lambda: measurements(self._folder), texts=("client",))
+        return _frame(self._folder, self._folder.metrics, lambda: read_metrics(self._folder), texts=("client",))
 
     @property
     def ledger(self) -> pd.DataFrame:
-        """What each client did in each round and has spent of its privacy; empty where no defense proves anything.
+        """Steps of each client in each round and the privacy it has spent; empty where no defense proves anything.
 
         Raises:
             RunError: the table is damaged.
         """
-        return _frame(self._folder, self._folder.ledger, lambda: spendings(self._folder), texts=("defense",))
+        return _frame(self._folder, self._folder.ledger, lambda: read_ledger(self._folder), texts=("defense",))
 
     @property
     def exposure(self) -> pd.DataFrame:
-        """How exposed clients were before they sent, a row for each value or failure; empty without `[[measure]]`.
+        """Exposure of clients before they sent, a row for each value or failure; empty without `[[measure]]`.
 
         Raises:
             RunError: the table is damaged.
         """
         path, texts = self._folder.exposure, ("state", "measure", "quantity", "failure")
-        return _frame(self._folder, path, lambda: exposures(self._folder), texts=texts)
+        return _frame(self._folder, path, lambda: read_exposures(self._folder), texts=texts)
 
     @property
     def epsilons(self) -> pd.DataFrame:
@@ -171,7 +179,7 @@ class Run:
         Raises:
             RunError: the table is damaged.
         """
-        return _frame(self._folder, self._folder.epsilons, lambda: written(self._folder), texts=("defense",))
+        return _frame(self._folder, self._folder.epsilons, lambda: read_epsilons(self._folder), texts=("defense",))
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -185,17 +193,17 @@ class Run:
         return _frame(self._folder, path, rows, texts=("round",))
 
     @property
-    def findings(self) -> list[Found]:
-        """What attacks found.
+    def findings(self) -> list[AttackFinding]:
+        """Findings of all attacks.
 
         Raises:
             TranscriptError: a file is damaged.
             RunError: a file is not what this run found.
         """
-        _check_there(self._folder)
-        return [self._found(path) for path in sorted(self._folder.findings.glob("*/*.safetensors"))]
+        _check_exists(self._folder)
+        return [self._read_finding(path) for path in sorted(self._folder.findings.glob("*/*.safetensors"))]
 
-    @one_at_a_time
+    @serialize_calls
     def attack(
         self,
         attack: str | Attack,
@@ -219,40 +227,48 @@ class Run:
         Raises:
             FedsimError: the request is wrong and nothing was attacked, or the attack failed.
         """
-        rounds = list(map(plain, round)) if isinstance(round, Iterable) else None if round is None else [plain(round)]
+        rounds = None
+        if round is not None:
+            rounds = list(map(to_plain_value, round)) if isinstance(round, Iterable) else [to_plain_value(round)]
         base = self._base()
-        spec = single.specified(
+        spec = single.single_attack_file(
             base,
             self.transcript,
             attack,
-            victim=plain(victim),
+            victim=to_plain_value(victim),
             rounds=rounds,
             knowledge=knowledge or {},
             settings=settings,
         )
-        told_as = {"victim": plain(victim), "round": plain(round), "knowledge": knowledge or None, **settings}
-        words = [
-            repr(spec.attack[-1].name),
-            *(f"{key}={value!r}" for key, value in told_as.items() if value is not None),
-        ]
-        adversary = Adversary(spec=spec, beside=self._file.beside, command=f"run.attack({', '.join(words)})")
-        with told(progress):
-            finding, _ = single.made(self.path, base, adversary, trust=self._trust, follow=_following(progress))
+        # The command that each finding keeps.
+        keywords = {
+            "victim": to_plain_value(victim),
+            "round": to_plain_value(round),
+            "knowledge": knowledge or None,
+            **settings,
+        }
+        arguments = [repr(spec.attack[-1].name)]
+        arguments += [f"{key}={value!r}" for key, value in keywords.items() if value is not None]
+        adversary = Adversary(spec=spec, beside=self._file.beside, command=f"run.attack({', '.join(arguments)})")
+        with forward_progress(progress):
+            finding, _ = single.make_finding(
+                self.path, base, adversary, trust=self._trust, follow=_follow_with(progress)
+            )
         return finding
 
-    @one_at_a_time
+    @serialize_calls
     def resume(self, *, progress: Progress | None = None) -> Run:
         """Resume the run where it was interrupted, make the attacks that are not made yet, and report.
 
         Raises:
             FedsimError: there is nothing to resume, or it failed; what was computed before is kept.
         """
-        with told(progress):
-            done = work.resume(self._folder, trust=self._trust, follow=_following(progress))
-        _complain(done)
+        with forward_progress(progress):
+            done = work.resume(self._folder, trust=self._trust, follow=_follow_with(progress))
+        _raise_failures(done)
         return self
 
-    @one_at_a_time
+    @serialize_calls
     def report(self) -> Report:
         """Write `report.html` anew; the value shows it in a notebook.
 
@@ -260,31 +276,31 @@ class Run:
             RunError: the folder cannot be written.
         """
         failures: list[str] = []
-        with self._folder.held():
+        with self._folder.hold_lock():
             audit = self._audit()
             return Report(write_report(self.path, audit, failures, trust=self._trust), tuple(failures))
 
     def _audit(self) -> Audit | None:
-        """The audit that the run's file describes; None where there is none, and the page says why."""
+        """Return the audit that the run's file describes; None where there is none, and the page says why."""
         try:
             base = self._base()
         except ConfigError:
             return None
-        named = [table for table in base.attack if not is_gone(table.name)]
-        spec = base.model_copy(update={"attack": named})
-        return open_audit(self.path, spec, self._file.beside, trust=self._trust) if named else None
+        available = [table for table in base.attack if not is_lost_object(table.name)]
+        spec = base.model_copy(update={"attack": available})
+        return open_audit(self.path, spec, self._file.beside, trust=self._trust) if available else None
 
     def _base(self) -> AttackFile:
-        """What the attack file, or the run's own experiment, says of an adversary."""
+        """Return what the attack file, or the run's own experiment, says of an adversary."""
         if self._file.spec is not None:
             return self._file.spec
         return self._folder.read_experiment(trust=self._trust) or AttackFile()
 
-    def _found(self, path: Path) -> Found:
-        if not is_noted(self.path, path):
+    def _read_finding(self, path: Path) -> AttackFinding:
+        if not matches_manifest(self.path, path):
             raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
         finding, about = load_claim(path)
-        return Found(
+        return AttackFinding(
             attack=str(about["attack"]),
             victim=int(about["victim"]),
             round=str(about["round"]),
@@ -295,8 +311,8 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A finding, and which client it is about.
+class AttackFinding:
+    """Finding with the client that it is about.
 
     Attributes:
         attack: its title.
@@ -317,7 +333,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written.
+    """Report that was written.
 
     Attributes:
         path: the page.
@@ -336,61 +352,63 @@ class Report:
         return f'{complaints}<iframe srcdoc="{page}" style="width: 100%; height: 60em; border: 0"></iframe>'
 
 
-def _tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[str, Any], str, Path]:
-    """The tables of an experiment, their name in messages, and the folder to which paths are relative."""
+def _read_tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[str, Any], str, Path]:
+    """Return the tables of an experiment, their name in messages, and the folder to which paths are relative."""
     if isinstance(experiment, str | Path):
         path = Path(experiment)
         return read_toml(path), str(path), path.parent
     if isinstance(experiment, Config):
         return experiment.model_dump(mode="json", exclude_none=True), "experiment", Path.cwd()
     if isinstance(experiment, Mapping):
-        return {str(key): copied(value) for key, value in experiment.items()}, "experiment", Path.cwd()
+        return {str(key): copy_tables(value) for key, value in experiment.items()}, "experiment", Path.cwd()
     raise ConfigError(f"experiment: expected a path, a dict or a Config, got {type(experiment).__name__}")
 
 
-def copied(value: Any) -> Any:
-    """Copies of tables and lists, so that those of the caller do not change; paths as texts; objects as they are."""
+def copy_tables(value: Any) -> Any:
+    """Copy tables and lists, so that those of the caller do not change; paths become texts, objects are not copied."""
     if isinstance(value, Mapping):
-        return {str(key): copied(inner) for key, inner in value.items()}
-    return [copied(inner) for inner in value] if isinstance(value, list | tuple) else plain(value)
+        return {str(key): copy_tables(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [copy_tables(inner) for inner in value]
+    return to_plain_value(value)
 
 
-def _following(progress: Progress | None) -> Callable[[Job, int, int, Mapping[str, float]], None]:
-    def follow(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+def _follow_with(progress: Progress | None) -> Callable[[AttackJob, int, int, Mapping[str, float]], None]:
+    def follow(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
         if progress is not None:
             progress(f"{job.title}, round {job.round}, client {job.victim}", iteration, iterations)
 
     return follow
 
 
-def _complain(done: work.Done) -> None:
+def _raise_failures(done: work.AuditResult) -> None:
     """Raise RunError where an attack, a score or a picture failed."""
     if done.failures:
         raise RunError(f"{'; '.join(done.failures)}; all else is kept, fedsim.open({str(done.folder.path)!r}) reads it")
 
 
-def _path(given: object, what: str) -> Path:
-    """Raise ConfigError unless `given` is a path."""
-    if not isinstance(given, str | Path):
-        raise ConfigError(f"{what}: expected a path, got {type(given).__name__}")
-    return Path(given)
+def _path(value: object, argument: str) -> Path:
+    """Return a path; raise ConfigError where `given` is none."""
+    if not isinstance(value, str | Path):
+        raise ConfigError(f"{argument}: expected a path, got {type(value).__name__}")
+    return Path(value)
 
 
-def _check_there(folder: RunFolder) -> None:
+def _check_exists(folder: RunFolder) -> None:
     """Raise ConfigError unless the run folder exists: one that was moved does not count as one without findings."""
     if not folder.path.is_dir():
         raise ConfigError(f"{folder.path}: no such run folder")
 
 
 def _frame(folder: RunFolder, path: Path, check: Callable[[], object], texts: Sequence[str]) -> pd.DataFrame:
-    """The CSV file of a run as a data frame, once `check` has found nothing wrong with it."""
-    _check_there(folder)
+    """Return a CSV file of a run as a data frame, once `check` has found nothing wrong with it."""
+    _check_exists(folder)
     check()
     if not path.is_file():
-        noted = read_manifest(folder.path)
-        if noted is not None and path.name in noted.files:
+        manifest = read_manifest(folder.path)
+        if manifest is not None and path.name in manifest.files:
             raise RunError(f"{path}: is missing, though this run wrote it; put it back, or attack or resume the run")
         return pd.DataFrame()
-    if not is_noted(folder.path, path):
+    if not matches_manifest(folder.path, path):
         raise RunError(f"{path}: is not what this run wrote; remove it, and attack or resume the run")
     return pd.read_csv(path, dtype=dict.fromkeys(texts, str))

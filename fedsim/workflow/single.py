@@ -1,4 +1,4 @@
-"""One attack on one client of a recorded run, made from Python."""
+"""A single attack on one client of a recorded run, made from Python."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.attacks import Attack
-from fedsim.auditing.audit import Audit, ProgressOf, open_audit
+from fedsim.auditing.audit import Audit, ReportJobProgress, open_audit
 from fedsim.auditing.plan import ADAPTIVE
 from fedsim.errors import AttackError, ConfigError, KnowledgeError, RunError, TranscriptError
 from fedsim.experiments.build import build_attacks
-from fedsim.experiments.config import AttackFile, AttackTable, check
+from fedsim.experiments.config import AttackFile, AttackTable, validate_tables
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Finding
 from fedsim.plugins import registry
-from fedsim.plugins.objects import is_gone, is_object
-from fedsim.recording.finding_files import load_claim, read_about
+from fedsim.plugins.objects import is_lost_object, is_object
+from fedsim.recording.finding_files import load_claim, read_facts
 from fedsim.recording.transcript import Transcript
 from fedsim.workflow.adversaries import Adversary
-from fedsim.workflow.logs import kept
-from fedsim.workflow.objects import as_table, writable
+from fedsim.workflow.logs import log_to_file
+from fedsim.workflow.objects import as_plain_values, as_table
 from fedsim.workflow.work import make_ready
 
 _WHERE = "run.attack"
+"""Where errors say that they are."""
 
 
-def specified(
+def single_attack_file(
     base: AttackFile,
     transcript: Transcript,
     attack: str | Attack,
@@ -37,7 +38,7 @@ def specified(
     knowledge: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> AttackFile:
-    """The attack file for one attack.
+    """Return the attack file for one attack.
 
     Args:
         base: the run's own file: what it grants, and its victims and rounds where none are named here.
@@ -52,7 +53,7 @@ def specified(
     if "name" in settings:
         raise ConfigError(f"{_WHERE}: name: the attack is named by the first argument; leave this out")
     if isinstance(attack, str):
-        table: dict[str, Any] = {"name": attack, **writable(settings, _WHERE)}
+        table: dict[str, Any] = {"name": attack, **as_plain_values(settings, _WHERE)}
     else:
         if settings:
             raise ConfigError(f"{_WHERE}: {next(iter(settings))}: the attack is an object, which has its settings")
@@ -60,22 +61,23 @@ def specified(
     adversary = base.adversary.model_dump(mode="json", exclude_unset=True)
     if isinstance(model := knowledge.get("model"), str):
         registry.load_object(model)  # a module of this program, never one in the run folder
-    adversary["knowledge"] = {**adversary.get("knowledge", {}), **writable(knowledge, f"{_WHERE}: knowledge")}
+    adversary["knowledge"] = {**adversary.get("knowledge", {}), **as_plain_values(knowledge, f"{_WHERE}: knowledge")}
     adversary |= {"repeats": 1} | ({"workers": 1} if is_object(table["name"]) else {})
-    alone = check(AttackFile, {"attack": [table]}, _WHERE)
-    [(own, built)] = build_attacks(alone)
+    # Build the attack, which says how many rounds it reads and which other attack it builds on.
+    single_attack = validate_tables(AttackFile, {"attack": [table]}, _WHERE)
+    [(attack_table, built)] = build_attacks(single_attack)
     adversary["rounds"] = _rounds(base, transcript, rounds, temporal=built.temporal)
-    chosen = base.adversary.victims
-    first = chosen[0] if isinstance(chosen, list) else transcript.clients(adversary["rounds"][0])[0]
-    adversary["victims"] = [first if victim is None else victim]
-    tables = [*_sources(base, built.builds_on), own]
-    told = [each.model_dump(mode="json", exclude_unset=True) for each in tables]
-    own_words = {"app": base.app.model_dump(mode="json", exclude_unset=True), "truth": base.truth}
-    return check(AttackFile, {"adversary": adversary, "attack": told, **own_words}, _WHERE)
+    base_victims = base.adversary.victims
+    default = base_victims[0] if isinstance(base_victims, list) else transcript.clients(adversary["rounds"][0])[0]
+    adversary["victims"] = [default if victim is None else victim]
+    attack_tables = [*_sources(base, built.builds_on), attack_table]
+    dumped = [item.model_dump(mode="json", exclude_unset=True) for item in attack_tables]
+    recording = {"app": base.app.model_dump(mode="json", exclude_unset=True), "truth": base.truth}
+    return validate_tables(AttackFile, {"adversary": adversary, "attack": dumped, **recording}, _WHERE)
 
 
-def made(
-    path: Path, base: AttackFile, adversary: Adversary, *, trust: bool, follow: ProgressOf | None
+def make_finding(
+    path: Path, base: AttackFile, adversary: Adversary, *, trust: bool, follow: ReportJobProgress | None
 ) -> tuple[Finding, dict[str, Any]]:
     """Make the last attack that `adversary` names, score all findings of the run, and return the new one.
 
@@ -93,60 +95,63 @@ def made(
     spec = adversary.spec
     assert spec is not None
     audit = open_audit(path, spec, adversary.beside, trust=trust, command=adversary.command)
-    with audit.folder.held(), kept(audit.folder.log):
+    with audit.folder.hold_lock(), log_to_file(audit.folder.log):
         make_ready(audit)
-        if (why := audit.refused.get(spec.attack[-1].title)) is not None:  # but not what it builds on
-            raise KnowledgeError(why)
+        if (reason := audit.refusal_reasons.get(spec.attack[-1].title)) is not None:  # but not what it builds on
+            raise KnowledgeError(reason)
         failures = audit.run(follow)
         titles = {table.title for table in spec.attack}
-        others = [table for table in base.attack if table.title not in titles and not is_gone(table.name)]
-        whole = spec.model_copy(update={"attack": [*others, *spec.attack]})
+        other_attacks = [table for table in base.attack if table.title not in titles and not is_lost_object(table.name)]
+        all_attacks = spec.model_copy(update={"attack": [*other_attacks, *spec.attack]})
         unscored: list[str] = []
-        open_audit(path, whole, adversary.beside, trust=trust).score(unscored)
+        open_audit(path, all_attacks, adversary.beside, trust=trust).score(unscored)
     if failures:
         raise AttackError("; ".join(failures))
-    title = _adaptive(spec.attack[-1].title, audit)
-    found = _newest(audit.folder, spec, title, audit.cache.variants[title])
+    title = _title_of_finding(spec.attack[-1].title, audit)
+    finding_file = _find_finding(audit.folder, spec, title, audit.cache.variants[title])
     if unscored:
-        raise RunError("; ".join([*unscored, f"what was found is kept in {found}"]))
-    return load_claim(found)
+        raise RunError("; ".join([*unscored, f"what was found is kept in {finding_file}"]))
+    return load_claim(finding_file)
 
 
-def _adaptive(title: str, audit: Audit) -> str:
-    """The title under which the adversary made the attack who knows the defenses, where one does; or `title`."""
-    adaptive = f"{title} {ADAPTIVE}"
-    return adaptive if adaptive in (table.title for table, _ in audit.attacks) else title
+def _title_of_finding(title: str, audit: Audit) -> str:
+    """Return the title of the adaptive attack, where one was made; else `title`."""
+    adaptive_title = f"{title} {ADAPTIVE}"
+    return adaptive_title if adaptive_title in (table.title for table, _ in audit.attacks) else title
 
 
 def _rounds(base: AttackFile, transcript: Transcript, rounds: Sequence[int] | None, *, temporal: bool) -> list[int]:
-    """Which rounds to attack: those that are named, else those of the file."""
+    """Return which rounds to attack: those that are named, else those of the file."""
     if rounds is not None:
         if len(rounds) != 1 and not temporal:
             raise ConfigError(f"{_WHERE}: this attack reads one round, got {list(rounds)}; name one")
         return list(rounds)
-    own = transcript.rounds if base.adversary.rounds == "all" else base.adversary.rounds or transcript.rounds[:1]
-    return list(own) if temporal else list(own[:1])
+    file_rounds = (
+        transcript.rounds if base.adversary.rounds == "all" else base.adversary.rounds or transcript.rounds[:1]
+    )
+    return list(file_rounds) if temporal else list(file_rounds[:1])
 
 
 def _sources(base: AttackFile, title: str | None) -> list[AttackTable]:
-    """The attack called `title` in the run's own file, and those that it builds on, in the order of work."""
-    named = {table.title: (table, attack) for table, attack in build_attacks(base)} if title else {}
-    found: list[AttackTable] = []
-    while title in named and named[title][0] not in found:
-        table, attack = named[title]
-        found.insert(0, table)
+    """Return the attack called `title` in the run's own file, and those that it builds on, in the order of work."""
+    attacks = {table.title: (table, attack) for table, attack in build_attacks(base)} if title else {}
+    sources: list[AttackTable] = []
+    while title in attacks and attacks[title][0] not in sources:
+        table, attack = attacks[title]
+        sources.insert(0, table)
         title = attack.builds_on
-    return found
+    return sources
 
 
-def _newest(folder: RunFolder, spec: AttackFile, title: str, variant: str) -> Path:
-    """The file of the finding that this attack made, now or before with the same settings and knowledge."""
+def _find_finding(folder: RunFolder, spec: AttackFile, title: str, variant: str) -> Path:
+    """Return the file of the finding that this attack made, now or before with the same settings and knowledge."""
     victims, rounds = spec.adversary.victims, spec.adversary.rounds
     for path in sorted(folder.findings.glob("*/*.safetensors")):
         with suppress(TranscriptError):  # a damaged file of another attack, which scoring has reported
-            about = read_about(path)
-            same = about["attack"] == title and about["variant"] == variant and about["repeat"] == 0
-            whom = {about["victim"], *about.get("members", ())}
-            if same and isinstance(victims, list) and whom.issuperset(victims) and about["rounds"] == rounds:
+            about = read_facts(path)
+            same_attack = about["attack"] == title and about["variant"] == variant and about["repeat"] == 0
+            clients = {about["victim"], *about.get("members", ())}
+            same_victims = isinstance(victims, list) and clients.issuperset(victims)
+            if same_attack and same_victims and about["rounds"] == rounds:
                 return path
     raise RunError(f"{folder.findings}: what '{title}' found of clients {victims} is not there; attack again")

@@ -15,33 +15,33 @@ from typing import Any
 import pandas as pd
 import tomli_w
 
-from fedsim.auditing.workers import in_processes
+from fedsim.auditing.workers import run_in_processes
 from fedsim.errors import ConfigError
 from fedsim.experiments import lock
 from fedsim.files import write_text
-from fedsim.machine import cores, free_memory
-from fedsim.progress import tell
-from fedsim.randomness import one_at_a_time
+from fedsim.machine import count_cores, free_memory
+from fedsim.progress import report_progress
+from fedsim.randomness import serialize_calls
 from fedsim.reporting.sweep_page import FILE, PAGE, write_sweep_page
-from fedsim.sweeps.board import Board
-from fedsim.sweeps.file import SweepFile, SweepTable, read_sweep, sweep_of
-from fedsim.sweeps.plan import planned
-from fedsim.sweeps.queue import Job, Queue
-from fedsim.sweeps.store import Store
-from fedsim.sweeps.table import Table, read_cells, read_table
-from fedsim.workflow.cell_work import doing
-from fedsim.workflow.logs import Progress, kept, told
+from fedsim.sweeps.board import SweepBoard
+from fedsim.sweeps.file import SweepFile, SweepTable, parse_sweep, read_sweep
+from fedsim.sweeps.plan import plan_sweep
+from fedsim.sweeps.queue import JobQueue, SweepJob
+from fedsim.sweeps.store import CellStore
+from fedsim.sweeps.table import SweepTableFile, read_cells, read_table
+from fedsim.workflow.cell_work import job_runner
+from fedsim.workflow.logs import Progress, forward_progress, log_to_file
 from fedsim.workflow.objects import name_objects
-from fedsim.workflow.runs import Report, copied
+from fedsim.workflow.runs import Report, copy_tables
 
 log = logging.getLogger(__name__)
 STORE = Path("runs") / "cells"
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_SELDOM = 100
-"""How many times as long as writing the tables takes is waited before they are written again."""
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_PAUSE_FACTOR = 100
+"""Pause between two writes of the tables, as a multiple of the time that writing takes."""
 
 
-@one_at_a_time
+@serialize_calls
 def sweep(
     experiment: str | Path | Mapping[str, Any],
     out: str | Path | None = None,
@@ -67,21 +67,21 @@ def sweep(
     Raises:
         FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
     """
-    changes = _changes({} if set is None else set)
+    changes = _check_changes({} if set is None else set)
     if isinstance(experiment, str | Path):
         path = Path(experiment)
         file, folder = read_sweep(path, changes), default_folder(path)
     else:
-        tables = copied(experiment)
+        tables = copy_tables(experiment)
         name_objects(tables)
-        file, folder = sweep_of(tables, "sweep", Path.cwd(), changes=changes), None
+        file, folder = parse_sweep(tables, "sweep", Path.cwd(), changes=changes), None
     if out is None and folder is None:
         raise ConfigError("out: a sweep that is in no file has no name; name its folder")
-    place = Path(out) if out is not None else folder
-    assert place is not None
-    with told(progress):
-        swept(file, place, Store(Path(cells or STORE)), trust=trust)
-    return Sweep(place)
+    sweep_folder = Path(out) if out is not None else folder
+    assert sweep_folder is not None
+    with forward_progress(progress):
+        run_sweep(file, sweep_folder, CellStore(Path(cells or STORE)), trust=trust)
+    return Sweep(sweep_folder)
 
 
 class Sweep:
@@ -119,13 +119,14 @@ class Sweep:
             RunError: the table is missing or damaged, or is not what the sweep wrote.
         """
         table = read_cells(self.path)
-        return [
-            f"{', '.join(f'{axis}={row[axis]}' for axis in (*table.axes, 'attack', 'seed'))}: {row['reason']}"
-            for row in table.rows
-            if row["state"] == "failed"
-        ]
+        sentences = []
+        for row in table.rows:
+            if row["state"] == "failed":
+                cell = ", ".join(f"{axis}={row[axis]}" for axis in (*table.axes, "attack", "seed"))
+                sentences.append(f"{cell}: {row['reason']}")
+        return sentences
 
-    @one_at_a_time
+    @serialize_calls
     def report(self) -> Report:
         """Write `sweep.html` anew; the value shows it in a notebook.
 
@@ -136,12 +137,12 @@ class Sweep:
 
 
 def default_folder(file: Path) -> Path:
-    """`runs/NAME` for the sweep file `NAME.toml`."""
+    """Return `runs/NAME` for the sweep file `NAME.toml`."""
     return Path("runs") / file.stem
 
 
-def swept(file: SweepFile, folder: Path, store: Store, *, trust: bool = False) -> Board:
-    """Do what a sweep file asks for, as far as it is not done.
+def run_sweep(file: SweepFile, folder: Path, store: CellStore, *, trust: bool = False) -> SweepBoard:
+    """Run the cells of a sweep that are not done yet, and write its tables and page.
 
     Args:
         file: the sweep file.
@@ -153,16 +154,16 @@ def swept(file: SweepFile, folder: Path, store: Store, *, trust: bool = False) -
         FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
     """
     _check_folder(folder)
-    with lock.held(folder), kept(folder / "log.txt"):
-        store.open()
-        plan = planned(file, store, trust=trust)
-        (folder / PAGE).unlink(missing_ok=True)  # it may tell of another sweep that was here
+    with lock.lock_folder(folder), log_to_file(folder / "log.txt"):
+        store.create_folders()
+        plan = plan_sweep(file, store, trust=trust)
+        (folder / PAGE).unlink(missing_ok=True)  # it may be of another sweep that was here
         write_text(folder / FILE, tomli_w.dumps(file.tables))
-        board = Board(folder, store, plan)
+        board = SweepBoard(folder, store, plan)
         board.write()
-        log.info("%s", plan.sentence)
+        log.info("%s", plan.summary)
         try:
-            _work(board, file.sweep)
+            _do_jobs(board, file.sweep)
         finally:
             board.write()
             write_sweep_page(folder)
@@ -173,83 +174,87 @@ def _check_folder(folder: Path) -> None:
     """Raise ConfigError where `folder` holds something else than a sweep."""
     if not folder.is_dir() or (folder / FILE).exists():
         return
-    if others := sorted({path.name for path in folder.iterdir()} - {lock.NAME, "log.txt"}):
-        raise ConfigError(f"{folder}: holds {others[0]} and no sweep; move it away, or choose another folder")
+    if other_files := sorted({path.name for path in folder.iterdir()} - {lock.NAME, "log.txt"}):
+        raise ConfigError(f"{folder}: holds {other_files[0]} and no sweep; move it away, or choose another folder")
 
 
-def _work(board: Board, sweep: SweepTable) -> None:
-    """Do all jobs of a plan, and write the tables whenever some are done."""
+def _do_jobs(board: SweepBoard, sweep: SweepTable) -> None:
+    """Do all jobs of a plan, and write the tables from time to time."""
     plan = board.plan
-    total, done, pause = len(plan.to_federate) + len(plan.to_do), 0, 0.0
+    total, num_done, pause = len(plan.remaining_federations) + len(plan.remaining_cells), 0, 0.0
     if not total:
         return
-    queue = Queue(plan.to_federate, plan.to_do, sweep.workers or cores(), _memory(sweep))
-    for known in (*plan.done.values(), *plan.federations.values()):
-        queue.needs(known.memory)
-    tell("cells", 0, total)
-    written = time.monotonic()
-    with _one_thread_each():
-        for job, error in _side_by_side(queue, sweep, board):
-            waiting = queue.ended(job, well=error is None)
-            if (marker := board.ended(job, error, waiting)) is not None:
-                queue.needs(marker.memory)
-            done += 1 + len(waiting)
+    queue = JobQueue(
+        plan.remaining_federations, plan.remaining_cells, sweep.workers or count_cores(), _memory_limit(sweep)
+    )
+    for finished_cell in (*plan.finished_cells.values(), *plan.finished_federations.values()):
+        queue.record_memory(finished_cell.memory)
+    report_progress("cells", 0, total)
+    last_write = time.monotonic()
+    with _single_threaded_processes():
+        for job, error in _run_jobs(queue, sweep, board):
+            waiting = queue.record_end(job, well=error is None)
+            if (marker := board.record_end(job, error, waiting)) is not None:
+                queue.record_memory(marker.memory)
+            num_done += 1 + len(waiting)
             log.info("%s: %s", job.name, "failed" if marker is None else f"done in {marker.seconds:.1f} s")
-            if time.monotonic() > written + pause:
-                began = time.monotonic()
+            if time.monotonic() > last_write + pause:
+                start = time.monotonic()
                 board.write()
-                written = time.monotonic()
-                pause = _SELDOM * (written - began)
-            tell("cells", done, total)
+                last_write = time.monotonic()
+                pause = _PAUSE_FACTOR * (last_write - start)
+            report_progress("cells", num_done, total)
 
 
-def _side_by_side(queue: Queue, sweep: SweepTable, board: Board) -> Iterator[tuple[Job, BaseException | None]]:
-    """Do the jobs of `queue`; each with what it raised, once it is done."""
-    arguments = (Store(board.store.path.resolve()),)
+def _run_jobs(queue: JobQueue, sweep: SweepTable, board: SweepBoard) -> Iterator[tuple[SweepJob, BaseException | None]]:
+    """Do the jobs of `queue`; yield each with what it raised, once it is done."""
+    arguments = (CellStore(board.store.path.resolve()),)
     if sweep.on == "ray":
-        from fedsim.sweeps.on_ray import in_actors
+        from fedsim.sweeps.on_ray import run_in_actors
 
-        return in_actors(queue, sweep.workers, doing, arguments, sweep.address, (board.folder / FILE).resolve())
-    return in_processes(queue, sweep.workers or cores(), doing, arguments, _silent)
+        return run_in_actors(
+            queue, sweep.workers, job_runner, arguments, sweep.address, (board.folder / FILE).resolve()
+        )
+    return run_in_processes(queue, sweep.workers or count_cores(), job_runner, arguments, _silent)
 
 
-def _memory(sweep: SweepTable) -> int:
-    """For all jobs together, in bytes; a cluster looks after its own."""
+def _memory_limit(sweep: SweepTable) -> int:
+    """Return the bytes for all jobs together; a cluster looks after its own."""
     return sys.maxsize if sweep.address else free_memory()
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Processes that are started within compute on one thread each, for there is one of them a core."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
+def _single_threaded_processes() -> Iterator[None]:
+    """Let processes that are started within compute on one thread each, since there is one for each core."""
+    old_values = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in old_values.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
 
 
-def _changes(given: object) -> list[tuple[str, Any]]:
-    """Settings to change.
+def _check_changes(changes: object) -> list[tuple[str, Any]]:
+    """Return settings to change as pairs of key and value.
 
     Raises:
-        ConfigError: they are none.
+        ConfigError: they are not settings by key.
     """
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"set: expected a dict of settings, got {type(given).__name__}")
-    for key in given:
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
+    for key in changes:
         if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
             raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
-    return [(key, copied(value)) for key, value in given.items()]
+    return [(key, copy_tables(value)) for key, value in changes.items()]
 
 
-def _frame(table: Table, texts: tuple[str, ...]) -> pd.DataFrame:
-    """A table; labels stay what they are, also `none`."""
+def _frame(table: SweepTableFile, texts: tuple[str, ...]) -> pd.DataFrame:
+    """Return a table as a data frame; labels stay what they are, also `none`."""
     return pd.read_csv(StringIO(table.text), dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=[""])
 
 
-def _silent(job: Job, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+def _silent(job: SweepJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
     """Report nothing: the cells that are done are told."""

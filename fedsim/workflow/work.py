@@ -1,7 +1,7 @@
 """Work on a run folder, from the first check to the report; each function returns the results of its attacks.
 
-An attack that fails, or cannot be made, does not stop the others: it becomes a sentence in `Done.failures`. A request
-that is not valid, or of which no attack can be made, is refused before work starts.
+An attack that fails, or cannot be made, does not stop the others: it becomes a sentence in `AuditResult.failures`. A
+request that is not valid, or of which no attack can be made, is refused before work starts.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.auditing.audit import Audit, ProgressOf, open_audit
-from fedsim.auditing.plan import Job
+from fedsim.auditing.audit import Audit, ReportJobProgress, open_audit
+from fedsim.auditing.plan import AttackJob
 from fedsim.errors import ConfigError, FedsimError, TrustError
-from fedsim.evaluation.empirical_epsilon import measure
+from fedsim.evaluation.empirical_epsilon import measure_epsilon
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import adopt
-from fedsim.experiments.run_folder import RunFolder, exposures
-from fedsim.experiments.simulation import federate
-from fedsim.exposure.of_clients import failures as unmeasured
-from fedsim.recording.header import LOST
+from fedsim.experiments.integrity import start_late_manifest
+from fedsim.experiments.run_folder import RunFolder, read_exposures
+from fedsim.experiments.simulation import run_federation
+from fedsim.exposure.of_clients import failure_sentences as unmeasured
+from fedsim.recording.header import NODE_FAILED
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting.evidence import kinds
-from fedsim.reporting.page import worth_of_defenses, write_report
-from fedsim.reporting.summary import Line, lines
+from fedsim.reporting.evidence import read_attack_traits
+from fedsim.reporting.page import defense_remarks, write_report
+from fedsim.reporting.summary import ScoreReading, score_readings
 from fedsim.reporting.tensorboard import check_installed
 from fedsim.workflow.adversaries import Adversary
-from fedsim.workflow.logs import kept
+from fedsim.workflow.logs import log_to_file
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
-    """The results of work on a run.
+class AuditResult:
+    """Results of work on a run.
 
     Attributes:
         folder: the run.
@@ -48,13 +48,15 @@ class Done:
     """
 
     folder: RunFolder
-    lines: Sequence[Line] = ()
+    readings: Sequence[ScoreReading] = ()
     remarks: Sequence[str] = ()
     failures: list[str] = field(default_factory=list)
-    planned: Sequence[Job] = ()
+    planned_jobs: Sequence[AttackJob] = ()
 
 
-def run(config: Config, folder: RunFolder, *, overwrite: bool = False, follow: ProgressOf | None = None) -> Done:
+def run(
+    config: Config, folder: RunFolder, *, overwrite: bool = False, follow: ReportJobProgress | None = None
+) -> AuditResult:
     """Run the federation that `config` describes, attack what its server saw, and report.
 
     Args:
@@ -69,7 +71,7 @@ def run(config: Config, folder: RunFolder, *, overwrite: bool = False, follow: P
     return _run(config, folder, resume=False, overwrite=overwrite, follow=follow)
 
 
-def resume(folder: RunFolder, *, trust: bool = False, follow: ProgressOf | None = None) -> Done:
+def resume(folder: RunFolder, *, trust: bool = False, follow: ReportJobProgress | None = None) -> AuditResult:
     """Resume an interrupted run, make the attacks that are not made yet, and report; see `run`.
 
     Args:
@@ -87,25 +89,33 @@ def resume(folder: RunFolder, *, trust: bool = False, follow: ProgressOf | None 
     return _run(config, folder, resume=True, overwrite=False, follow=follow)
 
 
-def _run(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, follow: ProgressOf | None) -> Done:
-    config = config if resume else config.as_new()
+def _run(
+    config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, follow: ReportJobProgress | None
+) -> AuditResult:
+    config = config if resume else config.for_new_run()
     check_installed(config)
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:
-        audit = Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), beside=folder.path)
+        audit = Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), base_folder=folder.path)
         audit.check()
-        audit.tell_refused()  # now, because training may take hours
-    with folder.held(), kept(folder.log):
-        federate(config, folder, resume=resume, overwrite=overwrite)
-        failures = _lost(folder) + _measured(config, folder) + unmeasured(exposures(folder))
+        audit.log_refusals()  # now, because training may take hours
+    with folder.hold_lock(), log_to_file(folder.log):
+        run_federation(config, folder, resume=resume, overwrite=overwrite)
+        failures = _lost_clients(folder) + _measure_epsilon(config, folder) + unmeasured(read_exposures(folder))
         # the code that the experiment names was accepted above
-        done = _audited(open_audit(folder.path, None, trust=True), follow) if attacked else Done(folder=folder)
+        done = (
+            _attack_and_score(open_audit(folder.path, None, trust=True), follow)
+            if attacked
+            else AuditResult(folder=folder)
+        )
         done.failures.extend(failures)
         write_report(folder.path, None, done.failures, trust=True)
     return done
 
 
-def attack(path: Path, adversary: Adversary, *, trust: bool = False, follow: ProgressOf | None = None) -> Done:
+def attack(
+    path: Path, adversary: Adversary, *, trust: bool = False, follow: ReportJobProgress | None = None
+) -> AuditResult:
     """Attack a recorded run, or the recording of somebody's Flower app, and report.
 
     Args:
@@ -119,22 +129,22 @@ def attack(path: Path, adversary: Adversary, *, trust: bool = False, follow: Pro
     """
     audit = open_audit(path, adversary.spec, adversary.beside, trust=trust, command=adversary.command)
     check_installed(audit.spec)
-    with audit.folder.held(), kept(audit.folder.log):
+    with audit.folder.hold_lock(), log_to_file(audit.folder.log):
         make_ready(audit)
-        before = _stamps(audit.folder)
-        done = _audited(audit, follow)
-        if before and not done.failures and _stamps(audit.folder) == before:
+        old_times = _finding_times(audit.folder)
+        done = _attack_and_score(audit, follow)
+        if old_times and not done.failures and _finding_times(audit.folder) == old_times:
             log.info(
                 "nothing new: all these findings are there already; name other clients, rounds or settings, as in "
                 "%s --set %s",
                 adversary.command.replace("RUN", str(path), 1),
-                shlex.quote(_something_new(audit)),
+                shlex.quote(_setting_with_new_attacks(audit)),
             )
         write_report(path, audit, done.failures, trust=trust)
     return done
 
 
-def report(path: Path, *, trust: bool = False) -> Done:
+def report(path: Path, *, trust: bool = False) -> AuditResult:
     """Write `report.html` anew from the contents of a run folder.
 
     Raises:
@@ -143,8 +153,8 @@ def report(path: Path, *, trust: bool = False) -> Done:
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: no such run folder")
-    done = Done(folder=RunFolder(path))
-    with done.folder.held():
+    done = AuditResult(folder=RunFolder(path))
+    with done.folder.hold_lock():
         write_report(path, None, done.failures, trust=trust)
     return done
 
@@ -156,55 +166,57 @@ def make_ready(audit: Audit) -> None:
         FedsimError: an attack cannot work, or the run is signed and no key was given, or the other way round.
     """
     audit.check()
-    adopt(audit.folder, audit.experiment)
+    start_late_manifest(audit.folder, audit.experiment)
     audit.folder.check_key()
     if audit.experiment is not None:
         audit.folder.note_experiment(audit.experiment.config)
 
 
-def _audited(audit: Audit, follow: ProgressOf | None) -> Done:
-    planned: list[Job] = []
-    failures = audit.run(follow, planned=planned)
+def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditResult:
+    planned: list[AttackJob] = []
+    failures = audit.run(follow, planned_jobs=planned)
     rows: list[Mapping[str, Any]] = list(audit.score(failures))
-    found = lines(rows, kinds(audit.folder, audit))
-    remarks = worth_of_defenses(found, audit)
-    return Done(folder=audit.folder, lines=found, remarks=remarks, failures=failures, planned=planned)
+    readings = score_readings(rows, read_attack_traits(audit.folder, audit))
+    remarks = defense_remarks(readings, audit)
+    return AuditResult(folder=audit.folder, readings=readings, remarks=remarks, failures=failures, planned_jobs=planned)
 
 
-def _lost(folder: RunFolder) -> list[str]:
-    """A sentence for each recorded round that lacks clients through no fault of theirs."""
+def _lost_clients(folder: RunFolder) -> list[str]:
+    """Return a sentence for each recorded round that lacks clients through no fault of theirs."""
     if not any(folder.transcript.glob("round-*.safetensors")):
         return []
-    transcript, found = Transcript(folder.path), []
+    transcript, sentences = Transcript(folder.path), []
     for number in transcript.rounds:
-        if lost := {client: why for client, why in transcript.header(number).failures.items() if why.startswith(LOST)}:
-            client, why = next(iter(lost.items()))
-            found.append(
-                f"round {number}: without {len(lost)} of its clients, whose node failed (client {client}: {why}), so "
-                "it is another round than that of all clients; mend the host, and run it again"
+        failures = transcript.header(number).failures
+        lost = {client: reason for client, reason in failures.items() if reason.startswith(NODE_FAILED)}
+        if lost:
+            client, reason = next(iter(lost.items()))
+            sentences.append(
+                f"round {number}: without {len(lost)} of its clients, whose node failed (client {client}: {reason}), "
+                "so it is another round than that of all clients; mend the host, and run it again"
             )
-    return found
+    return sentences
 
 
-def _measured(config: Config, folder: RunFolder) -> list[str]:
-    """Measure epsilon where clients carried canaries; a sentence where that failed."""
+def _measure_epsilon(config: Config, folder: RunFolder) -> list[str]:
+    """Measure epsilon where clients carried canaries; return a sentence where that failed."""
     if config.canaries is None:
         return []
     try:
-        measure(folder, Experiment(resolve(config)))
+        measure_epsilon(folder, Experiment(resolve(config)))
     except FedsimError as error:
         return [f"epsilon was not measured: {error}"]
     return []
 
 
-def _something_new(audit: Audit) -> str:
-    """A setting that has attacks made which these settings do not: on another client, or with another start."""
-    adversary, clients = audit.spec.adversary, sorted(map(int, audit.counts))
+def _setting_with_new_attacks(audit: Audit) -> str:
+    """Return a setting with which further attacks would be made: on another client, or from another start."""
+    adversary, clients = audit.spec.adversary, sorted(map(int, audit.example_counts))
     attacked = clients if adversary.victims == "all" else adversary.victims or clients[:1]
-    others = [client for client in clients if client not in attacked]
-    return f"adversary.victims=[{others[0]}]" if others else f"adversary.repeats={adversary.repeats + 1}"
+    not_attacked = [client for client in clients if client not in attacked]
+    return f"adversary.victims=[{not_attacked[0]}]" if not_attacked else f"adversary.repeats={adversary.repeats + 1}"
 
 
-def _stamps(folder: RunFolder) -> dict[Path, int]:
-    """When each finding was written."""
+def _finding_times(folder: RunFolder) -> dict[Path, int]:
+    """Return by file when each finding was written."""
     return {path: path.stat().st_mtime_ns for path in folder.findings.rglob("*.safetensors")}

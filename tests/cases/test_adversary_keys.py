@@ -10,7 +10,7 @@ import pytest
 
 import fedsim
 from fedsim.auditing import audit
-from fedsim.randomness import adversary_key, generator, seed_for
+from fedsim.randomness import adversary_key, derive_seed, generator
 
 
 def test_the_seed_of_an_attack_is_not_that_of_a_key_of_the_runs_seed(
@@ -29,4 +29,4 @@ def test_the_seed_of_an_attack_is_not_that_of_a_key_of_the_runs_seed(
     fedsim.run({key: value for key, value in tables.items() if value != []}, out=tmp_path / "run")
     ((first, *others),) = handed
     assert first == adversary_key(3) != adversary_key(4)
-    assert seed_for(first, *others) not in {seed_for(guess, *others) for guess in range(1000)}
+    assert derive_seed(first, *others) not in {derive_seed(guess, *others) for guess in range(1000)}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedsim.experiments.config import Config
-from fedsim.experiments.settings import code_of
-from fedsim.plugins.code import code_hash, hash_of_references
+from fedsim.experiments.settings import hash_experiment_code
+from fedsim.plugins.code import hash_plugin_code, hash_referenced_code
 from fedsim.plugins.registry import load_object
 
 
@@ -44,20 +44,20 @@ def load_thing(folder: Path, **edited: str) -> type:
 
 @pytest.mark.parametrize("edited", ["helped_by", "helped_deeper", "helped_package__late", "helped_package__beside"])
 def test_what_a_plugin_imports_counts_as_its_code(edited: str, folder: Path) -> None:
-    before = code_hash(load_thing(folder / "one"))
+    before = hash_plugin_code(load_thing(folder / "one"))
     for name in [name for name in sys.modules if name.startswith("helped_")]:
         del sys.modules[name]
     sys.path.remove(str(folder / "one"))
     text = FILES[edited.replace("__", "/") + ".py"]
-    assert code_hash(load_thing(folder / "two", **{edited: text + "\n# edited\n"})) != before
+    assert hash_plugin_code(load_thing(folder / "two", **{edited: text + "\n# edited\n"})) != before
 
 
 def test_what_a_plugin_does_not_import_does_not_count(folder: Path) -> None:
-    before = code_hash(load_thing(folder / "one"))
+    before = hash_plugin_code(load_thing(folder / "one"))
     for name in [name for name in sys.modules if name.startswith("helped_")]:
         del sys.modules[name]
     sys.path.remove(str(folder / "one"))
-    assert code_hash(load_thing(folder / "two", helped_package__unused="FACTOR = 2\n")) == before
+    assert hash_plugin_code(load_thing(folder / "two", helped_package__unused="FACTOR = 2\n")) == before
 
 
 def test_code_that_a_setting_names_counts(folder: Path) -> None:
@@ -70,6 +70,6 @@ def test_code_that_a_setting_names_counts(folder: Path) -> None:
             "defense": [{"name": "gate", "measure": {"name": "helped_plugin:Thing"}, "at_most": 1.0}],
         }
     )
-    assert code_of(config) == {"defense.0.measure.name": hash_of_references(["helped_plugin:Thing"])}
-    assert hash_of_references(["helped_plugin:Thing"]) == code_hash(sys.modules["helped_plugin"].Thing)
-    assert hash_of_references(["nowhere_at_all:Thing", "os:path", "fedsim.errors:X"]) is None
+    assert hash_experiment_code(config) == {"defense.0.measure.name": hash_referenced_code(["helped_plugin:Thing"])}
+    assert hash_referenced_code(["helped_plugin:Thing"]) == hash_plugin_code(sys.modules["helped_plugin"].Thing)
+    assert hash_referenced_code(["nowhere_at_all:Thing", "os:path", "fedsim.errors:X"]) is None

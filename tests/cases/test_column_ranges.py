@@ -94,5 +94,5 @@ def test_a_table_without_test_rows_has_ranges_too() -> None:
         for name, raw in (("train", rows), ("test", none))
     }
     table = Dataset(name="table", num_classes=2, source="here", licence="free", value_range=(-9.0, 9.0), **parts)
-    assert [end.tolist() for end in table.ends] == [[-2.0, 5.0], [4.0, 6.0]]
-    assert torch.equal(table.from_unit_range(table.in_unit_range(rows)), rows)
+    assert [end.tolist() for end in table.input_bounds] == [[-2.0, 5.0], [4.0, 6.0]]
+    assert torch.equal(table.from_unit_range(table.to_unit_range(rows)), rows)

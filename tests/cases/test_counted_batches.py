@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.auditing.fit import warn_of_counts
+from fedsim.auditing.fit import warn_of_update_ranks
 from fedsim.knowledge import Knowledge
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -41,9 +41,11 @@ def test_an_update_of_a_rank_above_n_is_said_to_be_of_more_examples(
 ) -> None:
     torch.manual_seed(1)
     before = dict(network().state_dict())
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(trained(), "weights"), num_examples=told)
+    update = Update(
+        round=1, client=0, before=before, payload=Payload.from_dense(trained(), "weights"), num_examples=told
+    )
     knowledge = Knowledge(model=network, input_shape=(1, 8, 8), value_range=([0.0], [1.0]))
-    warn_of_counts(network(), knowledge, [update])
+    warn_of_update_ranks(network(), knowledge, [update])
     assert ("if clients count batches, say N with [app] num_examples" in caplog.text) == warns
     assert ("N is 4, but the update of '1.weight' has rank 32" in caplog.text) == warns
 
@@ -54,8 +56,8 @@ def test_of_an_update_with_nan_or_without_n_nothing_is_said(told: int, caplog: p
     after = trained()
     if told:
         after["1.weight"][0, 0] = torch.nan
-    payload = Payload.dense(after, "weights")
+    payload = Payload.from_dense(after, "weights")
     update = Update(round=1, client=0, before=dict(network().state_dict()), payload=payload, num_examples=told)
     knowledge = Knowledge(model=network, input_shape=(1, 8, 8), value_range=([0.0], [1.0]))
-    warn_of_counts(network(), knowledge, [update])
+    warn_of_update_ranks(network(), knowledge, [update])
     assert caplog.text == ""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedsim.datasets.digits import Digits
 from fedsim.evaluation.diverse_guesses import clusters_of_claims
-from fedsim.evaluation.score import Public
-from fedsim.evaluation.scoring import score
-from fedsim.evaluation.statistics import more_than_half
+from fedsim.evaluation.score import PublicExamples
+from fedsim.evaluation.scoring import score_examples
+from fedsim.evaluation.statistics import is_more_than_half
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction
 from fedsim.randomness import generator
@@ -20,7 +20,7 @@ from fedsim.randomness import generator
 VICTIMS = 12
 
 
-def centres_for(labels: Tensor, public: Public, seed: int) -> Tensor:
+def centres_for(labels: Tensor, public: PublicExamples, seed: int) -> Tensor:
     """Claim k-means centres of public examples, as many of each class as there are labels; no message is read."""
     claims = []
     for label in labels.unique().tolist():
@@ -37,7 +37,7 @@ def test_centres_of_public_digits_do_not_leak(count: int) -> None:
     draw = generator("floors", count)
     data, labels = digits.inputs(), digits.labels
     order = torch.randperm(len(data), generator=draw)
-    public = Public(data=data[order[:600]], labels=labels[order[:600]])
+    public = PublicExamples(data=data[order[:600]], labels=labels[order[:600]])
     ahead = {"psnr": 0, "ssim": 0}
     for victim in range(VICTIMS):
         own = order[600:][torch.randint(len(order) - 600, (count,), generator=draw)]
@@ -46,15 +46,15 @@ def test_centres_of_public_digits_do_not_leak(count: int) -> None:
         finding = Reconstruction(data=centres_for(known, public, victim), labels=known)
         scores = {
             item.metric: item
-            for item in score(finding, truth, public=public, rng=generator(victim), labels_granted=True)
+            for item in score_examples(finding, truth, public=public, rng=generator(victim), labels_granted=True)
         }
         for metric in ahead:
             ahead[metric] += scores[metric].value > scores[metric].floor
-    assert not any(more_than_half(number, VICTIMS) for number in ahead.values()), ahead
+    assert not any(is_more_than_half(number, VICTIMS) for number in ahead.values()), ahead
 
 
 def test_each_claim_has_a_cluster_of_its_class() -> None:
     data = torch.tensor([[0.0], [0.1], [0.9], [1.0], [0.5]])
-    public = Public(data=data, labels=torch.tensor([0, 0, 0, 0, 1]))
+    public = PublicExamples(data=data, labels=torch.tensor([0, 0, 0, 0, 1]))
     clusters = clusters_of_claims(public, torch.tensor([0, 1, 0, 1]))
     assert sorted(sorted(places.tolist()) for places in clusters) == [[0, 1], [2, 3], [4], [4]]

@@ -19,12 +19,12 @@ from clients.defenses.dp_sgd import DpSgd
 from fedsim import metrics
 from fedsim.auditing.fit import check_fit
 from fedsim.errors import AttackError, ConfigError, RunError
-from fedsim.evaluation.similarity import AT_BROADCAST, Message
+from fedsim.evaluation.similarity import SIMILARITY_AT_BROADCAST, AttackedUpdate
 from fedsim.knowledge import Knowledge
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.training.stochastic_layers import find_stochastic_layers
 from fedsim.wire.messages import Update
@@ -118,7 +118,7 @@ def train_one_step(network: nn.Module, key: int, *, drops: bool) -> dict[str, Te
         torch.manual_seed(0)
         inputs = torch.randn(8, 16)
     settings = LocalTraining(local_epochs=None, local_steps=1, batch_size=8, learning_rate=0.1, dropout=drops)
-    after, _ = local_update(network, state_of(network), inputs, torch.arange(8) % 5, settings, key=(key,))
+    after, _ = local_update(network, copy_state(network), inputs, torch.arange(8) % 5, settings, key=(key,))
     return after
 
 
@@ -241,14 +241,16 @@ def test_integers_and_booleans_that_the_server_sent_go_into_the_attacked_model(a
     after = step(network, inputs)
     if averaged:
         before = {name: tensor.float() for name, tensor in before.items()}
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=1)
+    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=1)
     attacked = Shuffled()
     named_states(update, attacked, "here")
     assert torch.equal(attacked.order, network.order)
     assert torch.equal(attacked.mask, network.mask)
     range_of_inputs = torch.zeros(1), torch.ones(1)
-    message = Message(model=Shuffled(), loss=cross_entropy, update=update, value_range=range_of_inputs, settings=None)
-    assert message.similarities(inputs, torch.tensor([1]))[AT_BROADCAST] == pytest.approx(0, abs=1e-5)
+    message = AttackedUpdate(
+        model=Shuffled(), loss=cross_entropy, update=update, value_range=range_of_inputs, settings=None
+    )
+    assert message.similarities(inputs, torch.tensor([1]))[SIMILARITY_AT_BROADCAST] == pytest.approx(0, abs=1e-5)
 
 
 def test_buffers_that_were_not_sent_and_differ_from_build_to_build_are_refused(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_buffers_that_were_not_sent_and_differ_from_build_to_build_are_refused(t
     sent = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
     after = {name: tensor - 0.1 for name, tensor in sent.items()}
     Recorder(tmp_path).write(
-        1, [Update(round=1, client=0, before=sent, payload=Payload.dense(after, "weights"), num_examples=1)]
+        1, [Update(round=1, client=0, before=sent, payload=Payload.from_dense(after, "weights"), num_examples=1)]
     )
     with pytest.raises(ConfigError, match=r"model: its buffer 'order' has other values each time it is built"):
         check_fit(Transcript(tmp_path), Knowledge(model=Shuffled))
@@ -278,7 +280,7 @@ def test_dp_sgd_takes_parameters_without_axes() -> None:
     network = Scaled()
     settings = LocalTraining(local_epochs=1, batch_size=4, learning_rate=0.1)
     after, _ = local_update(
-        network, state_of(network), torch.randn(8, 16), torch.arange(8) % 5, settings, key=(1,),
+        network, copy_state(network), torch.randn(8, 16), torch.arange(8) % 5, settings, key=(1,),
         defenses=[DpSgd(clip=1.0, noise_multiplier=1.0)],
     )  # fmt: skip
     assert after["scale"].shape == ()

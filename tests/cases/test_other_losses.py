@@ -85,6 +85,6 @@ def test_the_derivative_of_a_loss_is_found_by_trying_it(name: str) -> None:
     assert (form.divisors is None) == ("sum" in name)
     logits = torch.randn(8, 5, generator=torch.Generator().manual_seed(3)).requires_grad_()
     (gradient,) = torch.autograd.grad(LOSSES[name](logits, LABELS), logits)
-    added = form.slopes[LABELS, None] * logits.softmax(1) - form.targets[LABELS]
+    added = form.softmax_factors[LABELS, None] * logits.softmax(1) - form.targets[LABELS]
     divisor = torch.ones(()) if form.divisors is None else form.divisors[LABELS].sum()
     torch.testing.assert_close(added / divisor, gradient, rtol=1e-3, atol=1e-5)

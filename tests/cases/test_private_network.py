@@ -32,7 +32,7 @@ def network(tmp_path: Path) -> Iterator[PrivateNetwork]:
         network = PrivateNetwork(processes, sys.executable)
         server = processes.start("server", network.command([sys.executable, "-c", SERVER]))
         deadline = time.monotonic() + 30
-        while "up" not in server.said():
+        while "up" not in server.read_output():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         yield network

@@ -14,7 +14,7 @@ from torch import Tensor
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.errors import PluginError, RunError
-from fedsim.process_defaults import unchanged_defaults
+from fedsim.process_defaults import protect_defaults
 
 CHANGES: Mapping[str, Callable[[], object]] = {
     "torch's default dtype from torch.float32 to torch.float64": lambda: torch.set_default_dtype(torch.float64),
@@ -64,7 +64,7 @@ def test_a_folder_that_is_gone_keeps_nothing_else_from_being_put_back(
     monkeypatch.chdir(tmp_path)
 
     def change() -> None:
-        with unchanged_defaults("a client"):
+        with protect_defaults("a client"):
             torch.set_default_dtype(torch.float64)
             monkeypatch.chdir(gone)
             gone.rmdir()
@@ -79,7 +79,7 @@ def test_a_precision_by_its_new_name_is_no_error() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        with unchanged_defaults("a client"):
+        with protect_defaults("a client"):
             pass
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:

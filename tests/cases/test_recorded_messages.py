@@ -17,9 +17,9 @@ from torch import Tensor, nn
 import fedsim
 from fedsim.auditing.fit import warn_of_replies
 from fedsim.errors import AttackError, ConfigError, TranscriptError
-from fedsim.recording.reading import Reading
+from fedsim.recording.reading import MessageFormat
 from fedsim.recording.recorder import Recorder
-from fedsim.recording.transcript import Transcript, the_run
+from fedsim.recording.transcript import Transcript, find_run
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
@@ -80,13 +80,13 @@ def test_batch_norm_under_flowers_fedavg_is_recorded_in_every_round(tmp_path: Pa
 
     strategy = fedsim.Curious(FedAvg(fraction_evaluate=0.0), tmp_path)
     strategy.start(OneByOne(train), ArrayRecord(nn.BatchNorm1d(2).state_dict()), num_rounds=3)
-    transcript = Transcript(the_run(tmp_path))
+    transcript = Transcript(find_run(tmp_path))
     assert [transcript.clients(number) for number in (1, 2, 3)] == [[0, 1]] * 3
     assert not any(transcript.header(number).failures for number in (1, 2, 3))
-    (remark,) = transcript.recorded(2, 0).remarks
+    (remark,) = transcript.recorded_update(2, 0).remarks
     assert remark == "'num_batches_tracked' came as int64, and was sent as float64"
-    assert transcript.recorded(1, 0).remarks == ()
-    assert transcript.recorded(2, 0).after["num_batches_tracked"].dtype == torch.int64
+    assert transcript.recorded_update(1, 0).remarks == ()
+    assert transcript.recorded_update(2, 0).after["num_batches_tracked"].dtype == torch.int64
 
 
 def test_a_tensor_that_cannot_be_recorded_is_left_out_alone(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_tensor_that_cannot_be_recorded_is_left_out_alone(tmp_path: Path) -> N
 
     with fedsim.CuriousGrid(OneByOne(train), tmp_path) as grid:
         grid.send_and_receive([Message(RecordDict({"a": record(w=torch.zeros(2))}), 0, "train")])
-    update = Transcript(tmp_path).recorded(1, 0)
+    update = Transcript(tmp_path).recorded_update(1, 0)
     assert set(update.after) == {"w"}
     assert update.remarks == ("it sent 'z' as torch.complex128, which cannot be recorded",)
 
@@ -120,16 +120,16 @@ def test_each_answer_of_a_client_is_paired_with_the_model_that_it_was_sent(pushe
     for client in (0, 1):
         assert transcript.messages(1, client) == [1, 2]
         for message, model in zip((1, 2), models, strict=True):
-            update = transcript.recorded(1, client, message)
+            update = transcript.recorded_update(1, client, message)
             assert torch.equal(update.before["w"], model)
             assert update.pseudo_gradient["w"].tolist() == pytest.approx([-0.01] * 3, rel=1e-4)
     transcript.hash()  # reads all four
     with pytest.raises(TranscriptError, match=r"client 0: it answered 1, 2 of 2 messages .* \[app\] message"):
         transcript.update(1, 0)
-    chosen = Transcript(tmp_path, reading=Reading(message=2))
+    chosen = Transcript(tmp_path, message_format=MessageFormat(message=2))
     assert torch.equal(chosen.update(1, 0).before["w"], models[1])
     with pytest.raises(TranscriptError, match="answered 1, 2 but not message 3"):
-        Transcript(tmp_path, reading=Reading(message=3)).update(1, 0)
+        Transcript(tmp_path, message_format=MessageFormat(message=3)).update(1, 0)
 
 
 def test_a_reply_that_nobody_asks_for_is_no_failure(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_folder_is_named_by_a_text_or_a_path(tmp_path: Path) -> None:
 
 def make_update(before: Tensor, after: Tensor) -> Update:
     return Update(
-        round=1, client=0, before={"w": before}, payload=Payload.dense({"w": after}, "weights"), num_examples=1
+        round=1, client=0, before={"w": before}, payload=Payload.from_dense({"w": after}, "weights"), num_examples=1
     )
 
 
@@ -177,7 +177,7 @@ def test_attacks_read_one_type_and_lose_no_digits_of_float64(tmp_path: Path) -> 
     update = Transcript(tmp_path).update(1, 0)
     assert {tensor.dtype for tensor in (*update.before.values(), *update.after.values())} == {torch.float32}
     assert update.pseudo_gradient["w"].tolist() == pytest.approx([1e-9, 1e-9], rel=1e-6)
-    assert Transcript(tmp_path).recorded(1, 0).after["w"].dtype == torch.float64
+    assert Transcript(tmp_path).recorded_update(1, 0).after["w"].dtype == torch.float64
 
 
 def test_a_server_that_sends_float64_is_read_as_its_clients_read_it(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_gradients_that_differ_are_not_said_to_be_identical(caplog: pytest.LogCa
             round=1,
             client=client,
             before={"w": torch.zeros(2)},
-            payload=Payload.dense({"w": torch.full((2,), value)}, "gradient"),
+            payload=Payload.from_dense({"w": torch.full((2,), value)}, "gradient"),
             num_examples=1,
         )
         for client, value in enumerate((1.0, 2.0))
@@ -264,6 +264,6 @@ def one_step(network: nn.Module) -> dict[str, Tensor]:
 def test_integers_and_booleans_have_a_difference(kind: torch.dtype) -> None:
     before, after = torch.tensor([1, 0, 1]).to(kind), torch.tensor([0, 1, 1]).to(kind)
     update = Update(
-        round=1, client=0, before={"b": before}, payload=Payload.dense({"b": after}, "weights"), num_examples=1
+        round=1, client=0, before={"b": before}, payload=Payload.from_dense({"b": after}, "weights"), num_examples=1
     )
     assert update.pseudo_gradient["b"].tolist() == [1, -1, 0]

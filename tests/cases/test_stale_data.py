@@ -12,7 +12,7 @@ import pytest
 
 from fedsim import content_hashes
 from fedsim.datasets.tables import Csv
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.training_states import make_states
 
 
@@ -45,18 +45,18 @@ def test_what_was_read_is_known_again_until_it_changes(tmp_path: Path, monkeypat
     write_table(path, 1)
     before = content_hashes.hash_file
     monkeypatch.setattr(content_hashes, "hash_file", lambda file: read.append(file) or before(file))
-    monkeypatch.setattr(content_hashes, "_known", {})
-    first = content_hashes.hash_of_files([path])
-    assert content_hashes.hash_of_files([path]) == first
+    monkeypatch.setattr(content_hashes, "_hashes", {})
+    first = content_hashes.hash_files([path])
+    assert content_hashes.hash_files([path]) == first
     assert len(read) == 2  # so young that it might have changed within the resolution of its times
     monkeypatch.setattr(time, "time_ns", lambda: 2 * 10**18)
-    assert {content_hashes.hash_of_files([path]) for _ in range(2)} == {first}
-    monkeypatch.setattr(content_hashes, "_known", {})  # as another process would
-    assert content_hashes.hash_of_files([path]) == first
+    assert {content_hashes.hash_files([path]) for _ in range(2)} == {first}
+    monkeypatch.setattr(content_hashes, "_hashes", {})  # as another process would
+    assert content_hashes.hash_files([path]) == first
     assert len(read) == 3
     time.sleep(0.02)
     write_table(path, 2)
-    assert content_hashes.hash_of_files([path]) != first
+    assert content_hashes.hash_files([path]) != first
 
 
 def test_states_are_trained_again_when_the_data_change(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_states_are_trained_again_when_the_data_change(tmp_path: Path) -> None:
     states = []
     for seed in (1, 2, 1):
         write_table(path, seed)
-        states.append(make_states(check(Config, tables, "experiment"), "table", None).path("epoch-1"))
+        states.append(make_states(validate_tables(Config, tables, "experiment"), "table", None).path("epoch-1"))
     assert states[0] != states[1]
     assert states[0] == states[2]
     assert states[0].read_bytes() != states[1].read_bytes()
@@ -80,12 +80,12 @@ def test_what_changed_within_the_resolution_of_its_times_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, now = tmp_path / "file", [1000]
-    monkeypatch.setattr(content_hashes, "_known", {})
+    monkeypatch.setattr(content_hashes, "_hashes", {})
     monkeypatch.setattr(content_hashes, "_stamp", lambda file: (1, 1, 4, 1000, 1000))  # the same for both contents
     monkeypatch.setattr(time, "time_ns", lambda: now[0])
     path.write_text("once")
-    first = content_hashes.hash_of(path), content_hashes.hash_of_files([path])
+    first = content_hashes.cached_file_hash(path), content_hashes.hash_files([path])
     path.write_text("more")
     now[0] = 10**15
-    assert content_hashes.hash_of(path) != first[0]
-    assert content_hashes.hash_of_files([path]) != first[1]
+    assert content_hashes.cached_file_hash(path) != first[0]
+    assert content_hashes.hash_files([path]) != first[1]

@@ -7,16 +7,16 @@ import torch
 
 from fedsim.datasets import Column, Dataset, Examples
 from fedsim.evaluation.case import OwnRun
-from fedsim.evaluation.examples import shown
-from fedsim.evaluation.score import Public
-from fedsim.evaluation.scoring import score
+from fedsim.evaluation.examples import display_examples
+from fedsim.evaluation.score import PublicExamples
+from fedsim.evaluation.scoring import score_examples
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
 from fedsim.findings import Reconstruction
 from fedsim.randomness import generator
-from fedsim.reporting.image_scores import extremes
-from fedsim.reporting.records import records
+from fedsim.reporting.image_scores import extreme_examples
+from fedsim.reporting.records import shown_records
 
 COLUMNS = (
     Column(name="gain", start=0, low=0.0, high=100_000.0),
@@ -34,15 +34,17 @@ def make_dataset() -> Dataset:
 
 def test_marks_are_what_is_scored() -> None:
     data = make_dataset()
-    public = Public(data=data.test.inputs(slice(0, 50)), labels=data.test.labels)
+    public = PublicExamples(data=data.test.inputs(slice(0, 50)), labels=data.test.labels)
     case = OwnRun({}, _own(data))
-    truth = case._described(Truth(data=public.data[1:3], labels=torch.tensor([0, 1])))
+    truth = case._add_columns(Truth(data=public.data[1:3], labels=torch.tensor([0, 1])))
     claims = torch.tensor([[0.0323, 0.9, 0.1, 0.7], [0.0001, 0.2, 0.8, 0.0]])
     finding = Reconstruction(data=claims, labels=truth.labels)
-    found = next(s for s in score(finding, truth, public=public, rng=generator(0)) if s.metric == "columns_right")
-    rows = shown(finding, truth).rows
+    found = next(
+        s for s in score_examples(finding, truth, public=public, rng=generator(0)) if s.metric == "columns_right"
+    )
+    rows = display_examples(finding, truth).rows
     assert rows is not None
-    marks = [[cell.right for cell in record.claimed] for record in records(rows, data).records]
+    marks = [[cell.right for cell in record.claimed] for record in shown_records(rows, data).records]
     assert sorted(marks) == [[False, True, True], [True, False, True]]  # 3,230 against 0 is not recovered
     assert found.per_image == pytest.approx([sum(row) / 3 for row in marks])
 
@@ -57,6 +59,6 @@ def _own(data: Dataset) -> Experiment:
 def test_the_best_is_the_best_by_the_metric_of_the_headline() -> None:
     key = ("tableak", "v", "1", "0", "0")
     values = {key: {"mse": [0.1, 0.2, 0.3], "columns_right": [0.5, 1.0, 0.5]}}
-    ranked = extremes(values, key[:2], "columns_right")
+    ranked = extreme_examples(values, key[:2], "columns_right")
     assert [(item.rank, item.image) for item in ranked] == [("best", 1), ("median", 0), ("worst", 2)]
     assert {item.metric for item in ranked} == {"columns_right"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import fedsim
-from fedsim.randomness import one_at_a_time, one_thread, seeded
+from fedsim.randomness import seed_globals, serialize_calls, use_one_thread
 
 
 def record(folder: Path, seed: int) -> dict[str, bytes]:
@@ -36,15 +36,15 @@ def test_runs_in_threads_record_the_bytes_that_runs_alone_record(tmp_path: Path)
 
 
 def test_a_call_may_wait_for_a_thread_of_its_own_that_draws() -> None:
-    @one_at_a_time
+    @serialize_calls
     def call() -> float:  # as `fedsim.run` on Ray, where Flower runs the ServerApp in a thread
-        with one_thread(), ThreadPoolExecutor(1) as pool:
+        with use_one_thread(), ThreadPoolExecutor(1) as pool:
             return pool.submit(draw).result(timeout=60)
 
     def draw() -> float:
-        with seeded(3), one_thread():
+        with seed_globals(3), use_one_thread():
             return float(torch.rand(()))
 
-    with seeded(3):
+    with seed_globals(3):
         wanted = float(torch.rand(()))
     assert call() == wanted

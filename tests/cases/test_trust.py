@@ -14,7 +14,7 @@ from fedsim.cli.main import main
 from fedsim.errors import TrustError
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.plugins import registry
-from fedsim.plugins.allowed_code import allow_code, references_in, restricted_code
+from fedsim.plugins.allowed_code import allow_code, find_references, restrict_code
 
 GATES = {
     "table": '[[defense]]\nname = "gate"\nmeasure = { name = "evil_module:Measure" }\nlimit = 1.0\n',
@@ -67,13 +67,13 @@ def test_loading_is_refused_where_it_happens(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "some_module.py").write_text("class Thing: ...\nclass Other: ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with restricted_code(["--set", "model.name=some_module:Thing"]):
+    with restrict_code(["--set", "model.name=some_module:Thing"]):
         assert registry.load_object("some_module:Thing").__name__ == "Thing"
         with pytest.raises(TrustError, match=r"^'some_module:Other' is code that neither you nor a file of "):
             registry.load_object("some_module:Other")
         allow_code({"attack": [{"name": "some_module:Other"}]})
         assert registry.load_object("some_module:Other").__name__ == "Other"
-    with restricted_code(anything=True):
+    with restrict_code(anything=True):
         registry.load_object("some_module:Other")
     assert "FEDSIM_ALLOWED_CODE" not in os.environ
     registry.load_object("some_module:Other")  # a Python program could import it as well
@@ -81,7 +81,7 @@ def test_loading_is_refused_where_it_happens(tmp_path: Path, monkeypatch: pytest
 
 def test_references_are_found_at_any_depth_and_within_texts() -> None:
     tables = {"a": [1, {"b": ("x", 'settings: { name = "pack.mod:Cls" }')}], "c": "no:: reference", "d": "127.0.0.1:80"}
-    assert [reference for _, reference in references_in(tables)] == ["pack.mod:Cls"]
+    assert [reference for _, reference in find_references(tables)] == ["pack.mod:Cls"]
 
 
 def test_a_run_folder_does_not_choose_whom_to_connect_to(

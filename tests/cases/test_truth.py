@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 import fedsim
 from fedsim import table_metrics
 from fedsim.auditing.audit import open_audit
-from fedsim.evaluation.scoring import text_metrics_of
+from fedsim.evaluation.scoring import compute_text_metrics
 from fedsim.evaluation.truth import Truth
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -39,7 +39,7 @@ def record_weights(folder: Path) -> None:
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         cross_entropy(model(inputs), labels).backward()
         after = {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
-        payload = Payload.dense(after, "weights")
+        payload = Payload.from_dense(after, "weights")
         updates.append(Update(round=1, client=client, before=before, payload=payload, num_examples=2))
     Recorder(folder / "run" / "transcript").write(1, updates)
 
@@ -53,7 +53,7 @@ def describe_attack(folder: Path, truth: tuple[int, int], **others: Any) -> Atta
         "attack": [{"name": "inverting-gradients", "iterations": 1}],
         "truth": table,
     }
-    return check(AttackFile, tables | others, "attack.toml")
+    return validate_tables(AttackFile, tables | others, "attack.toml")
 
 
 def scored_psnr(folder: Path, clients: tuple[int, int]) -> list[float]:
@@ -95,13 +95,15 @@ def test_another_clients_truth_is_named_and_nothing_is_scored(tmp_path: Path, ca
 def test_numbers_that_public_rows_do_not_spread_are_right_where_they_are_exact() -> None:
     rows = torch.tensor([[0.25, 1.0, 0.0], [0.75, 0.0, 1.0]])
     for deviations in (torch.zeros(3), torch.full((3,), float("nan"))):
-        assert table_metrics.columns_right(rows, rows, [1, 2], deviations).all()
-        assert not table_metrics.columns_right(rows + torch.tensor([0.01, 0, 0]), rows, [1, 2], deviations)[:, 0].any()
+        assert table_metrics.find_correct_columns(rows, rows, [1, 2], deviations).all()
+        assert not table_metrics.find_correct_columns(rows + torch.tensor([0.01, 0, 0]), rows, [1, 2], deviations)[
+            :, 0
+        ].any()
 
 
 def test_words_behind_the_end_of_a_text_are_not_part_of_it() -> None:
     truth = Truth(data=torch.tensor([[5, 6, 0, 0]]), labels=torch.tensor([0]), padding=0)
     for claimed, whole in (([5, 6, 0, 0], 1.0), ([5, 6, 7, 0], 0.0)):
-        found = text_metrics_of(torch.tensor([claimed]), truth)["recovered"]
+        found = compute_text_metrics(torch.tensor([claimed]), truth)["recovered"]
         assert isinstance(found, Tensor)
         assert found.item() == whole

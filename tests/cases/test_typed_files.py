@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from fedsim import Transcript
 from fedsim.errors import TranscriptError
-from fedsim.recording.header import sealed
-from fedsim.recording.messages import Messages, Sent, read_messages, write_messages
+from fedsim.recording.header import seal_header
+from fedsim.recording.messages import RecordedExchange, RecordedMessage, read_messages, write_messages
 from fedsim.recording.recorder import Recorder
-from fedsim.recording.sealed import write_sealed
+from fedsim.recording.sealed import write_sealed_file
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
@@ -30,7 +30,7 @@ HUGE = 10**400
     ids=["N", "N of 64 bits", "metric", "text"],
 )
 def test_a_header_with_a_number_that_no_message_holds_is_damaged(tmp_path: Path, key: str, value: Any) -> None:
-    payload = Payload.dense({"w": torch.ones(2)}, "weights")
+    payload = Payload.from_dense({"w": torch.ones(2)}, "weights")
     Recorder(tmp_path).write(
         1, [Update(round=1, client=0, before={"w": torch.zeros(2)}, payload=payload, num_examples=3)]
     )
@@ -40,7 +40,7 @@ def test_a_header_with_a_number_that_no_message_holds_is_damaged(tmp_path: Path,
     fields["replies"][0][key] = value
     tensors = load_file(path)
     path.chmod(0o644)
-    save_file(tensors, path, metadata={"fedsim": sealed(fields)[0]})
+    save_file(tensors, path, metadata={"fedsim": seal_header(fields)[0]})
     with pytest.raises(TranscriptError, match=r"is damaged \(") as caught:
         Transcript(tmp_path).header(1)
     assert len(str(caught.value)) < 500
@@ -52,16 +52,18 @@ def test_a_header_with_a_number_that_no_message_holds_is_damaged(tmp_path: Path,
     ids=["kind", "round", "sent", "number", "replies"],
 )
 def test_messages_of_other_kinds_than_ours_are_damaged(tmp_path: Path, key: str, value: Any) -> None:
-    reply = Sent(node=1, client=1, metrics={"m": {"loss": 0.5}}, arrays={"a": {"w": np.ones(2)}})
+    reply = RecordedMessage(node=1, client=1, metrics={"m": {"loss": 0.5}}, arrays={"a": {"w": np.ones(2)}})
     path = write_messages(
         tmp_path,
-        Messages(number=1, kind="query", round=1, recorded_as=0, sent=[Sent(node=1, client=1)], replies=[reply]),
+        RecordedExchange(
+            number=1, kind="query", round=1, recorded_as=0, sent=[RecordedMessage(node=1, client=1)], replies=[reply]
+        ),
     )
     [found] = read_messages(tmp_path)
     assert found.replies[0].arrays["a"]["w"].tolist() == [1.0, 1.0]
     with safe_open(path, framework="np") as file:
         header = json.loads(json.loads(file.metadata()["fedsim"])["header"])
-    write_sealed(path, header | {key: value}, {"0": np.ones(2)})
+    write_sealed_file(path, header | {key: value}, {"0": np.ones(2)})
     with pytest.raises(TranscriptError, match="is damaged") as caught:
         list(read_messages(tmp_path))
     assert "\n" not in str(caught.value)

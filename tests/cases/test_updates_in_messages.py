@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from fedsim import Transcript
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, TranscriptError, TrustError
-from fedsim.recording.header import count_in
-from fedsim.recording.messages import Messages, Sent, write_messages
-from fedsim.recording.reading import Reading
-from fedsim.recording.updates_in_messages import check_whence, record_updates
+from fedsim.recording.header import parse_count
+from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages
+from fedsim.recording.reading import MessageFormat
+from fedsim.recording.updates_in_messages import check_source, record_updates
 from strategies.curious_grid import CuriousGrid
 
 BEFORE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2, np.float32)}
@@ -41,13 +41,13 @@ def as_torch(state: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def exchange(run: Path, sent: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-    messages = Messages(
+    messages = RecordedExchange(
         number=1,
         kind="query.weights",
         round=0,
         recorded_as=0,
-        sent=[Sent(node=5, client=5, **sent)],
-        replies=[Sent(node=5, client=5, metrics={"m": {"num-examples": 9, "loss": 0.5}}, **answer)],
+        sent=[RecordedMessage(node=5, client=5, **sent)],
+        replies=[RecordedMessage(node=5, client=5, metrics={"m": {"num-examples": 9, "loss": 0.5}}, **answer)],
     )
     write_messages(run / "messages", messages)
 
@@ -73,7 +73,7 @@ def test_updates_are_read_from_what_they_are_packed_in(tmp_path: Path, way: str)
         with pytest.raises(TrustError, match="--trust"):
             record_updates(tmp_path, "query.weights", "", trust=False)
     record_updates(tmp_path, "query.weights", "", trust=trust)
-    update = Transcript(tmp_path, reading=Reading(shapes={"w": (2, 3)})).update(1, 5)
+    update = Transcript(tmp_path, message_format=MessageFormat(shapes={"w": (2, 3)})).update(1, 5)
     assert (update.num_examples, update.metrics) == (9, {"loss": 0.5})
     for name, values in AFTER.items():
         np.testing.assert_array_equal(update.after[name].numpy(), values)
@@ -126,7 +126,7 @@ def test_what_a_grid_sent_in_a_query_is_recorded_with_the_answers(tmp_path: Path
 
 @pytest.mark.parametrize("told", [float("nan"), float("inf"), 1e30, -3, 2.5])
 def test_an_n_that_is_no_number_of_examples_is_none(told: float) -> None:
-    assert count_in(told) == 0
+    assert parse_count(told) == 0
 
 
 def test_a_scalar_parameter_stays_one_and_old_pickles_of_arrays_are_read(tmp_path: Path) -> None:
@@ -153,6 +153,6 @@ def test_updates_of_other_messages_than_those_that_are_named_are_refused(tmp_pat
     exchange(tmp_path, both, both)
     record_updates(tmp_path, "query.weights", "one", trust=False)
     transcript = Transcript(tmp_path)
-    check_whence(transcript, "query.weights", "one")
+    check_source(transcript, "query.weights", "one")
     with pytest.raises(ConfigError, match=r"'one', not those of .* record 'other'; remove"):
-        check_whence(transcript, "query.weights", "other")
+        check_source(transcript, "query.weights", "other")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from fedsim.cli.options import say
+from fedsim.cli.options import print_error
 from fedsim.evaluation import statistics
-from fedsim.reporting.summary import GUESSING, LEAKS, reading, summarise
+from fedsim.reporting.summary import GUESSING, LEAKS, judge_summary, summarise
 
 
 @pytest.mark.parametrize(("successes", "count"), [(9, 12), (0, 7), (7, 7), (1, 40)])
@@ -32,7 +32,7 @@ def verdict_of(values: list[float], floor: float, metric: str = "property_client
         for victim, value in enumerate(values)
     ]  # fmt: skip
     (summary,) = summarise(rows)
-    return reading(summary)[0]
+    return judge_summary(summary)[0]
 
 
 @pytest.mark.parametrize("count", [5, 10, 20])
@@ -67,7 +67,7 @@ def test_what_canaries_can_show_is_said_before_the_run(
 
 
 def test_what_is_printed_holds_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
-    say("no layer '\x1b[2J\x07w'" + "x" * 20_000)
+    print_error("no layer '\x1b[2J\x07w'" + "x" * 20_000)
     said = capsys.readouterr().err
     assert "\x1b" not in said
     assert "\x07" not in said

@@ -15,9 +15,9 @@ from clients.defenses.quantise import Quantise
 from clients.defenses.random_mask import RandomMask
 from clients.defenses.soteria import Soteria
 from clients.defenses.top_k import TopK
-from clients.defenses.views import by_chance
+from clients.defenses.views import masked_by_chance
 from clients.mods import as_mod
-from fedsim.defense import Defense, adversary_views, agrees, remembers, replaced_update
+from fedsim.defense import Defense, apply_adversary_views, apply_on_update, uses_common_randomness, uses_memory
 from fedsim.errors import PluginError
 from fedsim.paper import Paper
 from fedsim.randomness import generator
@@ -43,7 +43,7 @@ def sent_by(defense: Defense, true: State = TRUE, seed: int = 0) -> State:
         return defense.on_gradient(true, rng=generator(seed))
     if isinstance(defense, Soteria):
         return {**true, "w": true["w"] * torch.tensor([1.0, 0.0])}
-    got = replaced_update(defense, true, generator(seed), {} if remembers(defense) else None)
+    got = apply_on_update(defense, true, generator(seed), {} if uses_memory(defense) else None)
     return got.values("delta", true) if isinstance(got, Payload) else got
 
 
@@ -124,10 +124,10 @@ def test_rows_and_columns_that_no_mask_empties_are_zero_by_themselves() -> None:
     sent[:, 5] = 0.0
     expected = torch.zeros(8, 6, dtype=torch.bool)
     expected[0, 0] = True
-    assert torch.equal(by_chance(sent, 0.4), expected)
-    assert by_chance(torch.zeros(1, 2), 0.4).all()
-    assert torch.equal(by_chance(sent.reshape(8, 2, 3), 0.4), expected.reshape(8, 2, 3))
-    assert by_chance(sent[0], 0.4).tolist() == [True, False, False, False, False, True], "a bias has no rows"
+    assert torch.equal(masked_by_chance(sent, 0.4), expected)
+    assert masked_by_chance(torch.zeros(1, 2), 0.4).all()
+    assert torch.equal(masked_by_chance(sent.reshape(8, 2, 3), 0.4), expected.reshape(8, 2, 3))
+    assert masked_by_chance(sent[0], 0.4).tolist() == [True, False, False, False, False, True], "a bias has no rows"
 
 
 def test_layers_that_are_never_sent_are_left_out() -> None:
@@ -170,8 +170,8 @@ def test_at_strength_zero_the_gradient_is_seen_as_it_is(defense: Defense) -> Non
 
 def masks(defense: RandomMask, client: int, number: int) -> Tensor:
     ones = {"w": torch.ones(40)}
-    common = generator("common", number) if agrees(defense) else None
-    got = replaced_update(defense, ones, generator(client, number), {}, common)
+    common = generator("common", number) if uses_common_randomness(defense) else None
+    got = apply_on_update(defense, ones, generator(client, number), {}, common)
     assert isinstance(got, Payload)
     return got.values("delta", ones)["w"]
 
@@ -202,8 +202,8 @@ def test_of_a_defense_that_says_nothing_nothing_is_known_and_others_are_still_se
 
     sent = tensors(w=[[3.0, 0.0], [0.0, 0.0]], b=[0.0, -2.0])
     assert Silent().adversary_view(TRUE, sent) is None
-    assert adversary_views([Silent(), Silent()], TRUE, sent) is None
+    assert apply_adversary_views([Silent(), Silent()], TRUE, sent) is None
     one = RandomMask(masked=0.6)
-    both = adversary_views([Silent(), one, Silent()], TRUE, sent)
+    both = apply_adversary_views([Silent(), one, Silent()], TRUE, sent)
     assert both is not None
     assert all(torch.equal(both[name], tensor) for name, tensor in (one.adversary_view(TRUE, sent) or {}).items())

@@ -16,10 +16,10 @@ from scipy.stats import ks_2samp
 from torch import Tensor
 
 from clients.defenses.augmentation import Augmentation
-from clients.defenses.instahide import LARGEST, InstaHide, bounded_weights
-from clients.defenses.mixing import partners
+from clients.defenses.instahide import MAX_WEIGHT, InstaHide, draw_bounded_weights
+from clients.defenses.mixing import draw_partners
 from clients.defenses.mixup import Mixup
-from fedsim.defense import Defense, Participation, Setting, a_defense, check_fits, check_order
+from fedsim.defense import Defense, Participation, Setting, check_defense, check_order, check_setting
 from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
@@ -77,7 +77,7 @@ def test_targets_of_a_regression_are_mixed_like_the_inputs() -> None:
 @pytest.mark.parametrize("count", [5, 6, 9])
 def test_an_example_is_made_of_different_records_and_each_record_is_in_as_many(count: int, records: int) -> None:
     for seed in range(20):
-        found = partners(count, records, generator(seed))
+        found = draw_partners(count, records, generator(seed))
         assert found[:, 0].tolist() == list(range(count))
         assert all(len(set(row)) == records for row in found.tolist())
         assert found.flatten().bincount(minlength=count).tolist() == [records] * count
@@ -119,8 +119,8 @@ class MixesInWordsAlone(Defense):
 
 
 def test_a_model_of_mixing_that_nobody_would_call_is_refused() -> None:
-    with pytest.raises(PluginError, match="'adversary_batch' is called of a defense that mixes alone"):
-        a_defense(MixesInWordsAlone())
+    with pytest.raises(PluginError, match="'adversary_batch' is only called of a defense that mixes"):
+        check_defense(MixesInWordsAlone())
 
 
 def test_one_example_has_no_partner() -> None:
@@ -141,14 +141,14 @@ def test_instahide_flips_signs_of_bounded_mixtures() -> None:
     torch.testing.assert_close(hidden.abs().flatten(1), soft)  # record j is the j-th unit vector
     assert ((soft > 0).sum(1) == 3).all()
     torch.testing.assert_close(soft.sum(1), torch.ones(6))
-    assert soft.max() <= LARGEST
+    assert soft.max() <= MAX_WEIGHT
     assert (hidden < 0).any()
     assert (hidden > 0).any()
 
 
 def test_signs_are_fair_and_weights_bounded() -> None:
-    weights = bounded_weights(3000, 2, generator(1))
-    assert weights.max() <= LARGEST
+    weights = draw_bounded_weights(3000, 2, generator(1))
+    assert weights.max() <= MAX_WEIGHT
     torch.testing.assert_close(weights.sum(1), torch.ones(3000))
     assert weights[:, 0].mean().item() == pytest.approx(0.5, abs=0.01)
     flipped, _ = used(InstaHide()).on_batch(torch.ones(1, 1, 100, 100), torch.tensor([0]), rng=generator(1))
@@ -159,8 +159,8 @@ def test_signs_are_fair_and_weights_bounded() -> None:
 def test_weights_of_a_mixture_are_normal_draws_without_sign_over_their_sum(records: int) -> None:
     drawn = np.abs(np.random.default_rng(5).standard_normal((40_000, records)))
     expected = drawn / drawn.sum(1, keepdims=True)
-    expected = expected[expected.max(1) <= LARGEST]
-    got = bounded_weights(4000, records, generator(3)).numpy()
+    expected = expected[expected.max(1) <= MAX_WEIGHT]
+    got = draw_bounded_weights(4000, records, generator(3)).numpy()
     assert ks_2samp(got[:, 0], expected[:, 0]).pvalue > 0.01
     assert ks_2samp(got.max(1), expected.max(1)).pvalue > 0.01
 
@@ -206,7 +206,7 @@ def test_a_batch_smaller_than_k_is_mixed_as_a_whole() -> None:
 )
 def test_what_does_not_fit_is_refused(defense: Defense, setting: Setting, expected: str) -> None:
     with pytest.raises(ConfigError) as error:
-        check_fits(defense, setting)
+        check_setting(defense, setting)
     assert expected in str(error.value)
 
 
@@ -230,13 +230,13 @@ def test_settings_out_of_range_are_refused(make: Callable[[], Defense], expected
 
 
 def test_regressions_and_tables_may_be_mixed_where_that_is_said() -> None:
-    check_fits(Mixup(regression=True), replace(IMAGES, task=Task((6,), 0)))
-    check_fits(Mixup(), replace(IMAGES, task=Task((6,), 3)))
+    check_setting(Mixup(regression=True), replace(IMAGES, task=Task((6,), 0)))
+    check_setting(Mixup(), replace(IMAGES, task=Task((6,), 3)))
 
 
 def test_a_last_batch_of_one_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        check_fits(Mixup(), replace(IMAGES, num_examples=[4, 5, 9]))
+        check_setting(Mixup(), replace(IMAGES, num_examples=[4, 5, 9]))
     assert "the last batch of an epoch of client 1 is of one example" in caplog.text
     assert "(clients in all: 2)" in caplog.text
 

@@ -18,17 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsim.engines.cohort
-from clients.memory import memory_of
+from clients.memory import open_memory
 from clients.mods import as_mod
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, a_defense, remembers
-from fedsim.engines.arrays import record_of
-from fedsim.engines.cohort import COHORT, CohortGrid
-from fedsim.engines.memory import ClientMemory
+from fedsim.defense import Defense, check_defense, uses_memory
+from fedsim.engines.arrays import make_record
+from fedsim.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
+from fedsim.engines.memory import ClientStateStore
 from fedsim.engines.node import play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import PluginError, RunError
-from fedsim.recording.sealed import read_sealed, write_sealed
+from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 from fedsim.wire.messages import State
 from strategies.checkpoint import Checkpoint
 
@@ -58,10 +58,10 @@ class Forgets(Defense):
 
 
 def test_a_defense_asks_for_a_memory_by_a_parameter_of_on_update() -> None:
-    assert remembers(Counts())
-    assert not remembers(Forgets())
-    assert a_defense(Counts())
-    assert a_defense(Forgets())
+    assert uses_memory(Counts())
+    assert not uses_memory(Forgets())
+    assert check_defense(Counts())
+    assert check_defense(Forgets())
 
 
 class BatchMemory(Forgets):
@@ -88,13 +88,13 @@ class NoRng(Defense):
 )
 def test_a_hook_that_would_never_get_a_memory_is_refused(thing: Defense, expected: str) -> None:
     with pytest.raises(PluginError) as error:
-        a_defense(thing)
+        check_defense(thing)
     assert expected in str(error.value)
 
 
 def test_a_memory_is_copies_and_is_kept_on_leaving_alone() -> None:
-    state = RecordDict({"0": record_of({"a": torch.ones(2)}), "1": record_of({"a": torch.zeros(1)})})
-    with memory_of(Counts(), "0", state) as memory:
+    state = RecordDict({"0": make_record({"a": torch.ones(2)}), "1": make_record({"a": torch.zeros(1)})})
+    with open_memory(Counts(), "0", state) as memory:
         assert memory is not None
         assert list(memory) == ["a"], "nothing of another defense"
         memory["a"].mul_(5)
@@ -104,11 +104,11 @@ def test_a_memory_is_copies_and_is_kept_on_leaving_alone() -> None:
         "a": [5, 5],
         "b": [1, 2],
     }
-    with memory_of(Counts(), "0", state) as memory:
+    with open_memory(Counts(), "0", state) as memory:
         assert memory is not None
         memory.clear()
     assert list(state) == ["1"], "an empty memory is none"
-    with memory_of(Forgets(), "1", state) as memory:
+    with open_memory(Forgets(), "1", state) as memory:
         assert memory is None
 
 
@@ -127,10 +127,10 @@ def test_a_memory_is_copies_and_is_kept_on_leaving_alone() -> None:
     ],
 )
 def test_what_cannot_be_carried_is_refused_and_the_former_memory_stays(name: Any, value: Any, expected: str) -> None:
-    state = RecordDict({"0": record_of({"a": torch.ones(2)})})
+    state = RecordDict({"0": make_record({"a": torch.ones(2)})})
 
     def keep() -> None:
-        with memory_of(Counts(), "0", state) as memory:
+        with open_memory(Counts(), "0", state) as memory:
             assert memory is not None
             memory[name] = value
 
@@ -163,13 +163,13 @@ def grid_of(train: Any, *, nodes: int = 2, together: int = 1, ahead: Any = None)
     app.train()(train)
     app.evaluate()(train)
 
-    @app.query(COHORT.split(".")[1])
+    @app.query(COHORT_MESSAGE_TYPE.split(".")[1])
     def cohort(message: Message, context: Context) -> Message:
         sent.append(message)
         return play_cohort(app, message, context, ahead)
 
     physical = InProcessGrid(app, nodes)
-    return CohortGrid(physical, 8, SECRET, list(physical.get_node_ids()), together=together), sent
+    return CohortGrid(physical, 8, SECRET, list(physical.get_node_ids()), group_size=together), sent
 
 
 def asked(grid: CohortGrid, clients: Any, number: int = 1, kind: str = "train", accept: Any = None) -> dict[int, Any]:
@@ -182,7 +182,7 @@ def asked(grid: CohortGrid, clients: Any, number: int = 1, kind: str = "train", 
         if not reply.has_error():
             assert list(reply.content) == ["metrics"], "memory is not for the strategy"
             if kind == "train" and (accept is None or client in accept):
-                grid.memory.accept(client)
+                grid.client_state.commit(client)
     assert list(content) == ["config"]
     return counts
 
@@ -237,7 +237,7 @@ def test_each_client_counts_the_rounds_in_which_it_was_accepted(
             now["round"] = number
             expected |= {client: expected[client] + 1 for client in clients}
             assert asked(grid, sorted(clients), 7) == {client: expected[client] for client in sorted(clients)}
-    kept = {client: int(records["count"]["n"]) for client, records in grid.memory.kept.items()}
+    kept = {client: int(records["count"]["n"]) for client, records in grid.client_state.states.items()}
     assert kept == {client: count for client, count in expected.items() if count}
 
 
@@ -250,7 +250,7 @@ def test_each_client_counts_the_rounds_in_which_it_was_accepted(
         ),
         (
             lambda reply, state: reply.update({"memory/x": ConfigRecord({"a": 1})}),
-            "it sent a record called 'memory/x', but such names are for its memory; use another",
+            "it sent a record called 'memory/x', but such names are for its state; use another",
         ),
     ],
 )
@@ -270,7 +270,7 @@ def test_what_would_be_lost_or_mistaken_on_the_way_is_an_error_of_its_client(spo
 
 def test_messages_are_cut_by_what_memory_adds_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def train(message: Message, context: Context) -> Message:
-        context.state["large"] = record_of({"x": torch.zeros(1000)})
+        context.state["large"] = make_record({"x": torch.zeros(1000)})
         return counting(message, context)
 
     grid, sent = grid_of(train, nodes=1)
@@ -283,25 +283,25 @@ def test_messages_are_cut_by_what_memory_adds_to_them(monkeypatch: pytest.Monkey
 
 def test_what_is_kept_shares_no_memory_with_a_reply_and_replaces_what_was_kept() -> None:
     brought = torch.zeros(1000)
-    memory = ClientMemory()
-    answer: dict[str, Any] = {"memory/0": record_of({"x": brought[10:20]}), "metrics": MetricRecord({"n": 1})}
-    memory.bring(5, answer)
+    memory = ClientStateStore()
+    answer: dict[str, Any] = {"memory/0": make_record({"x": brought[10:20]}), "metrics": MetricRecord({"n": 1})}
+    memory.extract(5, answer)
     assert list(answer) == ["metrics"]
-    assert memory.kept == {}
-    memory.accept(5)
+    assert memory.states == {}
+    memory.commit(5)
     brought.fill_(1)
-    kept = memory.kept[5]["0"]["x"]
+    kept = memory.states[5]["0"]["x"]
     assert not kept.any()
     assert kept.base is None
-    assert memory.size([4, 5]) == 40
-    memory.bring(5, {})
-    memory.accept(5)
-    assert memory.kept == {}
+    assert memory.count_bytes([4, 5]) == 40
+    memory.extract(5, {})
+    memory.commit(5)
+    assert memory.states == {}
 
 
 def test_between_rounds_the_memory_of_all_clients_is_held_once() -> None:
     def train(message: Message, context: Context) -> Message:
-        with memory_of(Counts(), "0", context.state) as memory:
+        with open_memory(Counts(), "0", context.state) as memory:
             assert memory is not None
             memory["large"] = torch.from_numpy(np.ones(1 << 17))  # 1 MiB, of NumPy's memory, which is traced
         return counting(message, context)
@@ -318,7 +318,7 @@ def test_between_rounds_the_memory_of_all_clients_is_held_once() -> None:
     finally:
         tracemalloc.stop()
         gc.enable()
-    assert grid.memory.size(range(8)) == 8 * ((1 << 20) + 8)
+    assert grid.client_state.count_bytes(range(8)) == 8 * ((1 << 20) + 8)
     assert now < 9 << 20
 
 
@@ -335,9 +335,9 @@ def test_a_checkpoint_holds_what_clients_keep_in_its_order_and_without_a_copy(
     }
     written: list[Any] = []
     monkeypatch.setattr(
-        "strategies.checkpoint.write_sealed", lambda *a, **k: written.append(a) or write_sealed(*a, **k)
+        "strategies.checkpoint.write_sealed", lambda *a, **k: written.append(a) or write_sealed_file(*a, **k)
     )
-    Checkpoint.of(1, arrays, FedAvg(), clients=kept).save(path)
+    Checkpoint.capture(1, arrays, FedAvg(), clients=kept).save(path)
     assert sum(array is kept[3]["b"]["y/z"] for array in written[0][2].values()) == 1
     loaded = Checkpoint.load(path, FedAvg())
     assert loaded is not None
@@ -348,10 +348,10 @@ def test_a_checkpoint_holds_what_clients_keep_in_its_order_and_without_a_copy(
 
 def test_a_checkpoint_without_the_memory_that_clients_go_on_from_is_refused(tmp_path: Path) -> None:
     path, arrays = tmp_path / "checkpoint.safetensors", ArrayRecord({"w": Array(np.zeros(2))})
-    Checkpoint.of(1, arrays, FedAvg(), clients={4: {"a": {"x": np.ones(1)}}}).save(path)
-    header, stored = read_sealed(path)
+    Checkpoint.capture(1, arrays, FedAvg(), clients={4: {"a": {"x": np.ones(1)}}}).save(path)
+    header, stored = read_sealed_file(path)
     del stored["client/4/0/x"]
-    write_sealed(path, header, stored)
+    write_sealed_file(path, header, stored)
     with pytest.raises(RunError, match=r"lacks 'client/4/0/x', which a client remembers; begin the run again with"):
         Checkpoint.load(path, FedAvg())
 
@@ -359,10 +359,10 @@ def test_a_checkpoint_without_the_memory_that_clients_go_on_from_is_refused(tmp_
 @pytest.mark.parametrize("field", ["round", "model", "memory", "lost", "clients"])
 def test_a_checkpoint_that_lacks_a_field_is_refused(field: str, tmp_path: Path) -> None:
     path, arrays = tmp_path / "checkpoint.safetensors", ArrayRecord({"w": Array(np.zeros(2))})
-    Checkpoint.of(1, arrays, FedAvg(), clients={}).save(path)
-    header, stored = read_sealed(path)
+    Checkpoint.capture(1, arrays, FedAvg(), clients={}).save(path)
+    header, stored = read_sealed_file(path)
     del header[field]
-    write_sealed(path, header, stored)
+    write_sealed_file(path, header, stored)
     with pytest.raises(RunError) as caught:
         Checkpoint.load(path, FedAvg())
     assert str(caught.value) == f"{path}: does not say its '{field}'; begin the run again with --overwrite"

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.mods import as_mod, defended
+from clients.mods import as_mod, defend_payload
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, a_defense
+from fedsim.defense import Defense, check_defense
 from fedsim.errors import PluginError, RunError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
@@ -24,7 +24,7 @@ from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 from fedsim.wire.payloads import Kind, Payload
@@ -94,22 +94,24 @@ BAD: list[tuple[Callable[[State], Any], str]] = [
 @pytest.mark.parametrize("sends", ["weights", "gradient"])
 def test_what_a_hook_forgets_or_broadcasts_is_not_sent(hook: Any, expected: str, sends: Kind) -> None:
     with pytest.raises(RunError) as error:
-        defended(Hooks(update=hook), BEFORE, Payload.dense(AFTER, sends), generator(0))
+        defend_payload(Hooks(update=hook), BEFORE, Payload.from_dense(AFTER, sends), generator(0))
     assert str(error.value).startswith("Hooks.on_update: ")
     assert expected in str(error.value)
 
 
 def test_an_update_that_is_zeroed_in_place_leaves_as_zero() -> None:
-    sent = defended(Hooks(update=zeroed), BEFORE, Payload.dense(AFTER, "weights"), generator(0)).after(BEFORE)
+    sent = defend_payload(
+        Hooks(update=zeroed), BEFORE, Payload.from_dense(AFTER, "weights"), generator(0)
+    ).weights_after(BEFORE)
     assert {name: tensor.tolist() for name, tensor in sent.items()} == {n: t.tolist() for n, t in BEFORE.items()}
-    gradient = defended(Hooks(update=zeroed), BEFORE, Payload.dense(AFTER, "gradient"), generator(0))
+    gradient = defend_payload(Hooks(update=zeroed), BEFORE, Payload.from_dense(AFTER, "gradient"), generator(0))
     assert not any(tensor.any() for tensor in gradient.values("gradient", BEFORE).values())
 
 
 def test_what_a_hook_changes_belongs_to_it_and_its_types_stay() -> None:
     kept = {name: tensor.clone() for name, tensor in AFTER.items()}
     twice = Hooks(update=lambda u: {n: t.mul_(2).double() for n, t in u.items()})
-    sent = defended(twice, BEFORE, Payload.dense(AFTER, "weights"), generator(0)).after(BEFORE)
+    sent = defend_payload(twice, BEFORE, Payload.from_dense(AFTER, "weights"), generator(0)).weights_after(BEFORE)
     assert all(torch.equal(AFTER[name], kept[name]) for name in kept)
     assert {tensor.dtype for tensor in sent.values()} == {torch.float32}
     torch.testing.assert_close(sent, {name: tensor + 0.6 for name, tensor in BEFORE.items()})
@@ -126,7 +128,7 @@ def test_what_a_hook_changes_belongs_to_it_and_its_types_stay() -> None:
 )
 def test_what_has_no_difference_to_the_broadcast_is_not_sent(after: State, expected: str) -> None:
     with pytest.raises(RunError) as error:
-        defended(Hooks(), BEFORE, Payload.dense(after, "weights"), generator(0))
+        defend_payload(Hooks(), BEFORE, Payload.from_dense(after, "weights"), generator(0))
     assert expected in str(error.value)
 
 
@@ -141,7 +143,7 @@ def net() -> nn.Module:
 def trained_by(*defenses: Defense) -> State:
     inputs, labels = torch.rand((4, 6), generator=generator("x")), torch.tensor([0, 1, 2, 0])
     settings = LocalTraining(local_steps=2, batch_size=4, learning_rate=0.1)
-    return local_update(net(), state_of(net()), inputs, labels, settings, key=("k",), defenses=defenses)[0]
+    return local_update(net(), copy_state(net()), inputs, labels, settings, key=("k",), defenses=defenses)[0]
 
 
 def trained(defense: Defense, sends: str) -> State:
@@ -149,7 +151,7 @@ def trained(defense: Defense, sends: str) -> State:
     if sends == "weights":
         return trained_by(defense)
     settings = LocalTraining(local_steps=1, batch_size=4, learning_rate=0.1, sends="gradient")
-    return local_gradient(net(), state_of(net()), inputs, labels, settings, key=("k",), defenses=[defense])[0]
+    return local_gradient(net(), copy_state(net()), inputs, labels, settings, key=("k",), defenses=[defense])[0]
 
 
 @pytest.mark.parametrize("sends", ["weights", "gradient"])
@@ -171,7 +173,7 @@ def test_a_gradient_that_a_hook_leaves_out_is_not_learned_from(hook: Any, expect
 @pytest.mark.parametrize("sends", ["weights", "gradient"])
 def test_a_gradient_that_is_zeroed_in_place_is_zero(sends: str) -> None:
     got = trained(Hooks(gradient=zeroed), sends)
-    start = state_of(net())
+    start = copy_state(net())
     for name, tensor in got.items():
         assert torch.equal(tensor, start[name] if sends == "weights" else torch.zeros_like(tensor))
 
@@ -205,8 +207,10 @@ def test_a_batch_changed_in_place_changes_no_data_of_the_client() -> None:
     def spoil(batch: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return batch.zero_(), targets
 
-    local_update(net(), state_of(net()), inputs, labels, settings, key=("k",), defenses=[Hooks(batch=spoil)], order=own)
-    local_gradient(net(), state_of(net()), inputs, labels, settings, key=("k",), defenses=[Hooks(batch=spoil)])
+    local_update(
+        net(), copy_state(net()), inputs, labels, settings, key=("k",), defenses=[Hooks(batch=spoil)], order=own
+    )
+    local_gradient(net(), copy_state(net()), inputs, labels, settings, key=("k",), defenses=[Hooks(batch=spoil)])
     assert torch.equal(inputs, kept)
 
 
@@ -214,7 +218,7 @@ def test_a_batch_may_be_of_other_size_and_of_probabilities() -> None:
     def mix(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return inputs[1:] / 2 + inputs[:-1] / 2, torch.full((len(labels) - 1, 3), 1 / 3)
 
-    assert trained(Hooks(batch=mix), "weights").keys() == state_of(net()).keys()
+    assert trained(Hooks(batch=mix), "weights").keys() == copy_state(net()).keys()
 
 
 def test_a_batch_of_probabilities_goes_through_the_next_defense() -> None:
@@ -285,16 +289,16 @@ MISSPELT = {
 def test_a_name_that_is_nearly_one_of_the_interface_is_refused(name: str, meant: str) -> None:
     words = f"'{name}' is no hook of a defense and would never be called, did you mean '{meant}'?"
     with pytest.raises(PluginError, match=re.escape(words)):
-        a_defense(misspelt(name, lambda self: None))
+        check_defense(misspelt(name, lambda self: None))
 
 
 def test_what_a_defense_says_of_itself_is_spelt_as_it_is_looked_at() -> None:
     with pytest.raises(PluginError, match=r"'sumable' is no hook .* did you mean 'summable'\?"):
-        a_defense(misspelt("sumable", property(lambda self: True)))
+        check_defense(misspelt("sumable", property(lambda self: True)))
     for name, meant in {"encode": "encodes", "flip_signs": "flips_signs", "promises": "promise"}.items():
         with pytest.raises(PluginError, match=f"'{name}' is no attribute that is looked at, did you mean '{meant}'"):
-            a_defense(misspelt(name, True))
-    assert a_defense(CallsMixes())
+            check_defense(misspelt(name, True))
+    assert check_defense(CallsMixes())
 
 
 def test_each_method_that_may_be_overridden_is_guarded_against_being_set_on_an_instance() -> None:
@@ -302,7 +306,7 @@ def test_each_method_that_may_be_overridden_is_guarded_against_being_set_on_an_i
         thing = Hooks()
         vars(thing)[name] = lambda: None
         with pytest.raises(PluginError, match=f"'{name}' is set on an instance, where it is never called"):
-            a_defense(thing)
+            check_defense(thing)
 
 
 class NoRng(Defense):
@@ -328,7 +332,7 @@ class NoRng(Defense):
         (object(), "builtins.object: expected a defense"),
     ],
 )
-@pytest.mark.parametrize("door", [a_defense, as_mod])
+@pytest.mark.parametrize("door", [check_defense, as_mod])
 def test_a_class_that_would_defend_nothing_is_refused_by_name(door: Any, thing: Any, expected: str) -> None:
     with pytest.raises(PluginError) as error:
         door(thing)

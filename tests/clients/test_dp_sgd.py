@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.instahide import InstaHide
-from clients.defenses.mixing import partners
+from clients.defenses.mixing import draw_partners
 from clients.defenses.mixup import Mixup
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.attacks import Paper
@@ -31,14 +31,14 @@ from fedsim.experiments.run_folder import RunFolder
 from fedsim.models.lenet import LeNet
 from fedsim.models.mlp import Mlp
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
-from fedsim.training.apart import check_apart
+from fedsim.training.apart import check_example_independence
 from fedsim.training.gradients import example_gradients
-from fedsim.training.hooks import Hooks
+from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 
 Tiny = Callable[..., Config]
@@ -49,7 +49,7 @@ CLIENT = Participation(num_examples=24, batch_size=8, steps=3, rounds=2)
 
 
 def network(plugin: Any = None) -> nn.Module:
-    with seeded("network"):
+    with seed_globals("network"):
         return (plugin or LeNet()).build(TASK)
 
 
@@ -116,8 +116,8 @@ def test_clients_whose_batches_are_empty_send_noise() -> None:
     model, (inputs, labels) = network(Mlp(hidden=(9,))), batch(60)
     settings = LocalTraining(local_steps=3, batch_size=1, learning_rate=0.1)
     defense = DpSgd(clip=1e-3, noise_multiplier=1.0)
-    assert 0 in [len(index) for index in Hooks([defense], model, settings, 60, ("empty", 4)).order(None)]
-    after, loss = local_update(model, state_of(model), inputs, labels, settings, key=("empty", 4), defenses=[defense])
+    assert 0 in [len(index) for index in TrainingHooks([defense], model, settings, 60, ("empty", 4)).batch_order(None)]
+    after, loss = local_update(model, copy_state(model), inputs, labels, settings, key=("empty", 4), defenses=[defense])
     assert math.isfinite(loss)
     assert all(tensor.isfinite().all() for tensor in after.values())
 
@@ -145,12 +145,12 @@ def test_one_record_more_changes_one_mixture_and_adds_one(count: int) -> None:
     """All partners of a batch, with and without its last record, coupled by closing the circle where it stood."""
     with_it, without = {}, {}
     for draw in range(4000):
-        pairs = partners(count + 1, 2, generator("partners", count, draw))[:, 1].tolist()
+        pairs = draw_partners(count + 1, 2, generator("partners", count, draw))[:, 1].tolist()
         if count > 1:
             closed = tuple(pairs[count] if partner == count else partner for partner in pairs[:count])
             assert sum(one != other for one, other in zip(closed, pairs[:count], strict=True)) == 1
             with_it[closed] = with_it.get(closed, 0) + 1
-            plain = tuple(partners(count, 2, generator("plain", count, draw))[:, 1].tolist())
+            plain = tuple(draw_partners(count, 2, generator("plain", count, draw))[:, 1].tolist())
             without[plain] = without.get(plain, 0) + 1
     if 1 < count <= 3:  # the closed circle is as likely as the same circle drawn without the record
         assert set(with_it) == set(without)
@@ -235,9 +235,9 @@ def net(*layers: nn.Module) -> nn.Module:
 def test_other_layers_that_mix_or_keep_examples_are_refused(layer: nn.Module, match: str) -> None:
     defense, settings = DpSgd(noise_multiplier=1.0), LocalTraining(local_steps=1)
     with pytest.raises(ConfigError, match=match):
-        check_apart(net(layer), settings, [defense], *batch(16))
-    check_apart(net(layer), settings, [UpdateNoise()], *batch(16))  # sees no examples
-    check_apart(net(nn.LayerNorm(6), nn.ReLU()), settings, [defense], *batch(16))
+        check_example_independence(net(layer), settings, [defense], *batch(16))
+    check_example_independence(net(layer), settings, [UpdateNoise()], *batch(16))  # sees no examples
+    check_example_independence(net(nn.LayerNorm(6), nn.ReLU()), settings, [defense], *batch(16))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,10 +253,10 @@ class Centres(Defense):
 def test_another_defense_that_mixes_without_saying_so_is_refused() -> None:
     model, settings = net(), LocalTraining(local_steps=1)
     with pytest.raises(ConfigError, match="Centres lets one example change what it makes of another; let its on_batch"):
-        check_apart(model, settings, [Centres(), DpSgd(noise_multiplier=1.0)], *batch(16))
+        check_example_independence(model, settings, [Centres(), DpSgd(noise_multiplier=1.0)], *batch(16))
     crop: Any = registry.build("defenses", "augmentation", {}, "test")
     crop = crop.of_client(replace(CLIENT, value_range=((0.0,), (1.0,))))
-    check_apart(model, settings, [crop, DpSgd(noise_multiplier=1.0)], *batch(16))
+    check_example_independence(model, settings, [crop, DpSgd(noise_multiplier=1.0)], *batch(16))
 
 
 # Bad input.
@@ -327,7 +327,7 @@ def test_what_cannot_be_kept_is_refused_before_work(
 def test_a_noise_multiplier_that_reaches_the_wanted_epsilon_is_used(tiny_config: Tiny) -> None:
     config = tiny_config(defense=[{"name": "dp-sgd", "epsilon": 8.0, "noise_multiplier": 1.0}])
     Experiment(config).check()
-    (used,) = Experiment(config).defenses_of(0)
+    (used,) = Experiment(config).client_defenses(0)
     assert used.noise_multiplier == 1.0  # type: ignore[attr-defined]
 
 

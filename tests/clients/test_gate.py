@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from clients.defenses.gate import Gate
-from fedsim.defense import Defense, Memory, kept_examples
+from fedsim.defense import Defense, Memory, apply_on_data
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
 from fedsim.measure import Meaning, Measure
 from fedsim.models.mlp import Mlp
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task
-from fedsim.training.cohort import Share
+from fedsim.training.cohort import LocalData
 from fedsim.training.local_round import LocalRound
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 Tiny = Callable[..., Config]
@@ -38,23 +38,23 @@ class Brightness(Measure):
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"most": "more", "least": "less"}
 
-    def _of(self, sent: Sent) -> Mapping[str, float | Tensor]:
-        most = float(sent.unknown.max())
+    def _compute(self, sent: ClientMessage) -> Mapping[str, float | Tensor]:
+        most = float(sent.unknown_inputs.max())
         return {"most": most or torch.nan, "least": -most or torch.nan}
 
 
 def a_round(*brightness: float, training: LocalTraining | None = None) -> LocalRound:
     """Examples that are each as bright as said."""
-    with seeded("gate"):
+    with seed_globals("gate"):
         model = Mlp(hidden=(6,)).build(TASK)
     each = brightness if len(brightness) > 1 else brightness * len(LABELS)
     inputs = torch.tensor(each).reshape(-1, 1, 1, 1).expand(len(LABELS), *TASK.input_shape)
     training = training or LocalTraining(local_epochs=1, batch_size=2)
-    return LocalRound.of(model, Share(inputs=inputs, labels=LABELS, key=("gate",)), training, TASK.loss)
+    return LocalRound.create(model, LocalData(inputs=inputs, labels=LABELS, key=("gate",)), training, TASK.loss)
 
 
 def kept(gate: Gate, *brightness: float, memory: Memory | None = None) -> list[int]:
-    return kept_examples(gate, a_round(*brightness), generator(1), {} if memory is None else memory).tolist()
+    return apply_on_data(gate, a_round(*brightness), generator(1), {} if memory is None else memory).tolist()
 
 
 def bright(**settings: Any) -> Gate:
@@ -92,13 +92,13 @@ class Chooses(Defense):
 )
 def test_what_is_no_choice_of_examples_is_refused(given: Any) -> None:
     with pytest.raises(RunError, match=r"Chooses.on_data: expected ascending places of examples, int64 from 0 to 4"):
-        kept_examples(Chooses(given=given), a_round(1.0), generator(1))
+        apply_on_data(Chooses(given=given), a_round(1.0), generator(1))
 
 
 @pytest.mark.parametrize("given", [[], [4], [0, 3], [0, 1, 2, 3, 4]])
 def test_a_choice_of_examples_is_taken_as_it_is(given: list[int]) -> None:
     chosen = torch.tensor(given, dtype=torch.int64)
-    assert kept_examples(Chooses(given=chosen), a_round(1.0), generator(1)).tolist() == given
+    assert apply_on_data(Chooses(given=chosen), a_round(1.0), generator(1)).tolist() == given
 
 
 # Settings.
@@ -158,8 +158,8 @@ def test_a_run_tells_all_settings_of_the_measure(tiny_config: Tiny) -> None:
 
 def test_with_black_box_access_measures_of_gradients_alone_are_left() -> None:
     gradients = {"gradient-norm", "lipschitz", "angular-lipschitz", "sensitivity"}
-    ways = {name: Gate(measure=name, quantile=0.5) for name in registry.names("measures")}
-    assert {name for name, gate in ways.items() if gate._gauge.black_box} == gradients
+    ways = {name: Gate(measure=name, quantile=0.5) for name in registry.registered_names("measures")}
+    assert {name for name, gate in ways.items() if gate._built_measure.black_box} == gradients
     for name, gate in ways.items():
         if name in gradients:
             assert replace(gate, access="black-box").access == "black-box"
@@ -280,7 +280,7 @@ def test_values_in_random_order_pass_their_quantile_seldom_enough(quantile: floa
         gate = bright(quantile=quantile, quantity=quantity)
         values = torch.rand(rounds, dtype=torch.float64, generator=generator("values", client))
         sign = 1 if quantity == "most" else -1
-        closed += sum(bool(gate._past_limit(sign * value.reshape(1), memory)) for value in values)
+        closed += sum(bool(gate._is_past_limit(sign * value.reshape(1), memory)) for value in values)
     share = closed / (60 * rounds)
     assert share <= 1 - quantile + 0.02
     assert share >= (1 - quantile) * 0.7
@@ -315,13 +315,13 @@ def test_the_past_of_examples_has_whole_rounds() -> None:
     """Else of a client with many examples only the last ones, perhaps of one class, would set the limit."""
     gate = bright(quantile=0.5, action="drop-examples")
     memory, many = dict[str, Tensor](), torch.arange(1500, dtype=torch.float64)
-    gate._past_limit(many, memory)
+    gate._is_past_limit(many, memory)
     assert torch.equal(memory["values"], many)
-    gate._past_limit(many + 1, memory)
+    gate._is_past_limit(many + 1, memory)
     assert torch.equal(memory["values"], many + 1)
     some = torch.arange(400, dtype=torch.float64)
     for number in range(4):
-        gate._past_limit(some + number, memory)
+        gate._is_past_limit(some + number, memory)
     assert torch.equal(memory["values"], torch.cat([some + 2, some + 3]))
 
 
@@ -329,7 +329,7 @@ def test_it_measures_what_the_client_would_send(monkeypatch: pytest.MonkeyPatch)
     """With its batches of this round, in float32, by the loss of the task."""
     local, seen = a_round(1.0), []
     monkeypatch.setattr(Brightness, "_of", lambda _, sent: seen.append(sent) or {"most": 0.0, "least": 0.0})
-    kept_examples(bright(above=1.0), local, generator(1), {})
+    apply_on_data(bright(above=1.0), local, generator(1), {})
     (sent,) = seen
     assert sent.training == local.training
     assert [step.tolist() for step in sent.steps] == [step.tolist() for step in local.order or ()]
@@ -357,8 +357,8 @@ def test_examples_are_measured_one_by_one_by_the_gradient_also_where_an_update_i
     """Of an update no example has a share of its own."""
     local = a_round(1.0, 3.0, 2.0, 2.5, 0.5)
     gate = Gate(measure="gradient-norm", fraction=0.4, action="drop-examples")
-    norms = gate._of_each(local)
-    places = kept_examples(gate, local, generator(1), {}).tolist()
+    norms = gate._measure_examples(local)
+    places = apply_on_data(gate, local, generator(1), {}).tolist()
     assert places == sorted(norms.argsort()[:3].tolist())
     for example in range(len(LABELS)):
         local.model.zero_grad()

@@ -11,10 +11,10 @@ from torch import Tensor
 from clients.defenses.outpost import Outpost
 from fedsim.errors import ConfigError
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 
 GRADIENT = {"wide": torch.randn(200, 100, generator=generator("wide")), "bias": torch.randn(50, generator=generator(2))}
@@ -71,9 +71,9 @@ def test_later_steps_are_perturbed_more_rarely(step: int, chance: float) -> None
 def test_the_steps_of_a_round_are_counted() -> None:
     """With a decay without end only the first of four steps is perturbed, and so is a gradient that is sent."""
     task = Task((1, 4, 4), 3)
-    with seeded("outpost"):
+    with seed_globals("outpost"):
         model = Mlp(hidden=(5,)).build(task)
-    before = state_of(model)
+    before = copy_state(model)
     inputs, labels = torch.rand(8, 1, 4, 4, generator=generator(4)), torch.arange(8) % 3
     steps: list[int] = []
 

@@ -14,12 +14,12 @@ from clients.defenses.quantise import Quantise
 from clients.defenses.random_mask import RandomMask
 from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.defense import Defense, Setting, check_fits, check_order, remembers, replaced_gradient, replaced_update
+from fedsim.defense import Defense, Setting, apply_on_gradient, apply_on_update, check_order, check_setting, uses_memory
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.simulation import federate
+from fedsim.experiments.simulation import run_federation
 from fedsim.randomness import generator
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
@@ -39,9 +39,9 @@ SETTING = Setting(
 
 
 def sent(defense: Defense, update: dict[str, Tensor] = UPDATE, memory: Any = None, seed: int = 0) -> Payload:
-    memory = {} if memory is None and remembers(defense) else memory
-    got = replaced_update(defense, update, generator(seed), memory)
-    return got if isinstance(got, Payload) else Payload.dense(got)
+    memory = {} if memory is None and uses_memory(defense) else memory
+    got = apply_on_update(defense, update, generator(seed), memory)
+    return got if isinstance(got, Payload) else Payload.from_dense(got)
 
 
 def values(payload: Payload) -> dict[str, Tensor]:
@@ -115,12 +115,12 @@ def test_random_rounding_is_right_on_average_and_never_off_by_more_than_a_level(
 
 
 def test_pruning_takes_the_smallest_numbers_of_each_tensor() -> None:
-    got = replaced_gradient(GradientPrune(pruned=0.5), UPDATE, generator(0), UPDATE)
+    got = apply_on_gradient(GradientPrune(pruned=0.5), UPDATE, generator(0), UPDATE)
     assert got["w"].tolist() == [[3.0, 0.0], [0.0, -4.0]]
     assert got["b"].tolist() == [0.0, -2.0]
-    assert replaced_gradient(GradientPrune(pruned=0.0), UPDATE, generator(0), UPDATE) == UPDATE, "the same objects"
+    assert apply_on_gradient(GradientPrune(pruned=0.0), UPDATE, generator(0), UPDATE) == UPDATE, "the same objects"
     few = {"b": torch.tensor([1.0])}
-    assert replaced_gradient(GradientPrune(pruned=0.9), few, generator(0), few)["b"].item() == 1.0
+    assert apply_on_gradient(GradientPrune(pruned=0.9), few, generator(0), few)["b"].item() == 1.0
 
 
 def test_frozen_layers_are_not_sent() -> None:
@@ -154,7 +154,7 @@ def test_a_tensor_of_zeros_or_of_nothing_stays_one(scheme: Any) -> None:
 @pytest.mark.parametrize("defense", [TopK(fraction=1.0), RandomMask(masked=0.0)])
 def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
     update = dict(UPDATE)
-    got = replaced_update(defense, update, generator(0), {})
+    got = apply_on_update(defense, update, generator(0), {})
     assert isinstance(got, dict)
     assert all(got[name] is tensor for name, tensor in update.items())
 
@@ -168,10 +168,13 @@ def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
         (lambda: RandomMask(rescale=True, error_feedback=True), "set one of them to false"),
         (lambda: GradientPrune(pruned=1.0), "pruned: expected a share of at least 0, below 1, got 1.0"),
         (lambda: LayerFreeze(), "layers: nothing is named"),
-        (lambda: check_fits(LayerFreeze(layers=("c",)), SETTING), "layer-freeze: layers: 'c' matches nothing .* w, b"),
-        (lambda: check_fits(LayerFreeze(layers=("*",)), SETTING), "they are the whole model"),
+        (
+            lambda: check_setting(LayerFreeze(layers=("c",)), SETTING),
+            "layer-freeze: layers: 'c' matches nothing .* w, b",
+        ),
+        (lambda: check_setting(LayerFreeze(layers=("*",)), SETTING), "they are the whole model"),
         (lambda: Quantise(bits=1), "bits: expected 2 to 16"),
-        (lambda: check_fits(TopK(k=7), SETTING), "top-k: k: 7 numbers are to be sent, but an update has 6"),
+        (lambda: check_setting(TopK(k=7), SETTING), "top-k: k: 7 numbers are to be sent, but an update has 6"),
         (lambda: check_order([Quantise(), UpdateNoise()]), "put quantise last"),
         (lambda: check_order([TopK(), Quantise()]), "top-k puts the update into another form"),
     ],
@@ -193,12 +196,12 @@ def config(*defenses: dict[str, Any]) -> Config:
         "federation": {"clients": 2, "rounds": 3, "evaluate_every": 0, "vectorise": False},
         "defense": list(defenses),
     }
-    return resolve(check(Config, tables, "test"))
+    return resolve(validate_tables(Config, tables, "test"))
 
 
 def messages(tmp_path: Any, *defenses: dict[str, Any]) -> Transcript:
     folder = RunFolder(tmp_path / "run")
-    federate(config(*defenses), folder)
+    run_federation(config(*defenses), folder)
     return Transcript(folder.transcript)
 
 
@@ -214,7 +217,7 @@ def messages(tmp_path: Any, *defenses: dict[str, Any]) -> Transcript:
 )
 def test_the_server_sees_what_was_sent_and_its_size(tmp_path: Any, table: dict[str, Any]) -> None:
     recorded, plain = messages(tmp_path / "a", table), messages(tmp_path / "b")
-    update, other = recorded.recorded(1, 0), plain.recorded(1, 0)
+    update, other = recorded.recorded_update(1, 0), plain.recorded_update(1, 0)
     assert update.sends_delta
     assert update.payload.nbytes < 0.6 * other.payload.nbytes
 

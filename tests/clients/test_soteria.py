@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from clients.defenses.dp_sgd import DpSgd
-from clients.defenses.soteria import Soteria, slope_norms
+from clients.defenses.soteria import Soteria, feature_gradient_norms
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, Setting, check_fits
+from fedsim.defense import Defense, Setting, check_setting
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
 from fedsim.models.sme import SmeCnn
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task
-from fedsim.training.cohort import fits
-from fedsim.training.features import last_linear
-from fedsim.training.hooks import Hooks
+from fedsim.training.cohort import can_vectorise
+from fedsim.training.features import find_last_linear
+from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
@@ -37,14 +37,14 @@ def data(count: int = 6, shape: tuple[int, ...] = (1, 8, 8)) -> tuple[Tensor, Te
 
 
 def cnn() -> nn.Module:
-    with seeded("cnn"):
+    with seed_globals("cnn"):
         return SmeCnn().build(Task((1, 8, 8), 3))
 
 
 def gradient(model: nn.Module, *defenses: Defense, inputs: Tensor | None = None, labels: Tensor | None = None) -> State:
     given, wanted = data()
     inputs, labels = given if inputs is None else inputs, wanted if labels is None else labels
-    found, _, _ = local_gradient(model, state_of(model), inputs, labels, PLAN, key=KEY, defenses=defenses)
+    found, _, _ = local_gradient(model, copy_state(model), inputs, labels, PLAN, key=KEY, defenses=defenses)
     return found
 
 
@@ -71,7 +71,7 @@ def test_a_batch_has_one_set_of_features_by_the_mean_over_its_examples() -> None
     model = by_hand([[3.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     inputs, labels = torch.tensor([[1.0, 2.0], [-5.0, 2.0]]), torch.tensor([0, 0])
     features = inputs.clone().requires_grad_(True)
-    assert slope_norms(model[0](features), features).tolist() == [[3.0, 1.0, 0.0]] * 2
+    assert feature_gradient_norms(model[0](features), features).tolist() == [[3.0, 1.0, 0.0]] * 2
     found = gradient(model, Soteria(pruned=0.01), inputs=inputs, labels=labels)
     assert found["1.weight"].tolist() == [[0.0, -1.0, 0.0], [0.0, 1.0, 0.0]]
 
@@ -81,14 +81,14 @@ def test_slopes_of_all_features_at_once_are_those_of_one_after_the_other(monkeyp
     features = model[:-1](inputs)  # type: ignore[index]
     each = [torch.autograd.grad(f.sum(), inputs, retain_graph=True)[0].flatten(1).norm(dim=1) for f in features.mT]
     for at_once in (1, 1 << 12, 1 << 24):
-        monkeypatch.setattr("clients.defenses.soteria._AT_ONCE", at_once)
-        torch.testing.assert_close(slope_norms(features, inputs), torch.stack(each, 1))
+        monkeypatch.setattr("clients.defenses.soteria._MAX_DERIVATIVES", at_once)
+        torch.testing.assert_close(feature_gradient_norms(features, inputs), torch.stack(each, 1))
 
 
 def test_the_forward_pass_and_all_other_gradients_keep_the_true_features() -> None:
     model = cnn()
     plain, defended = gradient(model), gradient(model, Soteria(pruned=0.4))
-    name = f"{last_linear(model)[0]}.weight"  # type: ignore[index]
+    name = f"{find_last_linear(model)[0]}.weight"  # type: ignore[index]
     for key, tensor in plain.items():
         torch.testing.assert_close(defended[key] if key != name else tensor, tensor)
     gone = (defended[name] == 0).all(0)
@@ -104,7 +104,7 @@ def test_at_strength_zero_nothing_changes_to_the_bit(how: str) -> None:
         one, other = gradient(model), gradient(model, Soteria(pruned=0.0))
     else:
         one, other = (
-            local_update(cnn(), state_of(model), inputs, labels, PLAN, key=KEY, defenses=own)[0]
+            local_update(cnn(), copy_state(model), inputs, labels, PLAN, key=KEY, defenses=own)[0]
             for own in ([], [Soteria(pruned=0.0)])
         )
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
@@ -114,7 +114,7 @@ def test_a_proximal_term_is_added_to_what_the_defense_made() -> None:
     """Its slope is mu (w - w_t), zero at w_t; the weights of a feature that is always left out stay there."""
     model, (inputs, labels) = cnn(), data(3)
     plan = LocalTraining(local_steps=3, batch_size=3, learning_rate=0.1, proximal_mu=1.0)
-    name, start = f"{last_linear(model)[0]}.weight", state_of(model)  # type: ignore[index]
+    name, start = f"{find_last_linear(model)[0]}.weight", copy_state(model)  # type: ignore[index]
     after, _ = local_update(model, start, inputs, labels, plan, key=KEY, defenses=[Soteria(pruned=0.5)])
     plain, _ = local_update(model, start, inputs, labels, plan, key=KEY)
     still = (after[name] == start[name]).all(0)
@@ -124,8 +124,8 @@ def test_a_proximal_term_is_added_to_what_the_defense_made() -> None:
 
 def test_clients_are_not_trained_at_once_beside_it() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
-    assert fits(model, LocalTraining(local_epochs=1), [])
-    assert not fits(model, LocalTraining(local_epochs=1), [Soteria()])
+    assert can_vectorise(model, LocalTraining(local_epochs=1), [])
+    assert not can_vectorise(model, LocalTraining(local_epochs=1), [Soteria()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Returns(Defense):
 def test_features_that_a_defense_changes_in_place_change_the_weights_gradient_alone() -> None:
     model = cnn()
     plain, defended = gradient(model), gradient(model, Returns(make=lambda features: features.mul_(2)))
-    name = f"{last_linear(model)[0]}.weight"  # type: ignore[index]
+    name = f"{find_last_linear(model)[0]}.weight"  # type: ignore[index]
     for key, tensor in plain.items():
         torch.testing.assert_close(defended[key], 2 * tensor if key == name else tensor)
 
@@ -173,7 +173,7 @@ def test_an_adversary_finds_the_layer_that_training_takes() -> None:
 def test_a_matrix_behind_the_last_linear_layer_is_refused_for_an_adversary_would_take_that_one() -> None:
     with pytest.raises(ConfigError, match=r"soteria replaces .* define its last linear layer after all others"):
         gradient(Recurrent(after=True), Soteria())
-    found = last_linear(Recurrent(after=False))
+    found = find_last_linear(Recurrent(after=False))
     assert found is not None
     assert found[0] == "head"
 
@@ -181,7 +181,7 @@ def test_a_matrix_behind_the_last_linear_layer_is_refused_for_an_adversary_would
 def test_of_what_is_trained_the_last_linear_layer_is_taken() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].requires_grad_(False)
-    found = last_linear(model)
+    found = find_last_linear(model)
     assert found is not None
     assert found[0] == "0"
 
@@ -218,7 +218,7 @@ class Cut(Twice):
         (Twice(), "a linear layer is used after it"),
         (Wide(), r"expected `example feature`, but it is given a tensor of shape \(2, 1, 2\)"),
         (Unused(), "the model does not use this layer"),
-        (Cut(), "the features of the model have no slope in its inputs"),
+        (Cut(), "the features of the model have no gradient in its inputs"),
     ],
 )
 def test_a_model_whose_features_cannot_be_replaced_is_named(model: nn.Module, words: str) -> None:
@@ -244,10 +244,10 @@ def test_it_is_refused_before_work_where_it_cannot_act(tiny_config: Callable[...
     with pytest.raises(
         ConfigError, match="soteria replaces the features of a whole batch, and dp-sgd sees the gradient"
     ):
-        Hooks([Soteria(), DpSgd(noise_multiplier=1.0)], cnn(), PLAN, 6, KEY)
+        TrainingHooks([Soteria(), DpSgd(noise_multiplier=1.0)], cnn(), PLAN, 6, KEY)
     with pytest.raises(ConfigError, match="the last matrix that is trained is not the weights of one; choose another"):
-        Hooks([Soteria()], nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), PLAN, 6, KEY)
+        TrainingHooks([Soteria()], nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), PLAN, 6, KEY)
     texts = Setting(update={}, task=Task((5,), 2, vocabulary=9), training=PLAN, rounds=1, clients=1, num_examples=[6])
     with pytest.raises(ConfigError, match="defense: soteria: replaces features by how they change with the inputs"):
-        check_fits(Soteria(), texts)
+        check_setting(Soteria(), texts)
     Experiment(tiny_config(defense=[{"name": "soteria"}])).check()

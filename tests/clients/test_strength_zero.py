@@ -78,8 +78,8 @@ def undefended(
 def test_each_defense_is_here() -> None:
     ours = {
         name
-        for name in registry.names("defenses")
-        if (owner := registry.entry("defenses", name).dist) and owner.name == "fedsim-curious"
+        for name in registry.registered_names("defenses")
+        if (owner := registry.find_entry_point("defenses", name).dist) and owner.name == "fedsim-curious"
     }
     assert {name for name, _ in ZERO} | {name for name, _, _ in REFUSED} == ours
 

@@ -32,7 +32,7 @@ def promised(defense: UpdateNoise, rounds: int = 1, delta: float = 1e-5) -> Guar
 def test_rounds_in_which_clients_trained_otherwise_count_like_all_others() -> None:
     kinds = [Participation(num_examples=10, batch_size=b, steps=2, rounds=b) for b in (1, 2, 4)]
     defense = UpdateNoise(noise_multiplier=20.0)
-    assert defense.composed(kinds, 1e-5) == promised(defense, rounds=7)
+    assert defense.compose_guarantees(kinds, 1e-5) == promised(defense, rounds=7)
 
 
 def test_laplace_noise_goes_with_the_l1_norm() -> None:

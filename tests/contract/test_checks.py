@@ -19,7 +19,7 @@ from fedsim.attacks import Attack, Paper, single_update
 from fedsim.contract import attacks, common, datasets, defenses, measures, models, partitions
 from fedsim.contract import findings as kinds
 from fedsim.contract import strategies as strategy_checks
-from fedsim.contract.checks import Check, Outcome, Subject, examine, outcome
+from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check, run_checks
 from fedsim.datasets import Dataset, Examples
 from fedsim.defense import Defense, Guarantee, Participation
 from fedsim.errors import AttackError, ConfigError, PluginError
@@ -482,7 +482,7 @@ class Mean(Measure):
     way: str = ""
     quantities = {"mean": "more"}  # noqa: RUF012
 
-    def _of(self, sent: Any) -> Any:
+    def _compute(self, sent: Any) -> Any:
         if self.way == "nan":
             return {"mean": torch.tensor(torch.nan)}
         if self.way == "changing":
@@ -501,7 +501,7 @@ class Peeks(Mean):
 
     black_box = True
 
-    def _of(self, sent: Any) -> Any:
+    def _compute(self, sent: Any) -> Any:
         return {"mean": sent.linear.pull(sent.vector).norm()}
 
 
@@ -554,12 +554,12 @@ class Wanders(FedAvg):
 
 
 @pytest.fixture
-def checked(tmp_path: Path) -> Callable[..., Outcome]:
+def checked(tmp_path: Path) -> Callable[..., CheckResult]:
     """What a check says of a class of this module."""
 
-    def check(asked: Check, group: registry.Group, cls: type, **settings: Any) -> Outcome:
+    def check(asked: Check, group: registry.Group, cls: type, **settings: Any) -> CheckResult:
         name = f"{cls.__module__}:{cls.__qualname__}"
-        return outcome(asked, Subject(group=group, name=name, settings=settings, folder=tmp_path))
+        return run_check(asked, CheckedPlugin(group=group, name=name, settings=settings, folder=tmp_path))
 
     return check
 
@@ -567,63 +567,75 @@ def checked(tmp_path: Path) -> Callable[..., Outcome]:
 BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (common.is_made, "attacks", Fine, {"levle": 1}, "unknown setting"),
     (common.is_a_frozen_dataclass, "attacks", Thawed, {}, "Thawed is not frozen"),
-    (common.comes_back_the_same, "attacks", Forgets, {}, "are not equal"),
-    (common.explains_itself, "attacks", Unexplained, {}, "does not explain the setting 'further'"),
-    (common.explains_itself, "attacks", Reseeds, {}, "has no part 'References:'"),
+    (common.survives_copying, "attacks", Forgets, {}, "are not equal"),
+    (common.is_documented, "attacks", Unexplained, {}, "does not explain the setting 'further'"),
+    (common.is_documented, "attacks", Reseeds, {}, "has no part 'References:'"),
     (attacks.is_an_attack, "attacks", WantsTheSecret, {}, "to read 'truth', which is nothing that can be known"),
-    (attacks.finishes, "attacks", WrongShape, {}, r"claims examples of shape \(1, 8, 4\), expected \(1, 8, 8\)"),
-    (attacks.finishes, "attacks", Crashes, {}, r"ZeroDivisionError: division by zero \(.*test_checks.py:\d+\)"),
-    (attacks.finishes, "attacks", Leaves, {}, r"it called sys.exit\(0\)"),
-    (attacks.finds_the_same_again, "attacks", DrawsGlobally, {}, "draw from 'rng' alone"),
+    (
+        attacks.finishes_tiny_case,
+        "attacks",
+        WrongShape,
+        {},
+        r"claims examples of shape \(1, 8, 4\), expected \(1, 8, 8\)",
+    ),
+    (
+        attacks.finishes_tiny_case,
+        "attacks",
+        Crashes,
+        {},
+        r"ZeroDivisionError: division by zero \(.*test_checks.py:\d+\)",
+    ),
+    (attacks.finishes_tiny_case, "attacks", Leaves, {}, r"it called sys.exit\(0\)"),
+    (attacks.is_deterministic, "attacks", DrawsGlobally, {}, "draw from 'rng' alone"),
     (attacks.leaves_the_global_generators, "attacks", Reseeds, {}, "it draws from Python's global generator"),
     (attacks.needs_are_enough, "attacks", NeedsMore, {}, "and nothing else it does not work: no shape is known"),
     (attacks.reads_what_it_declares, "attacks", UsesNothing, {}, "it declares to use labels, and reads nothing"),
     (attacks.reads_what_it_declares, "attacks", ReadsMore, {}, "changes with knowledge that it does not declare"),
-    (attacks.changes_nothing_it_is_given, "attacks", Spoils, {}, r"it changes the records.inputs"),
-    (attacks.changes_nothing_it_is_given, "attacks", Turns, {}, r"it changes the known_candidates.members"),
+    (attacks.leaves_arguments_unchanged, "attacks", Spoils, {}, r"it changes the records.inputs"),
+    (attacks.leaves_arguments_unchanged, "attacks", Turns, {}, r"it changes the known_candidates.members"),
     (attacks.reports_progress, "attacks", Silent, {}, "it never calls 'progress'"),
     (defenses.is_a_defense, "defenses", NoHook, {}, "overrides none of"),
-    (defenses.does_something, "defenses", Identity, {}, "it changes nothing"),
+    (defenses.has_an_effect, "defenses", Identity, {}, "it changes nothing"),
     (defenses.draws_from_its_generator, "defenses", NoisyDefense, {}, "torch's global generator"),
-    (defenses.hooks_return_what_fits, "defenses", DividesByNorm, {}, "on_gradient makes NaN or infinite"),
-    (defenses.hooks_return_what_fits, "defenses", ChoosesByMask, {}, "expected ascending places of examples"),
-    (defenses.hooks_return_what_fits, "defenses", Breaks, {}, "expected 'a' as a floating tensor of shape"),
-    (defenses.memory_is_all_that_it_keeps, "defenses", KeepsElsewhere, {}, "so it keeps something elsewhere"),
+    (defenses.hooks_return_valid_tensors, "defenses", DividesByNorm, {}, "on_gradient makes NaN or infinite"),
+    (defenses.hooks_return_valid_tensors, "defenses", ChoosesByMask, {}, "expected ascending places of examples"),
+    (defenses.hooks_return_valid_tensors, "defenses", Breaks, {}, "expected 'a' as a floating tensor of shape"),
+    (defenses.keeps_state_in_memory_only, "defenses", KeepsElsewhere, {}, "so it keeps something elsewhere"),
     (
-        defenses.the_shortcut_of_examples_gives_the_same,
+        defenses.ghost_clipping_matches_examples,
         "defenses",
         ShortensOtherwise,
         {},
         "make another gradient than on_examples",
     ),
-    (defenses.guarantee_is_one, "defenses", PromisesLess, {}, "epsilon falls"),
-    (defenses.adversary_mixes_records, "defenses", Mixes, {}, "expected the shapes that it was given"),
-    (defenses.adversary_mixes_records, "defenses", MixesLabelsTwice, {}, "labels that are no probabilities"),
-    (defenses.adversary_mixes_records, "defenses", MixesDetached, {}, "does not change with the records"),
-    (defenses.adversary_sees_gradients, "defenses", SeesSigns, {}, "does not change with the gradient"),
-    (defenses.adversary_sees_gradients, "defenses", SeesNoise, {}, "it draws from torch's global generator"),
-    (defenses.adversary_sees_gradients, "defenses", SeesLess, {}, "something else than a tensor for each name"),
-    (defenses.adversary_sees_gradients, "defenses", SeesFlat, {}, "expected shape"),
-    (defenses.adversary_sees_gradients, "defenses", SeesLengths, {}, "NaN or infinite values"),
-    (defenses.adversary_sees_gradients, "defenses", SeesInPlace, {}, "adversary_view changes what it is handed"),
-    (defenses.guarantee_is_one, "defenses", ProvesInSilence, {}, "says of itself that it has none; set 'promise'"),
-    (defenses.guarantee_is_one, "defenses", SaysTooMuch, {}, "overrides no 'guarantee'"),
-    (defenses.a_client_trains_under_it, "defenses", Breaks, {}, "expected 'network.1.weight'|floating tensor of shape"),
+    (defenses.guarantee_is_valid, "defenses", PromisesLess, {}, "epsilon falls"),
+    (defenses.adversary_batch_is_valid, "defenses", Mixes, {}, "expected the shapes that it was given"),
+    (defenses.adversary_batch_is_valid, "defenses", MixesLabelsTwice, {}, "labels that are no probabilities"),
+    (defenses.adversary_batch_is_valid, "defenses", MixesDetached, {}, "does not change with the records"),
+    (defenses.adversary_view_is_valid, "defenses", SeesSigns, {}, "does not change with the gradient"),
+    (defenses.adversary_view_is_valid, "defenses", SeesNoise, {}, "it draws from torch's global generator"),
+    (defenses.adversary_view_is_valid, "defenses", SeesLess, {}, "something else than a tensor for each name"),
+    (defenses.adversary_view_is_valid, "defenses", SeesFlat, {}, "expected shape"),
+    (defenses.adversary_view_is_valid, "defenses", SeesLengths, {}, "NaN or infinite values"),
+    (defenses.adversary_view_is_valid, "defenses", SeesInPlace, {}, "adversary_view changes its arguments"),
+    (defenses.guarantee_is_valid, "defenses", ProvesInSilence, {}, "says of itself that it has none; set 'promise'"),
+    (defenses.guarantee_is_valid, "defenses", SaysTooMuch, {}, "overrides no 'guarantee'"),
+    (defenses.client_can_train, "defenses", Breaks, {}, "expected 'network.1.weight'|floating tensor of shape"),
     (datasets.inputs_are_in_their_range, "datasets", Dots, {"level": 2.0}, "go from 0.0 to 2.0"),
     (datasets.labels_fit, "datasets", Dots, {"labels": 4}, "labels go from 0 to 4, expected several from 0 to 1"),
-    (datasets.is_the_same_each_time, "datasets", Dots, {"shuffled": True}, "global generator|in another order"),
+    (datasets.is_deterministic, "datasets", Dots, {"shuffled": True}, "global generator|in another order"),
     (partitions.gives_each_client_its_examples, "partitions", Cut, {"ways": "few"}, "for 5 clients it gives 4"),
     (partitions.gives_each_client_its_examples, "partitions", Cut, {"ways": "twice"}, "holds an example twice"),
     (partitions.gives_no_example_twice, "partitions", Cut, {"ways": "shared"}, "two clients hold the same"),
     (partitions.draws_from_its_generator, "partitions", Cut, {"ways": "global"}, "global generator"),
-    (models.says_what_it_takes, "models", Net, {"way": "rude"}, "it refuses a task with 'no'"),
+    (models.explains_refusals, "models", Net, {"way": "rude"}, "it refuses a task with 'no'"),
     (models.learns_its_tasks, "models", Net, {"way": "unused"}, "'idle.weight' has no gradient"),
     (models.learns_its_tasks, "models", Net, {"way": "text"}, "build returns a str"),
     (models.weights_are_floats, "models", Net, {"way": "infinite"}, "'bias' is NaN or infinite"),
-    (models.has_the_same_weights_again, "models", Net, {"way": "unseeded"}, "'weight' has other weights"),
-    (measures.says_something, "measures", Mean, {"way": "nan"}, "undefined"),
-    (measures.says_something, "measures", Mean, {"way": "text"}, "expected the quantities mean, got high"),
-    (measures.says_what_its_values_mean, "measures", Mute, {}, "each with 'more' or 'less'"),
+    (models.is_deterministic, "models", Net, {"way": "unseeded"}, "'weight' has other weights"),
+    (measures.gives_values, "measures", Mean, {"way": "nan"}, "undefined"),
+    (measures.gives_values, "measures", Mean, {"way": "text"}, "expected the quantities mean, got high"),
+    (measures.explains_its_quantities, "measures", Mute, {}, "each with 'more' or 'less'"),
     (measures.is_a_pure_function, "measures", Mean, {"way": "changing"}, "of the same batch it gives something else"),
     (measures.is_a_pure_function, "measures", Mean, {"way": "moving"}, "it changes the batch"),
     (measures.is_a_pure_function, "measures", Mean, {"way": "training"}, "it changes the model"),
@@ -631,12 +643,12 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (kinds.is_of_a_finding, "findings", Odd, {}, "the kind of Reconstruction is 'reconstruction', expected '.*:Odd'"),
     (attacks.refuses_before_any_work, "attacks", ChecksNothing, {}, "without input_shape it runs"),
     (defenses.sampling_is_poisson_or_none, "defenses", SamplesOddly, {}, "sampling returns a float"),
-    (datasets.says_what_it_is, "datasets", Dots, {"licence": ""}, "its licence is empty"),
-    (measures.keeps_to_the_black_box, "measures", Peeks, {}, "it takes derivatives of the model by its inputs"),
+    (datasets.names_its_source, "datasets", Dots, {"licence": ""}, "its licence is empty"),
+    (measures.takes_no_derivative, "measures", Peeks, {}, "it takes derivatives of the model by its inputs"),
     (measures.is_a_measure, "measures", Nothing, {}, "Nothing does not derive from fedsim.Measure"),
-    (strategy_checks.says_what_clients_send, "strategies", Stuck, {}, "declares sends = 'postcards'"),
+    (strategy_checks.declares_messages, "strategies", Stuck, {}, "declares sends = 'postcards'"),
     (strategy_checks.aggregates_rounds, "strategies", Stuck, {}, "the model never changes"),
-    (strategy_checks.aggregates_the_same_again, "strategies", Wanders, {}, "aggregated to another model"),
+    (strategy_checks.is_deterministic, "strategies", Wanders, {}, "aggregated to another model"),
     (strategy_checks.is_made, "strategies", Nothing, {}, "Nothing is no flwr.serverapp.strategy.Strategy"),
 ]
 
@@ -646,11 +658,11 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     [pytest.param(*case, id=f"{case[0].__name__}-{case[2].__name__}{''.join(map(str, case[3]))}") for case in BROKEN],
 )
 def test_what_breaks_the_contract_is_told(
-    checked: Callable[..., Outcome], asked: Check, group: registry.Group, cls: type, settings: Any, sentence: str
+    checked: Callable[..., CheckResult], asked: Check, group: registry.Group, cls: type, settings: Any, sentence: str
 ) -> None:
     found = checked(asked, group, cls, **settings)
     assert found.verdict == "failed"
-    assert_says(found.why, sentence)
+    assert_says(found.reason, sentence)
 
 
 def assert_says(said: str, sentence: str) -> None:
@@ -665,36 +677,36 @@ def assert_says(said: str, sentence: str) -> None:
         ("measures", Mean),
     ],
 )  # fmt: skip
-def test_what_keeps_to_it_passes_all(checked: Callable[..., Outcome], group: registry.Group, cls: type) -> None:
+def test_what_keeps_to_it_passes_all(checked: Callable[..., CheckResult], group: registry.Group, cls: type) -> None:
     """So a failure above is of the one thing that is broken."""
     asked = {"attacks": attacks, "defenses": defenses, "datasets": datasets, "partitions": partitions}
     checks = ({**asked, "models": models, "measures": measures}[group]).CHECKS
-    found = [checked(check, group, cls) for check in checks if check is not common.explains_itself]
-    assert [outcome for outcome in found if not outcome.well] == []
+    found = [checked(check, group, cls) for check in checks if check is not common.is_documented]
+    assert [outcome for outcome in found if not outcome.is_good] == []
 
 
-def test_what_cannot_be_checked_never_passes(checked: Callable[..., Outcome]) -> None:
-    refused = checked(attacks.finishes, "attacks", TakesNothing)
+def test_what_cannot_be_checked_never_passes(checked: Callable[..., CheckResult]) -> None:
+    refused = checked(attacks.finishes_tiny_case, "attacks", TakesNothing)
     assert refused.verdict == "not checked"
-    assert "this update is not for me" in refused.why
+    assert "this update is not for me" in refused.reason
     missing = checked(datasets.labels_fit, "datasets", Nowhere)
-    assert (missing.verdict, missing.why) == ("not checked", "data: its file is missing")
-    assert not refused.well
-    assert not missing.well
+    assert (missing.verdict, missing.reason) == ("not checked", "data: its file is missing")
+    assert not refused.is_good
+    assert not missing.is_good
 
 
-def test_a_check_that_does_not_apply_says_why(checked: Callable[..., Outcome]) -> None:
-    found = checked(defenses.memory_is_all_that_it_keeps, "defenses", Halves)
-    assert (found.verdict, found.why, found.well) == ("does not apply", "it asks for no memory", True)
+def test_a_check_that_does_not_apply_says_why(checked: Callable[..., CheckResult]) -> None:
+    found = checked(defenses.keeps_state_in_memory_only, "defenses", Halves)
+    assert (found.verdict, found.reason, found.is_good) == ("does not apply", "it asks for no memory", True)
 
 
 def test_every_group_has_checks_and_a_name_that_nobody_registered_is_refused() -> None:
-    from fedsim.contract.checks import checks_of
+    from fedsim.contract.checks import load_checks
 
     for group in registry.GROUPS:
-        assert len(checks_of(group)) > 2
+        assert len(load_checks(group)) > 2
         with pytest.raises(PluginError, match="nothing is called 'nobodys'"):
-            next(iter(examine(group, "nobodys", {})))
+            next(iter(run_checks(group, "nobodys", {})))
 
 
 def test_each_check_is_broken_by_something_here() -> None:

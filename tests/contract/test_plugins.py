@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.contract.checks import examine
+from fedsim.contract.checks import run_checks
 from fedsim.contract.partitions import CLIENTS, EXAMPLES
 from fedsim.experiments.reading import load_config
 from fedsim.plugins import registry
@@ -46,7 +46,7 @@ OPEN = {"adult-by-age"}
 @cache
 def ours(group: registry.Group) -> list[str]:
     """Names that this distribution registers."""
-    owners = {name: registry.entry(group, name).dist for name in registry.names(group)}
+    owners = {name: registry.find_entry_point(group, name).dist for name in registry.registered_names(group)}
     return [name for name, owner in owners.items() if owner is not None and owner.name == HOUSE]
 
 
@@ -60,10 +60,10 @@ def test_a_plugin_of_ours_keeps_to_the_contract(group: registry.Group, name: str
         shares = {client: list(range(client, EXAMPLES, CLIENTS)) for client in range(CLIENTS)}
         (tmp_path / "shares.json").write_text(json.dumps(shares))
         settings = {"path": str(tmp_path / "shares.json")}
-    found = list(examine(group, name, settings))
-    assert len(found) > 1 or not found[0].well, "nothing was checked"
-    assert not [f"{outcome.check}: {outcome.why}" for outcome in found if outcome.verdict == "failed"]
-    if unknown := [outcome.why for outcome in found if outcome.verdict == "not checked"]:
+    found = list(run_checks(group, name, settings))
+    assert len(found) > 1 or not found[0].is_good, "nothing was checked"
+    assert not [f"{outcome.requirement}: {outcome.reason}" for outcome in found if outcome.verdict == "failed"]
+    if unknown := [outcome.reason for outcome in found if outcome.verdict == "not checked"]:
         assert group == "datasets" or name in OPEN, unknown
         if group == "datasets":
             pytest.skip(unknown[0])

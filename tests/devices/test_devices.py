@@ -16,17 +16,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks import Attack, Order
-from fedsim.contract.scenes import OTHER, VICTIM, Scene, scenes_for
+from fedsim.attacks import Attack, VictimTask
+from fedsim.contract.scenes import OTHER, VICTIM, TinyRecording, recordings_for
 from fedsim.defense import Defense, Participation
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Finding
 from fedsim.measure import Measure
 from fedsim.plugins import registry
-from fedsim.randomness import generator, one_thread, seeded
+from fedsim.randomness import generator, seed_globals, use_one_thread
 from fedsim.task import Task
 from fedsim.training.loop import evaluate, local_gradient, local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:for .*copying from a non-meta pa
 
 
 def ours(group: registry.Group) -> list[str]:
-    owners = {name: registry.entry(group, name).dist for name in registry.names(group)}
+    owners = {name: registry.find_entry_point(group, name).dist for name in registry.registered_names(group)}
     return [name for name, owner in owners.items() if owner is not None and owner.name == "fedsim-curious"]
 
 
@@ -88,7 +88,7 @@ def subjects(group: registry.Group) -> list[Any]:
 
 
 def build(group: registry.Group, name: str) -> Any:
-    few = {"iterations": 1} if "iterations" in registry.parameters(registry.load(group, name)) else {}
+    few = {"iterations": 1} if "iterations" in registry.setting_parameters(registry.load(group, name)) else {}
     return registry.build(group, name, few | SETTINGS.get(name, {}), name)
 
 
@@ -107,12 +107,12 @@ def check_same(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> None:
         torch.testing.assert_close(there[name], tensor, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
-def accepted(attack: Attack, folder: Path) -> Iterator[Scene]:
+def accepted(attack: Attack, folder: Path) -> Iterator[TinyRecording]:
     """The tiny recordings that `attack` can read, every second one without labels where it can count them."""
-    for number, scene in enumerate(scenes_for(attack, folder)):
+    for number, scene in enumerate(recordings_for(attack, folder)):
         if number % 2 and "labels" in attack.uses:
             scene = replace(scene, knowledge=replace(scene.knowledge, labels=None))
-        if attack.needs <= set(scene.knowledge.granted()):
+        if attack.needs <= set(scene.knowledge.granted_facts()):
             yield scene
 
 
@@ -146,7 +146,7 @@ def test_victims_are_computed_at_once_on_the_device(name: str, accelerator: Any,
     def found(device: torch.device) -> dict[str, Tensor]:
         known = replace(scene.knowledge, device=device)
         orders = [
-            Order(transcript=scene.transcript, knowledge=known, victim=client, rng=generator(client))
+            VictimTask(transcript=scene.transcript, knowledge=known, victim=client, rng=generator(client))
             for client in (VICTIM, OTHER)
         ]
         named: dict[str, Tensor] = {}
@@ -185,7 +185,7 @@ def test_a_defense_acts_inside_training_on_its_device(name: str, accelerator: An
     defense = cast("Defense", build("defenses", name)).of_client(client)
     task = TASKS[0]
     inputs, labels = data(task)
-    before = state_of(network("mlp", task))
+    before = copy_state(network("mlp", task))
     training = LocalTraining(local_epochs=1, batch_size=2, learning_rate=0.05)
 
     def trained(device: torch.device) -> dict[str, Tensor]:
@@ -206,9 +206,9 @@ def test_a_measure_is_taken_on_the_device_of_the_model(name: str, accelerator: A
 
     def taken(device: torch.device) -> dict[str, Tensor]:
         given = network("mlp", task).to(device), task.loss, inputs.to(device), labels.to(device)
-        whole, update = measure.of(*given), measure.of(*given, training=training)
+        whole, update = measure.compute(*given), measure.compute(*given, training=training)
         named = {name: torch.tensor([value, update[name]]) for name, value in whole.items()}
-        return named | {f"{name} of each": values for name, values in measure.of_each(*given).items()}
+        return named | {f"{name} of each": values for name, values in measure.compute_per_example(*given).items()}
 
     compare(taken, accelerator)
     check_reads(accelerator, f"measure {name}")
@@ -240,9 +240,9 @@ def test_what_is_listed_is_seen_in_a_test() -> None:
     assert LISTED["on_the_cpu"].keys() <= set(ours("attacks"))
 
 
-def outcome(attack: Attack, scene: Scene) -> Mapping[str, Tensor] | str:
+def outcome(attack: Attack, scene: TinyRecording) -> Mapping[str, Tensor] | str:
     """What the attack finds, or why it refuses."""
-    with one_thread():
+    with use_one_thread():
         try:
             return attack.run(scene.transcript, scene.knowledge, victim=VICTIM, rng=generator(0)).tensors
         except AttackError as refused:
@@ -253,14 +253,14 @@ def fresh(name: str) -> tuple[dict[str, Tensor], Task]:
     """The first weights of a model, and the smallest task that it takes."""
     for task in TASKS:
         try:
-            return state_of(network(name, task)), task
+            return copy_state(network(name, task)), task
         except ConfigError:
             continue
     raise AssertionError(f"{name} takes none of the tasks")
 
 
 def network(name: str, task: Task) -> nn.Module:
-    with seeded("devices", "model"):
+    with seed_globals("devices", "model"):
         return cast("nn.Module", registry.build("models", name, {}, name).build(task))
 
 
@@ -277,7 +277,7 @@ def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def compare(compute: Any, accelerator: Any) -> None:
     """That `compute` gives the same on both devices."""
-    with one_thread():
+    with use_one_thread():
         here = compute(torch.device("cpu"))
         with accelerator:
             there = compute(accelerator.device)

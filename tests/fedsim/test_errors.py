@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedsim.errors import some_of
+from fedsim.errors import join_first
 
 
 @pytest.mark.parametrize(
@@ -18,5 +18,5 @@ from fedsim.errors import some_of
     ],
 )
 def test_of_many_things_the_first_few_are_named_and_the_others_counted(things: list[int], told: str) -> None:
-    assert some_of(things, 3) == told
-    assert some_of(things, 3, "; ") == told.replace(",", ";")
+    assert join_first(things, 3) == told
+    assert join_first(things, 3, "; ") == told.replace(",", ";")

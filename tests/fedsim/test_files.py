@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.files import fresh_folder
+from fedsim.files import temporary_folder
 
 HOLDS = """
 import time
@@ -33,13 +33,13 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(
     theirs = Path(process.stdout.readline().strip())
     (theirs / "copied").mkdir()
     (tmp_path / "fedsim-results").mkdir()  # somebody else's
-    with fresh_folder() as ours, fresh_folder():
+    with temporary_folder() as ours, temporary_folder():
         assert theirs.is_dir()
         assert ours.is_dir()
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        with fresh_folder():
+        with temporary_folder():
             assert not theirs.exists()
             assert ours.is_dir()
     assert list(tmp_path.iterdir()) == [tmp_path / "fedsim-results"]

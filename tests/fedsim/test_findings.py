@@ -23,7 +23,7 @@ from fedsim.findings import (
     Texts,
     client_ids,
 )
-from fedsim.recording.finding_files import load_claim, load_finding, read_about, save_finding
+from fedsim.recording.finding_files import load_claim, load_finding, read_facts, save_finding
 
 GREY, KINDS = torch.full((2, 1, 4, 4), 0.5), torch.tensor([0, 1])
 ABOUT: dict[str, Any] = {
@@ -185,7 +185,7 @@ def facts(about: Any) -> dict[str, str]:
 def test_a_file_without_facts_is_one_sentence(about: Any, tmp_path: Path) -> None:
     path = tmp_path / "finding.safetensors"
     save_file({"data": GREY, "labels": KINDS}, path, metadata=facts(about))
-    for read in (load_finding, load_claim, read_about):
+    for read in (load_finding, load_claim, read_facts):
         with pytest.raises(TranscriptError, match=r"^[^\n]+: is damaged \([^\n]+\); remove it and attack again$"):
             read(path)
 
@@ -216,7 +216,7 @@ def test_a_file_without_facts_is_one_sentence(about: Any, tmp_path: Path) -> Non
 def test_a_fact_about_a_finding_that_cannot_be_is_named(fact: str, value: Any, tmp_path: Path) -> None:
     path = tmp_path / "finding.safetensors"
     save_finding(images(), path, ABOUT | {fact: value})
-    for read in (load_claim, read_about):
+    for read in (load_claim, read_facts):
         with pytest.raises(TranscriptError) as caught:
             read(path)
         assert str(caught.value) == f"{path}: is damaged ({fact} is {value!r}); remove it and attack again"
@@ -226,7 +226,7 @@ def test_a_fact_about_a_finding_that_cannot_be_is_named(fact: str, value: Any, t
 def test_a_finding_that_lacks_a_fact_is_refused(fact: str, tmp_path: Path) -> None:
     path = tmp_path / "finding.safetensors"
     save_finding(images(), path, {key: value for key, value in ABOUT.items() if key != fact})
-    for read in (load_claim, read_about):
+    for read in (load_claim, read_facts):
         with pytest.raises(TranscriptError) as caught:
             read(path)
         assert str(caught.value) == f"{path}: is damaged (it does not say its {fact}); remove it and attack again"
@@ -263,7 +263,7 @@ def test_all_ids_of_clients_survive_being_saved(clients: list[int], tmp_path: Pa
     source, present = (load_finding(tmp_path / claim.kind)[0] for claim in claims)
     assert isinstance(source, Inference)
     assert isinstance(present, PropertyPresence)
-    assert source.claimed.tolist() == present.clients.tolist() == clients
+    assert source.predictions.tolist() == present.clients.tolist() == clients
 
 
 def test_what_is_no_id_of_a_client_may_not_be_as_large() -> None:

@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.experiments.config import Config, KnowledgeTable, TrainingTable, check
+from fedsim.experiments.config import Config, KnowledgeTable, TrainingTable, validate_tables
 from fedsim.knowledge import FACTS, Knowledge
 from fedsim.training.settings import LocalTraining
 
@@ -17,7 +17,7 @@ from fedsim.training.settings import LocalTraining
 def test_every_fact_that_a_threat_model_grants_has_a_key_and_a_text() -> None:
     assert set(FACTS) == {item.name for item in fields(Knowledge)} - {"models", "device"}
     assert list(KnowledgeTable.model_fields) == list(FACTS)
-    assert KnowledgeTable().model_dump() == {name: fact.granted for name, fact in FACTS.items()}
+    assert KnowledgeTable().model_dump() == {name: fact.granted_by_default for name, fact in FACTS.items()}
     assert all(fact.about and not fact.about.endswith(".") for fact in FACTS.values())
 
 
@@ -25,10 +25,10 @@ def test_a_fact_that_a_server_sends_along_is_a_setting_of_local_training() -> No
     assert {name for name, fact in FACTS.items() if fact.setting} <= {item.name for item in fields(LocalTraining)}
 
 
-@pytest.mark.parametrize("name", [name for name, fact in FACTS.items() if fact.value is None])
+@pytest.mark.parametrize("name", [name for name, fact in FACTS.items() if fact.value_type is None])
 def test_a_fact_that_cannot_be_written_out_is_granted_or_withheld(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^x: adversary.knowledge.{name}: .*boolean"):
-        check(Config, {"adversary": {"knowledge": {name: 3}}}, "x")
+        validate_tables(Config, {"adversary": {"knowledge": {name: 3}}}, "x")
 
 
 def test_the_training_table_has_the_settings_of_local_training_with_their_defaults() -> None:
@@ -36,7 +36,7 @@ def test_the_training_table_has_the_settings_of_local_training_with_their_defaul
     del settings["proximal_mu"]  # FedProx's server sets it
     assert TrainingTable().model_dump() == settings
     with pytest.raises(ConfigError, match=r"^x: training.proximal_mu: unknown key"):
-        check(Config, {"training": {"proximal_mu": 0.1}}, "x")
+        validate_tables(Config, {"training": {"proximal_mu": 0.1}}, "x")
 
 
 def test_an_experiment_file_is_checked_without_torch() -> None:

@@ -46,19 +46,19 @@ def test_limits_of_every_group_around_this_process_count(
         (tmp_path / name).write_text(text)
     (tmp_path / "own").write_text(own)
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(machine, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(machine, "_CGROUPS_OF_PROCESS", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
-    monkeypatch.setattr(machine, "_of", lambda *_: 100 * GIB)
-    assert (machine.cores(), machine.free_memory()) == (1, 2 * GIB)
+    monkeypatch.setattr(machine, "_proc_bytes", lambda *_: 100 * GIB)
+    assert (machine.count_cores(), machine.free_memory()) == (1, 2 * GIB)
     (tmp_path / "own").write_text("0::/elsewhere")
-    assert (machine.cores(), machine.free_memory()) == (8, 100 * GIB)
+    assert (machine.count_cores(), machine.free_memory()) == (8, 100 * GIB)
 
 
 def test_a_quota_of_more_than_there_is_gives_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cpu.max").write_text("900000 100000\n")
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(machine, "_OWN", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "_CGROUPS_OF_PROCESS", tmp_path / "nothing")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
-    assert machine.cores() == 2
+    assert machine.count_cores() == 2
     (tmp_path / "cpu.max").write_text("30000 100000\n")
-    assert machine.cores() == 1
+    assert machine.count_cores() == 1

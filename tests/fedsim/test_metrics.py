@@ -92,8 +92,8 @@ def test_ssim_is_that_of_scikit_image_without_the_border(height: int, width: int
 
 def test_images_too_small_for_the_window_of_ssim_have_none() -> None:
     assert metrics.ssim(images(2, 1, 4, 9), images(2, 1, 4, 9)).isnan().all()
-    assert metrics.no_ssim(images(2, 1, 4, 9)) == "images of 4 x 9 are smaller than its window"
-    assert not metrics.no_ssim(images(2, 1, 5, 5))
+    assert metrics.explain_missing_ssim(images(2, 1, 4, 9)) == "images of 4 x 9 are smaller than its window"
+    assert not metrics.explain_missing_ssim(images(2, 1, 5, 5))
 
 
 @pytest.mark.parametrize("name", ["mse", "psnr", "ssim"])
@@ -118,14 +118,14 @@ def test_scores_worsen_with_noise(name: str) -> None:
 def test_matching_finds_any_permutation(count: int, seed: int) -> None:
     true = images(count, 1, 3, 3, seed=seed)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + 1))
-    assert torch.equal(metrics.paired(true[order], true), true)
+    assert torch.equal(metrics.pair_examples(true[order], true), true)
 
 
 @given(count=st.integers(1, 5), seed=st.integers(0, 10_000))
 @settings(deadline=None, max_examples=40)
 def test_no_other_pairing_of_images_has_a_larger_psnr(count: int, seed: int) -> None:
     claimed, true = images(count, 1, 2, 2, seed=seed), images(count, 1, 2, 2, seed=seed + 1)
-    chosen = metrics.paired(claimed, true)
+    chosen = metrics.pair_examples(claimed, true)
     assert {tuple(x.flatten().tolist()) for x in chosen} == {tuple(x.flatten().tolist()) for x in claimed}
     totals = [metrics.psnr(claimed[list(o)], true).sum().item() for o in itertools.permutations(range(count))]
     assert metrics.psnr(chosen, true).sum().item() == pytest.approx(max(totals), rel=1e-4)
@@ -135,7 +135,7 @@ def test_no_other_pairing_of_images_has_a_larger_psnr(count: int, seed: int) -> 
 @settings(deadline=None, max_examples=40)
 def test_no_other_pairing_of_rows_has_a_smaller_error(count: int, seed: int) -> None:
     claimed, true = images(count, 4, seed=seed), images(count, 4, seed=seed + 1)
-    chosen = metrics.paired(claimed, true)
+    chosen = metrics.pair_examples(claimed, true)
     assert {tuple(x.flatten().tolist()) for x in chosen} == {tuple(x.flatten().tolist()) for x in claimed}
     cost = [metrics.mse(claimed[list(order)], true).sum().item() for order in itertools.permutations(range(count))]
     assert metrics.mse(chosen, true).sum().item() == pytest.approx(min(cost), rel=1e-4)
@@ -145,15 +145,15 @@ def test_a_clear_image_stands_under_its_original_even_where_another_is_far_from_
     """Least squared error would pair the clear one (.53) with white, to spare black the distance of 1."""
     true = torch.stack([torch.full((1, 4, 4), grey) for grey in (0.5, 1.0)])
     claimed = torch.stack([torch.full((1, 4, 4), grey) for grey in (0.0, 0.53)])
-    assert torch.equal(metrics.paired(claimed, true), claimed[[1, 0]])
+    assert torch.equal(metrics.pair_examples(claimed, true), claimed[[1, 0]])
 
 
 def test_exact_copies_are_paired_like_all_others() -> None:
     """Two of three are exact, one is better than noise; infinities must neither stop the pairing nor hide the third."""
     true = images(3, 1, 5, 5)
     claimed = torch.stack([(true[2] + 0.05).clamp(0, 1), true[0], true[1]])
-    assert torch.equal(metrics.paired(claimed, true), claimed[[1, 2, 0]])
-    assert torch.equal(metrics.paired(true.clone(), true), true)
+    assert torch.equal(metrics.pair_examples(claimed, true), claimed[[1, 2, 0]])
+    assert torch.equal(metrics.pair_examples(true.clone(), true), true)
 
 
 def test_lpips_says_why_it_was_not_computed(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_damaged_weights_are_noticed_before_anything_is_attacked(
             path.write_bytes(path.read_bytes()[:-500])
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
     config = tiny_config(attack=[{"name": "sme"}], adversary={"when": "at-end"})
-    audit = Audit(folder=RunFolder(tmp_path), spec=config, experiment=Experiment(config), beside=tmp_path)
+    audit = Audit(folder=RunFolder(tmp_path), spec=config, experiment=Experiment(config), base_folder=tmp_path)
     with pytest.raises(DataError, match="is no readable file of weights") as caught:
         audit.check()
     assert str(path) in str(caught.value)

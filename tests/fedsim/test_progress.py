@@ -13,12 +13,12 @@ from rich.console import Console
 
 from fedsim import progress
 from fedsim.cli import screen
-from fedsim.cli.screen import Phases, Seldom, phase_bars
+from fedsim.cli.screen import PhaseHandler, RoundFilter, phase_bars
 from fedsim.engines.cohort import CohortGrid
-from fedsim.engines.deployed import Relay
+from fedsim.engines.deployed import LogRelay
 from fedsim.engines.serial import InProcessGrid
-from fedsim.progress import ROUNDS, heard, tracked
-from fedsim.workflow.logs import Once
+from fedsim.progress import ROUNDS, parse_progress, track
+from fedsim.workflow.logs import OnceFilter
 
 
 class Clock:
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def plain(clock: Clock) -> Iterator[io.StringIO]:
     """What is printed where there is no terminal."""
     out = io.StringIO()
-    phases = Phases(Console(file=out, width=80))
+    phases = PhaseHandler(Console(file=out, width=80))
     progress.log.setLevel(logging.DEBUG)
     progress.log.addHandler(phases)
     yield out
@@ -52,13 +52,13 @@ def plain(clock: Clock) -> Iterator[io.StringIO]:
 
 def test_without_a_display_nothing_is_made_of_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert list(tracked("abc", "letters", 3)) == ["a", "b", "c"]
+    assert list(track("abc", "letters", 3)) == ["a", "b", "c"]
     assert caplog.records == []
 
 
 def test_a_long_round_is_not_silent(clock: Clock, plain: io.StringIO) -> None:
     """539 clients of 0.15 s each, without a terminal: a line every few seconds, with the time left."""
-    for _ in tracked(range(539), "clients", 539):
+    for _ in track(range(539), "clients", 539):
         clock.now += 0.15
     lines = plain.getvalue().splitlines()
     assert 10 <= len(lines) <= 17
@@ -66,7 +66,7 @@ def test_a_long_round_is_not_silent(clock: Clock, plain: io.StringIO) -> None:
 
 
 def test_fast_rounds_print_few_lines_and_the_last(clock: Clock) -> None:
-    shown, filter = [], Seldom()
+    shown, filter = [], RoundFilter()
     for number in range(1, 201):
         clock.now += 0.125
         record = logging.LogRecord(ROUNDS, logging.INFO, "", 0, "round %d/200: 10 returned", (number,), None)
@@ -77,21 +77,21 @@ def test_fast_rounds_print_few_lines_and_the_last(clock: Clock) -> None:
 
 def test_of_the_first_few_steps_no_time_left_is_told(clock: Clock) -> None:
     out = io.StringIO()
-    phases = Phases(Console(file=out, width=80))
+    phases = PhaseHandler(Console(file=out, width=80))
     phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", ("sme", 0, 1), None))
     clock.now += 30
-    phases.part("sme", "update 1", 0.001)
+    phases.show_part("sme", "update 1", 0.001)
     assert out.getvalue() == "sme: 0 of 1\n"
 
 
 def test_an_attack_on_many_updates_is_one_phase_with_parts(clock: Clock) -> None:
     out = io.StringIO()
-    phases = Phases(Console(file=out, width=80))
+    phases = PhaseHandler(Console(file=out, width=80))
     told = [("sme", 0, 4), ("sme", 1, 4), ("sme", 4, 4)]
     for step in told[:2]:
         phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", step, None))
     clock.now += 30
-    phases.part("sme", "update 2", 0.5)
+    phases.show_part("sme", "update 2", 0.5)
     assert out.getvalue() == "sme: 1 of 4, about 0:50 left\n"
     clock.now += 30
     phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", told[2], None))
@@ -118,7 +118,7 @@ def test_the_time_left_is_whole_in_80_columns(what: str, clock: Clock) -> None:
 @pytest.mark.parametrize("name", ["fedsim.datasets.cifar", "fedsim.partitions.flower"])
 def test_a_notice_about_data_appears_once(name: str) -> None:
     """Every worker says it, too."""
-    once = Once()
+    once = OnceFilter()
     notice = logging.LogRecord(name, logging.INFO, "", 0, "500 of 50000 are there", (), None)
     assert [once.filter(notice) for _ in range(5)] == [True, False, False, False, False]
 
@@ -126,9 +126,9 @@ def test_a_notice_about_data_appears_once(name: str) -> None:
 def test_steps_pass_through_the_log_of_a_deployed_server(tmp_path, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "log").write_text("2026-01-01 00:00:00,000 DEBUG fedsim.progress: clients: 3 of 12\n")
     caplog.set_level(logging.DEBUG, logger="fedsim")
-    Relay(tmp_path / "log")()
-    assert [heard(record.getMessage()) for record in caplog.records] == [("clients", 3, 12)]
-    assert heard("round 3/12: all returned") is None
+    LogRelay(tmp_path / "log")()
+    assert [parse_progress(record.getMessage()) for record in caplog.records] == [("clients", 3, 12)]
+    assert parse_progress("round 3/12: all returned") is None
 
 
 def test_a_large_round_answers_in_steps() -> None:
@@ -136,9 +136,9 @@ def test_a_large_round_answers_in_steps() -> None:
 
     def lengths(clients: int, steps: int, together: int = 1) -> list[int]:
         physical = InProcessGrid(ClientApp())
-        grid = CohortGrid(physical, clients, ConfigRecord(), [1], steps=steps, together=together)
+        grid = CohortGrid(physical, clients, ConfigRecord(), [1], min_messages=steps, group_size=together)
         content = RecordDict({"arrays": ArrayRecord()})
-        return [len(order) for order in grid._orders([Message(content, client, "train") for client in range(clients)])]
+        return [len(order) for order in grid._split([Message(content, client, "train") for client in range(clients)])]
 
     assert lengths(539, 0) == [539]
     assert lengths(539, 32) == [17] * 31 + [12]

@@ -112,7 +112,7 @@ def plugins(_: Path) -> str:
     """Return what `fedsim show` prints of each plug-in of ours, but for the docstring."""
     texts = []
     for group in ("attacks", "defenses", "datasets", "partitions", "models", "strategies", "measures"):
-        for name in registry.names(group):
+        for name in registry.registered_names(group):
             shown = [line for line in fedsim("show", name).splitlines() if re.match(r"│|needs|uses|\[exit", line)]
             texts.append("\n".join([f"$ fedsim show {name}", *(re.sub(r" +", " ", line) for line in shown)]))
     return "\n".join(texts)

@@ -13,9 +13,9 @@ import torch
 import fedsim
 from fedsim.auditing.audit import open_audit
 from fedsim.errors import ConfigError
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.recording.finding_files import load_claim, load_finding, read_about
+from fedsim.recording.finding_files import load_claim, load_finding, read_facts
 
 INVERTING = {"name": "inverting-gradients", "iterations": 5}
 DECODING = {"name": "strangers_who_adapt:Decoder", "label": "decoder"}
@@ -75,7 +75,7 @@ def recorded(
 
 def spec(*attacks: dict[str, Any], defenses: bool = True, **adversary: Any) -> AttackFile:
     table = {"victims": [0, 2], "rounds": [1], "workers": 1, "knowledge": {"labels": True, "defenses": defenses}}
-    return check(AttackFile, {"adversary": table | adversary, "attack": list(attacks)}, "attack.toml")
+    return validate_tables(AttackFile, {"adversary": table | adversary, "attack": list(attacks)}, "attack.toml")
 
 
 def findings(run: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -87,7 +87,7 @@ def findings(run: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 def granted(run: Path) -> dict[str, list[str]]:
     return {
-        path.parent.name: list(read_about(path)["granted"])  # type: ignore[call-overload]
+        path.parent.name: list(read_facts(path)["granted"])  # type: ignore[call-overload]
         for path in sorted((run / "findings").glob("*/*.safetensors"))
     }
 

@@ -22,12 +22,12 @@ from safetensors.torch import save_file
 from fedsim.auditing.architecture import Architecture
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.auditing.in_round import attack_round
-from fedsim.auditing.threat_model import grant
+from fedsim.auditing.threat_model import grant_knowledge
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError
 from fedsim.evaluation import examples
 from fedsim.experiments.build import Experiment, build_attacks
-from fedsim.experiments.config import AdversaryTable, AttackFile, Config, check
+from fedsim.experiments.config import AdversaryTable, AttackFile, Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.findings import Reconstruction
 from fedsim.knowledge import FACTS
@@ -67,7 +67,7 @@ def run(recorded: Path, tmp_path: Path) -> Path:
 
 def attack_file(attacks: list[dict[str, Any]] | None = None, **tables: Any) -> AttackFile:
     adversary = {"victims": [0, 2], "rounds": "all", "workers": 1} | tables.pop("adversary", {})
-    return check(AttackFile, {"adversary": adversary, "attack": attacks or ATTACKS, **tables}, "attack.toml")
+    return validate_tables(AttackFile, {"adversary": adversary, "attack": attacks or ATTACKS, **tables}, "attack.toml")
 
 
 def findings(run: Path) -> dict[str, Reconstruction]:
@@ -240,7 +240,7 @@ def test_no_attack_asks_for_the_truth(
 
 def test_the_granted_model_carries_no_experiment(run: Path) -> None:
     audit = open_audit(run, None)
-    model = grant(audit.spec.adversary, audit.experiment, run).model
+    model = grant_knowledge(audit.spec.adversary, audit.experiment, run).model
     assert isinstance(model, Architecture)
     assert all(isinstance(held, str | int | dict | Task) for held in vars(model).values())
     assert model() is not model()
@@ -367,7 +367,7 @@ def test_what_an_attack_does_not_declare_is_neither_handed_over_nor_part_of_its_
         assert audit.run() == []
         [path] = (run / "findings" / "sra-gradient").glob("*.safetensors")
         about = load_finding(path)[1]
-        assert about["granted"] == [name for name in FACTS if name in build_attacks(spec)[0][1].declared()]
+        assert about["granted"] == [name for name in FACTS if name in build_attacks(spec)[0][1].declared_facts()]
         stamps.append((path.stat().st_mtime_ns, about["fingerprint"]))
         scores.append(audit.score())
     assert stamps[0] == stamps[1]
@@ -537,7 +537,7 @@ def test_a_damaged_round_costs_that_round_only(run: Path, harm: str) -> None:
 
 def without(run: Path, number: int, client: int, failures: dict[int, str] | None = None) -> None:
     """Record round `number` once more, without `client`."""
-    updates = [update for update in Transcript(run).only([number]).updates() if update.client != client]
+    updates = [update for update in Transcript(run).restrict_to([number]).updates() if update.client != client]
     Recorder(run / "transcript", resume=True).write(number, updates, failures)
 
 
@@ -581,7 +581,7 @@ def test_a_round_that_is_not_recorded_is_an_error(run: Path) -> None:
 
 
 def test_by_default_the_first_recorded_victim_and_round_are_attacked(run: Path) -> None:
-    spec = check(AttackFile, {"attack": [ATTACKS[0]], "adversary": {"workers": 1}}, "x")
+    spec = validate_tables(AttackFile, {"attack": [ATTACKS[0]], "adversary": {"workers": 1}}, "x")
     assert open_audit(run, spec).run() == []
     assert list(findings(run)) == ["sme/round-1-client-0-repeat-0"]
 
@@ -596,7 +596,7 @@ def test_folders_that_are_no_runs_are_one_sentence(tmp_path: Path, run: Path) ->
     with pytest.raises(ConfigError, match="holds no recording; name the folder that has transcript/ or rounds in it"):
         open_audit(run, None)
     with pytest.raises(ConfigError, match=r"no attack is named; add an \[\[attack\]\] table"):
-        open_audit(run, check(AttackFile, {}, "x"))
+        open_audit(run, validate_tables(AttackFile, {}, "x"))
 
 
 def test_a_damaged_finding_is_not_scored_and_is_attacked_anew(run: Path) -> None:
@@ -782,8 +782,8 @@ def test_what_breaks_the_scoring_or_the_drawing_of_one_finding_leaves_the_others
 
         return broken
 
-    monkeypatch.setattr("fedsim.evaluation.examples.score", breaking(examples.score))
-    monkeypatch.setattr("fedsim.reporting.evidence._look_at", breaking(evidence._look_at))
+    monkeypatch.setattr("fedsim.evaluation.examples.score", breaking(examples.score_examples))
+    monkeypatch.setattr("fedsim.reporting.evidence._view_finding", breaking(evidence._view_finding))
     failures: list[str] = []
     assert {row["attack"] for row in audit.score(failures)} == {"ig"}
     assert {row["attack"] for row in read_rows(RunFolder(run).scores)} == {"ig"}
@@ -807,7 +807,7 @@ def test_a_finding_may_claim_fewer_examples_and_those_of_the_whole_federation(
     rows = {row["metric"]: row for row in audit.score()}
     assert audit.experiment is not None
     data = audit.experiment.data
-    held = data.train(0)[1] if claims != "federation" else torch.cat([y for _, y in data.train_parts(range(4))])
+    held = data.train(0)[1] if claims != "federation" else torch.cat([y for _, y in data.train_by_client(range(4))])
     assert rows["psnr"]["examples"] == len(held)
     assert rows["label_accuracy"]["value"] == pytest.approx(min(1, int((held == 3).sum())) / len(held))
     assert ("l_sim" in rows) == (claims == "update")
@@ -881,7 +881,7 @@ def test_the_fingerprint_of_a_built_in_attack_knows_nothing_of_code(run: Path) -
     assert audit.run() == []
     _, about = load_finding(run / "findings" / "sme" / "round-1-client-0-repeat-0.safetensors")
     [(_, attack)] = build_attacks(audit.spec)
-    header = Transcript(run).header(1).plain()
+    header = Transcript(run).header(1).to_json()
     table = audit.spec.adversary.knowledge.model_dump()
     granted = {name: table[name] for name in about["granted"]}  # type: ignore[attr-defined]
     text = json.dumps([repr(attack), granted, None, 0, [header]], sort_keys=True)
@@ -961,7 +961,7 @@ def test_an_attack_on_numbers_says_that_texts_are_none(
 ) -> None:
     tables = {"data": own(monkeypatch, texts), "model": {"name": "text-cnn"}}
     experiment = Experiment(tiny_config(**tables, attack=ATTACKS))
-    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, beside=tmp_path)
+    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
     with pytest.raises(
         KnowledgeError, match=r"^sme needs a value range, which the tokens of 'texts' do not have; choose"
     ):

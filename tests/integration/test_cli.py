@@ -23,7 +23,7 @@ from rich.console import Console
 from fedsim.cli.main import main
 from fedsim.experiments.run_folder import read_rows
 from fedsim.recording.finding_files import load_finding
-from fedsim.recording.messages import Messages, Sent, write_messages
+from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -301,13 +301,17 @@ def test_inspect_shows_replies_of_other_tensors_than_were_sent(here: Call, tmp_p
     flags = {"w": torch.zeros(2), "flag": torch.zeros(1, dtype=torch.bool)}
     moved = {"w": torch.tensor([3.0, 4.0]), "flag": torch.zeros(1, dtype=torch.bool)}
     recorder.write(
-        1, [Update(round=1, client=0, before=flags, payload=Payload.dense(moved, "weights"), num_examples=2)]
+        1, [Update(round=1, client=0, before=flags, payload=Payload.from_dense(moved, "weights"), num_examples=2)]
     )
     recorder.write(
         2,
         [
             Update(
-                round=2, client=0, before=flags, payload=Payload.dense({"v": torch.ones(1)}, "weights"), num_examples=2
+                round=2,
+                client=0,
+                before=flags,
+                payload=Payload.from_dense({"v": torch.ones(1)}, "weights"),
+                num_examples=2,
             )
         ],
     )
@@ -318,10 +322,10 @@ def test_inspect_shows_replies_of_other_tensors_than_were_sent(here: Call, tmp_p
 
 
 def test_messages_without_any_update_are_shown(here: Call, tmp_path: Path) -> None:
-    query = [Sent(node=node, client=node) for node in (3, 4)]
+    query = [RecordedMessage(node=node, client=node) for node in (3, 4)]
     times = [{"survival": {"times": np.linspace(0, 9, rows), "events": [1] * 5}} for rows in (12, 30)]
-    replies = [Sent(node=node, client=node, arrays=held) for node, held in zip((3, 4), times, strict=True)]
-    messages = Messages(number=1, kind="query.survival", round=0, recorded_as=0, sent=query, replies=replies)
+    replies = [RecordedMessage(node=node, client=node, arrays=held) for node, held in zip((3, 4), times, strict=True)]
+    messages = RecordedExchange(number=1, kind="query.survival", round=0, recorded_as=0, sent=query, replies=replies)
     write_messages(tmp_path / "run-1" / "messages", messages)
     result = here("inspect", tmp_path, "--rows")
     assert result.returncode == 0, result.stderr
@@ -332,7 +336,7 @@ def test_messages_without_any_update_are_shown(here: Call, tmp_path: Path) -> No
 
 def test_inspect_counts_the_bytes_that_clients_sent(here: Call, tmp_path: Path) -> None:
     before, moved = {"w": torch.zeros(100)}, {"w": torch.arange(100.0).clamp_min(97) - 97}
-    sent = Payload.dense(before, "weights"), Payload.sparse(moved)
+    sent = Payload.from_dense(before, "weights"), Payload.from_sparse(moved)
     updates = [Update(round=1, client=c, before=before, payload=p, num_examples=2) for c, p in enumerate(sent)]
     Recorder(tmp_path / "odd" / "transcript").write(1, updates)
     result = here("inspect", tmp_path / "odd", "--rows")
@@ -349,7 +353,7 @@ def test_inspect_prints_nothing_that_a_terminal_obeys(here: Call, tmp_path: Path
         round=1,
         client=0,
         before=state,
-        payload=Payload.dense(state, "weights"),
+        payload=Payload.from_dense(state, "weights"),
         num_examples=2,
         metrics={"\x1b[2Jloss": 1.5},
     )
@@ -381,7 +385,7 @@ def test_inspect_says_what_is_recorded_and_its_hash(here: Call, home: Path, run:
 
 def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns() -> None:
     from fedsim.cli.work_shown import score_table
-    from fedsim.reporting.summary import lines
+    from fedsim.reporting.summary import score_readings
 
     row = {"attack": "aia, [x]", "variant": "", "settings": "{}", "granted": "", "round": 1, "missing": ""}
     row |= {"ceiling": 1.0, "nearest_public": math.nan, "higher_is_better": True}
@@ -391,7 +395,7 @@ def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns(
         for victim in range(6)
     ]
     screen = Console(width=80, file=io.StringIO())
-    screen.print(score_table("aia, [x]", lines(rows, {})))
+    screen.print(score_table("aia, [x]", score_readings(rows, {})))
     text = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 80
     words = " ".join(text.split())
@@ -439,8 +443,8 @@ def test_list_begins_each_line_with_a_name(here: Call, group: str) -> None:
 
     result = here("list", group)
     assert result.returncode == 0
-    assert [line.split()[0] for line in result.stdout.splitlines()] == registry.names(group)  # type: ignore[arg-type]
-    ours = [line for line in result.stdout.splitlines() if registry.is_own(group, line.split()[0])]  # type: ignore[arg-type]
+    assert [line.split()[0] for line in result.stdout.splitlines()] == registry.registered_names(group)  # type: ignore[arg-type]
+    ours = [line for line in result.stdout.splitlines() if registry.is_builtin(group, line.split()[0])]  # type: ignore[arg-type]
     assert ours
     assert not [line for line in ours if "does not load" in line]
 
@@ -454,7 +458,7 @@ def test_on_a_terminal_a_list_fits_its_width_and_promises_stand_on_lines_of_thei
     monkeypatch.setattr(plugins, "console", Console(width=width, force_terminal=True))
     plugins.list_plugins("defenses")
     lines = capsys.readouterr().out.splitlines()
-    names = plugins.registry.names("defenses")
+    names = plugins.registry.registered_names("defenses")
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == names
     assert sum(line.lstrip().startswith("promises: ") for line in lines) == len(names)
     assert max(map(len, lines)) <= width

@@ -22,10 +22,10 @@ from flwr.app import Message
 import strategies.app
 from fedsim.errors import RunError
 from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.integrity import compare_with_manifest
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.recording.manifest import changing
-from fedsim.recording.sealed import read_sealed, write_sealed
+from fedsim.recording.manifest import edit_manifest
+from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
 from strategies.curious import Curious
@@ -104,7 +104,7 @@ def assert_same(one: RunFolder, other: RunFolder) -> None:
 
 def counted(folder: RunFolder) -> dict[int, list[int]]:
     """How many rounds each client's defenses have counted."""
-    header, stored = read_sealed(folder.checkpoint)
+    header, stored = read_sealed_file(folder.checkpoint)
     return {
         int(client): [int(stored[f"client/{client}/{place}/count"]) for place in range(len(kept))]
         for client, kept in header["clients"].items()
@@ -140,7 +140,7 @@ def test_without_its_memory_a_client_would_send_something_else(
     serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the tests below would show little."""
-    monkeypatch.setattr("fedsim.engines.memory.ClientMemory.packed", lambda memory, clients: {})
+    monkeypatch.setattr("fedsim.engines.memory.ClientStateStore.pack", lambda memory, clients: {})
     forgetful = serial_run(remembering(tiny_config), tmp_path / "run")
     assert Transcript(forgetful.path).hash() != Transcript(serial.path).hash()
     assert recorded(forgetful)["round-000001.safetensors"] == recorded(serial)["round-000001.safetensors"]
@@ -154,7 +154,7 @@ def test_clients_that_train_at_once_keep_what_those_keep_that_train_alone(
         for vectorise in (True, False)
     )
     assert counted(together) == counted(alone)
-    (header, one), (_, other) = read_sealed(together.checkpoint), read_sealed(alone.checkpoint)
+    (header, one), (_, other) = read_sealed_file(together.checkpoint), read_sealed_file(alone.checkpoint)
     kept = [key for key in one if "/left/" in key]
     assert len(kept) == 2 * 4 * len(header["clients"])
     for key in kept:
@@ -178,13 +178,13 @@ def test_a_client_that_fails_keeps_what_it_had_also_for_the_defenses_before(
 def test_a_reply_that_is_not_accepted_changes_no_memory(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, count = strategies.app._what_is_wrong, Counter[str]()
+    real, count = strategies.app._find_fault, Counter[str]()
 
     def refused(*arguments: Any) -> Any:
         count["replies"] += 1
         return "it is not to our liking" if count["replies"] > 4 else real(*arguments)
 
-    monkeypatch.setattr(strategies.app, "_what_is_wrong", refused)
+    monkeypatch.setattr(strategies.app, "_find_fault", refused)
     everybody = {"fraction_train": 1.0}
     config = remembering(tiny_config, strategy=everybody, rounds=1, straggler_probability=0.0)
     assert counted(serial_run(config, tmp_path / "run")) == {client: [1, 1] for client in range(4)}
@@ -231,7 +231,7 @@ def test_memory_is_in_no_message_of_the_strategy_and_in_no_recording(
     for content in contents:
         assert not [name for record in content.array_records.values() for name in record if "left" in name]
         assert not [key for record in content.metric_records.values() for key in record if "count" in key]
-    _, stored = read_sealed(folder.checkpoint)
+    _, stored = read_sealed_file(folder.checkpoint)
     kept = [array.tobytes() for key, array in stored.items() if "/left/" in key and array.size > 8]
     for path in folder.path.rglob("*"):
         if path.is_file() and path != folder.checkpoint:
@@ -248,7 +248,7 @@ def test_a_resumed_run_goes_on_from_what_its_clients_kept(
 ) -> None:
     serial_run(remembering(tiny_config, rounds=2), tmp_path / "run")
     assert_same(serial_run(remembering(tiny_config), tmp_path / "run", resume=True), serial)
-    assert held_against_manifest(tmp_path / "run").differences == []
+    assert compare_with_manifest(tmp_path / "run").differences == []
 
 
 def test_a_round_that_did_not_end_changes_no_memory(
@@ -288,10 +288,12 @@ def test_a_run_killed_without_warning_goes_on_from_what_its_clients_kept(
 
 def test_a_resume_without_what_clients_kept_is_refused(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     folder = serial_run(remembering(tiny_config, rounds=2), tmp_path / "run")
-    header, stored = read_sealed(folder.checkpoint)
+    header, stored = read_sealed_file(folder.checkpoint)
     del header["clients"]
-    digest = write_sealed(folder.checkpoint, header, {k: a for k, a in stored.items() if not k.startswith("client/")})
-    with changing(folder.path) as manifest:
+    digest = write_sealed_file(
+        folder.checkpoint, header, {k: a for k, a in stored.items() if not k.startswith("client/")}
+    )
+    with edit_manifest(folder.path) as manifest:
         manifest.files[folder.checkpoint.name] = digest
     with pytest.raises(RunError, match="does not say its 'clients'; begin the run again with --overwrite") as error:
         serial_run(remembering(tiny_config), folder.path, resume=True)

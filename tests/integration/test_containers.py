@@ -20,7 +20,7 @@ import pytest
 import tomli_w
 import yaml
 
-from fedsim.engines.processes import Processes, Started
+from fedsim.engines.processes import CommandProcess, Processes
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.recording.transcript import Transcript
@@ -208,7 +208,7 @@ class Loopback:
             text = re.sub(rf"{old}(?=/|$)", new, text)
         return text
 
-    def up(self, group: Processes, target: str) -> dict[str, Started]:
+    def up(self, group: Processes, target: str) -> dict[str, CommandProcess]:
         """Start `target` after all that it depends on, as far as it says."""
         needed: dict[str, dict[str, str]] = {}
 
@@ -219,17 +219,17 @@ class Loopback:
                 need(other)
 
         need(target)
-        started: dict[str, Started] = {}
+        started: dict[str, CommandProcess] = {}
         tests: dict[str, list[str]] = {}
         for name in TopologicalSorter({name: set(others) for name, others in needed.items()}).static_order():
             for other, condition in needed[name].items():
                 if condition == "service_healthy":
-                    wait_until(lambda other=other: self._passes(tests[other]) or started[other].ended)
-                    assert not started[other].ended, started[other].said()
+                    wait_until(lambda other=other: self._passes(tests[other]) or started[other].has_ended)
+                    assert not started[other].has_ended, started[other].read_output()
                 else:
                     assert condition == "service_completed_successfully"
-                    wait_until(lambda other=other: started[other].ended)
-                    assert started[other].exit_code == 0, started[other].said()
+                    wait_until(lambda other=other: started[other].has_ended)
+                    assert started[other].exit_code == 0, started[other].read_output()
             runtime_port = free_port()
             command = [self.here(word, runtime_port) for word in SERVICES[name]["command"]]
             kind, *test = SERVICES[name].get("healthcheck", {}).get("test", ["CMD"])
@@ -264,10 +264,10 @@ def tiny_file(tiny_config: Tiny, tmp_path: Path) -> Path:
     return file
 
 
-def assert_submitted(world: Loopback, submit: Started, reference: RunFolder) -> None:
-    wait_until(lambda: submit.ended)
-    assert submit.exit_code == 0, submit.said()
-    assert "round 2/2: accuracy" in submit.said()
+def assert_submitted(world: Loopback, submit: CommandProcess, reference: RunFolder) -> None:
+    wait_until(lambda: submit.has_ended)
+    assert submit.exit_code == 0, submit.read_output()
+    assert "round 2/2: accuracy" in submit.read_output()
     assert (world.runs / "tiny" / "report.html").is_file()
     assert Transcript(world.runs / "tiny").hash() == Transcript(reference.path).hash()
 
@@ -309,8 +309,8 @@ def test_the_tls_services_run_an_experiment_and_refuse_who_is_not_registered(
             words = [word for word in SERVICES["supernode-1-tls"]["command"] if "private-key" not in word]
             command = [world.here(word, port) for port in [free_port()] for word in [*words, *filter(None, [key])]]
             refused = group.start(name, command)
-            wait_until(lambda refused=refused: refused.ended)
+            wait_until(lambda refused=refused: refused.has_ended)
             assert refused.exit_code != 0
-            assert "SuperNode ID" not in refused.said()
-            assert "Failed to" in refused.last_words(), refused.said()
+            assert "SuperNode ID" not in refused.read_output()
+            assert "Failed to" in refused.last_error(), refused.read_output()
         assert_submitted(world, services["submit-tls"], reference)

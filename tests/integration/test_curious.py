@@ -19,11 +19,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
-from fedsim.engines.cohort import COHORT, CohortGrid
+from fedsim.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
 from fedsim.engines.node import play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import TranscriptError
-from fedsim.recording.recorder import Plan, Recorder
+from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.transcript import Transcript
 from strategies.curious import Curious
 
@@ -173,7 +173,9 @@ def test_aggregates_are_the_same_to_the_bit_and_records_are_what_was_sent(
     transcript = Transcript(tmp_path)
     assert transcript.rounds == list(range(1, ROUNDS + 1))
     clients_of = {number: transcript.clients(number) for number in transcript.rounds}
-    recorded = {(n, client): transcript.recorded(n, client) for n, present in clients_of.items() for client in present}
+    recorded = {
+        (n, client): transcript.recorded_update(n, client) for n, present in clients_of.items() for client in present
+    }
     assert recorded.keys() == clients.wire.keys()
     for key, (before, after) in clients.wire.items():
         update = recorded[key]
@@ -362,7 +364,7 @@ def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_the_plan_bounds_the_recording_and_not_the_federation(tmp_path: Path) -> None:
     start = start_of("FedAvg")
     plain = federate(inner(), Clients(False), start)
-    recorder = Recorder(tmp_path, Plan(rounds=[2, 4], clients=[0, 3]))
+    recorder = Recorder(tmp_path, RecordingPlan(rounds=[2, 4], clients=[0, 3]))
     assert federate(Curious(inner(), recorder), Clients(False), start) == plain
     transcript = Transcript(tmp_path)
     assert {number: transcript.clients(number) for number in transcript.rounds} == {2: [0, 3], 4: [0, 3]}
@@ -394,7 +396,9 @@ def test_over_cohorts_a_strategy_cannot_tell_the_difference() -> None:
     """The same aggregates over logical clients as over nodes of their own, summed in the same order."""
     start = start_of("FedAvg")
     clients = Clients(failing=True)
-    clients.app.query(COHORT.split(".")[1])(lambda message, context: play_cohort(clients.app, message, context))
+    clients.app.query(COHORT_MESSAGE_TYPE.split(".")[1])(
+        lambda message, context: play_cohort(clients.app, message, context)
+    )
     physical = InProcessGrid(clients.app, 2)
     cohorts = CohortGrid(physical, CLIENTS, ConfigRecord(), list(physical.get_node_ids()))
     assert federate(inner(), clients, start, grid=cohorts) == federate(inner(), Clients(failing=True), start)
@@ -429,7 +433,7 @@ def test_an_odd_reply_is_recorded_as_it_is_and_reaches_the_strategy_unchanged(tm
     assert aggregate(Curious(FirstElements(), tmp_path)) == aggregate(FirstElements())
     transcript = Transcript(tmp_path)
     assert transcript.header(1).failures == {}
-    remarks = {client: transcript.recorded(1, client).remarks for client in transcript.clients(1)}
+    remarks = {client: transcript.recorded_update(1, client).remarks for client in transcript.clients(1)}
     assert remarks == {  # node ids of the in-process grid
         2: (),
         3: ("'w' came with shape (1,), and was sent with (2,)",),

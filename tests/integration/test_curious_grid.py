@@ -31,8 +31,8 @@ import fedsim
 from fedsim import Curious, CuriousGrid, Transcript
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, RunError, TranscriptError
-from fedsim.recording.messages import Messages, read_messages
-from fedsim.recording.reading import Reading
+from fedsim.recording.messages import RecordedExchange, read_messages
+from fedsim.recording.reading import MessageFormat
 from tests.integration.test_curious import CLIENTS, STRATEGIES, Clients, federate, start_of
 
 START = [np.arange(6, dtype=np.float32).reshape(2, 3) / 10, np.zeros(2, dtype=np.float32)]
@@ -50,7 +50,7 @@ class Wire(InProcessGrid):
         return ids
 
 
-def messages_of(folder: Path) -> list[Messages]:
+def messages_of(folder: Path) -> list[RecordedExchange]:
     return list(read_messages(folder / "run-1" / "messages"))
 
 
@@ -312,10 +312,10 @@ def test_several_records_of_arrays_are_kept_and_read_as_the_auditor_says(tmp_pat
     with pytest.raises(TranscriptError, match=expected):
         Transcript(tmp_path).update(1, 2)
     for record, before, after in (("arrays", 1.0, 2.0), ("control", 9.0, 0.5)):
-        update = Transcript(tmp_path, reading=Reading(record=record)).update(1, 3)
+        update = Transcript(tmp_path, message_format=MessageFormat(record=record)).update(1, 3)
         assert (update.before["w"].tolist(), update.after["w"].tolist()) == ([before] * 2, [after] * 2)
     with pytest.raises(TranscriptError, match="none is called 'weights'"):
-        Transcript(tmp_path, reading=Reading(record="weights")).update(1, 3)
+        Transcript(tmp_path, message_format=MessageFormat(record="weights")).update(1, 3)
     Transcript(tmp_path).hash()
 
 

@@ -22,8 +22,8 @@ from fedsim.experiments.federated_data import FederatedData
 from fedsim.partitions import Partition
 from fedsim.partitions.natural import Natural
 from fedsim.partitions.shares import Dirichlet, Iid
-from fedsim.reporting.holdings import Holdings, client_table, description, survey
-from fedsim.reporting.holdings_picture import draw
+from fedsim.reporting.holdings import PartitionSummary, client_table, dataset_table, load_partition_summary
+from fedsim.reporting.holdings_picture import draw_partition
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -58,7 +58,7 @@ def made(
     names: tuple[str, ...] = (),
     partition: Partition | None = None,
     test_fraction: float = 0.1,
-) -> Holdings:
+) -> PartitionSummary:
     """20 examples a client: images, rows of a table or a regression, of groups called `names`."""
     draw_from, count = np.random.default_rng(0), 20 * clients
     shape = (1, 8, 6) if kind == "image" else (5,)
@@ -82,7 +82,7 @@ def made(
     data = FederatedData(
         dataset=dataset, partition=partition or Iid(), clients=clients, seed=0, test_fraction=test_fraction
     )
-    return Holdings(config=Config(), data=data, seconds=0.0)
+    return PartitionSummary(config=Config(), data=data, seconds=0.0)
 
 
 def printed(what: Any) -> str:
@@ -121,7 +121,7 @@ def test_a_data_set_is_described_and_its_clients_are_counted(call: Call) -> None
 def test_the_table_counts_what_the_clients_of_a_run_hold(call: Call) -> None:
     words = ("partition.name=dirichlet", "partition.alpha=0.2", "federation.seed=9", "federation.clients=6")
     result = call("digits", *(part for word in words for part in ("--set", word)))
-    data = survey("digits", words).data
+    data = load_partition_summary("digits", words).data
     for client, row in enumerate(cells(result.stdout)[:6]):
         counts = data.train(client)[1].bincount()
         share = counts.max().item() / counts.sum().item()
@@ -160,7 +160,7 @@ def test_groups_with_long_names_and_markup_stay_in_80_columns() -> None:
 
 def test_a_regression_is_told_in_its_own_unit() -> None:
     holdings = made("prices", 3)
-    text = printed(description(holdings))
+    text = printed(dataset_table(holdings))
     assert "a number (regression); mean 1 000, standard deviation 50" in text
     row = cells(printed(client_table(holdings)))[0]
     targets = np.concatenate([part[1].numpy() for part in (holdings.data.train(0), holdings.data.test(0))])
@@ -205,7 +205,7 @@ def test_examples_that_several_hold_are_said_to_be(tmp_path: Path) -> None:
         def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Any]:
             return [np.arange(30)] * clients
 
-    text = " ".join(printed(description(made("table", 3, partition=Overlapping(), test_fraction=0.0))).split())
+    text = " ".join(printed(dataset_table(made("table", 3, partition=Overlapping(), test_fraction=0.0))).split())
     assert "3 clients, which hold 30 of 60 training examples, some by several (90 in all)" in text
 
 
@@ -240,7 +240,7 @@ def test_the_picture_is_a_png_where_it_was_asked_for(call: Call, tmp_path: Path)
 @pytest.mark.parametrize("clients", [1, 3, 40, 41, 539])
 def test_nothing_is_cut_off(kind: str, clients: int) -> None:
     names = tuple(f"A_$LONG$_NAME_OF_{number}" for number in range(clients))
-    figure = draw(made(kind, clients, names=names, partition=Natural()))
+    figure = draw_partition(made(kind, clients, names=names, partition=Natural()))
     inside(figure)
 
 
@@ -265,7 +265,7 @@ def inside(figure: Figure) -> None:
 
 def test_the_shades_are_the_shares_of_the_classes() -> None:
     holdings = made("table", 6, partition=Dirichlet(alpha=0.3))
-    figure = draw(holdings)
+    figure = draw_partition(holdings)
     spread, sizes = figure.axes[0], figure.axes[1]
     shades = np.asarray(spread.images[0].get_array())
     for client in range(6):
@@ -283,7 +283,7 @@ def test_the_shades_are_the_shares_of_the_classes() -> None:
 
 def test_the_shades_can_be_told_apart_without_colour() -> None:
     """One hue from light to dark: brightness alone orders the shares."""
-    image = draw(made("table", 50)).axes[0].images[0]
+    image = draw_partition(made("table", 50)).axes[0].images[0]
     colours = image.get_cmap()(np.linspace(0, 1, 50))[:, :3]
     brightness = colours @ [0.299, 0.587, 0.114]
     assert (np.diff(brightness) < 0).all()
@@ -291,7 +291,7 @@ def test_the_shades_can_be_told_apart_without_colour() -> None:
 
 def test_images_in_the_strip_are_those_of_the_client_beside_them() -> None:
     holdings = made("image", 3)
-    strip = draw(holdings).axes[-1]
+    strip = draw_partition(holdings).axes[-1]
     canvas = np.asarray(strip.images[0].get_array())
     assert [label.get_text() for label in strip.get_yticklabels()] == ["0", "1", "2"]
     for client in range(3):
@@ -302,12 +302,12 @@ def test_images_in_the_strip_are_those_of_the_client_beside_them() -> None:
 
 def test_histograms_of_a_regression_have_one_height_and_the_same_bins() -> None:
     holdings = made("prices", 3)
-    axes = draw(holdings).axes[0]
+    axes = draw_partition(holdings).axes[0]
     steps = [patch.get_data() for patch in axes.patches]
     assert len(steps) == 3
     for client, step in enumerate(steps):
         assert np.array_equal(step.edges, steps[0].edges)
-        expected = np.histogram(holdings.targets(holdings.clients[client].all), step.edges)[0]
+        expected = np.histogram(holdings.targets(holdings.clients[client].all_indices), step.edges)[0]
         drawn = client + 0.45 - step.values
         assert drawn / drawn.max() == pytest.approx(expected / expected.max())
     assert axes.get_xlabel() == "target"

@@ -21,8 +21,8 @@ from flwr.app import Context, RecordDict
 
 from clients.app import app as client_app
 from fedsim.engines import deployed, flower
-from fedsim.engines.deployed import Relay, said
-from fedsim.engines.processes import Processes, executable
+from fedsim.engines.deployed import LogRelay, serverapp_log
+from fedsim.engines.processes import Processes, find_executable
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import InstallationError, RunError
 from fedsim.experiments.config import Config
@@ -216,7 +216,9 @@ def test_a_command_that_ignores_sigterm_is_killed_with_its_children(logs: Path) 
     before = offspring(os.getpid())
     with Processes(logs, os.environ, grace=0.2) as group:
         stubborn = group.start("stubborn", ["sh", "-c", STUBBORN])
-        wait_until(lambda: "started" in stubborn.said() and len(offspring(os.getpid()) | before) >= 4 + len(before))
+        wait_until(
+            lambda: "started" in stubborn.read_output() and len(offspring(os.getpid()) | before) >= 4 + len(before)
+        )
         known = {one: what for one, what in offspring(os.getpid()).items() if one not in before}
     wait_until(lambda: not alive(known), 5)
 
@@ -224,8 +226,8 @@ def test_a_command_that_ignores_sigterm_is_killed_with_its_children(logs: Path) 
 def test_a_command_that_ended_leaves_no_children(logs: Path) -> None:
     with Processes(logs, os.environ, grace=0.2) as group:
         short = group.start("short", ["sh", "-c", "sleep 100 & echo $!"])
-        wait_until(lambda: short.ended)
-        child = int(short.said())
+        wait_until(lambda: short.has_ended)
+        child = int(short.read_output())
         assert child in processes()
     wait_until(lambda: child not in processes(), 5)
 
@@ -255,7 +257,7 @@ def test_a_call_that_fails_is_quoted(logs: Path) -> None:
 
 def test_what_the_serverapp_says_is_said_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "serverapp.log"
-    relay = Relay(file)
+    relay = LogRelay(file)
     relay()
     file.write_text("2026-01-01 10:00:00,000 INFO fedsim.strategies.app: round 1/2: acc")
     with caplog.at_level(logging.INFO, logger="fedsim"):
@@ -275,11 +277,11 @@ def test_the_serverapp_leaves_its_last_error_in_the_run_folder(
     tiny_config: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny_config(federation={"rounds": 2, "straggler_probability": 1.0, "supernodes": 1})
-    said(tmp_path).parent.mkdir()
+    serverapp_log(tmp_path).parent.mkdir()
     settings: Any = {"experiment": config.model_dump_json(), "out": str(tmp_path), "resume": False}
     with pytest.raises(RunError, match="all 4 clients failed"):
         deployed.main(InProcessGrid(client_app), Context(1, 1, {}, RecordDict(), settings))
-    relay = Relay(said(tmp_path))
+    relay = LogRelay(serverapp_log(tmp_path))
     relay()
     assert re.match(r"round 1: all 4 clients failed \(client \d: straggler", relay.error)
     assert "round 1, clients 0, 1, 2, 3: straggler: did not return in round 1" in caplog.messages
@@ -428,4 +430,4 @@ def test_everything_ends_with_the_driver_however_it_ends_and_the_run_resumes(
 
 
 def test_flowers_commands_are_found_beside_this_python() -> None:
-    assert Path(executable("flower-superlink")).parent == Path(sys.executable).parent
+    assert Path(find_executable("flower-superlink")).parent == Path(sys.executable).parent

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedsim.cli.main import main
-from fedsim.datasets.cache import files_of
+from fedsim.datasets.cache import find_source_files
 from fedsim.datasets.tables import Adult
 from fedsim.errors import DataError
 from fedsim.metrics import LPIPS_FILE
@@ -56,9 +56,9 @@ def test_all_is_well_here(call: Call) -> None:
     assert int(told["cores"]) >= 1
     assert float(told["memory"].split()[0]) > 0
     assert told["folder"] == "none; set FEDSIM_DATA, or give --data-dir DIR"
-    assert told["load"] == str(sum(len(registry.names(group)) for group in registry.GROUPS))
+    assert told["load"] == str(sum(len(registry.registered_names(group)) for group in registry.GROUPS))
     assert ("cuda:0" in told) is torch.cuda.is_available()
-    assert set(registry.names("datasets")) <= set(told)
+    assert set(registry.registered_names("datasets")) <= set(told)
     assert told["mnist"] == "not looked for, without a folder; `fedsim data mnist --download` fetches it"
     assert told["digits"] == "there, it comes with scikit-learn and needs no file"
     assert told["csv"] == "reads files of your own; set data.path"
@@ -78,7 +78,7 @@ def test_data_sets_are_found_without_being_read(call: Call, tmp_path: Path) -> N
     assert f"`fedsim data svhn --download --data-dir {tmp_path}` fetches it" in told["svhn"]
     with pytest.raises(DataError):  # what is asked for afterwards is read
         Adult().load(tmp_path)
-    assert len(files_of(Adult(), tmp_path)) == 2
+    assert len(find_source_files(Adult(), tmp_path)) == 2
 
 
 @pytest.mark.usefixtures("quick")
@@ -139,7 +139,7 @@ def test_plugins_that_do_not_load_are_told_and_only_ours_are_an_error(
 
     for owner, code in (("somebody", 0), ("fedsim-curious", 1)):
         monkeypatch.setattr(
-            registry, "_entries", lambda group, owner=owner: entries(owner) if group == "attacks" else {}
+            registry, "_entry_points", lambda group, owner=owner: entries(owner) if group == "attacks" else {}
         )
         got, told, err = call()
         assert got == code

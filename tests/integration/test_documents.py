@@ -24,7 +24,7 @@ import fedsim
 from fedsim.attacks import Knowledge
 from fedsim.cli.main import cli
 from fedsim.errors import ConfigError
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.reading import load_config
 from fedsim.findings import Reconstruction
 from fedsim.knowledge import FACTS
@@ -65,7 +65,7 @@ def test_the_attack_that_the_page_composes_works(tmp_path: Path) -> None:
     before = build().state_dict()
     after = {name: tensor - 0.1 * torch.randn_like(tensor) for name, tensor in before.items()}
     Recorder(tmp_path / "transcript").write(
-        1, [Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=2)]
+        1, [Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=2)]
     )
     known = Knowledge(
         model=build,
@@ -169,7 +169,7 @@ def test_tables_of_an_experiment_on_a_page_are_ones(page: Path) -> None:
         if "project" in tables:  # a package of one's own
             continue
         if "sweep" in tables:
-            described = check(SweepTable, tables["sweep"], str(page))
+            described = validate_tables(SweepTable, tables["sweep"], str(page))
             _check_plugins("attacks", described.axes.get("attack", []), str(page))
             _check_plugins(
                 "defenses", [table for some in described.axes.get("defense", []) for table in some], str(page)
@@ -179,10 +179,10 @@ def test_tables_of_an_experiment_on_a_page_are_ones(page: Path) -> None:
         if isinstance(
             tables.get("adversary", {}).get("knowledge", {}).get("model"), str
         ):  # of a recording made elsewhere
-            config = check(AttackFile, tables, str(page))
+            config = validate_tables(AttackFile, tables, str(page))
         else:
             whole = {"federation": {"rounds": 100}, "training": {"local_epochs": 1}, **tables}
-            config = check(Config, whole, str(page))
+            config = validate_tables(Config, whole, str(page))
         for group, plugins in (("attacks", config.attack), ("defenses", getattr(config, "defense", []))):
             _check_plugins(group, [{"name": table.name, **table.settings} for table in plugins], str(page))
 
@@ -191,7 +191,7 @@ def _check_plugins(group: registry.Group, tables: list[dict[str, Any]], where: s
     """Make each registered plug-in from its settings."""
     for table in tables:
         settings = {key: value for key, value in table.items() if key not in ("name", "label")}
-        if table["name"] in registry.names(group):
+        if table["name"] in registry.registered_names(group):
             registry.build(group, table["name"], settings, where)
 
 

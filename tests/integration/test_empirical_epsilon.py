@@ -16,7 +16,7 @@ from clients.defenses.update_noise import UpdateNoise
 from fedsim.attacks import Paper
 from fedsim.defense import Memory, Poisson
 from fedsim.errors import ConfigError, RunError
-from fedsim.evaluation.empirical_epsilon import Epsilons, written
+from fedsim.evaluation.empirical_epsilon import EpsilonComparison, read_epsilons
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.recording.transcript import Transcript
@@ -41,9 +41,9 @@ def tables(*defenses: Any, **others: dict[str, Any]) -> dict[str, Any]:
     return {name: found.get(name, {}) | others[name] if name in others else found[name] for name in found | others}
 
 
-def run(path: Path, *defenses: Any, **others: dict[str, Any]) -> list[Epsilons]:
+def run(path: Path, *defenses: Any, **others: dict[str, Any]) -> list[EpsilonComparison]:
     fedsim.run(tables(*defenses, **others), out=path, overwrite=True)
-    return written(RunFolder(path))
+    return read_epsilons(RunFolder(path))
 
 
 def test_proved_and_measured_epsilon_stand_side_by_side(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_proved_and_measured_epsilon_stand_side_by_side(tmp_path: Path) -> None:
     for item in found:
         assert item.measured.epsilon <= item.proved < 20
         assert item.measured.canaries == 500
-        assert not item.broken
+        assert not item.is_broken
     assert found[1].measured.epsilon > 0.2
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Proved and measured epsilon" in page
@@ -83,7 +83,7 @@ def test_without_noise_the_measured_epsilon_is_large_and_nothing_is_proved(tmp_p
     (item,) = run(tmp_path / "run", {"name": "update-noise", "noise_multiplier": 0.0})
     assert item.proved == float("inf")
     assert item.measured.epsilon > 4
-    assert not item.broken
+    assert not item.is_broken
     (item,) = run(tmp_path / "run", {"name": "dp-sgd", "noise_multiplier": 0.01})
     assert item.measured.epsilon > 2
 
@@ -143,8 +143,8 @@ class NoiseOfTheMean(UpdateNoise):
 def test_a_broken_promise_fails_the_run_and_is_told_of_again_by_each_report(broken: Any, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"client 0: .* does not keep its promise: epsilon = .* is proved, but at least"):
         fedsim.run(tables(broken), out=tmp_path / "run")
-    (item,) = written(RunFolder(tmp_path / "run"))
-    assert item.broken
+    (item,) = read_epsilons(RunFolder(tmp_path / "run"))
+    assert item.is_broken
     assert "does not keep its promise" in (tmp_path / "run" / "report.html").read_text()
     assert fedsim.open(tmp_path / "run", trust=True).report().failures == (item.sentence,)
 
@@ -162,7 +162,7 @@ def test_a_run_that_was_interrupted_measures_the_same(tmp_path: Path) -> None:
     path = tmp_path / "cut" / "experiment.toml"
     path.write_text(path.read_text().replace("rounds = 2", "rounds = 3"))
     fedsim.open(tmp_path / "cut").resume()
-    assert written(RunFolder(tmp_path / "cut")) == whole
+    assert read_epsilons(RunFolder(tmp_path / "cut")) == whole
 
 
 def test_canaries_change_nothing_that_other_clients_send(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
@@ -186,7 +186,7 @@ def test_canaries_of_clients_that_never_sent_are_a_failure(tmp_path: Path) -> No
     sampled = {"name": "fedavg", "fraction_train": 0.4, "min_train_nodes": 1}
     few = {"strategy": sampled, "federation": {"rounds": 2}, "canaries": {"clients": [0]}}
     fedsim.run(tables(DP_SGD, **few) | {"canaries": {"count": 50, "clients": [0, 1, 2]}}, out=tmp_path / "all")
-    seen = {item.client for item in written(RunFolder(tmp_path / "all"))}
+    seen = {item.client for item in read_epsilons(RunFolder(tmp_path / "all"))}
     (missing, *_) = {0, 1, 2} - seen
     with pytest.raises(RunError, match="epsilon was not measured: none of the clients with canaries sent anything"):
         fedsim.run(tables(DP_SGD, **few | {"canaries": {"clients": [missing]}}), out=tmp_path / "none")
@@ -194,14 +194,14 @@ def test_canaries_of_clients_that_never_sent_are_a_failure(tmp_path: Path) -> No
 
 def test_the_victims_carry_canaries_unless_others_are_named(tiny_config: Callable[..., Config]) -> None:
     def carriers(**named: Any) -> list[int]:
-        return tiny_config(canaries={"count": 50}, **named).carriers
+        return tiny_config(canaries={"count": 50}, **named).canary_clients
 
     assert carriers() == [0]
     assert carriers(recording={"clients": [3, 2]}) == [2]
     assert carriers(adversary={"victims": [1, 3]}) == [1, 3]
     assert carriers(adversary={"victims": "all"}) == [0, 1, 2, 3]
-    assert tiny_config(canaries={"count": 50, "clients": [2]}, adversary={"victims": [1]}).carriers == [2]
-    assert tiny_config().carriers == []
+    assert tiny_config(canaries={"count": 50, "clients": [2]}, adversary={"victims": [1]}).canary_clients == [2]
+    assert tiny_config().canary_clients == []
 
 
 @pytest.mark.parametrize(

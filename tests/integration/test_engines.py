@@ -145,7 +145,7 @@ def test_the_next_broadcast_is_the_weighted_mean_of_the_updates(
 ) -> None:
     config = tiny_config(partition={"name": "dirichlet", "alpha": 1.0})
     transcript = Transcript(serial_run(config, tmp_path / "run").path)
-    updates = list(transcript.only([1]).updates())
+    updates = list(transcript.restrict_to([1]).updates())
     counts = torch.tensor([float(u.num_examples) for u in updates])
     assert len(set(counts.tolist())) > 1
     for name, tensor in transcript.update(2, 0).before.items():

@@ -16,11 +16,11 @@ from fedsim.cli.main import main
 from fedsim.errors import RunError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
-from fedsim.experiments.exposing import all_that_apply
-from fedsim.experiments.run_folder import RunFolder, exposures
+from fedsim.experiments.exposing import find_applicable_measures
+from fedsim.experiments.run_folder import RunFolder, read_exposures
 from fedsim.exposure.jacobian_norm import JacobianNorm
 from fedsim.exposure.of_clients import COLUMNS
-from fedsim.reporting.exposure import Quantity, drawn, pictured, quantities
+from fedsim.reporting.exposure import ExposureQuantity, draw_clients, draw_examples, mean_quantities
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -116,7 +116,7 @@ def test_what_is_computed_is_what_clients_measure_in_the_loop(call: Call, run: R
     assert call("expose", run.path, "--round", "1", "--round", "2", "--out", tmp_path / "out").returncode == 0
     assert (tmp_path / "out" / "exposure.csv").read_text() == run.exposure.read_text()
     assert call("expose", run.path, "--state", "round-1", "--out", tmp_path / "state").returncode == 0
-    assert rows(tmp_path / "state") == [row for row in exposures(run) if row["round"] == "2"]
+    assert rows(tmp_path / "state") == [row for row in read_exposures(run) if row["round"] == "2"]
 
 
 def test_a_run_keeps_it_beside_its_own_files_and_stays_intact(call: Call, run: RunFolder) -> None:
@@ -166,7 +166,7 @@ def test_without_a_choice_all_that_apply_are_measured(call: Call, tmp_path: Path
 
 
 def test_rows_of_clients_that_are_done_are_kept(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled = Experiment.filled
+    filled = Experiment.model_with_state
     calls: list[int] = []
 
     def interrupted(self: Experiment, state: dict[str, torch.Tensor]) -> torch.nn.Module:
@@ -238,12 +238,12 @@ def row(client: int, value: str, *, example: str = "", larger: str = "more", num
 
 def test_the_most_exposed_come_first_whichever_way_the_measure_goes() -> None:
     values = [row(0, "1.0"), row(1, "3.0"), row(2, "nan"), row(3, "2.0"), row(0, "4.0", number=2)]
-    (found,) = quantities(values)
-    assert [client for client, _ in found.ranked] == [1, 0, 3]
+    (found,) = mean_quantities(values)
+    assert [client for client, _ in found.ranking] == [1, 0, 3]
     assert found.values[0, ""] == 2.5  # mean over rounds
     assert found.undefined == [(2, "")]
-    (found,) = quantities([item | {"larger_means": "less"} for item in values])
-    assert [client for client, _ in found.ranked] == [3, 0, 1]
+    (found,) = mean_quantities([item | {"larger_means": "less"} for item in values])
+    assert [client for client, _ in found.ranking] == [3, 0, 1]
 
 
 def test_of_many_examples_a_picture_shows_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +254,8 @@ def test_of_many_examples_a_picture_shows_both_ends(monkeypatch: pytest.MonkeyPa
         return b""
 
     monkeypatch.setattr("fedsim.reporting.figures.gallery", noted)
-    found = quantities([row(0, str(place), example=str(place)) for place in range(50)], each=True)
-    pictured(found, lambda who: torch.zeros(1, 4, 4))
+    found = mean_quantities([row(0, str(place), example=str(place)) for place in range(50)], of_examples=True)
+    draw_examples(found, lambda who: torch.zeros(1, 4, 4))
     assert [len(captions) for captions in shown] == [24, 12]
     assert shown[0][0] == "49\nclient 0: 49"
     assert shown[1][-1] == "0\nclient 0: 0"
@@ -263,9 +263,9 @@ def test_of_many_examples_a_picture_shows_both_ends(monkeypatch: pytest.MonkeyPa
 
 def test_a_picture_of_clients_takes_values_of_any_size() -> None:
     values = {(client, ""): float(10**client) for client in range(6)}
-    item = Quantity(measure="m", name="q", larger_means="more", values=values, undefined=[])
-    negative = Quantity(measure="m", name="p", larger_means="less", values={(0, ""): -1.0}, undefined=[])
-    assert drawn([item, negative, item, item]).startswith(b"\x89PNG")
+    item = ExposureQuantity(measure="m", name="q", larger_means="more", values=values, undefined=[])
+    negative = ExposureQuantity(measure="m", name="p", larger_means="less", values={(0, ""): -1.0}, undefined=[])
+    assert draw_clients([item, negative, item, item]).startswith(b"\x89PNG")
 
 
 def test_a_measure_without_a_choice_that_says_nothing_of_single_examples_says_the_rest(
@@ -273,6 +273,6 @@ def test_a_measure_without_a_choice_that_says_nothing_of_single_examples_says_th
 ) -> None:
     monkeypatch.setattr("fedsim.experiments.exposing.registry.names", lambda _: ["gradient-norm"])
     caplog.set_level("INFO", logger="fedsim")
-    (gauge,) = all_that_apply(Experiment(tiny_config()), each=True)
-    assert not gauge.each
+    (gauge,) = find_applicable_measures(Experiment(tiny_config()), each=True)
+    assert not gauge.per_example
     assert "of single examples gradient-norm is left out: in an update of several steps" in caplog.text

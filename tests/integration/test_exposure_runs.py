@@ -19,13 +19,13 @@ import strategies.app
 from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder, exposures
+from fedsim.experiments.run_folder import RunFolder, read_exposures
 from fedsim.exposure.gradient_norm import GradientNorm
 from fedsim.measure import Meaning, Measure
-from fedsim.recording.sealed import read_sealed
+from fedsim.recording.sealed import read_sealed_file
 from fedsim.recording.transcript import Transcript
-from fedsim.training.sampling import batches_of_round
-from fedsim.training.sent import Sent
+from fedsim.training.sampling import round_batches
+from fedsim.training.sent import ClientMessage
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -38,7 +38,7 @@ class Odd(Measure):
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"<b>value</b>": "less"}
 
-    def _of(self, sent: Sent) -> Mapping[str, float | Tensor]:
+    def _compute(self, sent: ClientMessage) -> Mapping[str, float | Tensor]:
         if sent.labels.sum() % 2:
             raise ValueError("<i>odd</i> labels")
         return {"<b>value</b>": sent.vector.abs().max()}
@@ -54,7 +54,7 @@ def hashes(folder: RunFolder) -> dict[str, str]:
 
 def told(folder: RunFolder) -> dict[tuple[int, int, str], float]:
     """The value of each round, client and example."""
-    rows = exposures(folder)
+    rows = read_exposures(folder)
     return {(int(row["round"]), int(row["client"]), row["example"]): float(row["value"]) for row in rows}
 
 
@@ -93,7 +93,7 @@ def test_of_a_gradient_the_mini_batch_of_the_round_is_measured_and_each_of_its_e
             sent = transcript.update(number, client).payload.arrays()
             norm = torch.cat([tensor.flatten() for name, tensor in sent.items()]).double().norm()
             assert found[number, client, ""] == pytest.approx(float(norm), rel=1e-5)
-            order = batches_of_round(24, experiment.training, seed=3, client=client, number=number)
+            order = round_batches(24, experiment.training, seed=3, client=client, number=number)
             assert order is not None
             each = [example for n, c, example in found if (n, c) == (number, client) and example]
             assert each == [str(example) for example in order[0].tolist()]
@@ -151,7 +151,7 @@ def test_ray_measures_the_same(tiny_config: Tiny, serial_run: Run, tmp_path: Pat
     ray = serial_run(measuring(tiny_config, *tables, federation={"engine": "ray", "actors": 2}), tmp_path / "ray")
     assert ray.exposure.read_bytes() == serial.exposure.read_bytes()
     assert hashes(ray) == hashes(serial)
-    assert [row["round"] for row in exposures(ray) if row["measure"] == "gradient-norm"] == ["1"] * 4
+    assert [row["round"] for row in read_exposures(ray) if row["measure"] == "gradient-norm"] == ["1"] * 4
 
 
 def test_a_resumed_run_has_the_same_table(
@@ -160,7 +160,7 @@ def test_a_resumed_run_has_the_same_table(
     """Interrupted after the clients of round 2 were measured, and before the round was done."""
     config = measuring(tiny_config, NORM, federation={"rounds": 3, "straggler_probability": 0.3})
     whole = serial_run(config, tmp_path / "whole")
-    exposed = strategies.app._exposed
+    exposed = strategies.app._pop_exposures
 
     def interrupted(memory: Any, number: int) -> Any:
         if number == 2:
@@ -168,12 +168,12 @@ def test_a_resumed_run_has_the_same_table(
         return exposed(memory, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(strategies.app, "_exposed", interrupted)
+        patch.setattr(strategies.app, "_pop_exposures", interrupted)
         with pytest.raises(RunError, match="interrupted"):
             serial_run(config, tmp_path / "run")
     folder = serial_run(config, tmp_path / "run", resume=True)
     assert folder.exposure.read_bytes() == whole.exposure.read_bytes()
-    late = {(n, c) for n in (1, 2, 3) for c in range(4) if Experiment(config).straggles(c, n)}
+    late = {(n, c) for n in (1, 2, 3) for c in range(4) if Experiment(config).is_straggler(c, n)}
     assert late
     assert {key[:2] for key in told(folder)} == {(n, c) for n in (1, 2, 3) for c in range(4)} - late
 
@@ -193,7 +193,7 @@ def test_clients_keep_what_their_defenses_keep_and_nothing_else(
 ) -> None:
     config = measuring(tiny_config, NORM, defense=[{"name": "top-k", "fraction": 0.1, "error_feedback": True}])
     folder = serial_run(config, tmp_path / "run")
-    header, _ = read_sealed(folder.checkpoint)
+    header, _ = read_sealed_file(folder.checkpoint)
     assert set(header["clients"]) == {"0", "1", "2", "3"}
     assert not any("exposure" in str(kept) for kept in header["clients"].values())
     assert len(told(folder)) == 8

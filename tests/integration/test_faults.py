@@ -19,7 +19,7 @@ import fedsim.recording.recorder
 import fedsim.recording.sealed
 import strategies.app
 from clients.app import app as client_app
-from fedsim.engines.arrays import record_of
+from fedsim.engines.arrays import make_record
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, FedsimError, RunError
 from fedsim.experiments.config import Config
@@ -507,15 +507,15 @@ def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_o
     import clients.app
 
     change, reason = WRONG[wrong]
-    real = clients.app._reply
+    real = clients.app._defended_reply
 
     def reply(experiment: Any, message: Any, client: int, share: Any, payload: Any, loss: float, state: Any) -> Any:
         records = real(experiment, message, client, share, payload, loss, state)
         if client == 1:
-            records["arrays"] = record_of({k: v.contiguous() for k, v in change(dict(payload.arrays())).items()})
+            records["arrays"] = make_record({k: v.contiguous() for k, v in change(dict(payload.arrays())).items()})
         return records
 
-    monkeypatch.setattr(clients.app, "_reply", reply)
+    monkeypatch.setattr(clients.app, "_defended_reply", reply)
     config = tiny_config(federation={"rounds": 3, "vectorise": vectorise})
     transcript = Transcript(serial_run(config, tmp_path / "run").path)
     for number in (1, 2, 3):

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
 from fedsim.auditing.audit import open_audit
-from fedsim.auditing.threat_model import grant
+from fedsim.auditing.threat_model import grant_knowledge
 from fedsim.cli.main import main
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, PluginError, RunError
@@ -25,18 +25,19 @@ from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
 from fedsim.experiments.reading import load_config
 from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.experiments.simulation import federate
+from fedsim.experiments.simulation import run_federation
 from fedsim.findings import Reconstruction
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.finding_files import load_finding
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.evidence import read_recording
-from fedsim.reporting.geometry import recorded as geometry_of
-from fedsim.reporting.page import _recorded_facts, write_report
+from fedsim.reporting.geometry import geometries_of_updates as geometry_of
+from fedsim.reporting.page import write_report
+from fedsim.reporting.run_facts import recorded_facts
 from fedsim.training.cohort import TOLERANCE
 from fedsim.training.loop import local_update
-from fedsim.training.sampling import batches_of_round
+from fedsim.training.sampling import round_batches
 from fedsim.training.stochastic_layers import find_stochastic_layers
 from fedsim.wire.messages import Update
 from strategies.curious import Curious
@@ -186,7 +187,7 @@ def test_ray_records_the_same_bytes(serial: RunFolder, tiny_config: Tiny, serial
 def test_supernodes_record_the_same_bytes(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     config = busy(tiny_config, rounds=2)
     deployed = busy(tiny_config, rounds=2, engine="flower", supernodes=2, timeout=200.0)
-    federate(deployed, RunFolder(tmp_path / "deployed"))
+    run_federation(deployed, RunFolder(tmp_path / "deployed"))
     assert_same(RunFolder(tmp_path / "deployed"), serial_run(config, tmp_path / "serial"))
 
 
@@ -233,7 +234,7 @@ def two_rounds(strategy: Any, send: Callable[[dict[str, Any], int], dict[str, An
     inner = InProcessGrid(a_client(send), nodes=3)
     seen = []
     for number in (1, 2):
-        with seeded("two rounds", number):  # Flower samples in a random order, and floats are summed in it
+        with seed_globals("two rounds", number):  # Flower samples in a random order, and floats are summed in it
             messages = list(strategy.configure_train(number, arrays, ConfigRecord(), inner))
         arrays, _ = strategy.aggregate_train(number, list(inner.send_and_receive(messages)))
         seen.append({name: array.numpy().tobytes() for name, array in arrays.items()})
@@ -408,7 +409,7 @@ def test_a_strangers_strategy_of_gradients_is_attacked_with_the_facts_of_gradien
     batch = labels[batch_of(experiment, transcript.update(1, 1))]
     assert len(batch) < len(labels)
     assert finding.labels.tolist() == batch.sort().values.tolist()
-    assert grant(config.adversary, experiment, tmp_path).local_epochs == 1
+    assert grant_knowledge(config.adversary, experiment, tmp_path).local_epochs == 1
     assert {row["examples"] for row in audit.score()} == {len(batch)}
 
 
@@ -538,7 +539,7 @@ def test_a_server_of_gradients_knows_one_step_of_b_examples_and_its_own_step_siz
     plain: tuple[Config, Path], tmp_path: Path
 ) -> None:
     config, _ = plain
-    knowledge = grant(config.adversary, Experiment(config), tmp_path)
+    knowledge = grant_knowledge(config.adversary, Experiment(config), tmp_path)
     assert (knowledge.local_epochs, knowledge.batch_size, knowledge.learning_rate) == (1, 4, RATE)
 
 
@@ -546,7 +547,7 @@ def test_a_server_of_gradients_knows_one_step_of_b_examples_and_its_own_step_siz
 def test_the_adversary_is_told_whether_dropout_layers_drop(dropout: bool, tiny_config: Tiny, tmp_path: Path) -> None:
     model = {"name": "mlp", "hidden": [16], "dropout": 0.2}
     config = of_gradients(tiny_config, model=model, training={"dropout": dropout})
-    build = grant(config.adversary, Experiment(config), tmp_path).model
+    build = grant_knowledge(config.adversary, Experiment(config), tmp_path).model
     assert build is not None
     network = pickle.loads(pickle.dumps(build))()
     assert network.draws_in_training == dropout
@@ -571,7 +572,7 @@ def test_inspect_and_report_speak_of_gradients(
     norm = torch.cat([t.flatten() for t in gradient.values()]).double().norm().item()
     assert f"{norm:.4g} (gradient)" in capsys.readouterr().out
     assert "clients send the gradient of one mini-batch a round, B = 4" in write_report(path).read_text()
-    assert _recorded_facts(read_recording(RunFolder(path), []))["Clients sent"] == "gradients"
+    assert recorded_facts(read_recording(RunFolder(path), []))["Clients sent"] == "gradients"
 
 
 # Fixed batches without gradients.
@@ -599,7 +600,7 @@ def test_fixed_batches_of_fedavg_are_recorded_as_the_loop_over_them_computes(
             order=[*cut, *cut],
         )
         assert all(torch.equal(after[name], update.after[name]) for name in after)
-    for alone, grouped in zip(looped.only([1]).updates(), together.only([1]).updates(), strict=True):
+    for alone, grouped in zip(looped.restrict_to([1]).updates(), together.restrict_to([1]).updates(), strict=True):
         off, size = (
             torch.cat([(one - other[name]).flatten() for name, one in alone.after.items()]).norm()
             for other in (grouped.after, alone.before)
@@ -610,7 +611,7 @@ def test_fixed_batches_of_fedavg_are_recorded_as_the_loop_over_them_computes(
 
 def test_fixed_batches_are_not_those_that_a_round_draws(tiny_config: Tiny) -> None:
     fixed = Experiment(tiny_config(training={"batches": "fixed"})).training
-    assert batches_of_round(24, fixed, seed=3, client=0, number=1) is not None
+    assert round_batches(24, fixed, seed=3, client=0, number=1) is not None
     assert resolve(tiny_config()).training.batches == "reshuffled"
 
 
@@ -620,7 +621,7 @@ def test_fixed_batches_are_not_those_that_a_round_draws(tiny_config: Tiny) -> No
 @pytest.mark.slow
 def test_the_example_leaks_what_it_says(tmp_path: Path) -> None:
     config = load_config(ROOT / "examples" / "fedsgd.toml")
-    federate(resolve(config), RunFolder(tmp_path / "run"))
+    run_federation(resolve(config), RunFolder(tmp_path / "run"))
     audit = open_audit(tmp_path / "run", None)
     assert audit.run() == []
     scores = {row["attack"]: row for row in audit.score() if row["metric"] == "psnr"}

@@ -20,15 +20,15 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim import CuriousGrid, Transcript
 from fedsim.auditing.audit import open_audit
 from fedsim.auditing.fit import warn_of_cost
-from fedsim.auditing.threat_model import grant
+from fedsim.auditing.threat_model import grant_knowledge
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, DataError, FedsimError, TranscriptError
 from fedsim.evaluation.truth import write_truth
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 from fedsim.findings import Inference
 from fedsim.recording.finding_files import load_claim
-from fedsim.recording.messages import Messages, Sent, write_messages
-from fedsim.recording.reading import Reading
+from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages
+from fedsim.recording.reading import MessageFormat
 from fedsim.recording.recorder import Recorder
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
@@ -133,7 +133,7 @@ def trained(model: nn.Module, key: int = 0, loss: Loss = plain_loss, steps: int 
 
 def record(folder: Path, before: State, sent: State, num_examples: int = COUNT, **also: Any) -> None:
     """What a curious server of that app would write: the arrays as they are."""
-    payload = Payload.dense(sent, "weights")
+    payload = Payload.from_dense(sent, "weights")
     update = Update(round=1, client=7, before=before, payload=payload, num_examples=num_examples, **also)
     Recorder(folder / "transcript").write(1, [update])
 
@@ -147,7 +147,7 @@ def attacked(folder: Path, app: dict[str, Any] | None = None, truth: dict[str, s
         "app": app or {},
         "truth": truth or {},
     }
-    audit = open_audit(folder, check(AttackFile, tables, "attack.toml"), folder.parent)
+    audit = open_audit(folder, validate_tables(AttackFile, tables, "attack.toml"), folder.parent)
     failures = audit.run()
     return audit.score(), failures
 
@@ -217,8 +217,8 @@ def test_arrays_that_are_not_of_the_model_and_a_reply_of_the_trained_part(tmp_pa
 def test_updates_in_answers_to_queries_are_attacked_as_others(tmp_path: Path) -> None:
     before, after, inputs = trained(built("mlp"))
     arrays = [{"model": {name: tensor.numpy() for name, tensor in state.items()}} for state in (before, after)]
-    sent, reply = (Sent(node=7, client=7, arrays=held) for held in arrays)
-    messages = Messages(number=1, kind="query.step", round=0, recorded_as=0, sent=[sent], replies=[reply])
+    sent, reply = (RecordedMessage(node=7, client=7, arrays=held) for held in arrays)
+    messages = RecordedExchange(number=1, kind="query.step", round=0, recorded_as=0, sent=[sent], replies=[reply])
     write_messages(tmp_path / "run" / "messages", messages)
     with pytest.raises(ConfigError, match="holds no recording"):
         attacked(tmp_path / "run")
@@ -242,21 +242,21 @@ def test_sources_among_clients_whose_ids_do_not_fit_into_int64(tmp_path: Path) -
     nodes = [(1 << 63) + 5, (1 << 64) - 1]
     (before, after, _), (_, other, _) = (trained(built("mlp"), key, steps=200) for key in (0, 1))
     sent = [
-        Update(round=1, client=c, before=before, payload=Payload.dense(s, "weights"), num_examples=COUNT)
+        Update(round=1, client=c, before=before, payload=Payload.from_dense(s, "weights"), num_examples=COUNT)
         for c, s in zip(nodes, (after, other), strict=True)
     ]
     Recorder(tmp_path / "run" / "transcript").write(1, sent)
     truth = write_truth(tmp_path / "truth", lambda client: digits(COUNT, nodes.index(int(client))), nodes)
     adversary = {"workers": 1, "victims": nodes, "knowledge": {"records": True, **KNOWN, "num_classes": CLASSES}}
     tables = {"adversary": adversary, "attack": [{"name": "sia"}], "truth": truth}
-    audit = open_audit(tmp_path / "run", check(AttackFile, tables, "attack.toml"), tmp_path)
+    audit = open_audit(tmp_path / "run", validate_tables(AttackFile, tables, "attack.toml"), tmp_path)
     assert audit.run() == []
     for node in nodes:
         finding, about = load_claim(audit.folder.findings / "sia" / f"round-1-client-{node}-repeat-0.safetensors")
         assert isinstance(finding, Inference)
         assert about["victim"] == node
         assert finding.candidates.tolist() == nodes
-        assert finding.claimed.tolist() == [node] * COUNT
+        assert finding.predictions.tolist() == [node] * COUNT
 
 
 def test_arrays_in_another_order_with_inputs_first(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_arrays_in_another_order_with_inputs_first(tmp_path: Path) -> None:
 
 def test_readings_of_images_of_more_dimensions() -> None:
     kernel = torch.rand(3, 5, 2, 7)  # height width input output
-    assert torch.equal(Reading(transposed=True)._transposed(kernel)[4, 1], kernel[..., 1, 4])
+    assert torch.equal(MessageFormat(transposed=True)._transpose(kernel)[4, 1], kernel[..., 1, 4])
 
 
 def test_a_number_of_examples_that_nobody_reported(tmp_path: Path) -> None:
@@ -336,8 +336,8 @@ def test_another_loss(tmp_path: Path, loss: str) -> None:
 
 def test_binary_cross_entropy_is_that_of_two_logits_of_which_one_is_zero(tmp_path: Path) -> None:
     tables = {"knowledge": {"model": "models_of_an_app:binary", "loss": "bce"}}
-    spec = check(AttackFile, {"adversary": tables, "attack": [{"name": "spear-ica"}]}, "x")
-    known = grant(spec.adversary, None, tmp_path)
+    spec = validate_tables(AttackFile, {"adversary": tables, "attack": [{"name": "spear-ica"}]}, "x")
+    known = grant_knowledge(spec.adversary, None, tmp_path)
     assert known.model is not None
     assert known.loss is not None
     inputs, labels = digits(5)[0], torch.tensor([0, 1, 1, 0, 1])
@@ -394,7 +394,7 @@ def test_tables_that_only_recordings_of_others_have(tmp_path: Path) -> None:
 def test_replies_that_are_all_identical_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before, after, _ = trained(built("mlp"))
     updates = [
-        Update(round=1, client=k, before=before, payload=Payload.dense(after, "weights"), num_examples=COUNT)
+        Update(round=1, client=k, before=before, payload=Payload.from_dense(after, "weights"), num_examples=COUNT)
         for k in (7, 8)
     ]
     Recorder(tmp_path / "run" / "transcript").write(1, updates)
@@ -411,7 +411,7 @@ def test_a_long_attack_is_told_of_with_the_setting_that_shortens_it(
     )
     warn_of_cost([("sme", SurrogateModelExtension(iterations=10))], Transcript(tmp_path / "run"), known)
     assert caplog.text == ""
-    monkeypatch.setattr("fedsim.auditing.fit._pass", lambda *_: (1 << 40, 1.0))
+    monkeypatch.setattr("fedsim.auditing.fit._measure_pass", lambda *_: (1 << 40, 1.0))
     warn_of_cost([("sme", SurrogateModelExtension(iterations=1000))], Transcript(tmp_path / "run"), known)
     assert "an attack on 6 examples takes about 6597.1 GB" in caplog.text
     assert (
@@ -480,15 +480,15 @@ def test_a_recording_without_updates_says_what_it_holds(tmp_path: Path) -> None:
 
 def test_a_recording_of_failures_alone_is_said(tmp_path: Path) -> None:
     Recorder(tmp_path / "run" / "transcript").write(1, [], {3: "no reply"})
-    with pytest.raises(TranscriptError, match=r"holds no update; what failed \(1\) is told by fedsim inspect"):
+    with pytest.raises(TranscriptError, match=r"holds no update; fedsim inspect --rows lists what failed \(1\)"):
         attacked(tmp_path / "run")
 
 
 def test_one_odd_client_or_round_does_not_keep_the_others_from_being_attacked(tmp_path: Path) -> None:
     before, after, inputs = trained(built("mlp"))
     kept = {"m/" + name: tensor for name, tensor in before.items()}
-    fine = Payload.dense({"m/" + name: tensor for name, tensor in after.items()}, "weights")
-    odd = Payload.dense({"z/w": torch.ones(2)}, "weights")
+    fine = Payload.from_dense({"m/" + name: tensor for name, tensor in after.items()}, "weights")
+    odd = Payload.from_dense({"z/w": torch.ones(2)}, "weights")
     updates = [
         Update(round=2, client=7, before=kept, payload=fine, num_examples=COUNT, records=("m",)),
         Update(round=2, client=8, before=kept, payload=odd, num_examples=COUNT, records=("z",)),
@@ -502,7 +502,7 @@ def test_one_odd_client_or_round_does_not_keep_the_others_from_being_attacked(tm
         "app": {"record": "m"},
         "truth": truth,
     }
-    audit = open_audit(tmp_path / "run", check(AttackFile, tables, "attack.toml"), tmp_path)
+    audit = open_audit(tmp_path / "run", validate_tables(AttackFile, tables, "attack.toml"), tmp_path)
     assert audit.run() == []
     assert [row["value"] > 60 for row in audit.score() if row["metric"] == "psnr"] == [True]
 
@@ -514,8 +514,10 @@ def test_what_the_estimate_of_cost_cannot_compute_stops_no_attack(tmp_path: Path
     transcript = Transcript(tmp_path / "run")
     for name in ("auxiliary", "attentive"):
         known = {**KNOWN, "model": f"models_of_an_app:{name}", "num_classes": CLASSES}
-        table = check(AttackFile, {"adversary": {"knowledge": known}}, "attack.toml").adversary
-        warn_of_cost([("sme", SurrogateModelExtension(iterations=10))], transcript, grant(table, None, tmp_path))
+        table = validate_tables(AttackFile, {"adversary": {"knowledge": known}}, "attack.toml").adversary
+        warn_of_cost(
+            [("sme", SurrogateModelExtension(iterations=10))], transcript, grant_knowledge(table, None, tmp_path)
+        )
 
 
 def test_all_is_sent_and_the_trained_part_comes_back(tmp_path: Path) -> None:
@@ -558,5 +560,5 @@ def test_truth_of_nobody_of_one_twice_and_of_another_size(tmp_path: Path, caplog
 
 def test_a_run_of_fedsim_needs_nobody_to_say_what_it_means(tiny_config: Any, serial_run: Any, tmp_path: Path) -> None:
     run = serial_run(tiny_config(), tmp_path / "own")
-    with pytest.raises(ConfigError, match=r"this is a run of fedsim, which knows; leave \[app\] out"):
+    with pytest.raises(ConfigError, match=r"whose messages are known; leave \[app\] out"):
         attacked(run.path, {"replies": "gradient"}, model=None, input_shape=None, value_range=None, num_classes=None)

@@ -19,10 +19,10 @@ from fedsim.experiments.build import Experiment, resolve
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.measure import Meaning, Measure
-from fedsim.recording.sealed import read_sealed
+from fedsim.recording.sealed import read_sealed_file
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 from strategies.curious import Curious
 
 Run = Callable[..., RunFolder]
@@ -41,7 +41,7 @@ class Odd(Measure):
     marked: ClassVar[set[bytes]] = set()
     quantities: ClassVar[Mapping[str, Meaning]] = {"odd": "more"}
 
-    def _of(self, sent: Sent) -> Mapping[str, float | Tensor]:
+    def _compute(self, sent: ClientMessage) -> Mapping[str, float | Tensor]:
         odd = int(sent.labels.sum() % 2)
         if self.fails == "never":  # whatever is measured, a client or one of its examples
             odd = int({example.numpy().tobytes() for example in sent.inputs} <= self.marked)
@@ -111,7 +111,7 @@ def test_silence_is_that_of_a_straggler_for_every_reason(
     }
     silent = odd_clients(gated(tiny_config, **sends))
     assert 2 <= len(silent) <= 6
-    held = Experiment(resolve(gated(tiny_config, **sends))).data.fed(sorted(silent))
+    held = Experiment(resolve(gated(tiny_config, **sends))).data.model_examples(sorted(silent))
     Odd.marked.update(example.numpy().tobytes() for inputs, _ in held for example in inputs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Experiment, "straggles", lambda _, client, number: client in silent)
@@ -154,7 +154,7 @@ def test_values_are_in_no_message_and_in_no_recording(
 
 
 def past(folder: RunFolder, client: int) -> list[float]:
-    _, stored = read_sealed(folder.checkpoint)
+    _, stored = read_sealed_file(folder.checkpoint)
     values: list[float] = stored[f"client/{client}/0/values"].tolist()
     return values
 
@@ -167,7 +167,7 @@ def test_rounds_of_silence_count_among_the_past_and_those_of_straggling_do_not(
     folder, experiment = serial_run(config, tmp_path / "run"), Experiment(resolve(config))
     transcript, silent = Transcript(folder.path), 0
     for client in range(6):
-        measured = [number for number in range(1, 7) if not experiment.straggles(client, number)]
+        measured = [number for number in range(1, 7) if not experiment.is_straggler(client, number)]
         assert len(past(folder, client)) == len(measured) >= 2
         for place, number in enumerate(measured):
             values = past(folder, client)
@@ -236,15 +236,15 @@ def test_what_is_left_out_was_never_held(batches: str, tiny_config: Tiny, serial
     folder, experiment = serial_run(config, tmp_path / "run"), Experiment(resolve(config))
     update = Transcript(folder.path).update(2, 1)
     assert update.num_examples == 18
-    inputs, labels = experiment.data.fed([1])[0]
+    inputs, labels = experiment.data.model_examples([1])[0]
     norms = []
-    model = experiment.filled(update.before)
+    model = experiment.model_with_state(update.before)
     for one, label in zip(inputs.split(1), labels.split(1), strict=True):
         loss = experiment.dataset.task.loss(model(one), label)
         parts = torch.autograd.grad(loss, list(model.parameters()))
         norms.append(float(torch.cat([part.flatten() for part in parts]).double().norm()))
     left = torch.tensor(norms).argsort()[:18].sort().values
-    share = experiment.share(1, 2, experiment.training, inputs[left], labels[left])
+    share = experiment.make_local_data(1, 2, experiment.training, inputs[left], labels[left])
     after, _ = local_update(
         experiment.model,
         update.before,
@@ -266,7 +266,7 @@ def test_of_a_mini_batch_the_gradient_of_what_is_left_is_sent(
     folder, experiment = serial_run(config, tmp_path / "run"), Experiment(resolve(config))
     update = Transcript(folder.path).update(1, 2)
     assert update.num_examples == 6
-    (share,) = experiment.shares([2], 1, experiment.training)
+    (share,) = experiment.local_data([2], 1, experiment.training)
     assert share.order is not None
     (batch,) = share.order
     found = 0
@@ -327,7 +327,7 @@ def whole(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathF
     assert len(sizes) > 1, "nothing was left out"
     experiment = Experiment(many(tiny_config))
     failures = {(n, c) for n in transcript.rounds for c in transcript.header(n).failures}
-    assert failures - {(n, c) for n, c in failures if experiment.straggles(c, n)}, "nothing was withheld"
+    assert failures - {(n, c) for n, c in failures if experiment.is_straggler(c, n)}, "nothing was withheld"
     return folder
 
 

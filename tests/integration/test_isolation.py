@@ -19,12 +19,12 @@ from torch import nn
 
 from fedsim.attacks import Attack, Knowledge
 from fedsim.auditing.audit import Audit, open_audit
-from fedsim.auditing.isolation import Isolation, _import_path, _packed, attempt
+from fedsim.auditing.isolation import Isolation, _import_path, _pickle_without_tensors, attempt
 from fedsim.errors import AttackError
 from fedsim.evaluation.case import ForeignRecording
 from fedsim.evaluation.truth import Truth
 from fedsim.experiments.build import build_attacks
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.randomness import generator
 from fedsim.recording.finding_files import load_finding
@@ -208,7 +208,7 @@ def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def spec(*attacks: dict[str, Any], **adversary: Any) -> AttackFile:
     named = [attack | {"name": f"isolated_strangers:{attack['name']}"} for attack in attacks]
     table = {"victims": [0, 2], "rounds": [1], "workers": 1, "knowledge": {"labels": True}} | adversary
-    return check(AttackFile, {"adversary": table, "attack": named}, "attack.toml")
+    return validate_tables(AttackFile, {"adversary": table, "attack": named}, "attack.toml")
 
 
 def here(audit: Audit) -> None:
@@ -366,7 +366,7 @@ def test_a_model_beside_the_attack_file_is_found_and_its_folder_is_all_that_is(
     sys.modules.pop("model_of_a_stranger", None)
     monkeypatch.setattr(sys, "path", [*sys.path])
     tables = {"adversary": {"workers": 1, "knowledge": knowledge}, "attack": [attack]}
-    audit = open_audit(run, check(AttackFile, tables, "x"), beside)
+    audit = open_audit(run, validate_tables(AttackFile, tables, "x"), beside)
     assert audit.run() == []
     [path] = (run / "findings").glob("*/*.safetensors")
     assert load_finding(path)[0].tensors["data"].max().item() == pytest.approx(0.1024)
@@ -402,8 +402,8 @@ def test_what_cannot_go_over_is_a_sentence(recorded: Path, tmp_path: Path) -> No
         def _run(self, *given: object) -> Any:
             raise AssertionError
 
-    [(_, sme)] = build_attacks(check(AttackFile, {"attack": [{"name": "sme"}]}, "x"))
-    transcript, rng = Transcript(recorded).only([1]), generator(0)
+    [(_, sme)] = build_attacks(validate_tables(AttackFile, {"attack": [{"name": "sme"}]}, "x"))
+    transcript, rng = Transcript(recorded).restrict_to([1]), generator(0)
 
     def sentence(attack: Attack, knowledge: Knowledge) -> str:
         with pytest.raises(AttackError) as caught, Isolation(tmp_path, []) as isolation:
@@ -423,4 +423,4 @@ def test_what_holds_the_truth_cannot_be_handed_over(tmp_path: Path) -> None:
     truth = Truth(data=torch.zeros(1, 1, 2, 2), labels=torch.zeros(1, dtype=torch.long))
     for thing in (truth, ForeignRecording({"0": tmp_path})):
         with pytest.raises(AttackError, match=f"a {type(thing).__name__} is not for attacks"):
-            _packed((thing,))
+            _pickle_without_tensors((thing,))

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fedsim.auditing.audit import open_audit
-from fedsim.auditing.threat_model import grant
+from fedsim.auditing.threat_model import grant_knowledge
 from fedsim.errors import ConfigError, DataError
 from fedsim.experiments.auxiliary import auxiliary_records
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import LabelDistribution
 from fedsim.recording.finding_files import load_finding
@@ -37,7 +37,9 @@ def spec(count: int = 300, attacks: tuple[str, ...] = ATTACKS) -> AttackFile:
         "auxiliary": count,
         "knowledge": {"auxiliary": True},
     }
-    return check(AttackFile, {"adversary": adversary, "attack": [{"name": name} for name in attacks]}, "attacks")
+    return validate_tables(
+        AttackFile, {"adversary": adversary, "attack": [{"name": name} for name in attacks]}, "attacks"
+    )
 
 
 def experiment_of(folder: RunFolder) -> Experiment:
@@ -59,7 +61,9 @@ def test_distributions_are_attacked_judged_and_reported(folder: RunFolder) -> No
     assert isinstance(finding, LabelDistribution)
     assert finding.rounds.tolist() == [1, 2, 3]
     true = data.train(2)[1].bincount(minlength=10) / len(data.train(2)[1])
-    assert rows["rlu", 2, "label_distance"]["value"] == pytest.approx(float((finding.claimed - true).abs().sum() / 2))
+    assert rows["rlu", 2, "label_distance"]["value"] == pytest.approx(
+        float((finding.mean_shares - true).abs().sum() / 2)
+    )
     assert "auxiliary" in about["granted"]
     page = write_report(folder.path, audit).read_text()
     for words in ("label distribution, total variation", "the shares of the classes in the public data", "auxiliary"):
@@ -71,9 +75,9 @@ def test_auxiliary_records_are_none_that_clients_train_on(folder: RunFolder) -> 
     few, all_of_them = auxiliary_records(data, 20), auxiliary_records(data, 10**6)
     assert len(few.inputs) == len(few.labels) == 20
     assert torch.equal(few.inputs, all_of_them.inputs[:20])
-    _, index = data.held_out()
+    _, index = data.untrained_examples()
     assert len(all_of_them.inputs) == len(np.unique(index))
-    held = torch.cat([inputs for inputs, _ in data.fed(range(4))])
+    held = torch.cat([inputs for inputs, _ in data.model_examples(range(4))])
     assert torch.cdist(few.inputs.flatten(1), held.flatten(1)).min() > 0
 
 
@@ -95,5 +99,5 @@ def test_a_finding_from_more_auxiliary_records_is_made_anew(folder: RunFolder) -
 
 
 def test_of_a_recording_made_elsewhere_nobody_knows_auxiliary_records() -> None:
-    with pytest.raises(ConfigError, match="nobody says which records clients do not train on; attack the run of"):
-        grant(spec().adversary, None, Path())
+    with pytest.raises(ConfigError, match="recording made elsewhere do not train on; attack the run of"):
+        grant_knowledge(spec().adversary, None, Path())

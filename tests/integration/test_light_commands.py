@@ -78,10 +78,10 @@ def test_a_list_of_plugins_whose_descriptions_are_kept_does_not_wait_for_torch(
 @pytest.mark.parametrize("damage", ["", "[]", '{"of": 3}', "{"])
 def test_damaged_descriptions_are_made_anew(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
-    descriptions._read.cache_clear()
+    descriptions._read_cache.cache_clear()
     (tmp_path / "descriptions.json").write_text(damage)
-    assert descriptions.described("attacks", "sme").needs
-    descriptions._read.cache_clear()
+    assert descriptions.describe_plugin("attacks", "sme").needs
+    descriptions._read_cache.cache_clear()
 
 
 def test_a_pipe_that_nobody_reads_any_more_ends_the_command_quietly() -> None:

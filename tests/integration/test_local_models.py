@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from fedsim.attacks import Attack, Knowledge, Paper, Progress
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.auditing.in_round import attack_round
-from fedsim.auditing.threat_model import grant, grant_private
+from fedsim.auditing.threat_model import grant_knowledge, grant_private
 from fedsim.errors import ConfigError, RunError
 from fedsim.evaluation.imputation import Imputation
 from fedsim.evaluation.local_optimum import local_optimum
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.findings import Finding, Inference, LocalModel, Representatives
 from fedsim.recording.finding_files import load_finding, save_finding
@@ -123,7 +123,7 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
     true = column.values(audit.experiment.data.train(0)[0])  # type: ignore[union-attr]
     found, _ = load_finding(folder.findings / "aia" / "round-1-5-client-0-repeat-0.safetensors")
     assert isinstance(found, Inference)
-    expected = (found.claimed == true).double().mean().item()
+    expected = (found.predictions == true).double().mean().item()
     assert values["aia", "attribute_accuracy", 0]["value"] == pytest.approx(expected)
     html = write_report(folder.path, audit).read_text()
     for word in ("source accuracy", "attribute accuracy", "Zest", "parameter distance"):
@@ -146,7 +146,7 @@ def test_public_records_that_give_the_attribute_away_are_the_floor_and_are_learn
     column, learnt = dataset.column("sensitive"), []
     for examples in (dataset.train, dataset.test):
         examples.raw[:, 0] = column.values(examples.raw).float()
-    whole = Imputation.learnt
+    whole = Imputation.fit
     monkeypatch.setattr(Imputation, "learnt", lambda *given: learnt.append(given) or whole(*given))
     rows = [row for row in audit.score() if row["metric"] == "attribute_accuracy"]
     assert [row["floor_guess"] for row in rows] == ["imputed from public data"] * 3
@@ -182,7 +182,7 @@ def test_an_optimum_from_another_start_is_kept_and_one_that_diverges_costs_only_
     own, other = audit.optimum(0), audit.optimum(0, elsewhere=True)
     assert all(not torch.equal(own[name], other[name]) for name in own)
     assert audit.experiment is not None
-    name, elsewhere = next(iter(audit.experiment.other_start().items()))
+    name, elsewhere = next(iter(audit.experiment.random_start().items()))
     whole = local_optimum
 
     def diverging(model: torch.nn.Module, start: dict[str, torch.Tensor], *rest: Any) -> dict[str, torch.Tensor]:
@@ -273,7 +273,7 @@ def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., RunFolder]
 def test_a_source_that_is_none(run: Callable[..., RunFolder], attacks: list[dict[str, Any]], sentence: str) -> None:
     folder = run(DECODER)
     spec = open_audit(folder.path, None, trust=True).spec
-    wrong = check(AttackFile, {**spec.model_dump(include={"adversary"}), "attack": attacks}, "attack.toml")
+    wrong = validate_tables(AttackFile, {**spec.model_dump(include={"adversary"}), "attack": attacks}, "attack.toml")
     with pytest.raises(ConfigError) as caught:
         open_audit(folder.path, wrong, trust=True).check()
     assert sentence in str(caught.value)
@@ -356,7 +356,7 @@ def test_linear_models_are_decoded_exactly_where_rounds_sample_clients_and_in_pa
 def test_a_victim_who_is_no_client(run: Callable[..., RunFolder]) -> None:
     folder = run(DECODER)
     adversary = {"victims": [1, 7], "rounds": "all", "workers": 1, "knowledge": {"records": True}}
-    spec = check(AttackFile, {"adversary": adversary, "attack": [DECODER]}, "attack.toml")
+    spec = validate_tables(AttackFile, {"adversary": adversary, "attack": [DECODER]}, "attack.toml")
     with pytest.raises(ConfigError, match=r"^adversary\.victims: client 7 is not recorded; recorded: 0, 1, 2$"):
         open_audit(folder.path, spec, trust=True).run()
 
@@ -377,11 +377,11 @@ def test_findings_about_other_records_of_an_outside_client_are_not_there_already
         "attack": [DECODER, {"name": "own_decoder:Reader", "label": "reader"}],
         "truth": {"0": "truth.safetensors"},
     }
-    spec = check(AttackFile, tables, "a.toml")
+    spec = validate_tables(AttackFile, tables, "a.toml")
     written: dict[str, list[int]] = {"decoder": [], "reader": []}
     for value in (0.0, 0.0, 1.0):
         save_file({"data": torch.full((4, 6), value), "labels": torch.zeros(4).long()}, tmp_path / "truth.safetensors")
-        assert Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path).run() == []
+        assert Audit(folder=folder, spec=spec, experiment=None, base_folder=tmp_path).run() == []
         for title, stamps in written.items():
             [path] = (folder.findings / title).glob("*.safetensors")
             stamps.append(path.stat().st_mtime_ns)
@@ -394,7 +394,9 @@ def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[...,
 
     def elsewhere(*attacks: dict[str, Any], **knowledge: Any) -> Audit:
         tables = {"adversary": {"knowledge": knowledge}, "attack": list(attacks), "truth": {"0": "truth.safetensors"}}
-        return Audit(folder=folder, spec=check(AttackFile, tables, "a.toml"), experiment=None, beside=tmp_path)
+        return Audit(
+            folder=folder, spec=validate_tables(AttackFile, tables, "a.toml"), experiment=None, base_folder=tmp_path
+        )
 
     save_file({"data": torch.rand(4, 6), "labels": torch.zeros(4).long()}, tmp_path / "truth.safetensors")
     with pytest.raises(ConfigError, match=r"^attack.sia.source: 'optimal' is for the run of an experiment"):
@@ -402,7 +404,7 @@ def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[...,
     with pytest.raises(ConfigError, match=r"^adversary.knowledge.partial_records: a recording made elsewhere names no"):
         elsewhere(DECODER, partial_records="sensitive").check()
     audit = elsewhere(DECODER, records=True, value_range=[-1.0, 3.0])
-    common = grant(audit.spec.adversary, None, tmp_path)
+    common = grant_knowledge(audit.spec.adversary, None, tmp_path)
     own = grant_private(common, audit.spec.adversary, None, 0, audit.truth(0, 1))
     truth = audit.truth(0, 1)
     assert truth is not None
@@ -410,14 +412,18 @@ def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[...,
     torch.testing.assert_close(own.records.inputs, truth.data * 4 - 1)
     without = elsewhere(DECODER, records=True, value_range=False)
     with pytest.raises(ConfigError, match=r"^adversary.knowledge.records: the truth is in \[0, 1\], and without value"):
-        grant_private(grant(without.spec.adversary, None, tmp_path), without.spec.adversary, None, 0, truth)
+        grant_private(grant_knowledge(without.spec.adversary, None, tmp_path), without.spec.adversary, None, 0, truth)
 
 
 def test_partial_records_hold_nothing_of_the_column(tables: dict[str, Any], tiny_config: Callable[..., Config]) -> None:
     experiment = Experiment(tiny_config(**tables, attack=[DECODER]))
-    audit = Audit(folder=RunFolder(Path()), spec=experiment.config, experiment=experiment, beside=Path())
+    audit = Audit(folder=RunFolder(Path()), spec=experiment.config, experiment=experiment, base_folder=Path())
     granted = grant_private(
-        grant(audit.spec.adversary, experiment, Path()), audit.spec.adversary, experiment, 1, audit.truth(1, 1)
+        grant_knowledge(audit.spec.adversary, experiment, Path()),
+        audit.spec.adversary,
+        experiment,
+        1,
+        audit.truth(1, 1),
     )
     assert granted.records is not None
     assert granted.partial_records is not None
@@ -426,8 +432,8 @@ def test_partial_records_hold_nothing_of_the_column(tables: dict[str, Any], tiny
     true = column.values(experiment.data.train(1)[0])
     for category in (0, 1):
         rows = true == category
-        torch.testing.assert_close(partial.completed(category)[rows], granted.records.inputs[rows])
-    assert {"records", "partial_records"} <= set(granted.granted())
+        torch.testing.assert_close(partial.complete_with(category)[rows], granted.records.inputs[rows])
+    assert {"records", "partial_records"} <= set(granted.granted_facts())
 
 
 @pytest.mark.parametrize(
@@ -443,7 +449,7 @@ def test_a_column_that_cannot_be_inferred(
 ) -> None:
     tables["adversary"] = {"when": "never", "knowledge": {"partial_records": column}}
     experiment = Experiment(tiny_config(**tables, attack=[DECODER]))
-    audit = Audit(folder=RunFolder(Path()), spec=experiment.config, experiment=experiment, beside=Path())
+    audit = Audit(folder=RunFolder(Path()), spec=experiment.config, experiment=experiment, base_folder=Path())
     with pytest.raises(ConfigError) as caught:
         audit.check()
     assert str(caught.value).startswith(f"adversary.knowledge.partial_records: {sentence}")
@@ -463,7 +469,7 @@ def test_a_model_decoded_from_other_rounds_is_not_built_upon(run: Callable[..., 
     folder = run(DECODER)
     assert open_audit(folder.path, None, trust=True).run() == []
     tables = {"adversary": {"victims": [0], "rounds": [1, 5], "workers": 1, "knowledge": {"records": True}}}
-    fewer = check(AttackFile, {**tables, "attack": [DECODER, attack("sia", "decoder")]}, "a.toml")
+    fewer = validate_tables(AttackFile, {**tables, "attack": [DECODER, attack("sia", "decoder")]}, "a.toml")
     [failure] = open_audit(folder.path, fewer, trust=True).run()
     assert failure == (
         "sia, round 1-5, client 0: expected at least 2 candidates for the source of a record, but 1 have a model that "
@@ -519,7 +525,7 @@ def test_every_kind_of_finding_survives_the_disk(tmp_path: Path) -> None:
             torch.testing.assert_close(again.tensors[name], tensor)
         if isinstance(finding, Inference) and isinstance(again, Inference):
             assert again.of == finding.of
-            assert again.claimed.tolist() == finding.candidates[finding.scores.argmax(1)].tolist()
+            assert again.predictions.tolist() == finding.candidates[finding.scores.argmax(1)].tolist()
 
 
 def test_the_pictures_of_typical_images_stand_beside_the_most_alike_true_ones(

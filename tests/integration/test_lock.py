@@ -53,10 +53,10 @@ def holder(tmp_path: Path) -> Any:
 def test_a_second_process_is_told_who_holds_the_folder(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     sentence = rf"run: process {holder.pid} on '.*' is writing to it; wait until"
-    with pytest.raises(ConfigError, match=sentence) as caught, lock.held(run):
+    with pytest.raises(ConfigError, match=sentence) as caught, lock.lock_folder(run):
         pass
     assert "\n" not in str(caught.value)
-    assert f"process {holder.pid}" in lock.holder(run)
+    assert f"process {holder.pid}" in lock.describe_lock_holder(run)
 
 
 def test_a_killed_holder_blocks_nobody_though_its_children_live(holder: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_a_killed_holder_blocks_nobody_though_its_children_live(holder: subproce
     holder.wait()
     assert (tmp_path / "run" / "lock").is_file()
     deadline = time.monotonic() + 10  # a child lets go when it first runs, which may be after its parent's end
-    while lock.holder(tmp_path / "run") and time.monotonic() < deadline:
+    while lock.describe_lock_holder(tmp_path / "run") and time.monotonic() < deadline:
         time.sleep(0.05)
-    with lock.held(tmp_path / "run"):
+    with lock.lock_folder(tmp_path / "run"):
         pass
     assert not (tmp_path / "run" / "lock").exists()
 
@@ -85,15 +85,15 @@ def test_resuming_a_run_that_is_held_touches_nothing(tiny_config: Tiny, serial_r
 
 
 def test_the_same_process_may_hold_a_folder_twice(tmp_path: Path) -> None:
-    with lock.held(tmp_path / "run"), lock.held(tmp_path / "run"):
+    with lock.lock_folder(tmp_path / "run"), lock.lock_folder(tmp_path / "run"):
         assert (tmp_path / "run" / "lock").is_file()
     assert not (tmp_path / "run").exists(), "an empty folder that was made for the lock alone goes again"
 
 
 def test_what_is_raised_within_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), lock.held(tmp_path), lock.held(tmp_path):
+    with pytest.raises(FileNotFoundError), lock.lock_folder(tmp_path), lock.lock_folder(tmp_path):
         (tmp_path / "none").read_text()
-    with lock.held(tmp_path):
+    with lock.lock_folder(tmp_path):
         pass
 
 
@@ -104,7 +104,7 @@ def test_a_file_system_without_locks_is_said(
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with lock.held(tmp_path):
+    with lock.lock_folder(tmp_path):
         assert "its file system knows no locks (No locks available)" in caplog.text
 
 

@@ -17,9 +17,9 @@ from fedsim.cli.main import main
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments import lock
 from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.integrity import compare_with_manifest
 from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.experiments.states import States
+from fedsim.experiments.states import TrainingStates
 from fedsim.findings import LocalModel
 from fedsim.recording import manifest
 from fedsim.recording.finding_files import load_finding, save_finding
@@ -102,10 +102,10 @@ def test_an_untouched_run_is_intact_and_the_report_quotes_its_id(
 def other_seed(run: Path) -> None:
     config = RunFolder(run).read_experiment()
     assert config is not None
-    from fedsim.experiments.simulation import federate
+    from fedsim.experiments.simulation import run_federation
 
     federation = config.federation.model_copy(update={"seed": 4})
-    federate(config.model_copy(update={"federation": federation}), RunFolder(run.parent / "other"))
+    run_federation(config.model_copy(update={"federation": federation}), RunFolder(run.parent / "other"))
     name = "transcript/round-000002.safetensors"
     shutil.copy(run.parent / "other" / name, run / name)
 
@@ -343,32 +343,32 @@ def test_a_key_does_not_vouch_for_a_recording_without_a_manifest(
 
 
 def test_a_changed_state_is_named(run: Path) -> None:
-    states = States(run / "states")
-    states.keep("round-1", {"w": torch.zeros(2)}, {"experiment": {}}, {})
-    assert held_against_manifest(run).differences == []
+    states = TrainingStates(run / "states")
+    states.save_state("round-1", {"w": torch.zeros(2)}, {"experiment": {}}, {})
+    assert compare_with_manifest(run).differences == []
     shutil.copy(run / "checkpoint.safetensors", states.path("round-1"))
-    assert held_against_manifest(run).differences == ["states/round-1.safetensors is missing, or not what was written"]
+    assert compare_with_manifest(run).differences == ["states/round-1.safetensors is missing, or not what was written"]
     (run / "states" / "manifest.json").write_text("{}")
-    assert held_against_manifest(run).differences == ["states/manifest.json is not what was written"]
+    assert compare_with_manifest(run).differences == ["states/manifest.json is not what was written"]
 
 
 def test_an_optimum_that_the_run_did_not_find_is_found_anew(run: Path) -> None:
     audit = open_audit(run, None)
     own = audit.optimum(0)
     (path,) = (run / "optima").glob("*/client-0.safetensors")
-    assert held_against_manifest(run).differences == []
+    assert compare_with_manifest(run).differences == []
     save_finding(LocalModel(state={name: tensor + 1 for name, tensor in own.items()}), path, {"client": 0})
-    assert "client-0.safetensors is not what was written" in held_against_manifest(run).text
+    assert "client-0.safetensors is not what was written" in compare_with_manifest(run).text
     again = audit.optimum(0)
     assert all(torch.equal(again[name], own[name]) for name in own)
-    assert held_against_manifest(run).differences == []
+    assert compare_with_manifest(run).differences == []
 
 
 def test_a_run_is_held_from_its_first_round_to_its_report(
     tmp_path: Path, call: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acquired, real = list[Path](), lock._acquired
-    monkeypatch.setattr(lock, "_acquired", lambda folder, wait: acquired.append(folder) or real(folder, wait))
+    acquired, real = list[Path](), lock._acquire_lock
+    monkeypatch.setattr(lock, "_acquire_lock", lambda folder, wait: acquired.append(folder) or real(folder, wait))
     (tmp_path / "x.toml").write_text(FILE.replace("rounds = 3", "rounds = 2"))
     assert call("run", tmp_path / "x.toml", "--out", tmp_path / "run")[0] == 0
     assert acquired == [(tmp_path / "run").resolve()]
@@ -416,22 +416,22 @@ def test_a_key_that_is_none_is_one_sentence(run: Path, tmp_path: Path, call: Cal
 
 def an_update(number: int) -> Update:
     state = {"w": torch.full((2,), float(number))}
-    return Update(round=number, client=0, before=state, payload=Payload.dense(state, "weights"), num_examples=1)
+    return Update(round=number, client=0, before=state, payload=Payload.from_dense(state, "weights"), num_examples=1)
 
 
 def test_a_recording_made_elsewhere_has_a_manifest_too(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "app" / "transcript")
     for number in (1, 2, 3):
         recorder.write(number, [an_update(number)])
-    assert held_against_manifest(tmp_path / "app").differences == []
-    assert held_against_manifest(tmp_path / "app" / "transcript").differences == []
+    assert compare_with_manifest(tmp_path / "app").differences == []
+    assert compare_with_manifest(tmp_path / "app" / "transcript").differences == []
     (tmp_path / "app" / "transcript" / "round-000002.safetensors").unlink()
-    assert held_against_manifest(tmp_path / "app").differences == ["round 2 is missing"]
+    assert compare_with_manifest(tmp_path / "app").differences == ["round 2 is missing"]
 
 
 def test_a_bare_folder_of_rounds_says_that_nothing_vouches_for_it(tmp_path: Path) -> None:
     Recorder(tmp_path).write(1, [an_update(1)])
-    verdict = held_against_manifest(tmp_path)
+    verdict = compare_with_manifest(tmp_path)
     assert verdict.differences == []
     assert "no manifest.json is there" in verdict.text
 
@@ -442,7 +442,7 @@ def test_the_chain_follows_from_all_rounds_in_their_order(tmp_path: Path) -> Non
         one.add_round(number, str(number) * 64)
     for number in (1, 3, 2):
         other.add_round(number, str(number) * 64)
-    assert one.chain == other.chain == manifest.chained(one.rounds)
+    assert one.chain == other.chain == manifest.chain_hash(one.rounds)
     other.add_round(2, "4" * 64)
     assert one.chain != other.chain
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fedsim.auditing.audit import open_audit
-from fedsim.auditing.threat_model import check_private
+from fedsim.auditing.threat_model import check_private_facts
 from fedsim.errors import ConfigError, KnowledgeError
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.candidates import drawn
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.candidates import draw_candidates
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Membership
 from fedsim.knowledge import HELD_OUT, OTHER_CLIENTS
@@ -41,7 +41,9 @@ def spec(
         "candidates": count,
         "knowledge": {"candidates": others, **knowledge},
     }
-    return check(AttackFile, {"adversary": adversary, "attack": [{"name": name} for name in attacks]}, "attacks")
+    return validate_tables(
+        AttackFile, {"adversary": adversary, "attack": [{"name": name} for name in attacks]}, "attacks"
+    )
 
 
 def test_candidates_are_attacked_judged_and_reported(folder: RunFolder) -> None:
@@ -75,7 +77,7 @@ def test_the_truth_is_that_of_the_candidates_that_were_granted(folder: RunFolder
         [scores] = [
             f.scores for f, about in found if about["knowledge"]["candidates"] == others and len(f.scores) == 20
         ]
-        held = drawn(data, [1], others, 20).members
+        held = draw_candidates(data, [1], others, 20).members
         pairs = scores[held][:, None] - scores[~held]
         assert rows[1] == pytest.approx(float(((pairs > 0) + 0.5 * (pairs == 0)).mean(dtype=torch.float64)))
 
@@ -95,8 +97,8 @@ def test_where_others_are_from_is_one_of_two(folder: RunFolder) -> None:
 
 
 def test_of_a_recording_made_elsewhere_nobody_knows_others() -> None:
-    with pytest.raises(ConfigError, match="of a recording made elsewhere nobody says what the victim does not hold"):
-        check_private(spec(HELD_OUT).adversary, None, True)
+    with pytest.raises(ConfigError, match="which records the victim of a recording made elsewhere does not hold"):
+        check_private_facts(spec(HELD_OUT).adversary, None, True)
 
 
 LEARNT = ("membership-white-box",)
@@ -130,7 +132,7 @@ def test_without_known_records_it_is_refused_before_work(folder: RunFolder) -> N
 )
 def test_known_records_that_cannot_be_drawn_are_refused(others: Any, known: int, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        check_private(spec(others, 20, LEARNT, known_candidates=known).adversary, None, True)
+        check_private_facts(spec(others, 20, LEARNT, known_candidates=known).adversary, None, True)
 
 
 def test_a_client_that_holds_too_little_is_refused_and_other_attacks_go_on(folder: RunFolder) -> None:

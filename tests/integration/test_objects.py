@@ -21,7 +21,7 @@ from torch import nn
 import fedsim
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from fedsim import Run
-from fedsim.defense import a_defense
+from fedsim.defense import check_defense
 from fedsim.errors import AttackError, ConfigError, FedsimError, PluginError, RunError
 
 PAPER = fedsim.Paper(title="Test", authors="Nobody", venue="Nowhere", year=2026)
@@ -300,11 +300,11 @@ def test_a_hook_on_an_instance_is_refused() -> None:
     defense = Clip()
     object.__setattr__(defense, "on_gradient", lambda gradient, *, rng: gradient)
     with pytest.raises(PluginError, match="'on_gradient' is set on an instance, where it is never called"):
-        a_defense(defense)
+        check_defense(defense)
 
 
 def test_two_attacks_of_one_class_are_told_apart_by_their_titles(tmp_path: Path) -> None:
-    attacks = [InvertingGradients(iterations=count).entitled(title) for count, title in ((1, "one"), (2, "two"))]
+    attacks = [InvertingGradients(iterations=count).with_title(title) for count, title in ((1, "one"), (2, "two"))]
     run = fedsim.run({**TABLES, "attack": attacks, "adversary": {"victims": [0], "workers": 1}}, tmp_path / "run")
     assert set(run.scores["attack"]) == {"one", "two"}
 

@@ -20,8 +20,8 @@ from fedsim.errors import TranscriptError
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
-from fedsim.recording.finding_files import load_claim, save_finding, to_save
-from fedsim.reporting.evidence import kinds, read_findings
+from fedsim.recording.finding_files import load_claim, save_finding, tensors_to_save
+from fedsim.reporting.evidence import read_attack_traits, read_findings
 
 CURVE = {"objective": torch.tensor([2.0, 1.0])}
 SOUND: dict[str, Finding] = {
@@ -63,7 +63,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 @st.composite
 def files(draw: st.DrawFn) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A sound finding of which a tensor or two, and perhaps a fact, are others or are missing."""
-    held = to_save(draw(st.sampled_from(list(SOUND.values()))))
+    held = tensors_to_save(draw(st.sampled_from(list(SOUND.values()))))
     for name in draw(
         st.lists(st.sampled_from([*held, "claims", "trace/psnr", "data", "labels"]), min_size=1, max_size=2)
     ):
@@ -101,7 +101,7 @@ def assert_the_others_are_judged_and_drawn(audit: Audit) -> list[str]:
     found = read_findings(audit.folder, audit, [], failures)
     assert [row["metric"] for row in rows if row["attack"] == "sound"] == ["source_accuracy"]
     assert any(item.about["title"] == "sound" for item in found)
-    assert ("sound", ABOUT["variant"]) in kinds(audit.folder, audit)
+    assert ("sound", ABOUT["variant"]) in read_attack_traits(audit.folder, audit)
     for told in failures:
         assert "\n" not in told
         assert "Traceback" not in told
@@ -155,7 +155,7 @@ def test_an_odd_fact_about_a_finding_is_named(audit: Audit, fact: str, value: An
 
 @pytest.mark.parametrize("claims", [torch.tensor(-1), torch.tensor(3), torch.tensor(0.5), torch.tensor([1])])
 def test_claims_that_are_none_are_not_taken_for_others(claims: Tensor, tmp_path: Path) -> None:
-    tensors = to_save(SOUND["texts"]) | {"claims": claims}
+    tensors = tensors_to_save(SOUND["texts"]) | {"claims": claims}
     facts = ABOUT | {"kind": "texts", "order_of_tensors": list(tensors)}
     save_file(tensors, tmp_path / "f", metadata={"about": json.dumps(facts)})
     with pytest.raises(TranscriptError, match=r"the attack claims claims of .* expected one integer from 0 to 2"):

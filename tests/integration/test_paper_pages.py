@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.reproduce.papers import Kept, KeptFile, results
+from fedsim.reproduce.papers import KeptFile, KeptResult, read_results
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,12 +38,12 @@ def pages() -> Iterator[ModuleType]:
 def test_every_page_is_what_its_template_and_the_figures_say(pages: ModuleType) -> None:
     told = {path: text for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text}
     assert [path.name for path in told] == [], "figures or words have changed: run python docs/paper_pages.py"
-    assert {path.stem for path in (ROOT / "docs" / "papers").glob("*.md")} == set(results())
+    assert {path.stem for path in (ROOT / "docs" / "papers").glob("*.md")} == set(read_results())
 
 
 def test_a_result_that_no_page_shows_is_told(pages: ModuleType) -> None:
     page = pages.Page("sme")
-    forgotten = Kept(table="table6", name="forgotten", date=date(2026, 11, 25), command="c", rows={})
+    forgotten = KeptResult(table="table6", name="forgotten", date=date(2026, 11, 25), command="c", rows={})
     page.results = KeptFile(paper="sme", kept=[*page.results.kept, forgotten], details=page.results.details)
     with pytest.raises(ConfigError, match=r"shows no \[\('table6', 'forgotten'\)\]"):
         page.text()
@@ -93,7 +93,7 @@ def test_what_is_measured_of_another_data_set_appears_in_its_table_and_on_the_pa
     monkeypatch.setattr(lavp, "measures", lambda: {("cifar100", "vgg9", "gradient-norm.norm"): some})
     monkeypatch.setattr(kept_figures.local, "table", lambda _: (["image"], [["1"]]))
     tables = kept_figures.lavp_figures()
-    kept = [Kept(**one, date=date(2026, 11, 25)) for one in tables["kept"]]
+    kept = [KeptResult(**one, date=date(2026, 11, 25)) for one in tables["kept"]]
     assert [(one.table, one.name) for one in kept] == [(f"table1-cifar100-{d}", "vgg9") for d in lavp.DISTANCES]
     assert kept[0].rows == {"grad_norm": dict.fromkeys(lavp.SCORES, "+1.00 (+1.00 to +1.00)")}
     page = pages.Page("lavp")

@@ -14,16 +14,16 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import Tensor
 
-from clients.mods import as_mod, defended
+from clients.mods import as_mod, defend_payload
 from fedsim.attacks import Paper
 from fedsim.defense import Defense
-from fedsim.engines.arrays import record_of, state_in
+from fedsim.engines.arrays import make_record, read_state
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.randomness import generator
-from fedsim.recording.recorder import Plan, Recorder
+from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.payloads import Dense, Form, Payload, Quantised, Sparse, State
 from strategies.curious import Curious
@@ -38,7 +38,7 @@ class AsDelta(Defense):
     paper = PAPER
 
     def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
-        return Payload.dense(update)
+        return Payload.from_dense(update)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class LargestTenth(Defense):
     paper = PAPER
 
     def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
-        return Payload.sparse({name: kept(tensor) for name, tensor in update.items()})
+        return Payload.from_sparse({name: kept(tensor) for name, tensor in update.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class EightBits(Defense):
     def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
         scales = {name: tensor.abs().max().clamp_min(1e-30) / 127 for name, tensor in update.items()}
         noisy = {n: t / scales[n] + torch.rand(t.shape, generator=rng) for n, t in update.items()}
-        return Payload.quantised({n: t.floor().clamp(-127, 127).to(torch.int8) for n, t in noisy.items()}, scales)
+        return Payload.from_integers({n: t.floor().clamp(-127, 127).to(torch.int8) for n, t in noisy.items()}, scales)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def sender(sent: Callable[[int, State], State]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client = int(context.node_config["partition-id"])
-        arrays = record_of(sent(client, state_in(message.content.array_records["arrays"])))
+        arrays = make_record(sent(client, read_state(message.content.array_records["arrays"])))
         metrics = MetricRecord({"num-examples": 3 + client, "partition-id": client})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
@@ -151,9 +151,9 @@ def encoded(client: int, before: State) -> Payload:
     rng = generator("payload", client)
     delta = {name: torch.randn(tensor.shape, generator=rng) for name, tensor in before.items()}
     if client % 3 == 0:
-        return Payload.dense(delta)
+        return Payload.from_dense(delta)
     if client % 3 == 1:
-        return Payload.sparse({name: kept(tensor) for name, tensor in delta.items()})
+        return Payload.from_sparse({name: kept(tensor) for name, tensor in delta.items()})
     return EightBits().on_update(delta, rng=rng)
 
 
@@ -166,9 +166,9 @@ def aggregate(strategy: Strategy, app: ClientApp) -> dict[str, bytes]:
     return {name: array.numpy().tobytes() for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(rounds=[])], ids=["recorded", "not recorded"])
-def test_the_aggregate_is_that_of_dense_weights_to_the_bit(plan: Plan, tmp_path: Path) -> None:
-    decoded = sender(lambda client, before: encoded(client, before).decoded(before))
+@pytest.mark.parametrize("plan", [RecordingPlan(), RecordingPlan(rounds=[])], ids=["recorded", "not recorded"])
+def test_the_aggregate_is_that_of_dense_weights_to_the_bit(plan: RecordingPlan, tmp_path: Path) -> None:
+    decoded = sender(lambda client, before: encoded(client, before).decode(before))
     curious = Curious(FedAvg(), Recorder(tmp_path / "transcript", plan))
     assert aggregate(curious, sender(lambda client, before: encoded(client, before).arrays())) == aggregate(
         FedAvg(), decoded
@@ -181,8 +181,8 @@ def test_the_aggregate_is_that_of_dense_weights_to_the_bit(plan: Plan, tmp_path:
             }
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(rounds=[])], ids=["recorded", "not recorded"])
-def test_a_malformed_payload_fails_its_client_alone(plan: Plan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", [RecordingPlan(), RecordingPlan(rounds=[])], ids=["recorded", "not recorded"])
+def test_a_malformed_payload_fails_its_client_alone(plan: RecordingPlan, tmp_path: Path) -> None:
     def sent(client: int, before: State) -> State:
         twice = {"delta-indices/b": torch.tensor([1, 1]), "delta-values/b": torch.ones(2), "w": before["w"]}
         return twice if client == 2 else encoded(client, before).arrays()
@@ -201,7 +201,7 @@ def test_a_malformed_payload_fails_its_client_alone(plan: Plan, tmp_path: Path) 
             return super().aggregate_train(server_round, [*list(replies)[:2], *list(replies)[3:]])
 
     curious = Curious(WithoutThird(), Recorder(tmp_path / "transcript", plan))
-    everyone = sender(lambda client, before: encoded(client, before).decoded(before))
+    everyone = sender(lambda client, before: encoded(client, before).decode(before))
     assert aggregate(curious, sender(sent)) == aggregate(Without(), everyone)
     if plan.keeps_round(1):
         (failure,) = Transcript(tmp_path).header(1).failures.values()
@@ -213,7 +213,7 @@ def test_a_payload_of_unreadable_bytes_fails_its_client_alone(tmp_path: Path) ->
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        arrays = record_of({"delta/w": torch.ones(4, 10), "b": START["b"]})
+        arrays = make_record({"delta/w": torch.ones(4, 10), "b": START["b"]})
         if context.node_config["partition-id"] == 2:
             arrays["delta/w"] = Array("float32", (4, 10), "numpy.ndarray", b"nonsense")
         return Message(RecordDict({"a": arrays, "m": MetricRecord({"num-examples": 3})}), reply_to=message)
@@ -233,7 +233,7 @@ def test_a_mod_sends_a_payload_from_any_flower_app(tmp_path: Path) -> None:
     app.train()(lambda message, context: plain(message, context))
     aggregate(Curious(FedAvg(), tmp_path), app)
     for update in Transcript(tmp_path).updates():
-        expected = Payload.sparse({n: kept(t - START[n]) for n, t in trained(update.client, START).items()})
+        expected = Payload.from_sparse({n: kept(t - START[n]) for n, t in trained(update.client, START).items()})
         for name, tensor in expected.arrays().items():
             assert torch.equal(update.payload.arrays()[name], tensor)
 
@@ -254,34 +254,37 @@ class Returns(Defense):
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        (lambda u: Payload.dense({"w": u["w"]}), "Returns.on_update: 'b' was left out; return the same names"),
-        (lambda u: Payload.dense({**u, "x": u["w"]}), "Returns.on_update: 'x' was added; return the same names"),
+        (lambda u: Payload.from_dense({"w": u["w"]}), "Returns.on_update: 'b' was left out; return the same names"),
+        (lambda u: Payload.from_dense({**u, "x": u["w"]}), "Returns.on_update: 'x' was added; return the same names"),
         (
-            lambda u: Payload.dense({**u, "b": u["w"]}),
+            lambda u: Payload.from_dense({**u, "b": u["w"]}),
             "the payload does not fit the update (it sent 'b' with shape (4, 10), expected (4,))",
         ),
-        (lambda u: Payload.dense(u, "weights"), "'w' is sent as weights, expected a payload of deltas"),
-        (lambda u: Payload.dense({n: t / 0 for n, t in u.items()}), "Returns: the update of 'w' is NaN or infinite"),
+        (lambda u: Payload.from_dense(u, "weights"), "'w' is sent as weights, expected a payload of deltas"),
+        (
+            lambda u: Payload.from_dense({n: t / 0 for n, t in u.items()}),
+            "Returns: the update of 'w' is NaN or infinite",
+        ),
     ],
 )
 def test_a_payload_that_is_not_one_of_the_update_is_not_sent(made: Callable[[State], Any], expected: str) -> None:
-    after = Payload.dense({name: tensor + 1 for name, tensor in START.items()}, "weights")
+    after = Payload.from_dense({name: tensor + 1 for name, tensor in START.items()}, "weights")
     with pytest.raises(RunError) as caught:
-        defended(Returns(made), START, after, generator(0))
+        defend_payload(Returns(made), START, after, generator(0))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_the_next_defense_is_handed_what_the_payload_stands_for() -> None:
-    after = Payload.dense({name: tensor + 1 for name, tensor in START.items()}, "weights")
-    sparse = defended(LargestTenth(), START, after, generator(0))
+    after = Payload.from_dense({name: tensor + 1 for name, tensor in START.items()}, "weights")
+    sparse = defend_payload(LargestTenth(), START, after, generator(0))
     seen: list[State] = []
 
     def look(update: State) -> State:
         seen.append(update)
         return {**update, "b": update["b"] * 2}
 
-    sent = defended(Returns(look), START, sparse, generator(0))
+    sent = defend_payload(Returns(look), START, sparse, generator(0))
     for name, tensor in sparse.values("delta", START).items():
         assert torch.equal(seen[0][name], tensor)
     assert sent.tensors["w"] is sparse.tensors["w"]  # what it left as it was is sent as it was

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from fedsim.auditing.audit import open_audit
-from fedsim.auditing.threat_model import grant
+from fedsim.auditing.threat_model import grant_knowledge
 from fedsim.errors import ConfigError, KnowledgeError
-from fedsim.evaluation.properties import Properties
+from fedsim.evaluation.properties import PropertyEvaluator
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import PropertyPresence
 from fedsim.randomness import numpy_generator
@@ -69,7 +69,7 @@ def folder(made: Made) -> RunFolder:
 
 def spec(name: Any = "colour=red", victims: Any = "all", **attack: Any) -> AttackFile:
     adversary = {"victims": victims, "rounds": "all", "workers": 1, "knowledge": {"property_records": name}}
-    return check(AttackFile, {"adversary": adversary, "attack": [ATTACK | attack]}, "attacks")
+    return validate_tables(AttackFile, {"adversary": adversary, "attack": [ATTACK | attack]}, "attacks")
 
 
 def scores(audit: Any) -> dict[tuple[int, str], dict[str, Any]]:
@@ -99,8 +99,8 @@ def test_properties_are_attacked_judged_and_reported(folder: RunFolder) -> None:
 def test_a_group_is_a_property_that_the_model_is_not_fed_with(made: Made) -> None:
     folder = made(grouped=True, federation={"rounds": 1})
     audit = open_audit(folder.path, spec("group=red"))
-    assert audit.granted.property_records is not None
-    assert audit.granted.property_records.inputs.shape[1] == 2
+    assert audit.granted_knowledge.property_records is not None
+    assert audit.granted_knowledge.property_records.inputs.shape[1] == 2
     assert audit.run() == []
     assert sum(scores(audit)[client, "property_auc"]["value"] for client in range(CLIENTS)) / CLIENTS > 0.9
 
@@ -112,11 +112,11 @@ def test_of_clients_that_send_gradients_the_truth_is_that_of_the_mini_batch(made
     audit = open_audit(folder.path, spec(victims=[0], present=0.6))
     assert audit.run() == []
     finding, about = load_finding(next((folder.findings / "property-inference").glob("*client-0*.safetensors")))
-    truth = Properties().truth(finding, about, audit.case)
+    truth = PropertyEvaluator().truth(finding, about, audit.case)
     assert audit.experiment is not None
     assert truth is not None
     pairs = zip(finding.clients.tolist(), finding.rounds.tolist(), strict=True)
-    red = torch.stack([audit.experiment.attacked(*pair)[0][:, 3].mean() for pair in pairs])
+    red = torch.stack([audit.experiment.attacked_examples(*pair)[0][:, 3].mean() for pair in pairs])
     assert torch.equal(truth.data[:, 0], red)
     assert 0.5 not in red.tolist()  # as of all that a client holds
     assert truth.labels.tolist() == (red > 0.29).long().tolist()  # nearer to 0.6 than to 0
@@ -159,7 +159,7 @@ def test_the_floor_counts_the_messages_that_victims_sent(made: Made) -> None:
     assert experiment is not None
     for client in {victim for victim, _ in scores(audit)}:
         sent = [number for number in range(1, 9) if client in audit.transcript.clients(number)]
-        red = torch.stack([experiment.attacked(client, number)[0][:, 3].mean() for number in sent])
+        red = torch.stack([experiment.attacked_examples(client, number)[0][:, 3].mean() for number in sent])
         found.append(float((red > 0.44).double().mean()))
     often = sum(found) / len(found)
     assert 0 < often < 1
@@ -181,14 +181,14 @@ def test_a_property_has_to_be_named_and_known(folder: RunFolder) -> None:
         ("colour=green", "'colour' is never 'green'"),
     ):
         with pytest.raises(ConfigError, match=told):
-            _ = open_audit(folder.path, spec(name)).granted
+            _ = open_audit(folder.path, spec(name)).granted_knowledge
 
 
 def test_of_a_recording_made_elsewhere_nobody_knows_who_has_a_property() -> None:
-    with pytest.raises(ConfigError, match=r"property_records: of a recording made elsewhere nobody says which records"):
-        grant(spec().adversary, None, Path())
+    with pytest.raises(ConfigError, match="property_records: it is not known which records the clients"):
+        grant_knowledge(spec().adversary, None, Path())
 
 
 def test_images_of_nobody_have_no_property(tiny_config: Callable[..., Config]) -> None:
     with pytest.raises(ConfigError, match="'digits' has neither columns of categories nor groups"):
-        grant(spec().adversary, Experiment(tiny_config()), Path())
+        grant_knowledge(spec().adversary, Experiment(tiny_config()), Path())

@@ -40,8 +40,8 @@ from fedsim.errors import (
     RunError,
     TranscriptError,
 )
-from fedsim.workflow.in_memory import _classes
-from fedsim.workflow.logs import listening
+from fedsim.workflow.in_memory import _infer_classes
+from fedsim.workflow.logs import listen
 from fedsim.workflow.runs import Report
 
 TABLES: dict[str, Any] = {
@@ -312,7 +312,7 @@ def test_a_run_of_objects_says_that_its_file_cannot_rebuild_it_and_what_is_there
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fedsim.run({**TABLES, "model": network()}, tmp_path / "run")
-    monkeypatch.setattr("fedsim.plugins.objects._given", {})  # as in another program
+    monkeypatch.setattr("fedsim.plugins.objects._objects", {})  # as in another program
     run = fedsim.open(tmp_path / "run")
     before = run.scores.to_csv()
     for call in (lambda: run.attack("sme", victim=0), run.resume):
@@ -436,10 +436,10 @@ def test_a_recording_made_elsewhere_is_attacked_and_scored_by_an_attack_file(
 @pytest.fixture
 def update(made: Run) -> dict[str, Any]:
     from fedsim.experiments.build import Experiment
-    from fedsim.experiments.config import check
+    from fedsim.experiments.config import validate_tables
 
     seen, tables = made.transcript.update(1, 0), tomllib.loads((made.path / "experiment.toml").read_text())
-    model = Experiment(check(fedsim.Config, tables, "made")).new_model()
+    model = Experiment(validate_tables(fedsim.Config, tables, "made")).new_model()
     return {"before": seen.before, "after": seen.after, "model": model, "num_examples": 4}
 
 
@@ -516,9 +516,9 @@ def test_a_state_that_does_not_fit_is_one_sentence(
 
 def test_an_update_of_a_regression_has_no_classes() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(3, 1))
-    known = _classes(net, {"input_shape": (3,)}, texts=False)
+    known = _infer_classes(net, {"input_shape": (3,)}, texts=False)
     assert known == {}
-    assert _classes(network(), {"input_shape": (1, 8, 8)}, texts=False) == {"num_classes": 10}
+    assert _infer_classes(network(), {"input_shape": (1, 8, 8)}, texts=False) == {"num_classes": 10}
 
 
 # The host program.
@@ -587,8 +587,8 @@ def test_whoever_listens_last_leaves_the_hosts_logging_as_it_was() -> None:
     logger = logging.getLogger("fedsim.tests.listening")
     logger.setLevel(logging.ERROR)
     heard = [logging.NullHandler(), logging.NullHandler()]
-    first = listening(logger, heard[:1], logging.INFO)
-    second = listening(logger, heard[1:], logging.DEBUG)
+    first = listen(logger, heard[:1], logging.INFO)
+    second = listen(logger, heard[1:], logging.DEBUG)
     first.__enter__()
     second.__enter__()
     assert (logger.level, logger.propagate, logger.handlers) == (logging.DEBUG, False, heard)

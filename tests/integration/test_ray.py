@@ -198,7 +198,7 @@ def test_nobody_else_gets_into_the_ray_that_is_started_here(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     sockets: list[tuple[str, int]] = []
     said: list[str] = []
-    compare = fedsim.engines.ray._actors
+    compare = fedsim.engines.ray._count_actors
 
     def look(*arguments: Any) -> int:  # our own run goes on beside this
         import ray
@@ -212,7 +212,7 @@ def test_nobody_else_gets_into_the_ray_that_is_started_here(
         said.append(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout)
         return compare(*arguments)
 
-    monkeypatch.setattr(fedsim.engines.ray, "_actors", look)
+    monkeypatch.setattr(fedsim.engines.ray, "_count_actors", look)
     run = serial_run(tiny_config(federation={"engine": "ray", "actors": 1}), tmp_path / "run")
     assert Transcript(run.path).rounds == [1, 2]
     assert len(sockets) >= 4, "Ray's processes should be among them"
@@ -242,7 +242,7 @@ def test_a_cluster_that_wants_a_token_takes_its_own_and_any_other_is_one_sentenc
 ) -> None:
     from ray.cluster_utils import Cluster
 
-    own = fedsim.engines.ray._variables(None)
+    own = fedsim.engines.ray._ray_variables(None)
     others = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
     with fedsim.engines.ray._environment(own):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -278,9 +278,9 @@ def test_a_cluster_is_joined_and_records_the_same_bytes(
 def test_a_machine_outside_the_cluster_is_told_so_before_ray_is_joined(
     cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert fedsim.engines.ray._is_here("127.0.0.1")
-    assert not fedsim.engines.ray._is_here("192.0.2.77")  # set aside for documents
-    monkeypatch.setattr(fedsim.engines.ray, "_is_here", lambda address: False)
+    assert fedsim.engines.ray._is_local("127.0.0.1")
+    assert not fedsim.engines.ray._is_local("192.0.2.77")  # set aside for documents
+    monkeypatch.setattr(fedsim.engines.ray, "_is_local", lambda address: False)
     with pytest.raises(RunError, match=r"this machine is no host of the Ray cluster at .*; join it by") as caught:
         serial_run(tiny_config(federation={"engine": "ray", "address": cluster.address}), tmp_path / "run")
     assert_one_sentence(caught.value)
@@ -300,7 +300,7 @@ def test_nothing_at_the_address_is_one_sentence_at_once(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray itself is not asked, which would take half a minute and print warnings."""
-    monkeypatch.setattr(fedsim.engines.ray, "_connected", lambda *rest: pytest.fail("Ray was asked"))
+    monkeypatch.setattr(fedsim.engines.ray, "_connection", lambda *rest: pytest.fail("Ray was asked"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
     config = tiny_config(federation={"engine": "ray", "address": place})
@@ -400,7 +400,7 @@ federate(Config.model_validate_json({config.model_dump_json()!r}), RunFolder(Pat
     again = Transcript(folder.path)
     common = [number for number in whole.rounds if number in again.rounds]
     assert len(again.rounds) == kept + 1
-    assert again.only(common).hash() == whole.only(common).hash()
+    assert again.restrict_to(common).hash() == whole.restrict_to(common).hash()
 
 
 HOLD = """

@@ -15,13 +15,13 @@ import fedsim
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.cli.main import main
 from fedsim.errors import ConfigError, KnowledgeError
-from fedsim.experiments.config import AttackFile, Config, check
-from fedsim.experiments.integrity import held_against_manifest
-from fedsim.experiments.run_folder import RunFolder, refusals
+from fedsim.experiments.config import AttackFile, Config, validate_tables
+from fedsim.experiments.integrity import compare_with_manifest
+from fedsim.experiments.run_folder import RunFolder, read_refusals
 from fedsim.reporting.page import write_report
-from fedsim.sweeps.file import sweep_of
-from fedsim.sweeps.plan import planned
-from fedsim.sweeps.store import Store
+from fedsim.sweeps.file import parse_sweep
+from fedsim.sweeps.plan import plan_sweep
+from fedsim.sweeps.store import CellStore
 from fedsim.workflow import work
 from fedsim.workflow.adversaries import Adversary
 
@@ -69,7 +69,7 @@ def run(
 
 def audit(run: RunFolder, *attacks: dict[str, Any], **knowledge: Any) -> Audit:
     adversary = {"victims": [0], "workers": 1, "knowledge": knowledge}
-    return open_audit(run.path, check(AttackFile, {"adversary": adversary, "attack": attacks}, "a file"))
+    return open_audit(run.path, validate_tables(AttackFile, {"adversary": adversary, "attack": attacks}, "a file"))
 
 
 def test_what_cannot_be_made_is_said_before_training_and_the_others_go_on(
@@ -142,7 +142,7 @@ def test_a_later_report_and_a_later_attack_know_what_was_refused(run: RunFolder,
 
     def attack(*attacks: dict[str, Any], **knowledge: Any) -> list[str]:
         adversary = {"victims": [0], "workers": 1, "knowledge": knowledge}
-        spec = check(AttackFile, {"adversary": adversary, "attack": attacks}, "a file")
+        spec = validate_tables(AttackFile, {"adversary": adversary, "attack": attacks}, "a file")
         return work.attack(own.path, Adversary(spec=spec)).failures
 
     membership = {"name": "membership-loss"}
@@ -152,8 +152,8 @@ def test_a_later_report_and_a_later_attack_know_what_was_refused(run: RunFolder,
     assert not_made(own) == ["tgias-ro-text", "membership-loss"]
     assert attack(membership, candidates="held-out") == []
     assert not_made(own) == ["tgias-ro-text"]
-    assert refusals(own) == {"tgias-ro-text": WORDS}
-    assert held_against_manifest(own.path).differences == []
+    assert read_refusals(own) == {"tgias-ro-text": WORDS}
+    assert compare_with_manifest(own.path).differences == []
     own.experiment.unlink()  # as of a recording made elsewhere
     assert not_made(own) == ["tgias-ro-text"]
 
@@ -192,14 +192,16 @@ def test_in_python_an_attack_that_cannot_be_made_raises_and_its_source_is_not_ma
 def test_a_cell_whose_own_attack_is_refused_does_not_apply_although_its_source_does(tmp_path: Path) -> None:
     attacks = [{"name": "sia", "source": "shared-model"}, {"name": "shared-model"}]
     sweep = {"sweep": {"axes": {"attack": attacks}}, **TABLES}
-    plan = planned(sweep_of(sweep, "study.toml", tmp_path), Store(tmp_path), trust=False)
+    plan = plan_sweep(parse_sweep(sweep, "study.toml", tmp_path), CellStore(tmp_path), trust=False)
     assert [cell.title for cell in plan.cells] == ["shared-model"]
-    [(point, why)] = plan.left_out
+    [(point, why)] = plan.inapplicable
     assert point.labels["attack"].startswith("sia")
     assert why.startswith("sia needs records, which the threat model withholds")
     with pytest.raises(ConfigError, match="no cell of the grid applies; the first one does not, because sia needs"):
-        planned(
-            sweep_of({**sweep, "sweep": {"axes": {"attack": attacks[:1]}}, "attack": attacks[1:]}, "s.toml", tmp_path),
-            Store(tmp_path),
+        plan_sweep(
+            parse_sweep(
+                {**sweep, "sweep": {"axes": {"attack": attacks[:1]}}, "attack": attacks[1:]}, "s.toml", tmp_path
+            ),
+            CellStore(tmp_path),
             trust=False,
         )

@@ -30,7 +30,7 @@ from clients.app import app as client_app
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.integrity import compare_with_manifest
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
@@ -142,11 +142,16 @@ def test_a_run_that_is_interrupted_twice_at_the_same_point_goes_on(
         with killed_in_round_three(point, after_rounds=0 if resume else 2):
             serial_run(config, tmp_path / "run", resume=resume)
     assert_same(serial_run(config, tmp_path / "run", resume=True), whole)
-    assert held_against_manifest(tmp_path / "run").differences == []
+    assert compare_with_manifest(tmp_path / "run").differences == []
 
 
 @pytest.mark.parametrize(
-    "name", sorted(n for n in registry.names("strategies") if registry.entry("strategies", n).value.startswith("flwr"))
+    "name",
+    sorted(
+        n
+        for n in registry.registered_names("strategies")
+        if registry.find_entry_point("strategies", n).value.startswith("flwr")
+    ),
 )
 def test_every_strategy_remembers_what_it_had_learnt(
     name: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
@@ -333,7 +338,7 @@ def test_a_checkpoint_holds_the_model_and_the_strategys_memory(make: Callable[[]
     whole = rounds_of(make(), a_model(), range(1, 6))
     first, second = make(), make()
     middle = rounds_of(first, a_model(), range(1, 4))
-    Checkpoint.of(3, middle, first).save(tmp_path / "checkpoint.safetensors")
+    Checkpoint.capture(3, middle, first).save(tmp_path / "checkpoint.safetensors")
     loaded = Checkpoint.load(tmp_path / "checkpoint.safetensors", second)
     assert loaded is not None
     assert loaded.round == 3
@@ -427,7 +432,7 @@ def test_a_deployment_resumes_too(tiny_config: Tiny, serial_run: Run, tmp_path: 
     shutil.copy(tmp_path / "kept", tmp_path / "run" / "checkpoint.safetensors")
     flwr_run(3, resume=True)
     assert_same(RunFolder(tmp_path / "run"), whole)
-    assert held_against_manifest(tmp_path / "run").differences == []
+    assert compare_with_manifest(tmp_path / "run").differences == []
 
 
 # What a strategy remembers in its own way.
@@ -506,7 +511,7 @@ def test_types_come_back_as_they_were(tmp_path: Path) -> None:
     first, second = FedAvg(), FedAvg()
     memory = {1: (np.float32(0.5), [np.arange(3), None]), "b": {True: b"bytes", 2.5: {}}, "inf": float("inf")}
     first.memory = memory  # type: ignore[attr-defined]
-    Checkpoint.of(1, ArrayRecord({"w": Array(np.zeros(2))}), first).save(tmp_path / "checkpoint.safetensors")
+    Checkpoint.capture(1, ArrayRecord({"w": Array(np.zeros(2))}), first).save(tmp_path / "checkpoint.safetensors")
     Checkpoint.load(tmp_path / "checkpoint.safetensors", second)
     got = second.memory  # type: ignore[attr-defined]
     assert repr(got) == repr(memory)
@@ -514,7 +519,7 @@ def test_types_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_a_checkpoint_tells_names_and_types_apart(tmp_path: Path) -> None:
-    from fedsim.recording.sealed import write_sealed
+    from fedsim.recording.sealed import write_sealed_file
 
     arrays = [
         {"a": np.zeros(2, "f4")},
@@ -522,7 +527,7 @@ def test_the_digest_of_a_checkpoint_tells_names_and_types_apart(tmp_path: Path) 
         {"a": np.zeros(1, "f8")},
         {"a": np.zeros((2, 1), "f4")},
     ]
-    assert len({write_sealed(tmp_path / "x.safetensors", {}, each) for each in arrays}) == 4
+    assert len({write_sealed_file(tmp_path / "x.safetensors", {}, each) for each in arrays}) == 4
 
 
 @pytest.mark.parametrize("fsync", [False, True])

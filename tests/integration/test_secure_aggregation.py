@@ -22,7 +22,7 @@ import fedsim
 import fedsim.engines.cohort
 from fedsim.attacks import Paper
 from fedsim.auditing.audit import open_audit
-from fedsim.auditing.sight import does_not_read
+from fedsim.auditing.sight import explain_group_refusal
 from fedsim.cli.inspect import inspect
 from fedsim.defense import Defense
 from fedsim.errors import ConfigError, FedsimError, KnowledgeError
@@ -31,7 +31,7 @@ from fedsim.experiments.config import Config, SecureAggregationTable
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.experiments.secure_aggregation import check_defenses, check_weights
 from fedsim.plugins import registry
-from fedsim.recording.finding_files import read_about
+from fedsim.recording.finding_files import read_facts
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.page import write_report
 from fedsim.wire.messages import State
@@ -78,7 +78,7 @@ def test_a_common_mask_is_that_of_all_clients_in_one_round_and_another_one_in_th
         assert each.all(0).float().mean() > 0.3
     assert (left_out[0].all(0) == left_out[1].all(0)).float().mean() < 0.7
     config = secure(tiny_config, federation={**federation, "straggler_probability": 0.0}, defense=[mask])
-    (summed,) = Transcript(serial_run(config, tmp_path / "secure").path).only([1]).updates()
+    (summed,) = Transcript(serial_run(config, tmp_path / "secure").path).restrict_to([1]).updates()
     assert not flat(summed.pseudo_gradient)[left_out[0].all(0)].any()
 
 
@@ -158,7 +158,7 @@ def _note_clients(own: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Note each array that a client returns, and that it quantises, before and after."""
     from strategies.secure_sum import SecureSum
 
-    real, sums = SecureSum.quantised, SecureSum.sums
+    real, sums = SecureSum.quantise, SecureSum.sum_groups
 
     def noted(rules: SecureSum, update: Any, count: int, *key: int) -> Any:
         got = real(rules, update, count, *key)
@@ -207,7 +207,7 @@ def test_gradients_are_summed_too_and_the_truth_is_the_mini_batches_of_all_membe
     truth = audit.truth(first.client, 1, first.members)
     assert truth is not None
     assert audit.experiment is not None
-    held = torch.cat([audit.experiment.attacked(client, 1)[1] for client in first.members])
+    held = torch.cat([audit.experiment.attacked_examples(client, 1)[1] for client in first.members])
     assert torch.equal(truth.labels, held)
 
 
@@ -377,7 +377,7 @@ def test_a_defense_whose_clients_leave_out_the_same_goes_with_sums(tiny_config: 
         paper: ClassVar[Paper] = Paper(title="t", authors="a", venue="v", year=2000, url="")
 
         def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
-            return Payload.sparse(update)
+            return Payload.from_sparse(update)
 
     check_defenses([Common()])
     with pytest.raises(ConfigError, match="Common sends an update in a form of its own"):
@@ -398,7 +398,7 @@ def test_layers_that_are_frozen_are_zero_in_the_sum(tiny_config: Tiny, serial_ru
 # Attacks.
 
 
-def attacked(config: Config, path: Path) -> work.Done:
+def attacked(config: Config, path: Path) -> work.AuditResult:
     return work.run(config, RunFolder(path))
 
 
@@ -415,8 +415,8 @@ def test_a_group_is_attacked_as_one_client_that_holds_all(tiny_config: Tiny, tmp
     transcript, experiment = Transcript(done.folder.path), Experiment(config)
     rows = read_rows(done.folder.scores, ("attack",), ())
     for path in sorted(done.folder.findings.rglob("*.safetensors")):
-        about = read_about(path)
-        reply = transcript.header(int(about["round"])).reply_of(about["victim"])
+        about = read_facts(path)
+        reply = transcript.header(int(about["round"])).find_reply(about["victim"])
         assert reply is not None
         assert about["members"] == list(reply.members)
         assert {5, 2} & set(about["members"])
@@ -438,13 +438,13 @@ def test_batches_of_a_group_are_those_of_its_members_together(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     """With full batches and one epoch, the sum is the gradient of all examples of the group, times the rate."""
-    from fedsim.auditing.threat_model import of_group
+    from fedsim.auditing.threat_model import scale_to_group
     from fedsim.knowledge import Knowledge
 
-    known = of_group(Knowledge(batch_size=8, local_epochs=2), 3)
+    known = scale_to_group(Knowledge(batch_size=8, local_epochs=2), 3)
     assert (known.batch_size, known.local_epochs) == (24, 2)
-    assert of_group(Knowledge(local_steps=5), 3).batch_size is None
-    assert of_group(Knowledge(batch_size=8), 0).batch_size == 8
+    assert scale_to_group(Knowledge(local_steps=5), 3).batch_size is None
+    assert scale_to_group(Knowledge(batch_size=8), 0).batch_size == 8
     config = secure(
         tiny_config,
         training={"batch_size": 24},
@@ -452,7 +452,7 @@ def test_batches_of_a_group_are_those_of_its_members_together(
     )
     folder, experiment = serial_run(config, tmp_path / "run"), Experiment(config)
     for update in Transcript(folder.path).updates():
-        inputs, labels = map(torch.cat, zip(*experiment.data.fed(update.members), strict=True))
+        inputs, labels = map(torch.cat, zip(*experiment.data.model_examples(update.members), strict=True))
         model = experiment.new_model()
         model.load_state_dict(dict(update.before))
         loss = torch.nn.functional.cross_entropy(model(inputs), labels)
@@ -475,7 +475,7 @@ def test_an_attack_on_single_clients_does_not_apply_and_says_so_before_work(
 
 
 def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: Tiny, tmp_path: Path) -> None:
-    def made(table: dict[str, Any], name: str) -> work.Done:
+    def made(table: dict[str, Any], name: str) -> work.AuditResult:
         return attacked(
             secure(
                 tiny_config,
@@ -501,7 +501,7 @@ def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: T
     )
     done = made({"groups": "all"}, "all")
     assert done.failures == []
-    assert done.lines
+    assert done.readings
 
 
 def test_the_sums_of_somebody_elses_app_are_not_taken_for_clients(tiny_config: Tiny, tmp_path: Path) -> None:
@@ -525,13 +525,13 @@ def test_run_attack_finds_the_group_of_a_client(tiny_config: Tiny, tmp_path: Pat
 
 
 def test_geometry_of_sums_is_refused(runs: dict[str, RunFolder]) -> None:
-    from fedsim.reporting.geometry import recorded
+    from fedsim.reporting.geometry import geometries_of_updates
 
     folder = runs["secure"]
     config = folder.read_experiment()
     assert config is not None
     with pytest.raises(ConfigError, match="geometry: under secure aggregation sums over groups are recorded"):
-        list(recorded(Experiment(config), Transcript(folder.path), [1]))
+        list(geometries_of_updates(Experiment(config), Transcript(folder.path), [1]))
 
 
 # Single clients again.
@@ -569,13 +569,13 @@ def test_disaggregated_models_are_models_that_others_build_on(tiny_config: Tiny,
         mine = [row for row in rows if row["attack"] == attack and row["metric"] == metric]
         assert sorted(row["victim"] for row in mine) == list("01234")
         assert all(float(row["floor"]) > 0 for row in mine)
-    abouts = [read_about(path) for path in done.folder.findings.rglob("*.safetensors")]
+    abouts = [read_facts(path) for path in done.folder.findings.rglob("*.safetensors")]
     assert all(about["members"] == [] for about in abouts)
 
 
 def test_the_attacks_that_build_on_disaggregated_models_are_those_that_the_page_and_the_error_name() -> None:
     building = set[str]()
-    for name in registry.names("attacks"):
+    for name in registry.registered_names("attacks"):
         try:
             built = registry.build("attacks", name, {"source": "disaggregation"}, "attack")
         except ConfigError:
@@ -587,8 +587,8 @@ def test_the_attacks_that_build_on_disaggregated_models_are_those_that_the_page_
     assert set(re.findall(r"`([\w-]+)`", sentence[1])) == building
     told = {
         name
-        for name in registry.names("attacks")
-        if "'disaggregation' (source)" in does_not_read(registry.build("attacks", name, {}, "attack"))
+        for name in registry.registered_names("attacks")
+        if "'disaggregation' (source)" in explain_group_refusal(registry.build("attacks", name, {}, "attack"))
     }
     assert told == building
 

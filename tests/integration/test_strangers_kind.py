@@ -144,4 +144,4 @@ def test_it_is_judged_and_shown_and_where_it_is_not_installed_it_is_named(work: 
 
     alone = fedsim(work, "report", "runs/one", installed=False)
     assert alone.returncode == 1
-    assert "it is of the kind 'brightness', which nobody here can judge" in alone.stderr
+    assert "it is of the kind 'brightness', for which no evaluator is installed" in alone.stderr

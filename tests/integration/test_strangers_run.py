@@ -20,11 +20,11 @@ from fedsim.auditing.audit import Audit, open_audit
 from fedsim.cli.main import main
 from fedsim.errors import RunError, TrustError
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, check
+from fedsim.experiments.config import Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.findings import Reconstruction
 from fedsim.recording.finding_files import save_finding
-from fedsim.reporting.evidence import own_audit
+from fedsim.reporting.evidence import read_audit
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -167,18 +167,18 @@ def test_a_file_of_ones_own_may_name_code(run: Path, call: Call) -> None:
 
 
 def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path, tiny_config: Tiny) -> None:
-    from fedsim.auditing.audit import _optimum_worker, _worker
+    from fedsim.auditing.audit import _attack_worker, _optimum_worker
 
     naming(run, "model")
     spec = tiny_config(attack=[{"name": "shared-model"}])
-    for reads in (_worker(run, spec, run, False, "", run), _optimum_worker(run, spec, run, False)):
+    for reads in (_attack_worker(run, spec, run, False, "", run), _optimum_worker(run, spec, run, False)):
         with pytest.raises(TrustError), reads:
             pass
     with pytest.raises(TrustError):
         open_audit(run, spec)
     with pytest.raises(TrustError):
-        own_audit(RunFolder(run), [])
-    audit = Audit(folder=RunFolder(run), spec=spec, experiment=Experiment(spec), beside=run)
+        read_audit(RunFolder(run), [])
+    audit = Audit(folder=RunFolder(run), spec=spec, experiment=Experiment(spec), base_folder=run)
     assert audit.trust is False
 
 
@@ -326,7 +326,7 @@ def test_a_path_that_cannot_be_is_one_sentence(out: str, call: Call, tmp_path: P
 
 
 def test_a_path_with_a_nul_is_one_sentence(call: Call, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot be written"), RunFolder(tmp_path / "nul\0here").held():
+    with pytest.raises(RunError, match="cannot be written"), RunFolder(tmp_path / "nul\0here").hold_lock():
         pass
     (tmp_path / "x.toml").write_text('[model]\nname = "linear"\nstart = "nul\\u0000here"\n')
     result = call("run", "x.toml", "--out", "new")
@@ -366,13 +366,13 @@ def test_a_project_with_an_experiment_file_is_no_run(call: Call, tmp_path: Path)
 
 def test_every_file_of_a_run_is_on_the_list_of_what_may_be_overwritten(run: Path, call: Call) -> None:
     """Else a run could not be overwritten; a new file has to be added there."""
-    from fedsim.experiments.run_folder import is_made
+    from fedsim.experiments.run_folder import is_run_file
 
     assert call("attack", "run").returncode == 0
     assert call("geometry", "run").returncode == 0
     files = [path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()]
     assert len(files) > 10
-    assert [name for name in files if not is_made(name)] == []
+    assert [name for name in files if not is_run_file(name)] == []
 
 
 def test_an_experiment_that_is_no_file_is_not_taken_for_a_recording_made_elsewhere(run: Path, call: Call) -> None:
@@ -384,4 +384,4 @@ def test_an_experiment_that_is_no_file_is_not_taken_for_a_recording_made_elsewhe
     assert json.loads((run / "manifest.json").read_text())["manifest"]["seed"] == 3
     with pytest.raises((RunError, ValueError)):
         RunFolder(run).read_experiment()
-    assert check(Config, {}, "x") is not None
+    assert validate_tables(Config, {}, "x") is not None

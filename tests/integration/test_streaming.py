@@ -21,7 +21,7 @@ import fedsim.engines.cohort
 import fedsim.experiments.build
 import fedsim.training.cohort
 from clients.app import app as client_app
-from fedsim.engines.arrays import Held
+from fedsim.engines.arrays import LazyArray
 from fedsim.engines.cohort import CohortGrid
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import RunError
@@ -114,14 +114,14 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
         strategy={"name": strategy, **special.get(strategy, {})},
     )
     usual = serial_run(config, tmp_path / "usual")
-    moved: list[Held] = []
-    park = Held.park
+    moved: list[LazyArray] = []
+    park = LazyArray.move_to_file
 
-    def watched(self: Held, file: Any) -> None:
+    def watched(self: LazyArray, file: Any) -> None:
         moved.append(self)
         park(self, file)
 
-    monkeypatch.setattr(Held, "park", watched)
+    monkeypatch.setattr(LazyArray, "park", watched)
     monkeypatch.setattr(fedsim.engines.cohort, "reply_room", lambda: 0)
     monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 9000)
     streamed = serial_run(config, tmp_path / "streamed")
@@ -159,7 +159,7 @@ TOGETHER = 16
 @pytest.fixture(autouse=True)
 def several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that there is more than one of them without hundreds of clients."""
-    monkeypatch.setattr(fedsim.training.cohort, "_MOST", TOGETHER)
+    monkeypatch.setattr(fedsim.training.cohort, "_MAX_CLIENTS", TOGETHER)
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
 def test_who_diverges_in_a_group_fails_alone_and_with_the_loops_sentence(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares = Experiment.shares
+    shares = Experiment.local_data
 
     def huge(experiment: Any, several: Any, *more: Any) -> Any:
         made = dict(zip(several, shares(experiment, several, *more), strict=True))
@@ -292,16 +292,16 @@ def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earli
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fedsim.engines.cohort, "reply_room", lambda: 0)
-    park, count = Held.park, 0
+    park, count = LazyArray.move_to_file, 0
 
-    def full(self: Held, file: Any) -> None:
+    def full(self: LazyArray, file: Any) -> None:
         nonlocal count
         count += 1
         if count > 20:  # in the second round
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         park(self, file)
 
-    monkeypatch.setattr(Held, "park", full)
+    monkeypatch.setattr(LazyArray, "park", full)
     config = tiny_config(federation={"rounds": 3})
     with pytest.raises(RunError, match="no room for the updates of this round") as caught:
         serial_run(config, tmp_path / "run")
@@ -315,11 +315,11 @@ def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earli
 def test_the_replies_of_a_round_do_not_outlive_it(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    born: list[weakref.ref[Held]] = []
+    born: list[weakref.ref[LazyArray]] = []
     alive: list[int] = []
-    make, exchange = Held.__init__, CohortGrid._exchange
+    make, exchange = LazyArray.__init__, CohortGrid._exchange
 
-    def counted(self: Held, values: Any) -> None:
+    def counted(self: LazyArray, values: Any) -> None:
         make(self, values)
         born.append(weakref.ref(self))
 
@@ -328,9 +328,9 @@ def test_the_replies_of_a_round_do_not_outlive_it(
         alive.append(sum(made() is not None and id(made()) not in broadcast for made in born))
         return exchange(self, messages, *others)
 
-    monkeypatch.setattr(Held, "__init__", counted)
+    monkeypatch.setattr(LazyArray, "__init__", counted)
     monkeypatch.setattr(CohortGrid, "_exchange", watched)
-    monkeypatch.setattr(fedsim.engines.cohort, "_MUCH", 0)
+    monkeypatch.setattr(fedsim.engines.cohort, "_COLLECT_FROM_BYTES", 0)
     serial_run(tiny_config(federation={"rounds": 5, "clients": 10}), tmp_path / "run")
     assert len(born) >= 5 * 10 * 4
     assert alive == [0] * 5

@@ -71,7 +71,7 @@ def test_rows_are_found_scored_beside_guesses_and_shown_with_their_entropy(
 
 def test_an_attack_on_tables_says_that_images_are_none(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
     experiment = Experiment(tiny_config(attack=ATTACKS[:1]))
-    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, beside=tmp_path)
+    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
     message = r"^tableak is an attack on tables, and 'digits' has no columns; choose an attack on images, as sme, or a"
     with pytest.raises(KnowledgeError, match=message):
         audit.check()

@@ -15,8 +15,8 @@ import pytest
 from fedsim.auditing.audit import Audit, open_audit
 from fedsim.datasets import Dataset
 from fedsim.errors import KnowledgeError
-from fedsim.experiments.build import Experiment, data_folder
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.build import Experiment, find_data_folder
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.reading import load_config
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.findings import Texts
@@ -121,8 +121,8 @@ def test_a_page_without_truth_shows_the_claims_alone(
 ) -> None:
     run = serial_run(tiny_config(**tables, attack=ATTACKS[1:]), tmp_path / "run")
     open_audit(run.path, None, trust=True).run()
-    spec = check(AttackFile, {"adversary": {"knowledge": {}}, "attack": ATTACKS[1:]}, "attack.toml")
-    elsewhere = Audit(folder=run, spec=spec, experiment=None, beside=tmp_path)
+    spec = validate_tables(AttackFile, {"adversary": {"knowledge": {}}, "attack": ATTACKS[1:]}, "attack.toml")
+    elsewhere = Audit(folder=run, spec=spec, experiment=None, base_folder=tmp_path)
     html = write_report(run.path, elsewhere).read_text()
     assert "Only claimed texts are shown, because the true ones are not known here." in html
     assert '<span class="small">words of all texts</span>' in html
@@ -131,7 +131,7 @@ def test_a_page_without_truth_shows_the_claims_alone(
 
 def test_an_attack_on_texts_says_that_images_are_none(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
     experiment = Experiment(tiny_config(attack=ATTACKS[1:]))
-    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, beside=tmp_path)
+    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
     with pytest.raises(
         KnowledgeError,
         match=r"^embedding-rows is an attack on texts, and 'digits' holds numbers; choose an attack on numbers, or",
@@ -140,7 +140,7 @@ def test_an_attack_on_texts_says_that_images_are_none(tiny_config: Callable[...,
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(data_folder() is None, reason="FEDSIM_DATA is not set, which Reuters R8 is looked for in")
+@pytest.mark.skipif(find_data_folder() is None, reason="FEDSIM_DATA is not set, which Reuters R8 is looked for in")
 def test_the_example_reads_news_back(serial_run: Callable[..., RunFolder], tmp_path: Path) -> None:
     run = serial_run(load_config(EXAMPLES / "text.toml"), tmp_path / "run")
     audit = open_audit(run.path, None)

@@ -20,7 +20,7 @@ from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
 from fedsim.experiments.reading import load_config
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.states import States
+from fedsim.experiments.states import TrainingStates
 from fedsim.experiments.training_states import make_states
 from fedsim.recording.transcript import Transcript
 
@@ -44,7 +44,7 @@ def config(tiny_config: Tiny, **states: Any) -> Config:
     )
 
 
-def read(states: States, name: str) -> dict[str, torch.Tensor]:
+def read(states: TrainingStates, name: str) -> dict[str, torch.Tensor]:
     return {key: tensor.clone() for key, tensor in load_file(states.path(name)).items()}  # not mapped any more
 
 
@@ -71,7 +71,7 @@ def test_a_folder_is_held_while_epochs_are_trained(
     held, real = list[bool](), fedsim.experiments.central.train_centrally
 
     def watched(*arguments: Any) -> None:
-        held.append((tmp_path / "out").resolve() in lock._held)
+        held.append((tmp_path / "out").resolve() in lock._lock_descriptors)
         real(*arguments)
 
     monkeypatch.setattr(fedsim.experiments.central, "train_centrally", watched)
@@ -106,7 +106,7 @@ def test_an_interrupted_central_training_ends_with_the_same_bytes(
 ) -> None:
     spec = config(tiny_config, epochs=[1, 2, 4], decay_at=[2])
     whole = make_states(spec, "tiny", tmp_path / "whole")
-    real = fedsim.experiments.central._Central.epoch
+    real = fedsim.experiments.central._CentralTraining.epoch
 
     def killed(self: Any, number: int) -> float:
         if number == 3:
@@ -114,10 +114,10 @@ def test_an_interrupted_central_training_ends_with_the_same_bytes(
         return real(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fedsim.experiments.central._Central, "epoch", killed)
+        patch.setattr(fedsim.experiments.central._CentralTraining, "epoch", killed)
         with pytest.raises(KeyboardInterrupt):
             make_states(spec, "tiny", tmp_path / "parts")
-    assert list(States(tmp_path / "parts" / "states").manifest()["states"]) == ["epoch-1", "epoch-2"]
+    assert list(TrainingStates(tmp_path / "parts" / "states").manifest()["states"]) == ["epoch-1", "epoch-2"]
     parts = make_states(spec, "tiny", tmp_path / "parts")
     for name in ("epoch-1", "epoch-2", "epoch-4"):
         assert same(read(whole, name), read(parts, name))
@@ -133,7 +133,7 @@ def test_later_epochs_go_on_and_earlier_ones_begin_anew(tiny_config: Tiny, tmp_p
 
 
 def test_the_learning_rate_decays_when_told(tiny_config: Tiny, tmp_path: Path) -> None:
-    def moved(states: States, start: str, end: str) -> float:
+    def moved(states: TrainingStates, start: str, end: str) -> float:
         one, other = read(states, start), read(states, end)
         return sum((one[name] - other[name]).square().sum().item() for name in one) ** 0.5
 

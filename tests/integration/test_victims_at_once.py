@@ -15,12 +15,12 @@ import torch
 
 from adversaries.engine import matching, together
 from adversaries.engine.matching import GradientInversion
-from fedsim.attacks import Order, Outcome
+from fedsim.attacks import Outcome, VictimTask
 from fedsim.auditing import outcomes
 from fedsim.auditing.audit import open_audit
-from fedsim.auditing.outcomes import Turn, Turns
+from fedsim.auditing.outcomes import JobLog, JobLogs
 from fedsim.cli.attack import attack
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder, read_rows
 from fedsim.findings import Finding
 from fedsim.recording.finding_files import load_claim
@@ -75,13 +75,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
 
     def patched() -> list[int]:
         sizes: list[int] = []
-        compute = together._Call.compute
+        compute = together._BatchedCall.compute
 
         def noted(self: Any, left: list[int], *given: Any) -> Any:
             sizes.append(len(left))
             return compute(self, left, *given)
 
-        monkeypatch.setattr(together._Call, "compute", noted)
+        monkeypatch.setattr(together._BatchedCall, "compute", noted)
         monkeypatch.setattr(matching, "pays", lambda device: True)
         return sizes
 
@@ -125,13 +125,13 @@ def test_only_what_is_not_there_is_computed(
 ) -> None:
     at_once()
     attack(run, file, quiet=True)
-    made, begin = [], GradientInversion._matching
+    made, begin = [], GradientInversion._prepare_task
 
     def noted(self: Any, update: Any, *given: Any) -> Any:
         made.append((self.called, update.round, update.client))
         return begin(self, update, *given)
 
-    monkeypatch.setattr(GradientInversion, "_matching", noted)
+    monkeypatch.setattr(GradientInversion, "_prepare_task", noted)
     attack(run, file, quiet=True)
     assert made == []
     before = claims(run)
@@ -146,8 +146,8 @@ def test_what_was_found_before_an_interrupt_is_kept(
     run: Path, file: Path, at_once: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once()
-    monkeypatch.setattr(together, "BUDGET", 1)  # one victim after the other
-    begun, begin = [], GradientInversion._matching
+    monkeypatch.setattr(together, "MEMORY_BUDGET", 1)  # one victim after the other
+    begun, begin = [], GradientInversion._prepare_task
 
     def interrupted(self: Any, update: Any, *given: Any) -> Any:
         begun.append(update.client)
@@ -155,7 +155,7 @@ def test_what_was_found_before_an_interrupt_is_kept(
             raise KeyboardInterrupt
         return begin(self, update, *given)
 
-    monkeypatch.setattr(GradientInversion, "_matching", interrupted)
+    monkeypatch.setattr(GradientInversion, "_prepare_task", interrupted)
     with pytest.raises(KeyboardInterrupt):
         attack(run, file, quiet=True)
     kept = claims(run)
@@ -169,18 +169,18 @@ def test_what_was_found_before_an_interrupt_is_kept(
 def test_a_victim_that_fails_is_one_sentence_and_the_others_are_found(
     run: Path, at_once: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = GradientInversion._matching
+    begin = GradientInversion._prepare_task
 
     def failing(self: Any, update: Any, *given: Any) -> Any:
         if update.client == 2:
             raise ZeroDivisionError("of a stranger")
         return begin(self, update, *given)
 
-    monkeypatch.setattr(GradientInversion, "_matching", failing)
+    monkeypatch.setattr(GradientInversion, "_prepare_task", failing)
     at_once()
     adversary = {"victims": [0, 2, 3], "workers": 1}
     tables = {"adversary": adversary, "attack": [{"name": "sme", "iterations": 3}]}
-    failures = open_audit(run, check(AttackFile, tables, "attack.toml")).run()
+    failures = open_audit(run, validate_tables(AttackFile, tables, "attack.toml")).run()
     assert len(failures) == 1
     assert "client 2: ZeroDivisionError: of a stranger" in failures[0]
     assert sorted(claims(run)) == ["sme/round-1-client-0-repeat-0", "sme/round-1-client-3-repeat-0"]
@@ -189,7 +189,7 @@ def test_a_victim_that_fails_is_one_sentence_and_the_others_are_found(
 def test_victims_that_fail_at_once_leave_those_of_the_next_call_alone(
     run: Path, at_once: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, begin = [], matching.at_once
+    begun, begin = [], matching.batched_steps
 
     def failing(entries: Any) -> Any:
         begun.append(len(entries))
@@ -201,7 +201,7 @@ def test_victims_that_fail_at_once_leave_those_of_the_next_call_alone(
     monkeypatch.setattr(matching, "at_once", failing)
     monkeypatch.setattr(matching, "fit", lambda entries: len(entries) <= 2)
     tables = {"adversary": {"victims": "all", "workers": 1}, "attack": [{"name": "sme", "iterations": 3}]}
-    failures = open_audit(run, check(AttackFile, tables, "attack.toml")).run()
+    failures = open_audit(run, validate_tables(AttackFile, tables, "attack.toml")).run()
     told = [re.search(r"client (\d): ZeroDivisionError: of the first call", failure) for failure in failures]
     failed = {int(found[1]) for found in told if found}
     made = {int(about["victim"]) for _, about in claims(run).values()}
@@ -217,7 +217,7 @@ def test_a_victim_of_whom_an_attack_says_nothing_has_failed(
 ) -> None:
     several = GradientInversion._run_several
 
-    def forgetful(self: Any, orders: Iterable[Order]) -> Iterator[tuple[Order, Outcome]]:
+    def forgetful(self: Any, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
         """It takes some of the victims, and says nothing of one more."""
         yield from several(self, itertools.islice(orders, takes))
         for _ in itertools.islice(orders, min(takes, 1)):
@@ -225,7 +225,7 @@ def test_a_victim_of_whom_an_attack_says_nothing_has_failed(
 
     monkeypatch.setattr(GradientInversion, "_run_several", forgetful)
     tables = {"adversary": {"victims": "all", "workers": 1}, "attack": [{"name": "sme", "iterations": 2}]}
-    failures = open_audit(run, check(AttackFile, tables, "attack.toml")).run()
+    failures = open_audit(run, validate_tables(AttackFile, tables, "attack.toml")).run()
     made = {int(about["victim"]) for _, about in claims(run).values()}
     assert len(made) == {0: 0, 1: 2, 2: 3}[takes]
     assert len(failures) == CLIENTS - len(made)
@@ -237,16 +237,16 @@ class Panic(BaseException):
 
 
 def test_what_is_no_exception_ends_one_victim_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = GradientInversion._matching
+    begin = GradientInversion._prepare_task
 
     def panicking(self: Any, update: Any, *given: Any) -> Any:
         if update.client == 2:
             raise Panic("of an extension")
         return begin(self, update, *given)
 
-    monkeypatch.setattr(GradientInversion, "_matching", panicking)
+    monkeypatch.setattr(GradientInversion, "_prepare_task", panicking)
     tables = {"adversary": {"victims": [0, 2, 3], "workers": 1}, "attack": [{"name": "sme", "iterations": 3}]}
-    [failure] = open_audit(run, check(AttackFile, tables, "attack.toml")).run()
+    [failure] = open_audit(run, validate_tables(AttackFile, tables, "attack.toml")).run()
     assert "client 2: Panic: of an extension" in failure
     assert {int(about["victim"]) for _, about in claims(run).values()} == {0, 3}
 
@@ -254,13 +254,13 @@ def test_what_is_no_exception_ends_one_victim_too(run: Path, monkeypatch: pytest
 def test_time_is_divided_among_the_jobs_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 14.0, 20.0, 21.0])
     monkeypatch.setattr(outcomes.time, "monotonic", lambda: next(clock))
-    with Turns() as turns:
-        first, second = Turn(turns), Turn(turns)
-        with first.taken():  # at 10
+    with JobLogs() as turns:
+        first, second = JobLog(turns), JobLog(turns)
+        with first.record():  # at 10
             pass
-        with second.taken():  # at 14
+        with second.record():  # at 14
             pass
-        with first.taken():
+        with first.record():
             pass
         first.end()  # at 20
         first.end()

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fedsim.datasets import Dataset, Examples
-from fedsim.engines.cohort import COHORT, CohortGrid
+from fedsim.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
 from fedsim.engines.node import play_cohort
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError
 from fedsim.partitions.shares import Dirichlet, Iid
-from fedsim.randomness import numpy_generator, seed_for
-from fedsim.recording.recorder import Plan
+from fedsim.randomness import derive_seed, numpy_generator
+from fedsim.recording.recorder import RecordingPlan
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -79,7 +79,7 @@ def test_a_cohort_answers_as_its_clients_would_one_by_one(
         arrays, metrics = ArrayRecord({"w": Array(value)}), MetricRecord({"n": context.node_id})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
-    app.query(COHORT.split(".")[1])(lambda message, context: play_cohort(app, message, context))
+    app.query(COHORT_MESSAGE_TYPE.split(".")[1])(lambda message, context: play_cohort(app, message, context))
     physical = InProcessGrid(app, nodes)
     grid = CohortGrid(physical, clients, ConfigRecord(), list(physical.get_node_ids()))
     payloads = [RecordDict({"arrays": ArrayRecord({"w": Array(np.full(2, float(n)))})}) for n in range(3)]
@@ -104,7 +104,7 @@ numbers = st.lists(st.integers(1, 50), unique=True, max_size=10)
 def test_a_plan_keeps_the_first_and_then_every_kth(
     rounds: list[int] | None, every: int, clients: list[int] | None
 ) -> None:
-    plan = Plan(rounds=rounds, every=every, clients=clients)
+    plan = RecordingPlan(rounds=rounds, every=every, clients=clients)
     chosen = sorted(rounds) if rounds is not None else list(range(1, 51))
     assert [number for number in range(1, 51) if plan.keeps_round(number)] == chosen[::every]
     assert all(plan.keeps_client(client) == (clients is None or client in clients) for client in range(51))
@@ -117,7 +117,7 @@ def test_a_plan_keeps_the_first_and_then_every_kth(
 def test_what_was_subtracted_adds_up(values: list[float], moves: list[float]) -> None:
     before = {"w": torch.tensor(values)}
     after = {"w": before["w"] - torch.tensor(moves[: len(values)])}
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=1)
+    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=1)
     assert torch.equal(update.pseudo_gradient["w"], before["w"] - after["w"])
 
 
@@ -133,4 +133,4 @@ keys = st.lists(st.integers(-(2**40), 2**40) | st.text(max_size=8), max_size=5).
 
 @given(one=keys, other=keys)
 def test_different_keys_have_different_seeds(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    assert (seed_for(*one) == seed_for(*other)) == (one == other)
+    assert (derive_seed(*one) == derive_seed(*other)) == (one == other)

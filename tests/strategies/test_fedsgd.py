@@ -23,9 +23,9 @@ from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.inversion.tgias_ro import TemporalInversion
 from adversaries.labels.updates import count_labels
-from adversaries.scene import scene_of
+from adversaries.scene import build_problem
 from clients.defenses.update_noise import UpdateNoise
-from clients.mods import defended
+from clients.mods import defend_payload
 from fedsim.attacks import Attack, Knowledge, Paper
 from fedsim.auditing.architecture import Architecture
 from fedsim.defense import Defense
@@ -38,10 +38,10 @@ from fedsim.recording.header import hash_state
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
-from fedsim.training.cohort import fits
+from fedsim.training.cohort import can_vectorise
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.model_state import state_of
-from fedsim.training.sampling import batches_of_round
+from fedsim.training.model_state import copy_state
+from fedsim.training.sampling import round_batches
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload, State
@@ -86,14 +86,14 @@ def gradient_at(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, T
 def sent(build: Callable[[], nn.Module] = mlp, labels: Tensor = LABELS, number: int = 1, client: int = 5) -> Update:
     """A gradient at the fresh weights, and the running statistics that the forward pass left."""
     model = build()
-    before = state_of(model)
+    before = copy_state(model)
     gradient = gradient_at(model, images(len(labels)), labels)
-    after = {name: t for name, t in state_of(model).items() if name not in gradient}
+    after = {name: t for name, t in copy_state(model).items() if name not in gradient}
     return Update(
         round=number,
         client=client,
         before=before,
-        payload=Payload.dense(gradient, "gradient") | Payload.dense(after, "weights"),
+        payload=Payload.from_dense(gradient, "gradient") | Payload.from_dense(after, "weights"),
         num_examples=len(labels),
     )
 
@@ -120,7 +120,9 @@ def test_a_recorded_gradient_is_read_back_to_the_bit_beside_what_travelled_with_
 
 
 def test_a_round_may_hold_weights_of_one_client_and_a_gradient_of_another(tmp_path: Path) -> None:
-    trained = replace(sent(client=3), payload=Payload.dense({n: t + 1 for n, t in sent().before.items()}, "weights"))
+    trained = replace(
+        sent(client=3), payload=Payload.from_dense({n: t + 1 for n, t in sent().before.items()}, "weights")
+    )
     transcript = recorded(tmp_path, sent(), trained)
     assert [update.gradient is None for update in transcript.updates()] == [True, False]
     assert [reply.kind for reply in transcript.header(1).replies] == ["weights", "gradient"]
@@ -133,7 +135,7 @@ def test_the_hash_of_a_recording_covers_the_gradients(tmp_path: Path) -> None:
     other["1.bias"][0] += 1e-6
     hashes = [
         recorded(tmp_path / str(place), item).hash()
-        for place, item in enumerate([update, replace(update, payload=Payload.dense(other, "gradient"))])
+        for place, item in enumerate([update, replace(update, payload=Payload.from_dense(other, "gradient"))])
     ]
     assert hashes[0] != hashes[1]
 
@@ -157,7 +159,7 @@ def test_a_damaged_gradient_is_noticed(tmp_path: Path) -> None:
 
 def test_the_scene_of_a_gradient_is_that_gradient_exactly_and_one_step(tmp_path: Path) -> None:
     update = recorded(tmp_path, sent()).update(1, 5)
-    scene = scene_of(update, replace(KNOWN, learning_rate=0.004, local_epochs=7, batch_size=2))
+    scene = build_problem(update, replace(KNOWN, learning_rate=0.004, local_epochs=7, batch_size=2))
     assert update.gradient is not None
     assert scene.steps == 1
     for told, true in zip(scene.direction, update.gradient.values(), strict=True):
@@ -230,7 +232,7 @@ def test_an_attack_that_needs_returned_weights_says_that_there_are_none(tmp_path
 
 
 def changed(update: Update, name: str, value: Tensor) -> Update:
-    return replace(update, payload=Payload.dense({**(update.gradient or {}), name: value}, "gradient"))
+    return replace(update, payload=Payload.from_dense({**(update.gradient or {}), name: value}, "gradient"))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def changed(update: Update, name: str, value: Tensor) -> Update:
         (lambda u: changed(u, "3.bias", torch.full((10,), math.inf)), "the gradient of 3.bias holds NaN or infinite"),
         (
             lambda u: replace(
-                u, payload=Payload.dense({n: torch.zeros_like(t) for n, t in u.gradient.items()}, "gradient")
+                u, payload=Payload.from_dense({n: torch.zeros_like(t) for n, t in u.gradient.items()}, "gradient")
             ),
             "round 1, client 5: the gradient is zero, there is nothing to match",
         ),
@@ -249,7 +251,7 @@ def changed(update: Update, name: str, value: Tensor) -> Update:
             "the recorded gradients have 3.bias of shape (9,), the model (10,)",
         ),
         (
-            lambda u: replace(u, payload=Payload.dense({"1.weight": u.gradient["1.weight"]}, "gradient")),
+            lambda u: replace(u, payload=Payload.from_dense({"1.weight": u.gradient["1.weight"]}, "gradient")),
             "the recorded gradients have no 1.bias, the model has one of shape (12,); attack with",
         ),
         (lambda u: replace(u, before={"w": torch.ones(2)}), "the recorded weights w_0 have no 1.weight, the model has"),
@@ -265,7 +267,7 @@ def test_a_gradient_that_cannot_be_attacked_is_refused_in_one_sentence(
 
 def test_buffers_of_another_shape_beside_a_gradient_are_refused(tmp_path: Path) -> None:
     update = sent(normalised)
-    update = replace(update, payload=update.payload | Payload.dense({"1.running_mean": torch.zeros(3)}, "weights"))
+    update = replace(update, payload=update.payload | Payload.from_dense({"1.running_mean": torch.zeros(3)}, "weights"))
     told = refusal(recorded(tmp_path, update), InvertingGradients(iterations=3), replace(KNOWN, model=normalised))
     assert "the recorded buffers beside the gradient have 1.running_mean of shape (3,), the model (4,)" in told
 
@@ -295,7 +297,7 @@ def computed(
     model: nn.Module, count: int = 3, before: State | None = None, defenses: tuple[Defense, ...] = (), **how: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     labels = torch.arange(count)
-    start = state_of(model) if before is None else before
+    start = copy_state(model) if before is None else before
     return local_gradient(model, start, images(count), labels, fedsgd(**how), key=("x",), defenses=defenses)
 
 
@@ -307,7 +309,7 @@ def test_a_client_sends_the_gradient_of_the_mean_loss_and_leaves_the_weights_alo
     assert list(gradient) == list(expected)
     assert all(torch.equal(gradient[name], expected[name]) for name in expected)
     assert loss == cross_entropy(mlp()(images(3)), torch.arange(3)).item()
-    assert hash_state(state_of(model)) == hash_state(state_of(mlp()))
+    assert hash_state(copy_state(model)) == hash_state(copy_state(mlp()))
     assert all(p.grad is None for p in model.parameters())  # the next client begins without it
 
 
@@ -328,7 +330,7 @@ def test_a_clients_gradient_is_its_one_step_of_local_training_divided_by_the_ste
         def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
             return {name: 2 * g + torch.rand(g.shape, generator=rng, dtype=g.dtype) for name, g in gradient.items()}
 
-    before, inputs, labels = state_of(build()), images(6).double(), torch.arange(6)
+    before, inputs, labels = copy_state(build()), images(6).double(), torch.arange(6)
     every = (torch.tensor([4, 0, 2]),)
     chosen = every[0]
     gradient, beside, loss = local_gradient(
@@ -353,7 +355,7 @@ def test_a_clients_gradient_is_its_one_step_of_local_training_divided_by_the_ste
 def test_running_statistics_travel_beside_the_gradient_as_local_training_would_send_them(
     how: dict[str, Any], travels: bool
 ) -> None:
-    before = state_of(normalised(), statistics=travels)
+    before = copy_state(normalised(), statistics=travels)
     _, beside, _ = computed(normalised(), before=before, **how)
     assert set(beside) == ({"1.running_mean", "1.running_var"} if travels else set())
     if how == {"batch_norm": "eval"}:
@@ -376,14 +378,14 @@ def test_a_shared_parameter_gets_its_gradient_under_each_of_its_names() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 10))
     model[2].weight = model[1].weight
     gradient, beside, _ = computed(model)
-    assert set(gradient) == set(state_of(model))
+    assert set(gradient) == set(copy_state(model))
     assert torch.equal(gradient["1.weight"], gradient["2.weight"])
     assert beside == {}
 
 
 def test_a_gradient_that_is_not_finite_is_one_sentence() -> None:
     model = mlp()
-    before = {name: t * 1e38 for name, t in state_of(model).items()}
+    before = {name: t * 1e38 for name, t in copy_state(model).items()}
     with pytest.raises(RunError, match=r"the gradient of 1.weight is NaN or infinite; lower strategy.learning_rate"):
         computed(model, before=before)
 
@@ -393,7 +395,7 @@ def test_a_gradient_that_is_not_finite_is_one_sentence() -> None:
 
 def turns(count: int, rounds: int, **how: Any) -> list[list[int]]:
     settings = fedsgd(**how)
-    chosen = [batches_of_round(count, settings, seed=3, client=1, number=number) for number in range(1, rounds + 1)]
+    chosen = [round_batches(count, settings, seed=3, client=1, number=number) for number in range(1, rounds + 1)]
     return [batch[0].tolist() for batch in chosen if batch is not None]
 
 
@@ -418,7 +420,7 @@ def test_fixed_batches_come_back_in_the_same_order() -> None:
 
 def test_batches_differ_between_clients_and_seeds() -> None:
     ways = [(3, 1), (3, 2), (4, 1)]
-    orders = [batches_of_round(30, fedsgd(), seed=seed, client=client, number=1) for seed, client in ways]
+    orders = [round_batches(30, fedsgd(), seed=seed, client=client, number=1) for seed, client in ways]
     assert len({tuple(order[0].tolist()) for order in orders if order is not None}) == 3
 
 
@@ -426,20 +428,20 @@ def test_fixed_batches_of_local_training_go_on_where_the_last_round_ended() -> N
     by_steps = LocalTraining(local_steps=2, batch_size=4, batches="fixed")
     taken: list[list[int]] = []
     for number in (1, 2, 3):
-        order = batches_of_round(10, by_steps, seed=3, client=1, number=number)
+        order = round_batches(10, by_steps, seed=3, client=1, number=number)
         assert order is not None
         assert len(order) == 2
         taken += [index.tolist() for index in order]
     assert taken == turns(10, 6, batches="fixed")
     by_epochs = LocalTraining(local_epochs=2, batch_size=4, batches="fixed")
     for number in (1, 7):
-        order = batches_of_round(10, by_epochs, seed=3, client=1, number=number)
+        order = round_batches(10, by_epochs, seed=3, client=1, number=number)
         assert order is not None
         assert [index.tolist() for index in order] == turns(10, 6, batches="fixed")
 
 
 def test_by_default_local_training_draws_its_batches_as_ever() -> None:
-    assert batches_of_round(10, LocalTraining(local_epochs=1), seed=3, client=1, number=1) is None
+    assert round_batches(10, LocalTraining(local_epochs=1), seed=3, client=1, number=1) is None
 
 
 @pytest.mark.parametrize(
@@ -465,22 +467,22 @@ def test_what_a_client_who_sends_gradients_does_not_do_is_refused(how: dict[str,
 
 
 def test_clients_who_send_gradients_are_left_to_the_loop() -> None:
-    assert fits(mlp(), LocalTraining(local_steps=1), [])
-    assert not fits(mlp(), fedsgd(), [])
+    assert can_vectorise(mlp(), LocalTraining(local_steps=1), [])
+    assert not can_vectorise(mlp(), fedsgd(), [])
 
 
 # Defenses of what is sent.
 
 
 def as_sent(gradient: State, beside: State) -> Payload:
-    return Payload.dense(gradient, "gradient") | Payload.dense(beside, "weights")
+    return Payload.from_dense(gradient, "gradient") | Payload.from_dense(beside, "weights")
 
 
 def test_noise_and_clipping_act_on_the_gradient_and_on_what_travels_beside_it() -> None:
-    before = state_of(normalised())
+    before = copy_state(normalised())
     gradient, beside, _ = computed(normalised())
     defense = UpdateNoise(clip=0.01, noise_multiplier=0.0)
-    sent = defended(defense, before, as_sent(gradient, beside), generator(0), {})
+    sent = defend_payload(defense, before, as_sent(gradient, beside), generator(0), {})
     sent_gradient, sent_beside = sent.values("gradient", before), sent.values("weights", before)
     moved = {name: t - before[name] for name, t in beside.items()}
     norm = math.sqrt(sum(t.double().square().sum().item() for t in (*gradient.values(), *moved.values())))
@@ -495,7 +497,7 @@ def test_a_gradient_that_no_defense_touches_is_sent_to_the_bit() -> None:
         paper = PAPER
 
     gradient, beside, _ = computed(normalised())
-    sent_as_is = defended(Idle(), state_of(normalised()), as_sent(gradient, beside), generator(0))
+    sent_as_is = defend_payload(Idle(), copy_state(normalised()), as_sent(gradient, beside), generator(0))
     assert hash_state(sent_as_is.arrays()) == hash_state(as_sent(gradient, beside).arrays())
 
 
@@ -508,7 +510,7 @@ def test_a_gradient_that_no_defense_touches_is_sent_to_the_bit() -> None:
 )
 def test_a_gradient_that_cannot_be_defended_is_not_sent(reply: Payload, expected: str) -> None:
     with pytest.raises(RunError) as error:
-        defended(UpdateNoise(), {"w": torch.zeros(1)}, reply, generator(0), {})
+        defend_payload(UpdateNoise(), {"w": torch.zeros(1)}, reply, generator(0), {})
     assert expected in str(error.value)
 
 
@@ -543,7 +545,7 @@ def an_example(steps: int = 0) -> tuple[Update, Tensor]:
         optimizer.step()
     gradient = gradient_at(model, image, torch.tensor([3]))
     return Update(
-        round=1, client=5, before=state_of(model), payload=Payload.dense(gradient, "gradient"), num_examples=1
+        round=1, client=5, before=copy_state(model), payload=Payload.from_dense(gradient, "gradient"), num_examples=1
     ), image
 
 
@@ -583,7 +585,7 @@ def test_dlg_is_limited_by_its_optimiser_long_before_it_misses_those_digits(tmp_
     assert update.gradient is not None
     gradients = {"sent": update.gradient} | {str(rate): by_difference(update, rate) for rate in (0.1, 0.01, 0.004)}
     for name, gradient in gradients.items():
-        transcript = recorded(tmp_path / name, replace(update, payload=Payload.dense(gradient, "gradient")))
+        transcript = recorded(tmp_path / name, replace(update, payload=Payload.from_dense(gradient, "gradient")))
         finding = DeepLeakage(iterations=60).run(transcript, known, victim=5, rng=generator(0))
         assert isinstance(finding, Reconstruction)
         assert psnr(finding.data, image).item() == pytest.approx(97.5, abs=2.5)

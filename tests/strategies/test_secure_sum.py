@@ -23,13 +23,13 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fedsim.engines.arrays import record_of, state_in
+from fedsim.engines.arrays import make_record, read_state
 from fedsim.errors import RunError
 from fedsim.experiments.config import SecureAggregationTable
 from fedsim.experiments.secure_aggregation import group_sizes
-from fedsim.randomness import seed_for
+from fedsim.randomness import derive_seed
 from fedsim.wire.payloads import Payload
-from strategies.exchange import GROUP, MEMBERS
+from strategies.exchange import GROUP_RECORD, MEMBERS_KEY
 from strategies.secure_sum import SecureSum
 from tests.integration.test_curious_grid import Wire
 
@@ -52,7 +52,7 @@ def protocol(**settings: Any) -> SecureSum:
 
 
 def asked(clients: Sequence[int]) -> list[Message]:
-    content = RecordDict({"arrays": record_of(BEFORE), "config": ConfigRecord({"server-round": ROUND})})
+    content = RecordDict({"arrays": make_record(BEFORE), "config": ConfigRecord({"server-round": ROUND})})
     return [Message(copy.copy(content), client, "train") for client in clients]
 
 
@@ -69,7 +69,7 @@ def answers(
         update = update_of(client, spread)
         if kind == "weights":
             update = {name: BEFORE[name] + tensor for name, tensor in update.items()}
-        arrays = record_of(Payload.dense(update, kind).arrays())
+        arrays = make_record(Payload.from_dense(update, kind).arrays())
         metrics = MetricRecord({"num-examples": count_of(client), "train_loss": 0.5})
         found.append(Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message))
     return found
@@ -77,12 +77,12 @@ def answers(
 
 def summed(rules: SecureSum, clients: Sequence[int], **how: Any) -> list[Message]:
     messages = asked(clients)
-    return list(rules.sums(answers(messages, **how), messages, ROUND))
+    return list(rules.sum_groups(answers(messages, **how), messages, ROUND))
 
 
 def mean_in(reply: Message) -> dict[str, Tensor]:
     (record,) = reply.content.array_records.values()
-    payload = Payload.from_arrays(state_in(record), BEFORE)
+    payload = Payload.from_arrays(read_state(record), BEFORE)
     return dict(payload.values(payload.kind, BEFORE))
 
 
@@ -107,7 +107,7 @@ def flowers_mean(
             if self.client == gone:
                 raise RuntimeError("gone")
             key = SEED, "secure aggregation", ROUND, self.client
-            np.random.seed(seed_for(*key) % 2**32)  # noqa: NPY002 (Flower quantises right after this)
+            np.random.seed(derive_seed(*key) % 2**32)  # noqa: NPY002 (Flower quantises right after this)
             # Flower's workflow does not shift arrays without axes back to around 0.
             arrays = [np.atleast_1d(tensor.numpy()) for tensor in update_of(self.client, spread).values()]
             return arrays, count_of(self.client), {}
@@ -163,17 +163,17 @@ def test_the_sum_is_that_of_flowers_own_workflow_to_the_bit(
 def test_a_group_is_its_weighted_mean_its_total_and_its_members(kind: str) -> None:
     rules = protocol(groups=3)
     replies = summed(rules, range(7), kind=kind)
-    groups = rules.groups(range(7), ROUND)
+    groups = rules.draw_groups(range(7), ROUND)
     assert sorted(map(len, groups)) == [3, 4]
     assert len(replies) == 2
     for reply in replies:
-        members = list(reply.content.config_records[GROUP][MEMBERS])  # type: ignore[arg-type, call-overload]
+        members = list(reply.content.config_records[GROUP_RECORD][MEMBERS_KEY])  # type: ignore[arg-type, call-overload]
         assert members in groups
         assert reply.metadata.src_node_id == min(members)
         (metrics,) = reply.content.metric_records.values()
         assert dict(metrics) == {"num-examples": sum(map(count_of, members))}
         (record,) = reply.content.array_records.values()
-        assert Payload.from_arrays(state_in(record), BEFORE).kind == ("gradient" if kind == "gradient" else "delta")
+        assert Payload.from_arrays(read_state(record), BEFORE).kind == ("gradient" if kind == "gradient" else "delta")
         for name, tensor in mean_in(reply).items():
             step = 2.0 / (1 << 22) * LARGEST * len(members) / sum(map(count_of, members))
             assert torch.allclose(tensor.double(), true_mean(members)[name], atol=step)
@@ -182,19 +182,19 @@ def test_a_group_is_its_weighted_mean_its_total_and_its_members(kind: str) -> No
 def test_a_reply_is_emptied_once_it_is_added() -> None:
     rules, messages = protocol(), asked(range(4))
     replies = answers(messages)
-    (only,) = rules.sums(replies, messages, ROUND)
+    (only,) = rules.sum_groups(replies, messages, ROUND)
     assert all(not record for reply in replies for record in reply.content.array_records.values())
     assert mean_in(only)
 
 
 def test_groups_are_drawn_anew_in_each_round_and_follow_from_the_seed() -> None:
     rules = protocol(groups=3)
-    drawn = [rules.groups(range(12), number) for number in range(1, 9)]
-    assert drawn == [protocol(groups=3).groups(reversed(range(12)), number) for number in range(1, 9)]
+    drawn = [rules.draw_groups(range(12), number) for number in range(1, 9)]
+    assert drawn == [protocol(groups=3).draw_groups(reversed(range(12)), number) for number in range(1, 9)]
     assert len({str(groups) for groups in drawn}) == 8
     for groups in drawn:
         assert sorted(client for group in groups for client in group) == list(range(12))
-    assert protocol().groups([5, 3, 4], 1) == [[3, 4, 5]]
+    assert protocol().draw_groups([5, 3, 4], 1) == [[3, 4, 5]]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_those_who_drop_out_are_left_out_of_the_sum() -> None:
     replies = summed(protocol(threshold=3), range(5), gone=[1, 4])
     errors, (reply,) = replies[:2], [reply for reply in replies if not reply.has_error()]
     assert [error.metadata.src_node_id for error in errors if error.has_error()] == [1, 4]
-    assert reply.content.config_records[GROUP][MEMBERS] == [0, 2, 3]
+    assert reply.content.config_records[GROUP_RECORD][MEMBERS_KEY] == [0, 2, 3]
     for name, tensor in mean_in(reply).items():
         assert torch.allclose(tensor.double(), true_mean([0, 2, 3])[name], atol=1e-5)
 
@@ -234,16 +234,16 @@ def test_a_group_with_fewer_survivors_than_the_threshold_is_lost(caplog: pytest.
 
 def test_a_lost_group_leaves_the_others_alone() -> None:
     rules = protocol(groups=3, threshold=1.0)
-    first, second = rules.groups(range(6), ROUND)
+    first, second = rules.draw_groups(range(6), ROUND)
     replies = [r for r in summed(rules, range(6), gone=first[:1]) if not r.has_error()]
-    assert [reply.content.config_records[GROUP][MEMBERS] for reply in replies] == [second]
+    assert [reply.content.config_records[GROUP_RECORD][MEMBERS_KEY] for reply in replies] == [second]
 
 
 @pytest.mark.parametrize(
     ("threshold", "size", "needed"), [(3, 10, 3), (0.5, 5, 2), (0.5, 10, 5), (0.1, 10, 2), (1.0, 7, 7), (1, 7, 7)]
 )
 def test_the_threshold_is_flowers(threshold: float, size: int, needed: int) -> None:
-    assert SecureAggregationTable(threshold=threshold).survivors(size) == needed
+    assert SecureAggregationTable(threshold=threshold).min_survivors(size) == needed
 
 
 # What a client refuses to send, and what is said of clipping.
@@ -252,13 +252,13 @@ def test_the_threshold_is_flowers(threshold: float, size: int, needed: int) -> N
 def test_an_update_that_is_not_finite_or_too_heavy_is_not_masked() -> None:
     (message,) = asked([1])
     (reply,) = answers([message])
-    assert protocol().refusal(reply.content, message.content) is None
+    assert protocol().refusal_reason(reply.content, message.content) is None
     reply.content.metric_records["metrics"]["num-examples"] = LARGEST + 1
     expected = "it reported 41 examples, more than the 40 that weights are multiples of"
-    assert protocol().refusal(reply.content, message.content) == expected
+    assert protocol().refusal_reason(reply.content, message.content) == expected
     broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in BEFORE.items()}
-    content = RecordDict({"arrays": record_of(broken), "metrics": MetricRecord({"num-examples": 3})})
-    told = protocol().refusal(content, message.content)
+    content = RecordDict({"arrays": make_record(broken), "metrics": MetricRecord({"num-examples": 3})})
+    told = protocol().refusal_reason(content, message.content)
     assert told == "its 'weight' holds NaN or infinite values, and nobody could find them in the sum"
 
 

@@ -15,12 +15,12 @@ from adversaries.engine import compiled
 from adversaries.engine.distances import Cosine, Distance, GaussianKernel, SquaredL2
 from adversaries.engine.matching import GradientInversion
 from adversaries.inversion.inverting_gradients import InvertingGradients
-from adversaries.inversion.sent_gradients import Messages
+from adversaries.inversion.sent_gradients import ClientUpdates
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.inversion.tgias_ro import TemporalInversion
-from adversaries.labels.last_layer import completed
+from adversaries.labels.last_layer import fill_dropped_entries
 from adversaries.labels.updates import count_labels
-from adversaries.scene import scene_of
+from adversaries.scene import build_problem
 from clients.defenses.gradient_prune import GradientPrune
 from clients.defenses.layer_freeze import LayerFreeze
 from clients.defenses.quantise import Quantise
@@ -28,16 +28,16 @@ from clients.defenses.random_mask import RandomMask
 from clients.defenses.soteria import Soteria
 from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
-from clients.mods import defended
+from clients.mods import defend_payload
 from fedsim.attacks import Knowledge
 from fedsim.datasets.digits import Digits
-from fedsim.defense import Defense, remembers
-from fedsim.metrics import paired, psnr
+from fedsim.defense import Defense, uses_memory
+from fedsim.metrics import pair_examples, psnr
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -48,12 +48,12 @@ PLAN = LocalTraining(local_epochs=3, batch_size=COUNT // 2, learning_rate=0.05)
 
 
 def mlp() -> nn.Module:
-    with seeded("mlp"):
+    with seed_globals("mlp"):
         return Mlp(hidden=(64,)).build(DIGITS.task)
 
 
 def cnn() -> nn.Module:
-    with seeded("cnn"):
+    with seed_globals("cnn"):
         return SmeCnn().build(DIGITS.task)
 
 
@@ -67,16 +67,18 @@ def data(victim: int) -> tuple[Tensor, Tensor]:
 
 def sent(build: Build, sends: str, victim: int, *defenses: Defense) -> Update:
     """What the client sends of its four digits: a gradient, or its weights after six local steps."""
-    (inputs, labels), before, key = data(victim), state_of(build()), ("client", victim)
+    (inputs, labels), before, key = data(victim), copy_state(build()), ("client", victim)
     if sends == "gradient":
         whole = replace(PLAN, batch_size=COUNT)
         found, _, _ = local_gradient(build(), before, inputs, labels, whole, key=key, defenses=defenses)
-        payload = Payload.dense(found, "gradient")
+        payload = Payload.from_dense(found, "gradient")
     else:
         found, _ = local_update(build(), before, inputs, labels, PLAN, key=key, defenses=defenses)
-        payload = Payload.dense(found, "weights")
+        payload = Payload.from_dense(found, "weights")
     for defense in defenses:
-        payload = defended(defense, before, payload, generator(*key, "sent"), {} if remembers(defense) else None)
+        payload = defend_payload(
+            defense, before, payload, generator(*key, "sent"), {} if uses_memory(defense) else None
+        )
     return Update(round=1, client=victim, before=before, payload=payload, num_examples=COUNT)
 
 
@@ -110,7 +112,7 @@ def found(build: Build, sends: str, defense: Defense, *, adaptive: bool) -> floa
         update = sent(build, sends, victim, defense)
         granted = known(build, victim, *([defense] if adaptive else []))
         finding = attack.invert(update, granted, generator("attack", victim), lambda *_: None)
-        scores.append(psnr(paired(finding.data, data(victim)[0]), data(victim)[0]))
+        scores.append(psnr(pair_examples(finding.data, data(victim)[0]), data(victim)[0]))
     return torch.cat(scores).mean().item()
 
 
@@ -159,9 +161,9 @@ def test_at_the_true_data_every_distance_is_smaller_for_who_knows_the_defense(
     inputs, labels = data(0)
     values = []
     for defenses in ((), (defense,)):
-        scene = scene_of(update, known(mlp, 0, *defenses))
-        dummy = scene.units.from_unit_range(inputs).requires_grad_(True)
-        gradient = scene.defended(scene.gradient(scene.before, dummy, labels))
+        scene = build_problem(update, known(mlp, 0, *defenses))
+        dummy = scene.scaling.from_unit_range(inputs).requires_grad_(True)
+        gradient = scene.apply_defenses(scene.gradient(scene.before, dummy, labels))
         value = distance(gradient, distance.target(scene))
         (slope,) = torch.autograd.grad(value, dummy)
         assert slope.isfinite().all()
@@ -199,7 +201,7 @@ def test_what_a_mask_left_out_of_the_last_layer_follows_from_its_other_numbers()
     true = {"weight": bias[:, None] * features, "bias": bias}
     masked = {"weight": true["weight"].clone(), "bias": torch.tensor([0.5, 0.0, 0.25])}
     masked["weight"][1, 0] = masked["weight"][2, 3] = 0.0
-    found = completed(masked, [RandomMask(masked=0.4)])
+    found = fill_dropped_entries(masked, [RandomMask(masked=0.4)])
     torch.testing.assert_close(found["bias"], bias)
     torch.testing.assert_close(found["weight"], true["weight"])
 
@@ -207,12 +209,12 @@ def test_what_a_mask_left_out_of_the_last_layer_follows_from_its_other_numbers()
 def test_only_what_a_defense_can_have_left_out_is_filled_in() -> None:
     """Half of it under top-k, half of the bound under pruning, nothing under a rounding that is right on average."""
     layer = {"weight": torch.tensor([[2.0, 4.0], [1.0, 2.0], [4.0, 8.0]]), "bias": torch.tensor([1.0, 0.5, 0.0])}
-    assert completed(layer, [RandomMask()])["bias"].tolist() == pytest.approx([1.0, 0.5, 2.0])
-    assert completed(layer, [TopK()])["bias"].tolist() == pytest.approx([1.0, 0.5, 1.0])
-    assert completed(layer, [GradientPrune()])["bias"].tolist() == pytest.approx([1.0, 0.5, 0.25], rel=1e-3)
-    assert completed(layer, [Quantise(scheme="ternary")])["bias"].tolist() == [1.0, 0.5, 0.0]
+    assert fill_dropped_entries(layer, [RandomMask()])["bias"].tolist() == pytest.approx([1.0, 0.5, 2.0])
+    assert fill_dropped_entries(layer, [TopK()])["bias"].tolist() == pytest.approx([1.0, 0.5, 1.0])
+    assert fill_dropped_entries(layer, [GradientPrune()])["bias"].tolist() == pytest.approx([1.0, 0.5, 0.25], rel=1e-3)
+    assert fill_dropped_entries(layer, [Quantise(scheme="ternary")])["bias"].tolist() == [1.0, 0.5, 0.0]
     silent = {"weight": layer["weight"], "bias": torch.zeros(3)}
-    assert not completed(silent, [RandomMask()])["bias"].any(), "where nothing was sent nothing is told"
+    assert not fill_dropped_entries(silent, [RandomMask()])["bias"].any(), "where nothing was sent nothing is told"
 
 
 @pytest.mark.parametrize("sends", ["gradient", "weights"])
@@ -223,9 +225,9 @@ def test_who_knows_the_defense_counts_labels_better(sends: str, defense: Defense
         update, labels = sent(mlp, sends, victim, defense), data(victim)[1]
         for knows in right:
             granted = known(mlp, victim, *([defense] if knows else []), labels=None)
-            scene = scene_of(update, granted)
-            before = dict(zip(scene.names, scene.before, strict=True))
-            after = dict(zip(scene.names, scene.after or scene.before, strict=True))
+            scene = build_problem(update, granted)
+            before = dict(zip(scene.parameter_names, scene.before, strict=True))
+            after = dict(zip(scene.parameter_names, scene.after or scene.before, strict=True))
             counted = count_labels(update, granted, scene.model, before, after, generator("labels", victim))
             both = torch.minimum(counted.bincount(minlength=10), labels.bincount(minlength=10))
             right[knows] += both.sum().item() / COUNT / 8
@@ -236,8 +238,8 @@ def test_who_knows_the_defense_counts_labels_better(sends: str, defense: Defense
 def test_a_last_bias_that_was_never_sent_is_told(caplog: pytest.LogCaptureFixture) -> None:
     defense = LayerFreeze(layers=("3.bias",))
     update, granted = sent(mlp, "weights", 0, defense), known(mlp, 0, defense, labels=None)
-    scene = scene_of(update, granted)
-    before, after = (dict(zip(scene.names, state, strict=True)) for state in (scene.before, scene.after))
+    scene = build_problem(update, granted)
+    before, after = (dict(zip(scene.parameter_names, state, strict=True)) for state in (scene.before, scene.after))
     assert len(count_labels(update, granted, scene.model, before, after, generator(0))) == COUNT
     assert "round 1, client 0: 3.bias was not sent; labels are guesses" in caplog.text
 
@@ -247,17 +249,17 @@ def test_a_last_bias_that_was_never_sent_is_told(caplog: pytest.LogCaptureFixtur
 
 def over_rounds(build: Build, rounds: int, defense: Defense, *, adaptive: bool, **settings: Any) -> float:
     """PSNR in dB of TGIAs-RO from gradients of the same digits at weights that others' gradients have moved."""
-    (inputs, labels), state, model = data(0), dict(state_of(build())), build()
+    (inputs, labels), state, model = data(0), dict(copy_state(build())), build()
     whole, updates, memory = replace(PLAN, batch_size=COUNT), list[Update](), dict[str, Tensor]()
     for number in range(1, rounds + 1):
         before = dict(state)
         found, _, _ = local_gradient(model, before, inputs, labels, whole, key=("client", number))
-        payload = defended(
+        payload = defend_payload(
             defense,
             before,
-            Payload.dense(found, "gradient"),
+            Payload.from_dense(found, "gradient"),
             generator("sent", number),
-            memory if remembers(defense) else None,
+            memory if uses_memory(defense) else None,
         )
         updates.append(Update(round=number, client=0, before=before, payload=payload, num_examples=COUNT))
         rows = slice(200 + 32 * number, 232 + 32 * number)
@@ -275,10 +277,10 @@ def over_rounds(build: Build, rounds: int, defense: Defense, *, adaptive: bool, 
         align=False,
         **settings,
     )
-    messages = Messages(client=0, rounds=range(1, rounds + 1), read=lambda number: updates[number - 1])
+    messages = ClientUpdates(client=0, rounds=range(1, rounds + 1), read=lambda number: updates[number - 1])
     granted = known(build, 0, *([defense] if adaptive else []))
     finding = attack.invert(messages, granted, generator("attack"), lambda *_: None)
-    return psnr(paired(finding.data, inputs), inputs).mean().item()
+    return psnr(pair_examples(finding.data, inputs), inputs).mean().item()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries.batch_norm import trained_by_batch
+from adversaries.batch_norm import used_batch_statistics
 from adversaries.engine.matching import GradientInversion
 from adversaries.engine.priors import total_variation
 from adversaries.inversion.inverting_gradients import InvertingGradients
@@ -24,7 +24,7 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError, TranscriptError
 from fedsim.findings import Reconstruction
-from fedsim.metrics import match, psnr
+from fedsim.metrics import match_examples, psnr
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
 from fedsim.randomness import generator
@@ -32,7 +32,7 @@ from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
@@ -73,10 +73,12 @@ def trained(
     build: Callable[[], nn.Module] = mlp, labels: Tensor = LABELS, before: State | None = None, **how: Any
 ) -> Update:
     """A client's whole local training on the truth, by fedsim's own training."""
-    start = before or state_of(build())
+    start = before or copy_state(build())
     plan = LocalTraining(**({"local_epochs": 1, "batch_size": 100, "learning_rate": 0.1} | how))
     after, _ = local_update(build(), start, standard(truth(len(labels))), labels, plan, key=("x",))
-    return Update(round=1, client=5, before=start, payload=Payload.dense(after, "weights"), num_examples=len(labels))
+    return Update(
+        round=1, client=5, before=start, payload=Payload.from_dense(after, "weights"), num_examples=len(labels)
+    )
 
 
 @pytest.fixture
@@ -234,7 +236,7 @@ def test_the_objective_does_not_depend_on_the_length_of_the_update(
     values = []
     for after in (update.after, longer):
         folder = tmp_path_factory.mktemp("recording")
-        Recorder(folder).write(1, [dataclasses.replace(update, payload=Payload.dense(after, "weights"))])
+        Recorder(folder).write(1, [dataclasses.replace(update, payload=Payload.from_dense(after, "weights"))])
         values.append(run(InvertingGradients(iterations=3, step_size=0.1), Transcript(folder)).trace["objective"])
     torch.testing.assert_close(values[0], values[1], atol=2e-3, rtol=0)
 
@@ -338,7 +340,7 @@ def test_a_batch_of_three_is_recovered_better_than_by_guessing(record: Record) -
     finding = run(
         SurrogateModelExtension(iterations=300, step_size=0.1, tv_weight=0.0), record(trained(build)), knowledge
     )
-    paired = finding.data[match(finding.data, truth())]
+    paired = finding.data[match_examples(finding.data, truth())]
     assert psnr(paired, truth()).mean() > psnr(truth().mean(0).expand_as(truth()), truth()).mean() + 3
 
 
@@ -358,9 +360,9 @@ def test_units_differ_from_channel_to_channel(record: Record) -> None:
         torch.manual_seed(0)
         return Mlp(hidden=(8,)).build(Task((3, 4, 4), 10))
 
-    before = state_of(build())
+    before = copy_state(build())
     after = {name: w + 0.01 for name, w in before.items()}
-    update = Update(round=1, client=5, before=before, payload=Payload.dense(after, "weights"), num_examples=3)
+    update = Update(round=1, client=5, before=before, payload=Payload.from_dense(after, "weights"), num_examples=3)
     mean, std = torch.tensor([0.2, 0.5, 0.8]), torch.tensor([0.1, 0.2, 0.3])
     knowledge = Knowledge(
         model=build,
@@ -386,7 +388,7 @@ def with_batch_norm() -> nn.Module:
 
 def used_state() -> dict[str, Tensor]:
     """A network with batch normalisation whose running statistics are not those of a fresh one."""
-    state = state_of(with_batch_norm())
+    state = copy_state(with_batch_norm())
     for name in state:
         if "running" in name:
             state[name] = 0.5 + torch.rand(state[name].shape, generator=generator(name))
@@ -403,7 +405,7 @@ def test_frozen_batch_norm_with_shared_buffers_is_matched_exactly(record: Record
 def test_buffers_that_are_not_shared_are_one_sentence(record: Record) -> None:
     update = trained(with_batch_norm, before=used_state(), batch_norm="eval")
     before, after = ({k: v for k, v in end.items() if "running" not in k} for end in (update.before, update.after))
-    bare = dataclasses.replace(update, before=before, payload=Payload.dense(after, "weights"))
+    bare = dataclasses.replace(update, before=before, payload=Payload.from_dense(after, "weights"))
     knowledge = dataclasses.replace(KNOWN, model=with_batch_norm)
     with pytest.raises(AttackError, match=r"the model normalises with 2\.running_mean, which clients .* do not share"):
         run(InvertingGradients(), record(bare), knowledge)
@@ -416,14 +418,14 @@ def test_running_statistics_that_moved_tell_of_training(moved: str) -> None:
     update = dataclasses.replace(
         trained(with_batch_norm, before=before, batch_norm="eval"),
         before=before,
-        payload=Payload.dense(after, "weights"),
+        payload=Payload.from_dense(after, "weights"),
     )
-    assert trained_by_batch(update, model) == ("running" in moved)
+    assert used_batch_statistics(update, model) == ("running" in moved)
     before, after = ({k: v for k, v in end.items() if "running" not in k} for end in (update.before, update.after))
-    bare = dataclasses.replace(update, before=before, payload=Payload.dense(after, "weights"))
-    assert trained_by_batch(bare, model)
-    plain = trained(mlp, before=state_of(mlp()))
-    assert not trained_by_batch(plain, mlp())
+    bare = dataclasses.replace(update, before=before, payload=Payload.from_dense(after, "weights"))
+    assert used_batch_statistics(bare, model)
+    plain = trained(mlp, before=copy_state(mlp()))
+    assert not used_batch_statistics(plain, mlp())
 
 
 def as_list(state: State, model: nn.Module, keep: Callable[[str, Tensor], bool]) -> dict[str, Tensor]:
@@ -444,12 +446,12 @@ def as_list(state: State, model: nn.Module, keep: Callable[[str, Tensor], bool])
 def test_lists_of_arrays_are_matched_by_order(
     record: Record, build: Callable[[], nn.Module], keep: Callable[[str, Tensor], bool]
 ) -> None:
-    before = used_state() if build is with_batch_norm else state_of(build())
+    before = used_state() if build is with_batch_norm else copy_state(build())
     update = trained(build, before=before, batch_norm="eval")
     listed = dataclasses.replace(
         update,
         before=as_list(update.before, build(), keep),
-        payload=Payload.dense(as_list(update.after, build(), keep), "weights"),
+        payload=Payload.from_dense(as_list(update.after, build(), keep), "weights"),
     )
     knowledge = dataclasses.replace(KNOWN, model=build)
     named, by_order = (run(InvertingGradients(iterations=3), record(u), knowledge) for u in (update, listed))
@@ -483,7 +485,7 @@ def poisoned(state: State, value: float) -> State:
     ("update", "knowledge", "kind", "sentence"),
     [
         (
-            dataclasses.replace(UPDATE, payload=Payload.dense(poisoned(UPDATE.after, math.nan), "weights")),
+            dataclasses.replace(UPDATE, payload=Payload.from_dense(poisoned(UPDATE.after, math.nan), "weights")),
             KNOWN,
             AttackError,
             r"^round 1, client 5: 1\.weight holds NaN or infinite values; this update cannot be attacked",
@@ -495,7 +497,7 @@ def poisoned(state: State, value: float) -> State:
             "holds NaN or infinite values",
         ),
         (
-            dataclasses.replace(UPDATE, payload=Payload.dense(UPDATE.before, "weights")),
+            dataclasses.replace(UPDATE, payload=Payload.from_dense(UPDATE.before, "weights")),
             KNOWN,
             AttackError,
             "^round 1, client 5: w_T equals w_0, there is nothing to match$",

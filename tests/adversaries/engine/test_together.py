@@ -12,14 +12,14 @@ from torch.nn.functional import cross_entropy
 from adversaries.engine import matching, together
 from adversaries.engine.matching import GradientInversion
 from adversaries.engine.restart import Restart
-from adversaries.engine.together import pays
+from adversaries.engine.together import batching_pays
 from fedsim.attacks import Knowledge
 from fedsim.findings import Reconstruction
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -48,7 +48,7 @@ class Branching(nn.Module):
 
 
 def network() -> nn.Module:
-    with seeded("together"):
+    with seed_globals("together"):
         return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.Sigmoid(), nn.Linear(12, 5))
 
 
@@ -66,9 +66,9 @@ def found(by: GradientInversion, build: Any = network) -> tuple[Reconstruction, 
     model, loss = build(), Counted()
     inputs = torch.rand((len(LABELS), *TASK.input_shape), generator=generator("inputs"))
     training = LocalTraining(local_epochs=2, batch_size=len(LABELS), learning_rate=0.1)
-    before = state_of(model)
+    before = copy_state(model)
     after, _ = local_update(model, before, inputs, LABELS, training, key=("x",))
-    sent = Payload.dense(after, "weights")
+    sent = Payload.from_dense(after, "weights")
     update = Update(round=1, client=2, before=before, payload=sent, num_examples=len(LABELS))
     known = Knowledge(
         model=build,
@@ -95,8 +95,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_pays_on_an_accelerator_alone() -> None:
-    assert pays(torch.device("cuda"))
-    assert not pays(torch.device("cpu"))
+    assert batching_pays(torch.device("cuda"))
+    assert not batching_pays(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -116,17 +116,17 @@ def test_as_many_are_computed_at_once_as_the_memory_allows(monkeypatch: pytest.M
         return found(attack(iterations=ITERATIONS))[1] - found(attack(iterations=1))[1]
 
     sizes: list[int] = []
-    measure = together.Entry.of
+    measure = together.BatchEntry.from_task
 
     def measured(matching: Any) -> Any:
         entry = measure(matching)
-        sizes.append(entry.bytes)
+        sizes.append(entry.bytes_per_restart)
         return entry
 
-    monkeypatch.setattr(together.Entry, "of", measured)
+    monkeypatch.setattr(together.BatchEntry, "of", measured)
     whole, _ = found(attack())
-    for budget, calls in ((together.BUDGET, 1), (4 * sizes[0], 2), (2 * sizes[0], 3), (sizes[0], RESTARTS)):
-        monkeypatch.setattr(together, "BUDGET", budget)
+    for budget, calls in ((together.MEMORY_BUDGET, 1), (4 * sizes[0], 2), (2 * sizes[0], 3), (sizes[0], RESTARTS)):
+        monkeypatch.setattr(together, "MEMORY_BUDGET", budget)
         assert calls_of_iterations() == calls * (ITERATIONS - 1)
         check_same(whole, found(attack())[0])
 
@@ -146,12 +146,12 @@ def test_values_that_differ_at_once_are_not_used(
 ) -> None:
     apart, _ = found(attack())
     monkeypatch.setattr(matching, "pays", lambda device: True)
-    compute = together._Call.compute
+    compute = together._BatchedCall.compute
 
     def off(self: Any, *given: Any) -> list[Tensor]:
         return [1.1 * tensor for tensor in compute(self, *given)]
 
-    monkeypatch.setattr(together._Call, "compute", off)
+    monkeypatch.setattr(together._BatchedCall, "compute", off)
     again, _ = found(attack())
     assert "several at once gave other values" in caplog.text
     assert torch.equal(apart.data, again.data)
@@ -173,7 +173,7 @@ def test_a_memory_that_does_not_last_for_several_lasts_for_one_after_the_other(
     def full(self: Any, *given: Any) -> list[Tensor]:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(together._Call, "compute", full)
+    monkeypatch.setattr(together._BatchedCall, "compute", full)
     again, _ = found(attack())
     assert "restarts are computed one after the other (out of memory)" in caplog.text
     assert torch.equal(apart.data, again.data)

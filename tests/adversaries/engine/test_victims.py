@@ -20,16 +20,16 @@ from torch.nn.functional import cross_entropy
 from adversaries.engine import matching, together
 from adversaries.engine.matching import GradientInversion
 from adversaries.engine.restart import Restart
-from fedsim.attacks import Attack, Knowledge, Order, Outcome, Paper, Progress
+from fedsim.attacks import Attack, Knowledge, Outcome, Paper, Progress, VictimTask
 from fedsim.errors import AttackError, KnowledgeError
 from fedsim.findings import Finding, Reconstruction, Representatives
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -77,7 +77,7 @@ class Branching(nn.Module):
 
 
 def network(task: Task) -> nn.Module:
-    with seeded("victims"):
+    with seed_globals("victims"):
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(task.input_shape), 12), nn.Sigmoid(), nn.Linear(12, 5))
 
 
@@ -98,12 +98,12 @@ class Federation:
 
     def __post_init__(self) -> None:
         model, updates = self.build(self.task), []
-        before = state_of(model)
+        before = copy_state(model)
         for client, count in SIZES.items():
             inputs, labels = self.data(client)
             training = LocalTraining(local_epochs=2, batch_size=2, learning_rate=0.1)
             after, _ = local_update(model, before, inputs, labels, training, key=(client,))
-            sent = Payload.dense(after, "weights")
+            sent = Payload.from_dense(after, "weights")
             updates.append(Update(round=1, client=client, before=before, payload=sent, num_examples=count))
         Recorder(self.folder).write(1, updates)
         self.transcript = Transcript(self.folder)
@@ -112,7 +112,7 @@ class Federation:
         shape, rng = (SIZES[client], *self.task.input_shape), generator("data", client)
         return torch.rand(shape, generator=rng), torch.randint(5, shape[:1], generator=rng)
 
-    def order(self, client: int, **known: Any) -> Order:
+    def order(self, client: int, **known: Any) -> VictimTask:
         knowledge = Knowledge(
             model=lambda: self.build(self.task),
             loss=self.loss,
@@ -125,13 +125,13 @@ class Federation:
             local_epochs=2,
             batch_size=2,
         )
-        return Order(
+        return VictimTask(
             transcript=self.transcript,
             knowledge=replace(knowledge, **known),
             victim=client,
             rng=generator("attack", client),
             progress=lambda iteration, iterations, values: self.told.setdefault(client, []).append(iteration),
-            turn=lambda: self.overheard(client),
+            log_context=lambda: self.overheard(client),
         )
 
     @contextmanager
@@ -149,7 +149,7 @@ class Federation:
         finally:
             logging.getLogger("fedsim").removeHandler(listener)
 
-    def alone(self, by: Attack, order: Order) -> Finding:
+    def alone(self, by: Attack, order: VictimTask) -> Finding:
         """What comes of one that is attacked by itself, as on a CPU."""
         given = order.transcript, order.knowledge
         return by.run(*given, victim=order.victim, rng=generator("attack", order.victim))
@@ -160,7 +160,7 @@ def attack(name: str = "inverting-gradients", **settings: Any) -> GradientInvers
     return cast("GradientInversion", registry.build("attacks", name, given, name))
 
 
-def outcomes(by: Attack, orders: Sequence[Order]) -> dict[int, Outcome]:
+def outcomes(by: Attack, orders: Sequence[VictimTask]) -> dict[int, Outcome]:
     found = {order.victim: outcome for order, outcome in by.run_several(orders)}
     assert len(found) == len(orders)
     return found
@@ -213,18 +213,18 @@ def test_all_that_are_alike_are_one_call_in_each_iteration(at_once: Callable[[],
 def test_only_what_differs_is_computed_for_each(
     monkeypatch: pytest.MonkeyPatch, at_once: Callable[[], None], tmp_path: Path
 ) -> None:
-    calls: list[together._Call] = []
-    keep = together._Call.compute
+    calls: list[together._BatchedCall] = []
+    keep = together._BatchedCall.compute
 
     def kept(self: Any, *given: Any) -> Any:
         calls.append(self)
         return keep(self, *given)
 
-    monkeypatch.setattr(together._Call, "compute", kept)
+    monkeypatch.setattr(together._BatchedCall, "compute", kept)
     some = Federation(tmp_path / "recording")
     at_once()
     outcomes(attack("sme"), [some.order(client) for client in (3, 5, 8)])
-    alike, shown = calls[-1]._differ, calls[-1].places[0][0]
+    alike, shown = calls[-1]._differing_leaves, calls[-1].slots[0][0]
     assert [place for place, leaf in enumerate(shown.leaves) if leaf.shape == (12, 36)] == [0, 4, 13]
     assert 0 not in alike  # w_0, which is one for all
     assert {4, 13} <= set(alike)  # w_T and the direction
@@ -282,7 +282,7 @@ def test_one_that_diverges_leaves_the_others_alone(
 
     def lost(self: Restart) -> None:
         step(self)
-        if self.scene.where == "round 1, client 5" and self._taken == 3:
+        if self.problem.where == "round 1, client 5" and self._steps_taken == 3:
             self.dummy.fill_(torch.nan)
 
     monkeypatch.setattr(Restart, "project", lost)
@@ -302,7 +302,7 @@ def test_one_that_raises_on_its_way_leaves_the_others_alone(
 
     def failing(self: Restart) -> None:
         step(self)
-        if self.scene.where == "round 1, client 5":
+        if self.problem.where == "round 1, client 5":
             raise RuntimeError("no luck")
 
     monkeypatch.setattr(Restart, "project", failing)
@@ -352,7 +352,7 @@ def test_one_that_gives_other_values_at_once_is_computed_alone(
     apart = {client: some.alone(by, some.order(client)) for client in (3, 5, 8)}
     some.heard.clear()
     at_once()
-    compute = together._Call.compute
+    compute = together._BatchedCall.compute
 
     def off(self: Any, left: list[int], *given: Any) -> list[Tensor]:
         found = compute(self, left, *given)
@@ -360,7 +360,7 @@ def test_one_that_gives_other_values_at_once_is_computed_alone(
             tensor[left.index(3)] *= 1.1
         return found
 
-    monkeypatch.setattr(together._Call, "compute", off)
+    monkeypatch.setattr(together._BatchedCall, "compute", off)
     whole = outcomes(by, [some.order(client) for client in (3, 5, 8)])
     for client, found in apart.items():
         check_same(whole[client], found)
@@ -377,8 +377,8 @@ def test_as_many_victims_are_computed_at_once_as_the_memory_allows(
     clients = (3, 5, 8)
     apart = {client: some.alone(by, some.order(client)) for client in clients}
     at_once()
-    size = together.Entry.of(by._matching(*_single(some, by), generator(0))).bytes
-    monkeypatch.setattr(together, "BUDGET", holds * size)
+    size = together.BatchEntry.from_task(by._prepare_task(*_single(some, by), generator(0))).bytes_per_restart
+    monkeypatch.setattr(together, "MEMORY_BUDGET", holds * size)
 
     def counted(iterations: int) -> int:
         some.loss.calls = 0
@@ -439,8 +439,8 @@ def test_those_for_whom_there_is_no_memory_begin_later(
 ) -> None:
     some, by = Federation(tmp_path / "recording"), attack(restarts=2)
     at_once()
-    size = together.Entry.of(by._matching(*_single(some, by), generator(0))).bytes
-    monkeypatch.setattr(together, "BUDGET", 5 * size)
+    size = together.BatchEntry.from_task(by._prepare_task(*_single(some, by), generator(0))).bytes_per_restart
+    monkeypatch.setattr(together, "MEMORY_BUDGET", 5 * size)
     given = by.run_several([some.order(client) for client in (3, 5, 8)])
     assert [next(given)[0].victim for _ in range(2)] == [3, 5]
     assert set(some.told) == {3, 5}
@@ -449,11 +449,11 @@ def test_those_for_whom_there_is_no_memory_begin_later(
 
 def test_the_memory_of_weights_that_differ_is_counted(tmp_path: Path) -> None:
     some, by = Federation(tmp_path / "recording"), attack()
-    matched = by._matching(*_single(some, by), generator(0))
-    parameters = sum(tensor.numel() for tensor in matched.scene.before)
-    kept, _ = together._kept_and_result(lambda: matched.alone(matched.restarts[0])(0))
-    entry = together.Entry.of(matched)
-    assert 3 * 4 * parameters <= entry.bytes - kept <= 3.2 * 4 * parameters  # w_0, w_T and the direction
+    matched = by._prepare_task(*_single(some, by), generator(0))
+    parameters = sum(tensor.numel() for tensor in matched.problem.before)
+    kept, _ = together._measure_saved_bytes(lambda: matched.restart_evaluation(matched.restarts[0])(0))
+    entry = together.BatchEntry.from_task(matched)
+    assert 3 * 4 * parameters <= entry.bytes_per_restart - kept <= 3.2 * 4 * parameters  # w_0, w_T and the direction
 
 
 def _single(some: Federation, by: GradientInversion) -> tuple[Update, Knowledge]:
@@ -501,7 +501,7 @@ class Plain(Attack):
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
     ) -> Any:
-        assert knowledge.granted() == ["labels"]
+        assert knowledge.granted_facts() == ["labels"]
         progress(1, 1, {"objective": 0.0})
         logging.getLogger("fedsim").warning("client %d", victim)
         if victim == 8:

@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 
 from adversaries.exact.analytic import Analytic
 from adversaries.exact.cocktail_party import CocktailParty
-from adversaries.exact.consistency import odd, repaired
-from adversaries.exact.layer import Layer, read_layer
-from adversaries.exact.mixture import Mixture
+from adversaries.exact.consistency import find_sum_column, repair_columns
+from adversaries.exact.layer import FirstLayer, read_first_layer
+from adversaries.exact.mixture import InputMixture
 from adversaries.exact.ratios import shared_ratios
 from adversaries.exact.spear import Spear
 from adversaries.exact.spear_ica import SpearIca
@@ -26,11 +26,11 @@ from adversaries.exact.spear_ica_rounds import SpearIcaRounds
 from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import Reconstruction
-from fedsim.metrics import paired, psnr
-from fedsim.randomness import generator, seeded
+from fedsim.metrics import pair_examples, psnr
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.training.first_layer import rectified
+from fedsim.training.first_layer import is_rectified
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
@@ -47,7 +47,7 @@ def digits(count: int, key: int = 0) -> tuple[Tensor, Tensor]:
 
 def mlp(*middle: nn.Module, units: int = 200, bias: bool = True) -> nn.Module:
     layers = middle or (nn.ReLU(),)
-    with seeded("mlp"):
+    with seed_globals("mlp"):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, units, bias=bias), *layers, nn.Linear(units, 10))
 
 
@@ -104,14 +104,14 @@ def from_training(attack: Attack, folder: Path, count: int, **how: Any) -> tuple
     inputs, labels = digits(count)
     new = how.pop("new", mlp)
     before, after = trained(inputs, labels, new, **how)
-    return attacked(attack, folder, before, Payload.dense(after, "weights"), count, new), inputs, labels
+    return attacked(attack, folder, before, Payload.from_dense(after, "weights"), count, new), inputs, labels
 
 
 def check_exact(finding: Reconstruction, inputs: Tensor, at_least: float = 60) -> None:
     assert finding.certified is not None
     assert finding.certified.all()
     assert len(finding.data) == len(inputs)
-    assert psnr(paired(finding.data, inputs), inputs).min() > at_least
+    assert psnr(pair_examples(finding.data, inputs), inputs).min() > at_least
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_what_is_sent_instead_of_weights_is_read_as_it_is(tmp_path: Path, kind: 
     cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
     gradient = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     sent = (
-        Payload.dense(gradient, "gradient")
+        Payload.from_dense(gradient, "gradient")
         if kind == "gradient"
-        else Payload.dense({name: -0.1 * g for name, g in gradient.items()}, "delta")
+        else Payload.from_dense({name: -0.1 * g for name, g in gradient.items()}, "delta")
     )
     check_exact(attacked(SpearIca(), tmp_path, before, sent, 12), inputs)
 
@@ -163,7 +163,7 @@ def test_inputs_in_other_units_come_back_in_the_unit_range(tmp_path: Path) -> No
     inputs, labels = digits(10)
     before, after = trained((inputs - 0.3) / 0.25, labels, mlp)
     ends = (-0.3 / 0.25, 0.7 / 0.25)
-    finding = attacked(SpearIca(), tmp_path, before, Payload.dense(after, "weights"), 10, value_range=ends)
+    finding = attacked(SpearIca(), tmp_path, before, Payload.from_dense(after, "weights"), 10, value_range=ends)
     check_exact(finding, inputs)
 
 
@@ -173,9 +173,9 @@ def test_two_equal_examples_are_claimed_once_and_n_is_an_upper_bound(
     inputs, labels = digits(8)
     both = torch.cat([inputs, inputs[:1]]), torch.cat([labels, labels[:1]])
     before, after = trained(*both, mlp)
-    finding = attacked(SpearIca(), tmp_path, before, Payload.dense(after, "weights"), 12)
+    finding = attacked(SpearIca(), tmp_path, before, Payload.from_dense(after, "weights"), 12)
     assert len(finding.data) == len(inputs)
-    assert psnr(paired(finding.data, inputs), inputs).min() > 60
+    assert psnr(pair_examples(finding.data, inputs), inputs).min() > 60
     assert finding.certified is not None
     assert not finding.certified.any()  # they could be nearly equal
     assert "the update spans 8 inputs, N is 12" in caplog.text
@@ -185,7 +185,7 @@ def test_a_mean_of_nearly_equal_examples_is_not_certified(tmp_path: Path, caplog
     """After one step their gradients may be proportional, so that they share a column."""
 
     def deep() -> nn.Module:
-        with seeded("deep"):
+        with seed_globals("deep"):
             layers = nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10)
             return nn.Sequential(nn.Flatten(), *layers)
 
@@ -195,7 +195,7 @@ def test_a_mean_of_nearly_equal_examples_is_not_certified(tmp_path: Path, caplog
         inputs, labels = torch.cat([inputs, near]), torch.cat([labels, labels[:1]])
         before, after = trained(inputs, labels, deep, epochs=1, batch=7)
         with suppress(AttackError):
-            finding = attacked(SpearIca(), tmp_path / f"{key}", before, Payload.dense(after, "weights"), 7, deep)
+            finding = attacked(SpearIca(), tmp_path / f"{key}", before, Payload.from_dense(after, "weights"), 7, deep)
             assert finding.certified is not None
             sure = finding.data[finding.certified].flatten(1)
             assert ((torch.cdist(sure, inputs.flatten(1)).square() / 64).amin(1) < 1e-6).all()
@@ -215,7 +215,7 @@ def test_under_little_noise_no_certificate_is_below_60_db(tmp_path: Path) -> Non
             for name, tensor in after.items()
         }
         with suppress(AttackError):
-            finding = attacked(SpearIca(), tmp_path / f"{key}", before, Payload.dense(noisy, "weights"), 12)
+            finding = attacked(SpearIca(), tmp_path / f"{key}", before, Payload.from_dense(noisy, "weights"), 12)
             assert finding.certified is not None
             sure += int(finding.certified.sum())
             found = finding.data[finding.certified].flatten(1)
@@ -274,7 +274,7 @@ def test_a_layer_that_did_not_move_is_refused(
     inputs, labels = digits(4)
     before, after = trained(inputs, labels, mlp)
     with pytest.raises(AttackError, match=sentence):
-        attacked(attack, tmp_path, before, Payload.dense(change(before, after), "weights"), 4)
+        attacked(attack, tmp_path, before, Payload.from_dense(change(before, after), "weights"), 4)
 
 
 def test_inputs_that_leave_the_range_are_not_certified(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_inputs_that_leave_the_range_are_not_certified(tmp_path: Path) -> None:
     inputs, labels = digits(8)
     before, after = trained(inputs, labels, mlp)
     after["1.bias"] = before["1.bias"] + 0.5 * (after["1.bias"] - before["1.bias"])
-    finding = attacked(SpearIca(), tmp_path, before, Payload.dense(after, "weights"), 8)
+    finding = attacked(SpearIca(), tmp_path, before, Payload.from_dense(after, "weights"), 8)
     assert finding.certified is not None
     assert not finding.certified.any()
 
@@ -292,7 +292,7 @@ def test_images_of_one_pixel_are_taken_for_rows_of_a_table(tmp_path: Path) -> No
     inputs = inputs.reshape(6, 64, 1, 1)
     before, after = trained(inputs, labels, mlp)
     Recorder(tmp_path).write(
-        1, [Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=6)]
+        1, [Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=6)]
     )
     knowledge = replace(known(), input_shape=(64, 1, 1))
     finding = SpearIca().run(Transcript(tmp_path), knowledge, victim=0, rng=generator("attack"))
@@ -305,7 +305,7 @@ def test_the_sum_of_two_clients_gives_the_images_of_both(tmp_path: Path) -> None
     before, one = trained(first, labels, mlp)
     _, two = trained(second, others, mlp)
     mean = {name: (one[name] + two[name]) / 2 for name in one}
-    finding = attacked(SpearIca(), tmp_path, before, Payload.dense(mean, "weights"), 16)
+    finding = attacked(SpearIca(), tmp_path, before, Payload.from_dense(mean, "weights"), 16)
     check_exact(finding, torch.cat([first, second]))
 
 
@@ -337,7 +337,7 @@ def test_noise_that_hides_the_columns_certifies_nothing_and_more_of_it_is_refuse
         rng = generator("noise", place)
         noisy = {n: t + share * per_number * torch.randn(t.shape, generator=rng) for n, t in after.items()}
         try:
-            finding = attacked(SpearIca(), tmp_path / str(place), before, Payload.dense(noisy, "weights"), 10)
+            finding = attacked(SpearIca(), tmp_path / str(place), before, Payload.from_dense(noisy, "weights"), 10)
         except AttackError as error:
             seen.append(str(error))
             continue
@@ -360,7 +360,7 @@ def test_no_certificate_is_wrong_where_columns_are_hard_to_find(tmp_path: Path) 
             SpearIca(),
             tmp_path / str(key),
             before,
-            Payload.dense(after, "weights"),
+            Payload.from_dense(after, "weights"),
             14,
             lambda units=units: mlp(units=units),  # type: ignore[misc]
         )
@@ -377,7 +377,7 @@ def test_the_cocktail_party_separates_behind_any_activation(tmp_path: Path) -> N
     finding, inputs, _ = from_training(CocktailParty(of="differences"), tmp_path, 4, new=new)
     assert finding.certified is None
     assert finding.data.shape == inputs.shape
-    assert psnr(paired(finding.data, inputs), inputs).mean() > psnr(torch.full_like(inputs, 0.5), inputs).mean()
+    assert psnr(pair_examples(finding.data, inputs), inputs).mean() > psnr(torch.full_like(inputs, 0.5), inputs).mean()
 
 
 @pytest.mark.parametrize(
@@ -411,16 +411,16 @@ def test_what_gives_nothing_away_is_refused_in_one_sentence(
 
 def test_a_relu_is_known_by_what_it_does() -> None:
     probes = torch.randn((4, 1, 8, 8), generator=generator("probes"))
-    assert rectified(mlp(), "1", probes)
-    assert not rectified(mlp(nn.LeakyReLU()), "1", probes)
-    assert not rectified(mlp(nn.GELU()), "1", probes)
+    assert is_rectified(mlp(), "1", probes)
+    assert not is_rectified(mlp(nn.LeakyReLU()), "1", probes)
+    assert not is_rectified(mlp(nn.GELU()), "1", probes)
 
 
 def test_rounds_read_together_are_exact_where_each_alone_is_not(tmp_path: Path) -> None:
     new = lambda: mlp(units=50)  # noqa: E731
     inputs, labels = digits(12)
     transcript = of_rounds(tmp_path, inputs, labels, new, rounds=6, epochs=2, batch=6)
-    alone = SpearIca().run(transcript.only([1]), known(new), victim=0, rng=generator("attack"))
+    alone = SpearIca().run(transcript.restrict_to([1]), known(new), victim=0, rng=generator("attack"))
     together = SpearIcaRounds().run(transcript, known(new), victim=0, rng=generator("attack"))
     assert isinstance(alone, Reconstruction)
     assert isinstance(together, Reconstruction)
@@ -450,7 +450,7 @@ def of_rounds(
     recorder, before = Recorder(folder), None
     for number in range(1, rounds + 1):
         start, after = trained(inputs, labels, new, start=before, **how)
-        sent = Payload.dense(after, "weights")
+        sent = Payload.from_dense(after, "weights")
         recorder.write(number, [Update(round=number, client=0, before=start, payload=sent, num_examples=len(inputs))])
         before = after
     return Transcript(folder)
@@ -462,14 +462,14 @@ def test_least_squares_with_silent_units_refine_what_noise_blurs(tmp_path: Path,
     before, after = trained(inputs, labels, mlp)
     size = torch.cat([(after[name] - before[name]).flatten() for name in after]).square().mean().sqrt()
     rng = generator("noise")
-    noisy = Payload.dense(
+    noisy = Payload.from_dense(
         {n: t + share * size * torch.randn(t.shape, generator=rng) for n, t in after.items()}, "weights"
     )
     rough, fine = (
         attacked(CocktailParty(of="differences", refine=refine), tmp_path / str(refine), before, noisy, 6)
         for refine in (False, True)
     )
-    errors = [psnr(paired(finding.data, inputs), inputs).median() for finding in (rough, fine)]
+    errors = [psnr(pair_examples(finding.data, inputs), inputs).median() for finding in (rough, fine)]
     assert errors[1] > errors[0] + 3
 
 
@@ -487,22 +487,22 @@ def test_a_sum_of_two_columns_has_a_shared_ratio_with_each_and_is_parted(weight:
     ratios = shared_ratios(mixture, torch.stack(wrong, 1))
     assert ratios.isfinite().nonzero().tolist() == [[0, 1], [1, 0]]
     assert float(ratios[0, 1]) == pytest.approx(weight / float(together.norm()), rel=1e-2)
-    assert odd(mixture, layer, mixture.scaled(torch.stack(wrong, 1))) == 0
-    mended = torch.stack(repaired(mixture, layer, wrong), 1)
+    assert find_sum_column(mixture, layer, mixture.scale_columns(torch.stack(wrong, 1))) == 0
+    mended = torch.stack(repair_columns(mixture, layer, wrong), 1)
     assert (torch.stack(found) @ mended).abs().amax(1).min() > 1 - 1e-6
 
 
-def of_digits(count: int) -> tuple[Layer, Mixture, list[Tensor]]:
+def of_digits(count: int) -> tuple[FirstLayer, InputMixture, list[Tensor]]:
     """The layer and the mixture of a client's update, and the true columns."""
     inputs, labels = digits(count)
     before, after = trained(inputs, labels, mlp)
-    sent = Payload.dense(after, "weights")
+    sent = Payload.from_dense(after, "weights")
     update = Update(round=1, client=0, before=before, payload=sent, num_examples=count)
-    layer = read_layer(SpearIca(), update, known())
-    mixture = Mixture.of(layer.weight, layer.bias, count, "here")
-    gradients = torch.linalg.lstsq(inputs.flatten(1).T.double(), layer.weight[mixture.units].T).solution.T
+    layer = read_first_layer(update, known())
+    mixture = InputMixture.from_update(layer.weight, layer.bias, count, "here")
+    gradients = torch.linalg.lstsq(inputs.flatten(1).T.double(), layer.weight[mixture.unit_indices].T).solution.T
     true = torch.linalg.lstsq(mixture.rows, gradients).solution
-    found = [mixture.column(column / column.norm()) for column in true.T]
+    found = [mixture.refine_column(column / column.norm()) for column in true.T]
     columns = [column for column in found if column is not None]
     assert len(columns) == count
     return layer, mixture, columns
@@ -511,18 +511,18 @@ def of_digits(count: int) -> tuple[Layer, Mixture, list[Tensor]]:
 def test_a_column_that_is_a_sum_of_several_is_found_out() -> None:
     """Some vectors that are made zero at rank - 1 units have further zeros, as units that fire together repeat."""
     layer, mixture, found = of_digits(10)
-    assert odd(mixture, layer, mixture.scaled(torch.stack(found, 1))) is None
+    assert find_sum_column(mixture, layer, mixture.scale_columns(torch.stack(found, 1))) is None
     rng, sums = generator("guess"), 0
     for _ in range(300):
         units = torch.randperm(len(mixture.rows), generator=rng)[: mixture.rank - 1]
-        column = mixture.column(torch.linalg.svd(mixture.rows[units]).Vh[-1])
+        column = mixture.refine_column(torch.linalg.svd(mixture.rows[units]).Vh[-1])
         if column is None or (torch.stack(found) @ column).abs().max() > 1 - 1e-6:
             continue
         sums += 1
         instead = int(torch.linalg.solve(torch.stack(found, 1), column).abs().argmax())
         wrong = [*found[:instead], column, *found[instead + 1 :]]
-        assert odd(mixture, layer, mixture.scaled(torch.stack(wrong, 1))) is not None
-        mended = torch.stack(repaired(mixture, layer, wrong), 1)
+        assert find_sum_column(mixture, layer, mixture.scale_columns(torch.stack(wrong, 1))) is not None
+        mended = torch.stack(repair_columns(mixture, layer, wrong), 1)
         assert (torch.stack(found) @ mended).abs().amax(1).min() > 1 - 1e-6
     assert sums
 
@@ -553,5 +553,5 @@ def test_the_noise_of_an_update_is_what_its_spare_directions_hold(units: int, in
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
         weight = normal(units, count) @ normal(count, inputs) + 1e-3 * normal(units, inputs)
-        told.append(Mixture.of(weight, normal(units), count, "here").noise)
+        told.append(InputMixture.from_update(weight, normal(units), count, "here").noise)
     assert sum(told) / len(told) == pytest.approx(1e-3, rel=0.15)

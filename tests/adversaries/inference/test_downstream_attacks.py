@@ -17,7 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.engine.priors import total_variation
-from adversaries.inference.attribute_inference import GradientAttributeInference, ModelAttributeInference, spread
+from adversaries.inference.attribute_inference import (
+    GradientAttributeInference,
+    ModelAttributeInference,
+    choose_evenly_spaced,
+)
 from adversaries.inference.sample_reconstruction import GradientSampleReconstruction, ModelSampleReconstruction
 from adversaries.inference.source_inference import SourceInference
 from fedsim.attacks import OPTIMAL, Attack, Knowledge, PartialRecords, Records
@@ -28,7 +32,7 @@ from fedsim.randomness import generator
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import squared_error
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.wire import payloads
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
@@ -51,7 +55,7 @@ def record(tmp_path: Path) -> Record:
 
 
 def message(number: int, client: int, before: State, after: State, **rest: Any) -> Update:
-    sent = {"payload": Payload.dense(after, "weights"), "num_examples": 4}
+    sent = {"payload": Payload.from_dense(after, "weights"), "num_examples": 4}
     return Update(**{"round": number, "client": client, "before": before, **sent, **rest})
 
 
@@ -96,7 +100,7 @@ def normalised(seed: int = 0) -> nn.Module:
 def sent(build: Callable[[int], nn.Module], rounds: Mapping[int, Sequence[int]]) -> list[Update]:
     """Untrained models: in each round the clients named, each of whom returns one of its own."""
     return [
-        message(number, client, state_of(build(100 * number)), state_of(build(100 * number + client + 1)))
+        message(number, client, copy_state(build(100 * number)), copy_state(build(100 * number + client + 1)))
         for number, clients in rounds.items()
         for client in clients
     ]
@@ -125,12 +129,12 @@ def test_attributes_are_those_of_eq_3_written_out_on_the_model_of_that_source(so
     _, partial, _ = table(12)
     transcript = record(sent(classifier, {1: [0, 1], 3: [0, 1], 7: [1]}))
     expected = {"global": 700, "last-returned": 301}.get(source, 55)
-    known = Knowledge(model=classifier, partial_records=partial, models={0: state_of(classifier(55))})
+    known = Knowledge(model=classifier, partial_records=partial, models={0: copy_state(classifier(55))})
     attack = ModelAttributeInference(source=source)
     found = infer(attack, transcript, known)
     reference = distances(classifier(expected), partial)
     assert torch.allclose(-found.scores.double(), reference, atol=1e-6)
-    assert torch.equal(found.claimed, reference.argmin(1))
+    assert torch.equal(found.predictions, reference.argmin(1))
     assert found.of == "attribute"
     assert attack.builds_on == (source if source in ("decoder", OPTIMAL) else None)
 
@@ -160,7 +164,7 @@ def test_proposition_4_bounds_the_accuracy_on_linear_models(seed: int, noise: fl
     transcript = record([message(1, 0, state, state)])
     knowledge = Knowledge(model=lambda: nn.Linear(5, 1, bias=False), partial_records=partial)
     found = infer(ModelAttributeInference(), transcript, knowledge)
-    accuracy = float((found.claimed == torch.tensor(secret)).float().mean())
+    accuracy = float((found.predictions == torch.tensor(secret)).float().mean())
     assert accuracy >= bound
     if noise == 0:
         assert accuracy == 1
@@ -175,10 +179,10 @@ def test_without_shared_statistics_all_completions_are_one_batch_so_that_the_att
     record: Record,
 ) -> None:
     _, partial, _ = table(12)
-    kept = {name: t for name, t in state_of(normalised(3)).items() if "running" not in name}
+    kept = {name: t for name, t in copy_state(normalised(3)).items() if "running" not in name}
     transcript = record([message(1, 0, kept, kept)])
     found = infer(ModelAttributeInference(), transcript, Knowledge(model=normalised, partial_records=partial))
-    whole = torch.cat([partial.completed(category) for category in range(3)])
+    whole = torch.cat([partial.complete_with(category) for category in range(3)])
     hidden = whole @ kept["0.weight"].T + kept["0.bias"]
     hidden = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
     logits = (hidden * kept["1.weight"] + kept["1.bias"]).relu() @ kept["3.weight"].T + kept["3.bias"]
@@ -189,7 +193,7 @@ def test_without_shared_statistics_all_completions_are_one_batch_so_that_the_att
 
 def test_with_shared_statistics_a_record_is_judged_by_itself(record: Record) -> None:
     _, partial, _ = table(12)
-    state = state_of(normalised(3)) | {"1.running_mean": torch.full((9,), 0.3)}
+    state = copy_state(normalised(3)) | {"1.running_mean": torch.full((9,), 0.3)}
     transcript = record([message(1, 0, state, state)])
     found = infer(ModelAttributeInference(), transcript, Knowledge(model=normalised, partial_records=partial))
     model = normalised(3).eval()
@@ -199,7 +203,7 @@ def test_with_shared_statistics_a_record_is_judged_by_itself(record: Record) -> 
 
 def test_a_plain_list_of_arrays_is_matched_by_order(record: Record) -> None:
     _, partial, _ = table(5)
-    state = state_of(classifier(3))
+    state = copy_state(classifier(3))
     listed = {str(place): tensor for place, tensor in enumerate(state.values())}
     known = Knowledge(model=classifier, partial_records=partial)
     one, other = (infer(ModelAttributeInference(), record([message(1, 0, s, s)]), known) for s in (state, listed))
@@ -224,7 +228,7 @@ def steps(records: Records, rounds: int, build: Callable[[int], nn.Module] = smo
     updates = []
     for number in range(1, rounds + 1):
         model = build(number)
-        before = state_of(model)
+        before = copy_state(model)
         cross_entropy(model(records.inputs), records.labels).backward()
         after = {name: p.detach() - rate * p.grad for name, p in model.named_parameters() if p.grad is not None}
         updates.append(message(number, 0, before, {**before, **after}, num_examples=len(records.inputs)))
@@ -269,7 +273,7 @@ def test_attributes_of_a_tiny_client_are_read_off_exact_gradients(seed: int, rec
     known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
     attack = GradientAttributeInference(iterations=60)
     found = infer(attack, transcript, known)
-    assert torch.equal(found.claimed, kinds)
+    assert torch.equal(found.predictions, kinds)
     curve = found.trace["objective"]
     assert curve[-1] < 0.02 * curve[0]
 
@@ -304,7 +308,7 @@ def test_a_gradient_that_was_sent_is_read_like_the_step_along_it(record: Record)
     records, partial, _ = table(6, dtype=torch.float64)
     updates = steps(records, 3, rate=0.5)
     gradients = [
-        dataclasses.replace(u, payload=Payload.dense({k: 2 * v for k, v in u.pseudo_gradient.items()}, "gradient"))
+        dataclasses.replace(u, payload=Payload.from_dense({k: 2 * v for k, v in u.pseudo_gradient.items()}, "gradient"))
         for u in updates
     ]
     known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
@@ -336,7 +340,10 @@ def test_records_are_normalised_as_asked_and_by_the_batch_where_nothing_else_is_
     shared: bool, batch_statistics: bool, by_batch: bool, record: Record
 ) -> None:
     _, partial, _ = table(6)
-    before = state_of(normalised(3)) | {"1.running_mean": torch.full((9,), 0.3), "1.running_var": torch.full((9,), 2.0)}
+    before = copy_state(normalised(3)) | {
+        "1.running_mean": torch.full((9,), 0.3),
+        "1.running_var": torch.full((9,), 2.0),
+    }
     kept = {name: tensor for name, tensor in before.items() if shared or "running" not in name}
     after = {name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator(name)) for name, tensor in kept.items()}
     known = Knowledge(model=normalised, loss=cross_entropy, partial_records=partial)
@@ -354,9 +361,9 @@ def test_records_are_normalised_as_asked_and_by_the_batch_where_nothing_else_is_
 
 
 def test_rounds_are_spread_from_the_first_to_the_last() -> None:
-    assert spread([1, 11, 21, 31, 41], 3) == [1, 21, 41]
-    assert spread([1, 11, 21], None) == spread([1, 11, 21], 9) == [1, 11, 21]
-    assert spread([4, 8], 1) == [4]
+    assert choose_evenly_spaced([1, 11, 21, 31, 41], 3) == [1, 21, 41]
+    assert choose_evenly_spaced([1, 11, 21], None) == choose_evenly_spaced([1, 11, 21], 9) == [1, 11, 21]
+    assert choose_evenly_spaced([4, 8], 1) == [4]
 
 
 # SIA.
@@ -386,7 +393,7 @@ def test_a_record_is_said_to_be_of_the_client_whose_model_knows_it_best(source: 
     found = infer(SourceInference(source=source), transcript, known, victim=5)
     assert found.of == "source"
     assert found.candidates.tolist() == [2, 5, 7]
-    assert found.claimed.tolist() == [5, 7, 7]
+    assert found.predictions.tolist() == [5, 7, 7]
     sure, wrong = math.log1p(math.exp(-8)), math.log1p(math.exp(8))
     reference = [[math.log(2), sure, wrong], [math.log(2), wrong, sure], [math.log(2), wrong, sure]]
     assert torch.allclose(-found.scores, torch.tensor(reference), atol=1e-5)
@@ -401,7 +408,7 @@ def test_the_claims_about_records_do_not_depend_on_whose_they_are(
     with caplog.at_level(logging.WARNING):
         of_others, own = (infer(SourceInference(source="lmra"), transcript, known, victim=who) for who in (2, 7))
     assert own.candidates.tolist() == of_others.candidates.tolist() == [2, 5]
-    assert own.claimed.tolist() == of_others.claimed.tolist() == [2, 5, 5]
+    assert own.predictions.tolist() == of_others.predictions.tolist() == [2, 5, 5]
     assert [told.getMessage() for told in caplog.records] == [
         "SourceInference: 'lmra' decoded no model of client 7, so its records are claimed to be of others"
     ]
@@ -420,7 +427,7 @@ def test_the_majority_of_rounds_decides_among_those_who_took_part(record: Record
     )  # fmt: skip
     found = infer(SourceInference(), transcript, ABOUT_SOURCES)
     # Class 1 goes to the least sure of class 0: clients 1, 2, 2, 2 and 0.
-    assert found.claimed.tolist() == [1, 2, 2]
+    assert found.predictions.tolist() == [1, 2, 2]
     assert found.scores.floor().tolist() == [[2, 3, 0], [1, 1, 3], [1, 1, 3]]
 
 
@@ -432,7 +439,7 @@ def test_equally_many_rounds_are_decided_by_the_mean_loss(record: Record) -> Non
             message(2, 0, UNSURE, UNSURE), message(2, 1, UNSURE, sure),
         ]
     )  # fmt: skip
-    assert infer(SourceInference(), transcript, ABOUT_SOURCES).claimed[0] == 1
+    assert infer(SourceInference(), transcript, ABOUT_SOURCES).predictions[0] == 1
 
 
 def test_whoever_took_part_more_often_has_no_larger_mean_loss_for_that(record: Record) -> None:
@@ -447,7 +454,7 @@ def test_whoever_took_part_more_often_has_no_larger_mean_loss_for_that(record: R
     )  # fmt: skip
     found = infer(SourceInference(), transcript, ABOUT_SOURCES)
     assert found.scores[0].floor().tolist() == [1, 1, 1, 1]
-    assert found.claimed[0] == 1  # in three rounds it lost 1.31 in all, client 0 in its only one .51
+    assert found.predictions[0] == 1  # in three rounds it lost 1.31 in all, client 0 in its only one .51
 
 
 def test_clients_who_share_the_smallest_loss_have_all_won(record: Record) -> None:
@@ -462,7 +469,7 @@ def test_clients_who_share_the_smallest_loss_have_all_won(record: Record) -> Non
     assert found.scores[:, 0].tolist() == found.scores[:, 1].tolist()
     for won, score in zip([2, 0], found.scores[:2, 0].tolist(), strict=True):
         assert won <= score < won + 0.5
-    assert found.claimed.tolist()[1:] == [2, 2]
+    assert found.predictions.tolist()[1:] == [2, 2]
 
 
 def test_one_model_after_another_leaves_nothing_of_itself(record: Record) -> None:
@@ -534,7 +541,7 @@ def typical(attack: Attack, transcript: Transcript, knowledge: Knowledge = ABOUT
     ],
 )
 def test_images_of_a_class_make_the_model_sure_of_it(settings: dict[str, Any], record: Record) -> None:
-    state = {name: 5 * tensor for name, tensor in state_of(images_model(4)).items()}
+    state = {name: 5 * tensor for name, tensor in copy_state(images_model(4)).items()}
     transcript = record([message(1, 0, state, state)])
     found = typical(ModelSampleReconstruction(iterations=60, **settings), transcript)
     assert found.labels.tolist() == list(range(10))
@@ -551,7 +558,7 @@ def test_images_of_a_class_make_the_model_sure_of_it(settings: dict[str, Any], r
 
 
 def test_eq_5_is_climbed_along_its_slope(record: Record) -> None:
-    state = state_of(images_model(4))
+    state = copy_state(images_model(4))
     transcript = record([message(1, 0, state, state)])
     attack = ModelSampleReconstruction(objective="probability", learning_rate=0.3, iterations=1)
     found = typical(attack, transcript)
@@ -563,7 +570,7 @@ def test_eq_5_is_climbed_along_its_slope(record: Record) -> None:
 
 
 def test_the_total_variation_of_each_image_is_added_to_what_its_class_says(record: Record) -> None:
-    state = state_of(images_model(4))
+    state = copy_state(images_model(4))
     attack = ModelSampleReconstruction(objective="probability", learning_rate=0.3, tv_weight=0.5, iterations=3)
     found = typical(attack, record([message(1, 0, state, state)]))
     for k in (0, 7):
@@ -577,7 +584,7 @@ def test_the_total_variation_of_each_image_is_added_to_what_its_class_says(recor
 
 
 def test_a_class_that_needs_no_better_image_stops_the_search(record: Record) -> None:
-    state = {name: torch.zeros_like(tensor) for name, tensor in state_of(images_model()).items()}
+    state = {name: torch.zeros_like(tensor) for name, tensor in copy_state(images_model()).items()}
     told: list[tuple[int, int]] = []
     ModelSampleReconstruction(patience=5).run(
         record([message(1, 0, state, state)]),
@@ -593,7 +600,7 @@ def trained(count: int, number: int = 1) -> tuple[Tensor, Tensor, Update]:
     """What client 0 holds in [0, 1], its labels, and its update of one step."""
     data = torch.rand((count, *SHAPE), generator=generator("images"))
     labels, model = torch.arange(count) + 3, images_model(number)
-    before = state_of(model)
+    before = copy_state(model)
     cross_entropy(model(4 * data - 1), labels).backward()
     after = {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
     return data, labels, message(number, 0, before, after, num_examples=count)
@@ -727,17 +734,17 @@ def test_a_client_that_never_took_part(attack: Attack, record: Record) -> None:
 @pytest.mark.parametrize("attack", DECODED)
 def test_a_source_that_decoded_nothing(attack: Attack, record: Record) -> None:
     transcript = record(sent(classifier, {1: [0, 1]}))
-    with refused("source: no model of 'lmra' was handed over; name an attack of the same file"):
+    with refused("source: there are no models of 'lmra'; name an attack of the same file"):
         run(attack, transcript, ABOUT_TABLE)
-    one_model = attack.called == "ModelAttributeInference"
-    for models in ({}, {1: state_of(classifier())}):
+    one_model = attack.title == "ModelAttributeInference"
+    for models in ({}, {1: copy_state(classifier())}):
         told = "'lmra' decoded no model of client 0" if one_model else f".*but {len(models)} have a model that 'lmra' "
         with refused(f"source: {told}" if one_model else told):
             run(attack, transcript, dataclasses.replace(ABOUT_TABLE, models=models))
 
 
 def test_a_source_has_to_be_one_of_several(record: Record) -> None:
-    alone = dataclasses.replace(ABOUT_TABLE, models={0: state_of(classifier())})
+    alone = dataclasses.replace(ABOUT_TABLE, models={0: copy_state(classifier())})
     transcript = record(sent(classifier, {1: [0]}))
     with refused("expected at least 2 candidates for the source of a record, but 1 took part in the inspected rounds"):
         run(SourceInference(), transcript, alone)
@@ -747,7 +754,7 @@ def test_a_source_has_to_be_one_of_several(record: Record) -> None:
 
 @pytest.mark.parametrize("attack", [*ON_TABLES, *DECODED])
 def test_weights_that_are_nan(attack: Attack, record: Record) -> None:
-    broken = state_of(classifier()) | {"2.weight": torch.full((CLASSES, 9), math.nan)}
+    broken = copy_state(classifier()) | {"2.weight": torch.full((CLASSES, 9), math.nan)}
     transcript = record([message(1, 0, broken, broken), message(1, 1, broken, broken)])
     known = dataclasses.replace(ABOUT_TABLE, models={0: broken, 1: broken})
     with refused("(round 1|lmra), (client 0|the global model): 2.weight (of the model )?holds NaN or infinite values"):
@@ -755,7 +762,7 @@ def test_weights_that_are_nan(attack: Attack, record: Record) -> None:
 
 
 def test_a_model_whose_outputs_overflow(record: Record) -> None:
-    huge = {name: torch.full_like(tensor, 3e38) for name, tensor in state_of(classifier()).items()}
+    huge = {name: torch.full_like(tensor, 3e38) for name, tensor in copy_state(classifier()).items()}
     transcript = record([message(1, 0, huge, huge)])
     with refused("client 0, model source last-returned: the model makes NaN or infinite values"):
         run(ModelAttributeInference(), transcript, ABOUT_TABLE)
@@ -765,8 +772,10 @@ def test_a_model_whose_outputs_overflow(record: Record) -> None:
     "attack", [SourceInference(), SourceInference(source="last-returned"), ModelAttributeInference()]
 )
 def test_a_federation_of_gradients_has_no_returned_models(attack: Attack, record: Record) -> None:
-    state = state_of(classifier())
-    transcript = record([message(1, client, state, {}, payload=Payload.dense(state, "gradient")) for client in (0, 1)])
+    state = copy_state(classifier())
+    transcript = record(
+        [message(1, client, state, {}, payload=Payload.from_dense(state, "gradient")) for client in (0, 1)]
+    )
     with refused("round 1, client 0: sent a gradient, no weights, so that there is no returned model to attack"):
         run(attack, transcript, ABOUT_TABLE)
     infer(ModelAttributeInference(source="global"), transcript, ABOUT_TABLE)
@@ -812,7 +821,7 @@ def test_labels_that_the_loss_does_not_take(attack: Attack, record: Record) -> N
             records=dataclasses.replace(records, labels=labels),
             partial_records=dataclasses.replace(partial, labels=labels),
         )
-        with refused(rf"(round 1, )?client 0: the loss does not take labels of type {kind} beside outputs of shape"):
+        with refused(rf"(round 1, )?client 0: the loss does not take labels of type {kind} with outputs of shape"):
             run(attack, transcript, known)
 
 
@@ -859,7 +868,7 @@ def test_buffers_that_were_not_shared(attack: Attack, record: Record) -> None:
 
 
 def test_one_record_has_no_statistics_to_be_normalised_by(record: Record) -> None:
-    kept = {name: t for name, t in state_of(normalised(3)).items() if "running" not in name}
+    kept = {name: t for name, t in copy_state(normalised(3)).items() if "running" not in name}
     transcript = record([message(1, client, kept, kept) for client in (0, 1)])
     known = Knowledge(model=normalised, loss=cross_entropy, records=table(1)[0])
     with refused(r"round 1, client 0: the model does not take inputs of shape \(1, 7\) \(Expected more than 1 value"):
@@ -867,7 +876,7 @@ def test_one_record_has_no_statistics_to_be_normalised_by(record: Record) -> Non
 
 
 def test_a_client_whose_weights_never_change_tells_nothing(record: Record) -> None:
-    state = state_of(classifier())
+    state = copy_state(classifier())
     with refused("client 0: its weights did not change in any of the rounds that are used, there is nothing to match"):
         run(GradientAttributeInference(), record([message(1, 0, state, state)]), ABOUT_TABLE)
 

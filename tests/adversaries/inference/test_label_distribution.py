@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.inference.label_counts import LabelCounts
-from adversaries.inference.llg import LabelLeakage, counts_by_rows
+from adversaries.inference.llg import LabelLeakage, count_labels_by_row_sums
 from adversaries.inference.rlu import LabelsFromUpdates
 from fedsim.attacks import Attack, Knowledge, Records
 from fedsim.datasets import Dataset
@@ -25,9 +25,9 @@ from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task, smoothed
+from fedsim.task import Task, smooth_labels
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -69,15 +69,15 @@ def recorded(folder: Path, digits: Dataset, rounds: int = 2, sends: str = "weigh
     recorder, (inputs, labels) = Recorder(folder), own(digits)
     plan = LocalTraining(**({"local_epochs": 1, "batch_size": 20, "learning_rate": RATE} | how))
     for number in range(1, rounds + 1):
-        before = state_of(mlp(number))
+        before = copy_state(mlp(number))
         if sends == "gradient":
             model = mlp(number)
             cross_entropy(model(inputs), labels).backward()
             found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-            payload = Payload.dense(found, "gradient")
+            payload = Payload.from_dense(found, "gradient")
         else:
             after, _ = local_update(mlp(), before, inputs, labels, plan, key=("labels", number))
-            payload = Payload.dense(after, "weights")
+            payload = Payload.from_dense(after, "weights")
         recorder.write(
             number, [Update(round=number, client=0, before=before, payload=payload, num_examples=len(labels))]
         )
@@ -109,7 +109,7 @@ def claimed(attack: Attack, transcript: Transcript, known: Knowledge) -> LabelDi
 def distance(finding: LabelDistribution) -> tuple[float, float]:
     """The score and its floor."""
     labels = torch.tensor([label for label, count in HELD.items() for _ in range(count)])
-    [score, _] = score_distribution(finding.claimed, labels, None)
+    [score, _] = score_distribution(finding.mean_shares, labels, None)
     return score.value, score.floor
 
 
@@ -125,7 +125,7 @@ def distance(finding: LabelDistribution) -> tuple[float, float]:
 def test_llg_takes_the_impact_of_one_example_off_the_smallest_sum(
     sums: Sequence[float], count: int, expected: Sequence[int]
 ) -> None:
-    assert counts_by_rows(torch.tensor(sums), count).tolist() == expected
+    assert count_labels_by_row_sums(torch.tensor(sums), count).tolist() == expected
 
 
 @pytest.mark.parametrize("sends", ["weights", "gradient"])
@@ -171,7 +171,7 @@ def test_smoothing_is_taken_off_again_where_it_is_known(digits: Dataset, tmp_pat
             claimed(
                 attack,
                 transcript,
-                knowledge(digits, label_smoothing=smoothing, loss=smoothed(cross_entropy, smoothing)),
+                knowledge(digits, label_smoothing=smoothing, loss=smooth_labels(cross_entropy, smoothing)),
             )
         )[0]
         for smoothing in (0.0, 0.4)
@@ -213,10 +213,10 @@ def bad_labels(digits: Dataset, labels: Callable[[Tensor], Tensor]) -> Records:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: type(attack).__name__)
 def test_a_last_layer_that_did_not_move_is_refused(digits: Dataset, tmp_path: Path, attack: Attack) -> None:
-    before = state_of(mlp())
+    before = copy_state(mlp())
     last = list(before)[-2:]
     after = {name: tensor if name in last else 1.1 * tensor for name, tensor in before.items()}
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=20)
+    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=20)
     Recorder(tmp_path).write(1, [update])
     with pytest.raises(AttackError, match=r"round 1, client 0: .* did not move; attack a model that ends in"):
         claimed(attack, Transcript(tmp_path), knowledge(digits))
@@ -227,8 +227,8 @@ def test_a_model_that_ends_otherwise_is_refused(digits: Dataset, tmp_path: Path,
     def model() -> nn.Module:
         return nn.Sequential(mlp(), nn.Softmax(1))
 
-    before = state_of(model())
-    payload = Payload.dense({name: 1.1 * tensor for name, tensor in before.items()}, "weights")
+    before = copy_state(model())
+    payload = Payload.from_dense({name: 1.1 * tensor for name, tensor in before.items()}, "weights")
     Recorder(tmp_path).write(1, [Update(round=1, client=0, before=before, payload=payload, num_examples=20)])
     with pytest.raises(AttackError, match="the model ends in Softmax, not in a linear layer; attack a model that ends"):
         claimed(attack, Transcript(tmp_path), knowledge(digits, model=model))
@@ -251,8 +251,8 @@ def test_what_rlu_cannot_read_is_refused_in_one_sentence(digits: Dataset, tmp_pa
 
 
 def test_a_client_that_holds_nothing_is_refused(digits: Dataset, tmp_path: Path) -> None:
-    before = state_of(mlp())
-    payload = Payload.dense({name: 1.1 * tensor for name, tensor in before.items()}, "weights")
+    before = copy_state(mlp())
+    payload = Payload.from_dense({name: 1.1 * tensor for name, tensor in before.items()}, "weights")
     Recorder(tmp_path).write(1, [Update(round=1, client=0, before=before, payload=payload, num_examples=0)])
     for attack in ATTACKS:
         with pytest.raises(AttackError, match="N is 0; attack a client that reports its num_examples"):

@@ -24,7 +24,7 @@ from fedsim.findings import Membership
 from fedsim.randomness import generator
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
@@ -65,12 +65,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     """Two rounds of four clients that each take one step on three records of their own."""
     recorder = Recorder(tmp_path_factory.mktemp("recorded"))
     for number in (1, 2):
-        before = state_of(network(number))
+        before = copy_state(network(number))
         updates = []
         for client in range(4):
             moved = slopes(before, *records(HELD, client))
             after = {name: tensor - RATE * moved[name] for name, tensor in before.items()}
-            payload = Payload.dense(after, "weights")
+            payload = Payload.from_dense(after, "weights")
             updates.append(Update(round=number, client=client, before=before, payload=payload, num_examples=HELD))
         recorder.write(number, updates)
     return Transcript(recorder.folder)
@@ -169,15 +169,15 @@ def test_scores_do_not_depend_on_how_many_gradients_are_held_at_once(
     attack: Attack, recorded: Transcript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = infer(attack, recorded)
-    monkeypatch.setattr(membership, "_AT_ONCE", 800)  # two candidates
+    monkeypatch.setattr(membership, "_GRADIENT_CHUNK_NUMEL", 800)  # two candidates
     assert torch.allclose(infer(attack, recorded), whole, atol=1e-6)
 
 
 def test_the_gradient_that_a_client_sends_is_read_as_its_direction(tmp_path: Path) -> None:
-    before = state_of(network(1))
+    before = copy_state(network(1))
     moved = slopes(before, *records(HELD, 0))
     recorder = Recorder(tmp_path)
-    payload = Payload.dense(moved, "gradient")
+    payload = Payload.from_dense(moved, "gradient")
     update = Update(round=1, client=0, before=before, payload=payload, num_examples=HELD)
     recorder.write(1, [update])
     transcript = Transcript(recorder.folder)
@@ -215,8 +215,8 @@ def test_without_candidates_each_is_refused(attack: Attack, recorded: Transcript
 
 @pytest.mark.parametrize("attack", [FedMia(), MembershipLira()])
 def test_what_compares_clients_is_refused_where_too_few_are_recorded(attack: Attack, tmp_path: Path) -> None:
-    recorder, before = Recorder(tmp_path), state_of(network(1))
-    payload = Payload.dense(state_of(network(2)), "weights")
+    recorder, before = Recorder(tmp_path), copy_state(network(1))
+    payload = Payload.from_dense(copy_state(network(2)), "weights")
     recorder.write(
         1, [Update(round=1, client=client, before=before, payload=payload, num_examples=HELD) for client in (0, 1)]
     )
@@ -233,10 +233,10 @@ def test_texts_are_told_apart_too(tmp_path: Path) -> None:
     tokens, labels = torch.randint(20, (8, 6), generator=generator("tokens")), torch.arange(8) % 3
     model = reader()
     cross_entropy(model(tokens[:HELD]), labels[:HELD]).backward()
-    before = state_of(model)
+    before = copy_state(model)
     after = {name: p.detach() - RATE * p.grad for name, p in model.named_parameters() if p.grad is not None}
     recorder = Recorder(tmp_path)
-    payload = Payload.dense(after, "weights")
+    payload = Payload.from_dense(after, "weights")
     recorder.write(1, [Update(round=1, client=0, before=before, payload=payload, num_examples=HELD)])
     known = knowledge(model=reader, candidates=Records(inputs=tokens, labels=labels))
     for attack in (MembershipLoss(), MembershipCosine(), MembershipDifference()):
@@ -250,9 +250,9 @@ def normalised() -> nn.Module:
 
 def test_gradients_of_single_candidates_want_shared_statistics_of_batch_norm_and_losses_do_not(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    states = [state_of(normalised(), statistics=False) for _ in range(2)]
+    states = [copy_state(normalised(), statistics=False) for _ in range(2)]
     recorder = Recorder(tmp_path)
-    payload = Payload.dense(states[1], "weights")
+    payload = Payload.from_dense(states[1], "weights")
     recorder.write(1, [Update(round=1, client=0, before=states[0], payload=payload, num_examples=HELD)])
     transcript, known = Transcript(recorder.folder), knowledge(model=normalised)
     with pytest.raises(AttackError, match="do not share BatchNorm's running statistics"):
@@ -261,10 +261,10 @@ def test_gradients_of_single_candidates_want_shared_statistics_of_batch_norm_and
 
 
 def test_updates_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    recorder, before = Recorder(tmp_path), state_of(network(1))
+    recorder, before = Recorder(tmp_path), copy_state(network(1))
     broken = {name: tensor / 0 for name, tensor in before.items()}
     sent: Sequence[Update] = [
-        Update(round=1, client=0, before=before, payload=Payload.dense(broken, "weights"), num_examples=HELD)
+        Update(round=1, client=0, before=before, payload=Payload.from_dense(broken, "weights"), num_examples=HELD)
     ]
     recorder.write(1, sent)
     with pytest.raises(AttackError, match="round 1, client 0: its update holds NaN or infinite values"):

@@ -19,7 +19,7 @@ from fedsim.findings import Membership
 from fedsim.randomness import generator
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
 
@@ -60,12 +60,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     recorder, model = Recorder(tmp_path_factory.mktemp("recorded")), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for number in (1, 2):
-        before = state_of(model)
+        before = copy_state(model)
         for _ in range(60):
             optimizer.zero_grad()
             cross_entropy(model(OWN.inputs), OWN.labels).backward()
             optimizer.step()
-        payload = Payload.dense(state_of(model), "weights")
+        payload = Payload.from_dense(copy_state(model), "weights")
         recorder.write(number, [Update(round=number, client=0, before=before, payload=payload, num_examples=HELD)])
     return Transcript(recorder.folder)
 
@@ -133,10 +133,10 @@ def test_of_a_regression_loss_and_gradients_are_left(tmp_path_factory: pytest.Te
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        before, targets = state_of(line()), torch.randn(2, HELD)
+        before, targets = copy_state(line()), torch.randn(2, HELD)
     weight = torch.linalg.lstsq(OWN.inputs, targets[0][:, None]).solution.T
     recorder = Recorder(tmp_path_factory.mktemp("line"))
-    payload = Payload.dense({"0.weight": weight, "0.bias": torch.zeros(1)}, "weights")
+    payload = Payload.from_dense({"0.weight": weight, "0.bias": torch.zeros(1)}, "weights")
     recorder.write(1, [Update(round=1, client=0, before=before, payload=payload, num_examples=HELD)])
     (known, members), (asked, _) = half(True), half(False)
     known, asked = (

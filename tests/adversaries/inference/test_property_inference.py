@@ -29,7 +29,7 @@ from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -59,7 +59,7 @@ PLAN = {"learning_rate": RATE, "local_epochs": 2, "batch_size": 8}
 def recorded(folder: Path, rounds: int = 2, sends: str = "weights") -> Transcript:
     recorder = Recorder(folder)
     for number in range(1, rounds + 1):
-        before, updates = state_of(mlp(number)), []
+        before, updates = copy_state(mlp(number)), []
         for client, share in SHARES.items():
             own, key = records(COUNT, share, "client", client), ("client", client, number)
             if sends == "gradient":
@@ -67,7 +67,7 @@ def recorded(folder: Path, rounds: int = 2, sends: str = "weights") -> Transcrip
                 made, _, _ = local_gradient(mlp(), before, own.inputs, own.labels, plan, key=key)
             else:
                 made, _ = local_update(mlp(), before, own.inputs, own.labels, LocalTraining(**PLAN), key=key)
-            payload = Payload.dense(made, "gradient" if sends == "gradient" else "weights")
+            payload = Payload.from_dense(made, "gradient" if sends == "gradient" else "weights")
             updates.append(Update(round=number, client=client, before=before, payload=payload, num_examples=COUNT))
         recorder.write(number, updates)
     return Transcript(folder)
@@ -119,7 +119,7 @@ def test_classes_are_drawn_alike_unless_they_may_tell() -> None:
     for same in (True, False):
         batches = property_inference._Batches(tied, same=same)
         without, having = (
-            torch.cat([batches.drawn(20, share, (0, n), "")[1] for n in range(60)]).double().mean() for share in (0, 1)
+            torch.cat([batches.draw(20, share, (0, n), "")[1] for n in range(60)]).double().mean() for share in (0, 1)
         )
         means[same] = float(having - without)
     assert abs(means[True]) < 0.08
@@ -129,7 +129,7 @@ def test_classes_are_drawn_alike_unless_they_may_tell() -> None:
 def test_a_batch_holds_the_property_as_asked_and_no_record_twice() -> None:
     public = records(60, 0.5, "public")
     batches = property_inference._Batches(public, same=True)
-    inputs, labels = batches.drawn(20, 0.3, (1, 2), "")
+    inputs, labels = batches.draw(20, 0.3, (1, 2), "")
     places = (public.inputs[:, None] == inputs).all(2).nonzero()[:, 0]
     assert len(places.unique()) == 20
     assert public.has[places].sum() == 6
@@ -145,15 +145,15 @@ def test_the_same_seed_gives_the_same_scores_and_another_one_others(tmp_path: Pa
 
 
 def test_a_long_update_is_pooled_by_its_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(property_inference, "_WIDTH", 2)
-    found = property_inference._features(torch.tensor([1.0, -3.0, 0.0, 4.0]))
+    monkeypatch.setattr(property_inference, "_MAX_FEATURES", 2)
+    found = property_inference._update_features(torch.tensor([1.0, -3.0, 0.0, 4.0]))
     assert found.tolist() == pytest.approx([0.6, 0.8])
 
 
 @pytest.mark.parametrize("sends", ["weights", "gradient"])
 def test_a_simulated_client_with_the_victims_records_sends_what_it_sent(tmp_path: Path, sends: str) -> None:
     how = {"batch_size": COUNT, "local_epochs": 1}  # one step, so that the order does not matter
-    recorder, own, before = Recorder(tmp_path), records(COUNT, 0.5, "own"), state_of(mlp(1))
+    recorder, own, before = Recorder(tmp_path), records(COUNT, 0.5, "own"), copy_state(mlp(1))
     if sends == "gradient":
         plan = LocalTraining(local_steps=1, sends="gradient")
         made, _, _ = local_gradient(mlp(), before, own.inputs, own.labels, plan, key=("own",))
@@ -161,18 +161,18 @@ def test_a_simulated_client_with_the_victims_records_sends_what_it_sent(tmp_path
         made, _ = local_update(
             mlp(), before, own.inputs, own.labels, LocalTraining(learning_rate=RATE, **how), key=("own",)
         )
-    payload = Payload.dense(made, "gradient" if sends == "gradient" else "weights")
+    payload = Payload.from_dense(made, "gradient" if sends == "gradient" else "weights")
     recorder.write(1, [Update(round=1, client=0, before=before, payload=payload, num_examples=COUNT)])
     update, clients = Transcript(tmp_path).update(1, 0), SimulatedClients(knowledge(**how))
-    sent = clients.send(update, own.inputs, own.labels, ("any",))
-    assert torch.allclose(sent, clients.read(update), atol=1e-7)
+    sent = clients.simulate_update(update, own.inputs, own.labels, ("any",))
+    assert torch.allclose(sent, clients.flatten_update(update), atol=1e-7)
     assert sent.norm() > 0
 
 
 def moved(tmp_path: Path, *defenses: Defense) -> Tensor:
     own = records(COUNT, 0.5, "own")
     clients = SimulatedClients(knowledge(defenses=defenses))
-    return clients.send(recorded(tmp_path, 1).update(1, VICTIM), own.inputs, own.labels, ("same",))
+    return clients.simulate_update(recorded(tmp_path, 1).update(1, VICTIM), own.inputs, own.labels, ("same",))
 
 
 def test_known_defenses_are_simulated_in_training_and_on_the_update(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_another_client_whose_message_is_broken_is_left_out(tmp_path: Path, capl
     for client in (0, 1, 2):
         update = whole.update(1, client)
         after = {name: tensor * (float("nan") if client == 1 else 1) for name, tensor in update.after.items()}
-        payload = Payload.dense(after, "weights")
+        payload = Payload.from_dense(after, "weights")
         updates.append(Update(round=1, client=client, before=update.before, payload=payload, num_examples=COUNT))
     recorder.write(1, updates)
     with caplog.at_level(logging.WARNING):

@@ -16,24 +16,30 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries.batch_norm import normalising_by_batch
+from adversaries.batch_norm import copy_with_batch_statistics
 from adversaries.engine import compiled as graphs
-from adversaries.engine.descent import Trial, descend, diverged
+from adversaries.engine.descent import Trial, descend, divergence_error
 from adversaries.engine.distances import Cosine, Distance, GaussianKernel, SquaredL2
 from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import AlongStrides, AlongTraining, AtBroadcast, OnLine, Place
+from adversaries.engine.places import (
+    GradientAtBroadcast,
+    MidpointTraining,
+    SurrogatePoint,
+    UnrolledTraining,
+    UpdateModel,
+)
 from adversaries.engine.priors import (
     BatchNormStatistics,
     EpochConsistency,
     GroupConsistency,
-    Norm,
+    MeanSquare,
     Prior,
     SoftBounds,
     SquaredTotalVariation,
     TotalVariation,
 )
 from adversaries.engine.recipe import Recipe
-from adversaries.engine.restart import objective_of
+from adversaries.engine.restart import objective_and_gradients
 from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
@@ -42,18 +48,18 @@ from adversaries.inversion.sapag import SelfAdaptiveLeakage
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.labels.gradients import sign_rule
-from adversaries.scene import Scene, Units
+from adversaries.scene import InputScaling, InversionProblem
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
-from fedsim.metrics import match, psnr
+from fedsim.metrics import match_examples, psnr
 from fedsim.randomness import generator
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import squared_error
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
-from fedsim.training.sampling import batches
+from fedsim.training.model_state import copy_state
+from fedsim.training.sampling import shuffled_batches
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
@@ -114,7 +120,7 @@ def victim(
 ) -> Victim:
     """At most six examples, in an order of their own or the one that is given."""
     plan = LocalTraining(**({"local_epochs": 1, "batch_size": 100, "learning_rate": 0.1} | how))
-    labels, start = LABELS.repeat(2)[:count], before or state_of(build())
+    labels, start = LABELS.repeat(2)[:count], before or copy_state(build())
     after, _ = local_update(build(), start, standard(truth(count)), labels, plan, key=("x",), order=order)
     knowledge = Knowledge(
         model=build,
@@ -135,7 +141,9 @@ def victim(
         proximal_mu=plan.proximal_mu,
     )
     return Victim(
-        update=Update(round=1, client=5, before=start, payload=Payload.dense(after, "weights"), num_examples=count),
+        update=Update(
+            round=1, client=5, before=start, payload=Payload.from_dense(after, "weights"), num_examples=count
+        ),
         knowledge=knowledge,
     )
 
@@ -165,23 +173,23 @@ def doubled(state: State) -> dict[str, Tensor]:
     return {name: value.double() for name, value in state.items()}
 
 
-def scene(of: Victim, **replaced: Any) -> Scene:
+def scene(of: Victim, **replaced: Any) -> InversionProblem:
     """What the engine makes of a victim, in float64 and in units that are not those of the model."""
     assert of.knowledge.model is not None
     model = of.knowledge.model().double().eval()
     names = tuple(name for name, _ in model.named_parameters())
     before, after = doubled(of.update.before), doubled(of.update.after)
     ends = [torch.tensor(x, dtype=torch.float64) for x in (0.2, 1.7, LOW, HIGH)]
-    made = Scene(
+    made = InversionProblem(
         model=model,
         loss=cross_entropy,
-        names=names,
+        parameter_names=names,
         before=[before[name] for name in names],
         after=[after[name] for name in names],
         buffers={name: value for name, value in before.items() if name not in names},
         returned_buffers={name: value for name, value in after.items() if name not in names},
         labels=of.knowledge.labels if of.knowledge.labels is not None else torch.empty(0),
-        units=Units(*ends),
+        scaling=InputScaling(*ends),
         num_examples=of.update.num_examples,
         learning_rate=of.knowledge.learning_rate,
         local_epochs=of.knowledge.local_epochs,
@@ -274,7 +282,7 @@ def test_epoch_consistency_is_over_ordered_pairs_and_does_not_see_the_order() ->
 
 def test_norm_and_group_consistency_by_hand() -> None:
     here, dummy, middle = scene(victim()), random(2, *SHAPE), random(2, *SHAPE, key="middle")
-    assert Norm()(here, dummy, middle).item() == pytest.approx((dummy**2).sum().item() / dummy.numel())
+    assert MeanSquare()(here, dummy, middle).item() == pytest.approx((dummy**2).sum().item() / dummy.numel())
     expected = ((dummy - middle) ** 2).sum().item() / dummy.numel()
     assert GroupConsistency()(here, dummy, middle).item() == pytest.approx(expected)
 
@@ -305,14 +313,14 @@ def by_hand(layers: nn.Module, state: State, inputs: Tensor) -> list[tuple[Tenso
 
 def used() -> dict[str, Tensor]:
     """A state of `normalised` whose running statistics are not those of a fresh one."""
-    state = state_of(normalised())
+    state = copy_state(normalised())
     return {k: 0.5 + torch.rand(v.shape, generator=generator(k)) if "running" in k else v for k, v in state.items()}
 
 
 def test_batch_norm_statistics_by_hand() -> None:
     here = scene(victim(normalised, 3, before=used(), batch_norm="train"))
     dummy = random(3, *SHAPE)
-    state = {**dict(zip(here.names, here.before, strict=True)), **here.buffers}
+    state = {**dict(zip(here.parameter_names, here.before, strict=True)), **here.buffers}
     expected = 0.0
     for i, (mean, variance) in zip((1, 5), by_hand(here.model, state, 0.2 + 1.7 * dummy), strict=True):
         expected += (mean - here.returned_buffers[f"{i}.running_mean"]).norm().item()
@@ -331,7 +339,7 @@ def test_exact_statistics_are_those_of_the_steps(momentum: float | None, batch: 
     in_order = torch.arange(6).split(batch)
     of = victim(build, 6, before=used(), batch_norm="train", batch_size=batch, learning_rate=1e-7, order=in_order)
     here = scene(of)
-    here = dataclasses.replace(here, model=normalising_by_batch(here.model))
+    here = dataclasses.replace(here, model=copy_with_batch_statistics(here.model))
     at_truth = (standard(truth(6)).double() - 0.2) / 1.7
     others = {"truth": at_truth, "moved": at_truth + 0.1, "backwards": at_truth.flip(0)}
     apart = {name: BatchNormStatistics(exact=True)(here, dummy, NOTHING).item() for name, dummy in others.items()}
@@ -378,7 +386,7 @@ def test_the_truth_matches_an_epoch_in_training_mode(run: Run, monkeypatch: pyte
 def test_the_model_that_normalises_by_the_batch_is_a_copy_like_a_training_one() -> None:
     model = normalised().eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    copy, inputs = normalising_by_batch(model), standard(truth())
+    copy, inputs = copy_with_batch_statistics(model), standard(truth())
     torch.testing.assert_close(copy(inputs), normalised().train()(inputs))
     assert not torch.allclose(model(inputs), copy(inputs))
     assert all(torch.equal(value, copy.state_dict()[key]) for key, value in before.items())
@@ -400,15 +408,15 @@ def test_the_simulated_training_is_fedsims_own(how: dict[str, Any], steps: int) 
     """Same batches in the same order, the same pseudo-gradient, whatever SGD has beside the gradient."""
     plan = LocalTraining(batch_size=2, learning_rate=0.2, **how)
     inputs, labels = standard(truth(5)).double(), torch.tensor([1, 4, 4, 0, 7])
-    before = doubled(state_of(smooth()))
+    before = doubled(copy_state(smooth()))
     after, _ = local_update(smooth().double(), before, inputs, labels, plan, key=("x",))
     whole = dataclasses.replace(plan, local_epochs=3, local_steps=None)  # a pass cut short takes the batches of a whole
-    order = torch.cat(list(batches(5, whole, generator("x", "order"))))
+    order = torch.cat(list(shuffled_batches(5, whole, generator("x", "order"))))
     facts = {"learning_rate": 0.2, "local_epochs": None, "batch_size": 2} | how
     here = dataclasses.replace(scene(victim(count=1)), num_examples=5, **facts)
-    mean = AlongTraining().gradient(here, {}, (inputs[order] - 0.2) / 1.7, labels[order])
+    mean = UnrolledTraining().gradient(here, {}, (inputs[order] - 0.2) / 1.7, labels[order])
     assert here.steps == steps
-    for name, gradient in zip(here.names, mean, strict=True):
+    for name, gradient in zip(here.parameter_names, mean, strict=True):
         torch.testing.assert_close(steps * 0.2 * gradient, before[name] - after[name], atol=1e-12, rtol=1e-9)
 
 
@@ -421,9 +429,9 @@ def test_the_surrogate_lies_between_both_ends(per_layer: bool) -> None:
         for a, start, end in zip(alphas, here.before, here.after, strict=True)
     ]
     dummy = random(3, *SHAPE)
-    logits = functional_call(here.model, dict(zip(here.names, between, strict=True)), (0.2 + 1.7 * dummy,))
+    logits = functional_call(here.model, dict(zip(here.parameter_names, between, strict=True)), (0.2 + 1.7 * dummy,))
     expected = torch.autograd.grad(cross_entropy(logits, LABELS), between)
-    place = OnLine(per_layer=per_layer)
+    place = SurrogatePoint(per_layer=per_layer)
     value = (alphas if per_layer else alphas[0]).clone().requires_grad_(True)
     for ours, theirs in zip(place.gradient(here, {"alpha": value}, dummy, LABELS), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -438,7 +446,7 @@ def test_strides_are_the_midpoint_rule_by_equal_lengths(strides: int) -> None:
 
     def slope(weights: list[Tensor]) -> list[Tensor]:
         leaves = [w.detach().requires_grad_(True) for w in weights]
-        logits = functional_call(here.model, dict(zip(here.names, leaves, strict=True)), (0.2 + 1.7 * dummy,))
+        logits = functional_call(here.model, dict(zip(here.parameter_names, leaves, strict=True)), (0.2 + 1.7 * dummy,))
         return list(torch.autograd.grad(cross_entropy(logits, LABELS), leaves))
 
     def advanced(weights: list[Tensor], along: list[Tensor], far: float) -> list[Tensor]:
@@ -449,18 +457,18 @@ def test_strides_are_the_midpoint_rule_by_equal_lengths(strides: int) -> None:
     for _ in range(strides):
         weights = advanced(weights, slope(advanced(weights, slope(weights), stride / 2)), stride)
     stretch = {"stretch": torch.tensor(1.1, dtype=torch.float64)}
-    ours = AlongStrides(strides=strides).gradient(here, stretch, dummy, LABELS)
+    ours = MidpointTraining(strides=strides).gradient(here, stretch, dummy, LABELS)
     for moved, start, end in zip(ours, here.before, weights, strict=True):
         torch.testing.assert_close(moved, start - end, atol=1e-10, rtol=1e-8)
 
 
 def test_a_single_step_that_is_known_of_is_taken_as_such() -> None:
     here = scene(victim(count=3, learning_rate=0.5))
-    assert AlongStrides().variables(here) == {}
+    assert MidpointTraining().variables(here) == {}
     dummy = (standard(truth()).double() - 0.2) / 1.7
-    for ours, exact in zip(AlongStrides().gradient(here, {}, dummy, LABELS), here.mean_gradient, strict=True):
+    for ours, exact in zip(MidpointTraining().gradient(here, {}, dummy, LABELS), here.mean_gradient, strict=True):
         torch.testing.assert_close(ours, exact, atol=1e-6, rtol=1e-4)
-    assert list(AlongStrides().variables(dataclasses.replace(here, local_epochs=None))) == ["stretch"]
+    assert list(MidpointTraining().variables(dataclasses.replace(here, local_epochs=None))) == ["stretch"]
 
 
 @pytest.mark.parametrize(("rate", "part"), [(0.02, 0.2), (0.05, 0.1)])
@@ -470,32 +478,33 @@ def test_strides_follow_a_long_training_more_closely_than_the_line(rate: float, 
     dummy, distance, one = (standard(truth()).double() - 0.2) / 1.7, Cosine(), torch.tensor(1.0).double()
     target = distance.target(here)
     line = min(
-        distance(OnLine().gradient(here, {"alpha": one * a / 20}, dummy, LABELS), target).item() for a in range(21)
+        distance(SurrogatePoint().gradient(here, {"alpha": one * a / 20}, dummy, LABELS), target).item()
+        for a in range(21)
     )
-    bent = distance(AlongStrides().gradient(here, {"stretch": one}, dummy, LABELS), target).item()
+    bent = distance(MidpointTraining().gradient(here, {"stretch": one}, dummy, LABELS), target).item()
     assert bent < part * line
 
 
-PARTS: list[tuple[Place, Distance, Prior]] = [
-    (AtBroadcast(), SquaredL2(), TotalVariation()),
-    (AtBroadcast(), GaussianKernel(), Norm()),
-    (AtBroadcast(), Cosine(), GroupConsistency()),
-    (OnLine(), SquaredL2(layers=(1.0, 2.0, 3.0, 4.0)), SquaredTotalVariation()),
-    (OnLine(per_layer=True), Cosine(), SoftBounds()),
-    (AlongTraining(), SquaredL2(), EpochConsistency()),
-    (AlongTraining(), Cosine(), Norm()),
-    (AlongStrides(strides=1), Cosine(), Norm()),
+PARTS: list[tuple[UpdateModel, Distance, Prior]] = [
+    (GradientAtBroadcast(), SquaredL2(), TotalVariation()),
+    (GradientAtBroadcast(), GaussianKernel(), MeanSquare()),
+    (GradientAtBroadcast(), Cosine(), GroupConsistency()),
+    (SurrogatePoint(), SquaredL2(layers=(1.0, 2.0, 3.0, 4.0)), SquaredTotalVariation()),
+    (SurrogatePoint(per_layer=True), Cosine(), SoftBounds()),
+    (UnrolledTraining(), SquaredL2(), EpochConsistency()),
+    (UnrolledTraining(), Cosine(), MeanSquare()),
+    (MidpointTraining(strides=1), Cosine(), MeanSquare()),
 ]
 
 
 @pytest.mark.parametrize(("place", "distance", "prior"), PARTS, ids=lambda part: type(part).__name__)
-def test_slopes_are_those_of_finite_differences(place: Place, distance: Distance, prior: Prior) -> None:
+def test_slopes_are_those_of_finite_differences(place: UpdateModel, distance: Distance, prior: Prior) -> None:
     """Through the whole double backward pass, in the dummy data, in alpha and in label logits."""
     here = scene(victim(count=3, local_epochs=2, batch_size=2, learning_rate=0.5))
-    joint = 1.0 if isinstance(place, AtBroadcast) else None
-    epochs = 2 if isinstance(place, AlongTraining) else 1
+    joint = 1.0 if isinstance(place, GradientAtBroadcast) else None
+    epochs = 2 if isinstance(place, UnrolledTraining) else 1
     here = dataclasses.replace(here, labels=LABELS.repeat(epochs))
-    recipe = Recipe(place=place, distance=distance, priors=[(0.3, prior)], joint_labels=joint)
+    recipe = Recipe(update_model=place, distance=distance, priors=[(0.3, prior)], label_step_size=joint)
     values = {"dummy": 0.5 * random(3 * epochs, *SHAPE)}
     values |= {name: variable.start for name, variable in place.variables(here).items()}
     if joint:
@@ -503,7 +512,7 @@ def test_slopes_are_those_of_finite_differences(place: Place, distance: Distance
     around = (torch.tensor(1.7, dtype=torch.float64), random(3 * epochs, *SHAPE, key="consensus"))
 
     def objective(moved: dict[str, Tensor]) -> list[Tensor]:
-        return objective_of(recipe, here, moved, around, distance.target(here), tuple(values))
+        return objective_and_gradients(recipe, here, moved, around, distance.target(here), tuple(values))
 
     _, _, _, *slopes = objective(values)
     for (name, value), slope in zip(values.items(), slopes, strict=True):
@@ -545,7 +554,7 @@ def test_the_label_is_found_with_the_data(run: Run, attack: GradientInversion) -
 def test_labels_of_a_batch_are_found_with_the_data(run: Run) -> None:
     finding = run(DeepLeakage(iterations=30), victim(count=3), labels=None)
     assert finding.labels.sort().values.tolist() == LABELS.tolist()
-    assert psnr(finding.data[match(finding.data, truth())], truth()).mean() > 40
+    assert psnr(finding.data[match_examples(finding.data, truth())], truth()).mean() > 40
 
 
 def test_dlfa_undoes_several_epochs_that_dlg_cannot(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -561,7 +570,7 @@ def test_dlfa_with_its_own_settings_beats_one_step_on_a_batch_of_several_epochs(
     means = []
     for attack in (DataLeakage(iterations=200), ImprovedDeepLeakage(iterations=50)):
         data = run(attack, of).data
-        means.append(psnr(data[match(data, truth())], truth()).mean().item())
+        means.append(psnr(data[match_examples(data, truth())], truth()).mean().item())
     assert means[0] > means[1] + 1
 
 
@@ -617,11 +626,13 @@ def test_labels_are_cut_into_mini_batches_in_random_order(run: Run, monkeypatch:
     """In ascending order each simulated mini-batch would be of one class or two. The multiset stays."""
     seen: list[list[int]] = []
 
-    def noting(scene: Scene, weights: Any, dummy: Tensor, labels: Tensor, own: Any = Scene.gradient) -> Any:
+    def noting(
+        scene: InversionProblem, weights: Any, dummy: Tensor, labels: Tensor, own: Any = InversionProblem.gradient
+    ) -> Any:
         seen.append(labels.tolist())
         return own(scene, weights, dummy, labels)
 
-    monkeypatch.setattr(Scene, "gradient", noting)
+    monkeypatch.setattr(InversionProblem, "gradient", noting)
     granted = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     of = victim(count=3, batch_size=4)
     of = dataclasses.replace(of, update=dataclasses.replace(of.update, num_examples=8))
@@ -637,7 +648,7 @@ def test_the_images_of_the_epochs_are_matched_before_they_are_averaged() -> None
     images = truth()
     orders = [[0, 1, 2], [2, 0, 1], [1, 0, 2]]
     noisy = torch.cat([images[o] + 0.01 * i for i, o in enumerate(orders)])
-    merged = DataLeakage()._merged(noisy, scene(victim(count=3, local_epochs=3)))
+    merged = DataLeakage()._merge_epochs(noisy, scene(victim(count=3, local_epochs=3)))
     torch.testing.assert_close(merged, images + 0.01)
 
 
@@ -650,7 +661,7 @@ def test_the_sign_rule_finds_the_label_of_any_network() -> None:
             return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
         label = torch.tensor([seed % 10])
-        before = state_of(build())
+        before = copy_state(build())
         plan = LocalTraining(local_epochs=1, learning_rate=0.1)
         after, _ = local_update(build(), before, standard(truth(1)), label, plan, key=("x",))
         names = tuple(before)
@@ -731,7 +742,7 @@ def test_steps_that_are_too_large_are_told_from_weights_that_are(first: float, s
     lost = Trial(step=lambda iteration: {"objective": curve[iteration]}, point=lambda: torch.zeros(1))
     assert descend([lost], 8, lambda *told: None, where="here") == []
     with pytest.raises(AttackError, match=sentence):
-        raise diverged([lost], "here", "step_size")
+        raise divergence_error([lost], "here", "step_size")
 
 
 def test_patience_ends_the_attack_on_a_plateau(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -782,7 +793,7 @@ def test_compiled_is_as_eager_and_serves_the_next_victim(
 ) -> None:
     how = {"iterations": 5, "step_size": 0.1}
     for scale in (1.0, 0.9):
-        before = {name: scale * value for name, value in state_of(build()).items()}
+        before = {name: scale * value for name, value in copy_state(build()).items()}
         of = victim(build, 3, before=before, local_epochs=3)
         eager, fast = (run(SurrogateModelExtension(compile=c, **how), of) for c in (False, True))
         for name, curve in eager.trace.items():
@@ -1005,9 +1016,13 @@ def test_gradients_that_do_not_depend_on_the_data_are_one_sentence(run: Run) -> 
     def linear(logits: Tensor, labels: Tensor) -> Tensor:
         return logits[:, 0].mean()
 
-    before = state_of(Shift())
+    before = copy_state(Shift())
     update = Update(
-        round=1, client=5, before=before, payload=Payload.dense({"bias": before["bias"] + 1}, "weights"), num_examples=1
+        round=1,
+        client=5,
+        before=before,
+        payload=Payload.from_dense({"bias": before["bias"] + 1}, "weights"),
+        num_examples=1,
     )
     of = Victim(update=update, knowledge=dataclasses.replace(victim().knowledge, model=Shift, loss=linear))
     with pytest.raises(
@@ -1080,7 +1095,8 @@ def test_an_update_of_nothing_or_nan_is_refused(
         run(
             attack,
             Victim(
-                update=dataclasses.replace(of.update, payload=Payload.dense(after, "weights")), knowledge=of.knowledge
+                update=dataclasses.replace(of.update, payload=Payload.from_dense(after, "weights")),
+                knowledge=of.knowledge,
             ),
         )
 
@@ -1100,7 +1116,7 @@ def test_statistics_that_are_not_there_are_one_sentence(run: Run) -> None:
     of = victim(normalised, 3)
     after = {name: value for name, value in of.update.after.items() if "running" not in name}
     bare = Victim(
-        update=dataclasses.replace(of.update, payload=Payload.dense(after, "weights")), knowledge=of.knowledge
+        update=dataclasses.replace(of.update, payload=Payload.from_dense(after, "weights")), knowledge=of.knowledge
     )
     with pytest.raises(AttackError, match="and the client returned no statistics of theirs; set bn_weight = 0"):
         run(SeeThroughGradients(), bare)
@@ -1120,7 +1136,7 @@ ROWS, TARGETS = random(3, 6, key="rows").float().clamp(-2, 2), torch.tensor([0.5
 
 def table_victim(count: int) -> Victim:
     plan = LocalTraining(local_epochs=1, batch_size=100, learning_rate=0.05)
-    before = state_of(regressor())
+    before = copy_state(regressor())
     after, _ = local_update(regressor(), before, ROWS[:count], TARGETS[:count], plan, key=("x",), loss=squared_error)
     knowledge = Knowledge(
         model=regressor,
@@ -1132,7 +1148,7 @@ def table_victim(count: int) -> Victim:
         local_epochs=1,
         batch_size=100,
     )
-    update = Update(round=1, client=5, before=before, payload=Payload.dense(after, "weights"), num_examples=count)
+    update = Update(round=1, client=5, before=before, payload=Payload.from_dense(after, "weights"), num_examples=count)
     return Victim(update=update, knowledge=knowledge)
 
 

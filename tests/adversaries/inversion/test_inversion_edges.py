@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.engine.distances import Cosine, GaussianKernel
-from adversaries.engine.slopes import check_slope
+from adversaries.engine.slopes import check_differentiability
 from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.long_strides import LongStrides
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
-from adversaries.scene import scene_of
+from adversaries.scene import build_problem
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, KnowledgeError, TranscriptError
@@ -28,7 +28,7 @@ from fedsim.randomness import generator
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State, Update
 from fedsim.wire.payloads import Payload
@@ -54,7 +54,7 @@ def frozen(layer: int) -> Callable[[], nn.Module]:
 
 def sent(build: Callable[[], nn.Module] = network, epochs: int = 1, count: int = 2) -> tuple[Update, Knowledge]:
     plan = LocalTraining(local_epochs=epochs, batch_size=10, learning_rate=0.1)
-    before = state_of(build())
+    before = copy_state(build())
     after, _ = local_update(build(), before, DATA[:count], LABELS[:count], plan, key=("x",))
     knowledge = Knowledge(
         model=build,
@@ -70,7 +70,7 @@ def sent(build: Callable[[], nn.Module] = network, epochs: int = 1, count: int =
         batch_size=10,
     )
     return Update(
-        round=3, client=7, before=before, payload=Payload.dense(after, "weights"), num_examples=count
+        round=3, client=7, before=before, payload=Payload.from_dense(after, "weights"), num_examples=count
     ), knowledge
 
 
@@ -86,8 +86,8 @@ def attacked(attack: InvertingGradients, folder: Path, update: Update, knowledge
 
 def test_weights_that_are_not_trained_are_not_matched() -> None:
     update, knowledge = sent(frozen(1))
-    scene = scene_of(update, knowledge)
-    assert scene.names == ("3.weight", "3.bias")
+    scene = build_problem(update, knowledge)
+    assert scene.parameter_names == ("3.weight", "3.bias")
     gradient = scene.gradient(scene.before, DATA, LABELS)
     assert Cosine()(gradient, Cosine().target(scene)).item() < 1e-5  # the truth is the optimum
 
@@ -95,7 +95,7 @@ def test_weights_that_are_not_trained_are_not_matched() -> None:
 def test_a_parameter_that_moved_is_matched_whatever_the_model_says() -> None:
     update, _ = sent(network)
     _, knowledge = sent(frozen(1))
-    assert len(scene_of(update, knowledge).names) == 4
+    assert len(build_problem(update, knowledge).parameter_names) == 4
 
 
 def test_labels_of_a_last_layer_that_is_not_trained_must_be_granted() -> None:
@@ -132,7 +132,7 @@ def test_what_was_sent_in_half_precision_is_attacked_in_float32(tmp_path: Path, 
         attacked(
             InvertingGradients(iterations=5),
             tmp_path / str(place),
-            dataclasses.replace(update, before=before, payload=Payload.dense(after, "weights")),
+            dataclasses.replace(update, before=before, payload=Payload.from_dense(after, "weights")),
             knowledge,
         )
         for place, (before, after) in enumerate((halves, whole))
@@ -142,7 +142,7 @@ def test_what_was_sent_in_half_precision_is_attacked_in_float32(tmp_path: Path, 
 
 
 def other(change: Callable[[dict[str, Tensor]], State]) -> Callable[[Update], Update]:
-    return lambda update: dataclasses.replace(update, payload=Payload.dense(change(dict(update.after)), "weights"))
+    return lambda update: dataclasses.replace(update, payload=Payload.from_dense(change(dict(update.after)), "weights"))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def other(change: Callable[[dict[str, Tensor]], State]) -> Callable[[Update], Up
 def test_the_tensor_that_does_not_fit_is_named(change: Callable[[Update], Update], told: str) -> None:
     update, knowledge = sent()
     with pytest.raises(TranscriptError, match=f"^round 3, client 7: the recorded {told}; attack with the model of"):
-        scene_of(change(update), knowledge)
+        build_problem(change(update), knowledge)
 
 
 # Slopes and classes.
@@ -178,9 +178,11 @@ def test_a_distance_of_nothing_is_looked_at_too() -> None:
     update, knowledge = sent()
     values = {"dummy": torch.rand(2, *SHAPE)}
     with pytest.raises(
-        AttackError, match=r"^round 3, client 7: the slope of the distance in the dummy data is exactly"
+        AttackError, match=r"^round 3, client 7: the gradient of the distance in the dummy data is exactly"
     ):
-        check_slope(scene_of(update, knowledge), values, LABELS, lambda leaves: (leaves["dummy"] * 0).sum())
+        check_differentiability(
+            build_problem(update, knowledge), values, LABELS, lambda leaves: (leaves["dummy"] * 0).sum()
+        )
 
 
 def test_another_number_of_classes_than_the_model_has_is_refused() -> None:
@@ -194,7 +196,7 @@ def test_another_number_of_classes_than_the_model_has_is_refused() -> None:
 
 
 def test_cosine_with_weights_is_that_of_weighted_gradients() -> None:
-    scene = scene_of(*sent())
+    scene = build_problem(*sent())
     layers = (1.0, 0.5, 2.0, 0.0)
     distance = Cosine(layers=layers)
     gradient = [torch.randn(t.shape, generator=generator("g", place)) for place, t in enumerate(scene.before)]
@@ -206,7 +208,7 @@ def test_cosine_with_weights_is_that_of_weighted_gradients() -> None:
 
 
 def test_the_kernel_with_weights_is_their_weighted_mean() -> None:
-    scene = scene_of(*sent())
+    scene = build_problem(*sent())
     gradient = [t * 1.1 for t in scene.mean_gradient]
     one_by_one = [
         GaussianKernel(layers=tuple(float(place == other) for other in range(4)))(gradient, scene.mean_gradient)
@@ -227,10 +229,10 @@ def test_a_clip_is_undone_in_the_unit_of_what_was_sent() -> None:
     length = math.sqrt(sum(tensor.square().sum().item() for tensor in delta.values()))
     defense = UpdateNoise(clip=0.3 * length)
     clipped = defense.on_update(delta, rng=generator(0), memory={})
-    seen = dataclasses.replace(update, payload=Payload.dense(clipped, "delta"))
-    scene = dataclasses.replace(scene_of(seen, knowledge), defenses=(defense,))
+    seen = dataclasses.replace(update, payload=Payload.from_dense(clipped, "delta"))
+    scene = dataclasses.replace(build_problem(seen, knowledge), defenses=(defense,))
     gradient = scene.gradient(scene.before, DATA, LABELS)
-    for known, true, recorded in zip(scene.defended(gradient), gradient, scene.mean_gradient, strict=True):
+    for known, true, recorded in zip(scene.apply_defenses(gradient), gradient, scene.mean_gradient, strict=True):
         torch.testing.assert_close(known, recorded, rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(0.3 * true, recorded, rtol=1e-3, atol=1e-6)
 
@@ -239,21 +241,23 @@ def test_a_clip_is_undone_in_the_unit_of_what_was_sent() -> None:
 
 
 def test_dlfa_grows_its_emphasis_and_shrinks_its_steps() -> None:
-    recipe = DataLeakage()._recipe(scene_of(*sent(epochs=2)))
-    assert recipe.emphasis is not None
-    assert [recipe.emphasis(step, 400) for step in (0, 100, 200, 399)] == pytest.approx([1, math.sqrt(2), 2, 2])
+    recipe = DataLeakage()._recipe(build_problem(*sent(epochs=2)))
+    assert recipe.distance_schedule is not None
+    assert [recipe.distance_schedule(step, 400) for step in (0, 100, 200, 399)] == pytest.approx(
+        [1, math.sqrt(2), 2, 2]
+    )
     assert recipe.schedule(20, 400) == pytest.approx(0.995**2)
 
 
 def test_inverting_gradients_may_keep_its_steps() -> None:
-    scene = scene_of(*sent())
+    scene = build_problem(*sent())
     last = [InvertingGradients(decay=decay)._recipe(scene).schedule(99, 100) for decay in (True, False)]
     assert last == pytest.approx([1e-3, 1])
 
 
 def test_see_through_gradients_weighs_its_priors_by_the_gradient() -> None:
     attack = SeeThroughGradients(gradient_weight=2.0, bn_weight=0.0, tv_weight=0.2, norm_weight=0.6, group_weight=1.0)
-    weights = [weight for weight, _ in attack._recipe(scene_of(*sent())).priors]
+    weights = [weight for weight, _ in attack._recipe(build_problem(*sent())).priors]
     assert weights == pytest.approx([0.1, 0.3, 0.0, 0.5])
 
     def normalised() -> nn.Module:
@@ -261,12 +265,12 @@ def test_see_through_gradients_weighs_its_priors_by_the_gradient() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.BatchNorm1d(12), nn.Sigmoid(), nn.Linear(12, 5))
 
     with_prior = dataclasses.replace(attack, bn_weight=0.4)
-    assert with_prior._recipe(scene_of(*sent(normalised))).priors[2][0] == pytest.approx(0.2)
+    assert with_prior._recipe(build_problem(*sent(normalised))).priors[2][0] == pytest.approx(0.2)
 
 
 def test_strides_may_be_half_or_twice_as_long() -> None:
-    scene = scene_of(*sent(epochs=3))
-    stretch = LongStrides()._recipe(scene).place.variables(scene)["stretch"]
+    scene = build_problem(*sent(epochs=3))
+    stretch = LongStrides()._recipe(scene).update_model.variables(scene)["stretch"]
     assert (stretch.low, stretch.high) == (0.5, 2.0)
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.linear_mixtures import records_of
+from adversaries.engine.linear_mixtures import unmix_records
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.unmixing import Unmixing
-from adversaries.scene import scene_of
+from adversaries.scene import build_problem
 from clients.defenses.gradient_prune import GradientPrune
 from clients.defenses.instahide import InstaHide
 from clients.defenses.mixup import Mixup
@@ -24,24 +24,24 @@ from fedsim.datasets.digits import Digits
 from fedsim.defense import Defense, Participation
 from fedsim.errors import AttackError
 from fedsim.findings import Reconstruction
-from fedsim.metrics import paired, psnr
+from fedsim.metrics import pair_examples, psnr
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_gradient
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
 DIGITS = Digits().load(None)
-MEAN, STD = (moment.reshape(-1, 1, 1) for moment in DIGITS.standard)
+MEAN, STD = (moment.reshape(-1, 1, 1) for moment in DIGITS.standardisation)
 LOW, HIGH = (((end - MEAN) / STD).flatten().tolist() for end in (0, 1))
 
 
 def mlp() -> nn.Module:
-    with seeded("mixtures"):
+    with seed_globals("mixtures"):
         return Mlp(hidden=(64,)).build(DIGITS.task)
 
 
@@ -67,7 +67,7 @@ def sent(defense: Defense, images: Tensor, labels: Tensor, number: int = 1) -> U
     count = len(labels)
     client = Participation(num_examples=count, batch_size=count, steps=1, rounds=1, num_classes=10)
     plan = LocalTraining(local_steps=1, batch_size=count, sends="gradient")
-    before = state_of(mlp())
+    before = copy_state(mlp())
     gradient, _, _ = local_gradient(
         mlp(),
         before,
@@ -77,7 +77,7 @@ def sent(defense: Defense, images: Tensor, labels: Tensor, number: int = 1) -> U
         key=("mixtures", number),
         defenses=[defense.of_client(client)],
     )
-    payload = Payload.dense(gradient, "gradient")
+    payload = Payload.from_dense(gradient, "gradient")
     return Update(round=number, client=0, before=before, payload=payload, num_examples=count)
 
 
@@ -95,7 +95,7 @@ def recorded(tmp_path: Path) -> Callable[..., Transcript]:
 def decibels(attack: Attack, transcript: Transcript, knowledge: Knowledge, images: Tensor) -> float:
     found = attack.run(transcript, knowledge, victim=0, rng=generator("attack"))
     assert isinstance(found, Reconstruction)
-    return psnr(paired(found.data, images), images).mean().item()
+    return psnr(pair_examples(found.data, images), images).mean().item()
 
 
 # Through the mixing.
@@ -120,7 +120,7 @@ def test_the_gradient_of_mixed_dummy_records_is_that_which_the_client_sent() -> 
     """The client's own circle is some order of its records; in that order the dummy gradient is the one sent."""
     images, labels = victim(4)
     update = sent(Mixup(), images, labels)
-    scene = replace(scene_of(update, KNOWN), mixing=[Mixup()])
+    scene = replace(build_problem(update, KNOWN), mixing=[Mixup()])
     apart = []
     for order in ([0, 1, 2, 3], [0, 1, 3, 2], [0, 2, 1, 3]):  # all circles of four
         soft = torch.eye(10)[labels[order]]
@@ -148,7 +148,7 @@ def test_mixtures_with_known_weights_give_their_records() -> None:
     records = torch.tensor([[0.0, 1.0], [3.0, -1.0]], dtype=torch.float64)
     weights = torch.tensor([[[0.75, 0.25], [0.5, 0.5]]], dtype=torch.float64)
     low, high = (torch.full((2,), end, dtype=torch.float64) for end in (-1.0, 3.0))
-    found = records_of(weights @ records, weights, low, high, flipped=False)
+    found = unmix_records(weights @ records, weights, low, high, signs_lost=False)
     torch.testing.assert_close(found, records, atol=0.1, rtol=0.0)
 
 
@@ -159,7 +159,7 @@ def test_records_follow_from_absolute_values_of_several_rounds() -> None:
     weights = drawn / drawn.sum(-1, keepdim=True)
     mixtures = (weights @ records).abs()
     low, high = (torch.full((50,), end, dtype=torch.float64) for end in (-0.5, 3.0))
-    found = records_of(mixtures, weights, low, high, flipped=True)
+    found = unmix_records(mixtures, weights, low, high, signs_lost=True)
     assert ((found - records).abs() < 0.05).all(0).double().mean() > 0.9
 
 
@@ -167,7 +167,7 @@ def test_instahide_is_undone_by_several_rounds(recorded: Callable[..., Transcrip
     images, labels = victim(3)
     transcript, known = recorded(InstaHide(k=2), images, labels, rounds=4), replace(KNOWN, defenses=(InstaHide(k=2),))
     attack = Unmixing(iterations=600)
-    assert decibels(InvertingGradients(iterations=300, step_size=0.1), transcript.only([1]), KNOWN, images) < 12
+    assert decibels(InvertingGradients(iterations=300, step_size=0.1), transcript.restrict_to([1]), KNOWN, images) < 12
     assert decibels(attack, transcript, known, images) > 20
     assert decibels(attack, transcript, KNOWN, images) < 12  # as if no sign had been flipped
 
@@ -181,7 +181,7 @@ def test_equations_are_of_shares_that_sum_to_one_and_count_by_how_well_gradients
 
     def watched(mixtures: Tensor, weights: Tensor, *rest: Any, **how: Any) -> Tensor:
         seen.append(weights)
-        return records_of(mixtures, weights, *rest, **how)
+        return unmix_records(mixtures, weights, *rest, **how)
 
     monkeypatch.setattr("adversaries.inversion.unmixing.records_of", watched)
     decibels(Unmixing(iterations=20), transcript, replace(KNOWN, labels=labels), images)
@@ -194,7 +194,7 @@ def test_equations_are_of_shares_that_sum_to_one_and_count_by_how_well_gradients
 
 def test_mixtures_are_found_without_the_defenses_that_mix_and_with_all_others() -> None:
     known = replace(KNOWN, defenses=(Mixup(), GradientPrune()))
-    scene = Unmixing()._scene(sent(Mixup(), *victim(3)), known)
+    scene = Unmixing()._problem(sent(Mixup(), *victim(3)), known)
     assert scene.defenses == [GradientPrune()]
 
 

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.relaxed import RelaxedUnits
+from adversaries.engine.relaxed import RelaxedScaling
 from adversaries.inversion.tableak import TabLeak
-from adversaries.scene import Units
+from adversaries.scene import InputScaling
 from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError, KnowledgeError
 from fedsim.findings import Reconstruction
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.table_metrics import columns_right
+from fedsim.table_metrics import find_correct_columns
 from fedsim.task import Task
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -50,7 +50,7 @@ def table(count: int, seed: int = 0) -> Tensor:
 
 
 def network() -> nn.Module:
-    with seeded("tableak"):
+    with seed_globals("tableak"):
         return Mlp(hidden=(40,)).build(Task((FEATURES,), 2))
 
 
@@ -65,9 +65,11 @@ def run(tmp_path: Path) -> Run:
         attack: Attack, count: int = 4, granted: dict[str, Any] | None = None, **training: Any
     ) -> Reconstruction:
         plan = LocalTraining(**({"local_epochs": 1, "batch_size": count, "learning_rate": 0.1} | training))
-        before = state_of(network())
+        before = copy_state(network())
         after, _ = local_update(network(), before, table(4)[:count], LABELS[:count], plan, key=("x",))
-        update = Update(round=1, client=5, before=before, payload=Payload.dense(after, "weights"), num_examples=count)
+        update = Update(
+            round=1, client=5, before=before, payload=Payload.from_dense(after, "weights"), num_examples=count
+        )
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         Recorder(folder).write(1, [update])
         known = Knowledge(
@@ -91,13 +93,13 @@ def run(tmp_path: Path) -> Run:
 
 
 def share(found: Reconstruction, count: int = 4) -> float:
-    return columns_right(found.data, table(4)[:count], COLUMNS, SPREAD).double().mean().item()
+    return find_correct_columns(found.data, table(4)[:count], COLUMNS, SPREAD).double().mean().item()
 
 
-def units() -> RelaxedUnits:
+def units() -> RelaxedScaling:
     centre, scale = torch.linspace(-1, 1, FEATURES), torch.linspace(0.5, 2, FEATURES)
     low, high = torch.linspace(-3, -2, FEATURES), torch.linspace(2, 5, FEATURES)
-    return RelaxedUnits.relaxing(Units(centre, scale, low, high), COLUMNS)
+    return RelaxedScaling.from_scaling(InputScaling(centre, scale, low, high), COLUMNS)
 
 
 def test_whatever_the_dummy_rows_are_the_model_is_fed_with_shares_and_numbers_within_bounds() -> None:
@@ -116,7 +118,7 @@ def test_whatever_the_dummy_rows_are_the_model_is_fed_with_shares_and_numbers_wi
 def test_relaxed_rows_have_a_second_derivative_everywhere() -> None:
     own = units()
     dummy = torch.randn((2, FEATURES), generator=generator("dummy"), dtype=torch.float64)
-    double = RelaxedUnits(*(part.double() for part in (own.centre, own.scale, own.low, own.high)), COLUMNS)
+    double = RelaxedScaling(*(part.double() for part in (own.centre, own.scale, own.low, own.high)), COLUMNS)
     assert torch.autograd.gradgradcheck(double.to_model, (dummy.requires_grad_(True),))
 
 
@@ -147,14 +149,14 @@ class _Start:
     """A restart whose descent is over."""
 
     def __init__(self, data: Tensor, labels: Tensor) -> None:
-        self.scene = cast("Any", type("Scene", (), {"units": RelaxedUnits.relaxing(_UNIT, COLUMNS)}))
+        self.scene = cast("Any", type("Scene", (), {"units": RelaxedScaling.from_scaling(_UNIT, COLUMNS)}))
         self._found = Reconstruction(data=data, labels=labels)
 
     def finding(self, trial: Any, merged: Any) -> Reconstruction:
         return self._found
 
 
-_UNIT = Units(torch.zeros(FEATURES), SPREAD, torch.zeros(FEATURES), torch.ones(FEATURES))
+_UNIT = InputScaling(torch.zeros(FEATURES), SPREAD, torch.zeros(FEATURES), torch.ones(FEATURES))
 
 
 class _Trial:
@@ -165,7 +167,7 @@ class _Trial:
 def pooled(rows: list[Tensor], labels: Tensor = LABELS) -> Reconstruction:
     """What is claimed when starts end at these rows, the first one best."""
     ends = [(_Start(data, labels), _Trial(float(place))) for place, data in enumerate(rows)]
-    return TabLeak()._concluded(cast("Any", ends))
+    return TabLeak()._conclude(cast("Any", ends))
 
 
 def test_starts_are_aligned_and_a_minority_that_collapsed_moves_nothing() -> None:
@@ -205,7 +207,7 @@ def test_one_start_says_nothing_of_how_sure_it_is() -> None:
 
 def test_values_of_low_entropy_are_right_more_often(run: Run) -> None:
     found = run(TabLeak(iterations=40, restarts=8))
-    right = columns_right(found.data, table(4), COLUMNS, SPREAD)
+    right = find_correct_columns(found.data, table(4), COLUMNS, SPREAD)
     kinds = [place for place, size in enumerate(COLUMNS) if size > 1]
     assert found.entropy is not None
     assert 0 < right[:, kinds].double().mean() < 1

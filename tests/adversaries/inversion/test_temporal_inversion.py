@@ -22,7 +22,7 @@ from adversaries.inversion.tgias_ro import TemporalInversion
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.findings import Reconstruction
-from fedsim.metrics import match, psnr
+from fedsim.metrics import match_examples, psnr
 from fedsim.randomness import generator
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
@@ -61,7 +61,7 @@ def sent(rounds: int = 4, *, rate: float = 0.1, bias: bool = True) -> list[Updat
                 round=number,
                 client=5,
                 before=before,
-                payload=Payload.dense(gradient, "gradient"),
+                payload=Payload.from_dense(gradient, "gradient"),
                 num_examples=len(LABELS),
             )
         )
@@ -91,7 +91,7 @@ def run(transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0, **s
 
 
 def quality(finding: Reconstruction, true: Tensor) -> float:
-    return psnr(finding.data[match(finding.data, true)], true).mean().item()
+    return psnr(finding.data[match_examples(finding.data, true)], true).mean().item()
 
 
 # Aggregation.
@@ -274,7 +274,7 @@ def spoilt(updates: list[Update], places: Sequence[int]) -> list[Update]:
         given = updates[place].gradient or {}
         noise = {k: torch.randn(v.shape, generator=generator(k, place)) for k, v in given.items()}
         noise = {k: v * given[k].norm() / v.norm() for k, v in noise.items()}
-        result[place] = dataclasses.replace(updates[place], payload=Payload.dense(noise, "gradient"))
+        result[place] = dataclasses.replace(updates[place], payload=Payload.from_dense(noise, "gradient"))
     return result
 
 
@@ -315,7 +315,7 @@ def of_another_batch(update: Update, labels: Tensor, count: int = 3) -> Update:
     model.load_state_dict(dict(update.before))
     inputs = torch.rand((count, *SHAPE), generator=generator("other"))
     return dataclasses.replace(
-        update, payload=Payload.dense(gradient_of(model, inputs, labels), "gradient"), num_examples=count
+        update, payload=Payload.from_dense(gradient_of(model, inputs, labels), "gradient"), num_examples=count
     )
 
 
@@ -364,7 +364,7 @@ def test_gradients_of_other_labels_without_alignment_are_named(record: Any, capl
 
 def test_weights_instead_of_gradients_are_refused(record: Any) -> None:
     updates = sent(2)
-    updates[1] = dataclasses.replace(updates[1], payload=Payload.dense(updates[0].before, "weights"))
+    updates[1] = dataclasses.replace(updates[1], payload=Payload.from_dense(updates[0].before, "weights"))
     with pytest.raises(
         AttackError, match="round 2, client 5: weights were sent, expected a gradient; attack rounds of"
     ):
@@ -382,7 +382,7 @@ def test_a_gradient_that_is_of_no_use_is_left_out_unless_it_is_the_first(
 
     def broken(update: Update) -> Update:
         return dataclasses.replace(
-            update, payload=Payload.dense({k: v * factor for k, v in (update.gradient or {}).items()}, "gradient")
+            update, payload=Payload.from_dense({k: v * factor for k, v in (update.gradient or {}).items()}, "gradient")
         )
 
     settings = QUICK | {"gradients": 2, "iterations": 5}
@@ -436,7 +436,7 @@ def sent_in_training(rounds: int = 4, *, shared: bool = True, by_batch: bool = T
                 round=number,
                 client=5,
                 before=before,
-                payload=Payload.dense(gradient, "gradient") | Payload.dense(after, "weights"),
+                payload=Payload.from_dense(gradient, "gradient") | Payload.from_dense(after, "weights"),
                 num_examples=len(LABELS),
             )
         )

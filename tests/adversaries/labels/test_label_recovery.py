@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.labels.gradients import RULES, LabelRule, bias_rule, column_rule, label_optimisation
+from adversaries.labels.gradients import LABEL_RULES, LabelRule, bias_rule, column_rule, label_optimisation
 from adversaries.labels.last_layer import LastLayer, last_layer
-from adversaries.scene import Scene, scene_of
+from adversaries.scene import InversionProblem, build_problem
 from fedsim.attacks import Knowledge
 from fedsim.errors import AttackError, KnowledgeError
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -57,7 +57,7 @@ def test_without_a_bias_labels_are_the_sums_of_the_dummy_labels() -> None:
 def test_several_gradients_of_one_mini_batch_share_their_labels() -> None:
     layers = [layer_of(REPEATED, seed=seed) for seed in (0, 5, 9)]
     for name in ("optimisation", "bias"):
-        assert RULES[name](layers, 8, generator(1)).tolist() == REPEATED.tolist()
+        assert LABEL_RULES[name](layers, 8, generator(1)).tolist() == REPEATED.tolist()
 
 
 def test_the_column_rule_finds_each_class_once() -> None:
@@ -84,7 +84,7 @@ def test_counting_by_the_bias_wants_a_bias() -> None:
         bias_rule([layer_of(DISTINCT, bias=False)], 8, generator(0))
 
 
-def scene_for(model: nn.Module, labels: Sequence[int], shape: tuple[int, ...] = (6,)) -> Scene:
+def scene_for(model: nn.Module, labels: Sequence[int], shape: tuple[int, ...] = (6,)) -> InversionProblem:
     inputs = torch.randn((len(labels), *shape), generator=generator("x"))
     outputs = model(inputs)
     targets = torch.tensor(labels)
@@ -92,9 +92,11 @@ def scene_for(model: nn.Module, labels: Sequence[int], shape: tuple[int, ...] = 
     names = [name for name, _ in model.named_parameters()]
     sent = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
     before = {name: t.detach().clone() for name, t in model.state_dict().items() if t.is_floating_point()}
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(sent, "gradient"), num_examples=len(labels))
+    update = Update(
+        round=1, client=0, before=before, payload=Payload.from_dense(sent, "gradient"), num_examples=len(labels)
+    )
     knowledge = Knowledge(model=lambda: model, loss=cross_entropy, input_shape=shape, value_range=([0.0], [1.0]))
-    return scene_of(update, knowledge)
+    return build_problem(update, knowledge)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -146,13 +148,13 @@ def test_whether_features_may_be_negative_is_seen(activation: nn.Module) -> None
 )
 def test_the_last_layer_of_our_networks_is_found(name: str) -> None:
     task = Task(input_shape=(3, 32, 32), num_classes=7)
-    with seeded("model", name):
+    with seed_globals("model", name):
         model = registry.build("models", name, {}, "model").build(task).eval()
     layer = last_layer(scene_for(model, [1, 1, 4], (3, 32, 32)), torch.randn((2, 3, 32, 32), generator=generator(name)))
     assert len(layer.weight) == 7
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", LABEL_RULES.values(), ids=LABEL_RULES)
 @pytest.mark.parametrize("classes", [2, 30])
 def test_as_many_labels_as_examples_come_back_whatever_noise_was_sent(rule: LabelRule, classes: int) -> None:
     for seed in range(5):

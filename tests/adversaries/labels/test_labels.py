@@ -24,7 +24,7 @@ from fedsim.models.sme import SmeCnn
 from fedsim.randomness import generator
 from fedsim.task import Task
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -51,11 +51,11 @@ def choose(digits: Dataset, counts: dict[int, int]) -> tuple[Tensor, Tensor]:
 
 def trained(digits: Dataset, counts: dict[int, int], model: Any = mlp, **how: Any) -> tuple[Update, Tensor]:
     inputs, labels = choose(digits, counts)
-    before = state_of(model())
+    before = copy_state(model())
     plan = LocalTraining(**({"local_epochs": 2, "batch_size": 4, "learning_rate": 0.01} | how))
     after, _ = local_update(model(), before, inputs, labels, plan, key=("labels",))
     return Update(
-        round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=len(labels)
+        round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=len(labels)
     ), labels.sort().values
 
 
@@ -146,7 +146,7 @@ def test_probabilities_are_taken_along_the_way_not_at_its_start_alone() -> None:
     for _ in range(steps):
         bias = bias - rate * (bias.softmax(0) - counts / 10)
     after = before | {"1.bias": bias}
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=10)
+    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=10)
     protocol: dict[str, Any] = {"learning_rate": rate, "local_epochs": steps, "batch_size": 10}
     knowledge = Knowledge(input_shape=(1, 2, 2), num_classes=3, value_range=([0.0], [1.0]), **protocol)
     claimed = count_labels(update, knowledge, model, before, after, generator(1))
@@ -159,7 +159,7 @@ def test_a_delta_is_read_as_it_was_sent() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     before = {"1.weight": torch.zeros(3, 4), "1.bias": torch.full((3,), 1e8)}
     delta = {"1.weight": torch.zeros(3, 4), "1.bias": -0.5 * (torch.full((3,), 1 / 3) - counts / 10)}
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(delta), num_examples=10)
+    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(delta), num_examples=10)
     protocol: dict[str, Any] = {"learning_rate": 0.5, "local_epochs": 1, "batch_size": 10}
     knowledge = Knowledge(input_shape=(1, 2, 2), num_classes=3, value_range=([0.0], [1.0]), **protocol)
     assert torch.equal(update.after["1.bias"], before["1.bias"])
@@ -205,7 +205,7 @@ def test_few_steps_at_a_small_rate_are_not_warned_of(digits: Dataset, caplog: py
 def test_an_update_that_no_simulation_explains_is_warned_of(digits: Dataset, caplog: pytest.LogCaptureFixture) -> None:
     update, _ = trained(digits, SOME, **LONG)
     moved = {name: 4 * end - 3 * update.before[name] for name, end in update.after.items()}
-    claimed = count(dataclasses.replace(update, payload=Payload.dense(moved, "weights")), known(digits, **LONG))
+    claimed = count(dataclasses.replace(update, payload=Payload.from_dense(moved, "weights")), known(digits, **LONG))
     assert len(claimed) == update.num_examples
     [told] = caplog.messages
     assert told.startswith("round 1, client 0: training that is simulated with the labels")
@@ -236,7 +236,7 @@ def test_whatever_the_update_says_n_labels_come_back_in_order(digits: Dataset, n
     rng = generator("noise")
     after = {k: update.before[k] + noise * torch.randn(v.shape, generator=rng) for k, v in update.after.items()}
     for knowledge in (known(digits), known(digits, **PROTOCOL)):
-        claimed = count(dataclasses.replace(update, payload=Payload.dense(after, "weights")), knowledge)
+        claimed = count(dataclasses.replace(update, payload=Payload.from_dense(after, "weights")), knowledge)
         assert len(claimed) == len(labels)
         assert torch.equal(claimed, claimed.sort().values)
         assert claimed.min() >= 0
@@ -262,8 +262,8 @@ def test_the_probes_follow_the_generator_and_nothing_is_changed(digits: Dataset)
     ids=["no bias", "no linear layer"],
 )
 def test_without_a_final_bias_labels_must_be_granted(digits: Dataset, build: Callable[[], nn.Module]) -> None:
-    state = state_of(build())
-    update = Update(round=1, client=0, before=state, payload=Payload.dense(state, "weights"), num_examples=3)
+    state = copy_state(build())
+    update = Update(round=1, client=0, before=state, payload=Payload.from_dense(state, "weights"), num_examples=3)
     with pytest.raises(
         KnowledgeError, match=r"labels .*: the model('s last linear layer has no bias| ends in).*; grant"
     ):

@@ -65,7 +65,7 @@ def record(
                     round=number,
                     client=min(members),
                     before=before,
-                    payload=Payload.dense(sent, kind),  # type: ignore[arg-type]
+                    payload=Payload.from_dense(sent, kind),  # type: ignore[arg-type]
                     num_examples=total,
                     members=tuple(sorted(members)) if len(members) > 1 else (),
                 )
@@ -91,7 +91,7 @@ def flat(state: State) -> Tensor:
 
 
 def last_round(transcript: Transcript, client: int) -> int:
-    return max(number for number in transcript.rounds if transcript.header(number).reply_of(client))
+    return max(number for number in transcript.rounds if transcript.header(number).find_reply(client))
 
 
 @pytest.mark.parametrize("kind", ["delta", "weights"])
@@ -225,7 +225,7 @@ def test_in_a_real_federation_it_is_nearer_to_the_client_than_any_model_that_was
     }
     plain = Transcript(serial_run(tiny_config(**tables), tmp_path / "plain").path)
     folder = serial_run(tiny_config(**tables, secure_aggregation={"groups": 2}), tmp_path / "secure")
-    sums = Transcript(folder.path).only(range(20, 41))
+    sums = Transcript(folder.path).restrict_to(range(20, 41))
 
     def all_of(state: State) -> Tensor:
         return torch.cat([tensor.flatten().double() for tensor in state.values()])
@@ -233,7 +233,7 @@ def test_in_a_real_federation_it_is_nearer_to_the_client_than_any_model_that_was
     for client in range(8):
         own = plain.update(40, client)
         moved = all_of(own.after) - all_of(own.before)
-        reply = sums.header(40).reply_of(client)
+        reply = sums.header(40).find_reply(client)
         assert reply is not None
         group = sums.update(40, reply.client)
         start = all_of(group.before)

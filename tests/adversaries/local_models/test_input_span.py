@@ -15,10 +15,10 @@ from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction, _Client
 from fedsim.attacks import Knowledge
 from fedsim.findings import LocalModel
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.training.first_layer import first_layer
+from fedsim.training.first_layer import find_first_layer
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
 
@@ -27,7 +27,7 @@ SGD: dict[str, Any] = {"lr": 0.1}
 
 
 def mlp() -> nn.Module:
-    with seeded("mlp"):
+    with seed_globals("mlp"):
         return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 10), nn.ReLU(), nn.Linear(10, 3))
 
 
@@ -64,7 +64,7 @@ def federated(
                 round=number,
                 client=0,
                 before=before,
-                payload=Payload.dense(returned[0], "weights"),
+                payload=Payload.from_dense(returned[0], "weights"),
                 num_examples=IMAGES,
             )
         )
@@ -92,7 +92,7 @@ def test_updates_of_the_first_layer_span_exactly_what_the_inputs_do(options: Map
 def test_many_rows_give_the_same_span_by_the_randomised_method(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = federated(12)
     whole = span(updates)
-    monkeypatch.setattr("adversaries.local_models.input_span._SPARE", 4)  # 2 x (7 + 4) < 48 inputs
+    monkeypatch.setattr("adversaries.local_models.input_span._OVERSAMPLING", 4)  # 2 x (7 + 4) < 48 inputs
     quick = span(updates)
     assert whole is not None
     assert quick is not None
@@ -144,8 +144,8 @@ def test_coordinates_become_data_of_the_input_shape() -> None:
     assert basis is not None
     known = InputSpan(weight="1.weight", basis=basis, shape=(3, 4, 4))
     own = images(0)[0]
-    assert torch.allclose(known.inputs(own.flatten(1) @ basis.T), own, atol=1e-3)
-    assert known.stretch == pytest.approx((PIXELS / IMAGES) ** 0.5)
+    assert torch.allclose(known.to_inputs(own.flatten(1) @ basis.T), own, atol=1e-3)
+    assert known.step_scale == pytest.approx((PIXELS / IMAGES) ** 0.5)
 
 
 class Twice(nn.Module):
@@ -175,7 +175,7 @@ class Twice(nn.Module):
     ids=["mlp", "no bias", "convolution", "batch norm", "relu", "last axis only", "weight norm", "used twice"],
 )
 def test_only_a_layer_that_takes_the_inputs_themselves_counts(model: nn.Module, expected: str | None) -> None:
-    assert first_layer(model.eval(), torch.randn((5, 3, 4, 4), generator=generator("look"))) == expected
+    assert find_first_layer(model.eval(), torch.randn((5, 3, 4, 4), generator=generator("look"))) == expected
 
 
 # The attack that uses it.
@@ -191,7 +191,7 @@ def found(
     attack = DummyDataReconstruction(iterations=4, training_iterations=4, sets=2, mix=mix)
     known = Knowledge(model=new, loss=cross_entropy, input_shape=(3, 4, 4))
     transcript = Transcript(folder)
-    finding = attack.run(transcript.only(transcript.rounds), known, victim=0, rng=generator("attack"))
+    finding = attack.run(transcript.restrict_to(transcript.rounds), known, victim=0, rng=generator("attack"))
     assert isinstance(finding, LocalModel)
     return finding
 
@@ -214,7 +214,7 @@ def test_noise_takes_the_span_away_and_leaves_the_attack_as_it_was(tmp_path: Pat
 
 
 def conv() -> nn.Module:
-    with seeded("conv"):
+    with seed_globals("conv"):
         return nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
 
 

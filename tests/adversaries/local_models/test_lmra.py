@@ -19,12 +19,12 @@ from torch.nn.functional import cross_entropy
 from adversaries.local_models import lmra, lmra_dummy_data
 from adversaries.local_models.lmra import LocalModelReconstruction
 from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction
-from adversaries.local_models.lmra_linear import LinearLocalModel, solve
-from adversaries.local_updates import Span, read_updates
+from adversaries.local_models.lmra_linear import LinearLocalModel, solve_optimum
+from adversaries.local_updates import UpdateSpan, read_updates
 from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError
 from fedsim.findings import LocalModel
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import squared_error
@@ -103,7 +103,7 @@ def messages(count: int, steps: int, dtype: torch.dtype = torch.float64, **data:
                 round=number,
                 client=3,
                 before=state(before),
-                payload=Payload.dense(state(after), "weights"),
+                payload=Payload.from_dense(state(after), "weights"),
                 num_examples=40,
             )
         )
@@ -112,7 +112,9 @@ def messages(count: int, steps: int, dtype: torch.dtype = torch.float64, **data:
 
 def attacked(attack: Attack, transcript: Transcript, victim: int | None = None, **knowledge: Any) -> LocalModel:
     victim = transcript.clients(1)[0] if victim is None else victim
-    finding = attack.run(transcript.only(transcript.rounds), Knowledge(**knowledge), victim=victim, rng=generator(1))
+    finding = attack.run(
+        transcript.restrict_to(transcript.rounds), Knowledge(**knowledge), victim=victim, rng=generator(1)
+    )
     assert isinstance(finding, LocalModel)
     return finding
 
@@ -156,7 +158,7 @@ def test_w_and_v_are_those_of_the_proof() -> None:
     shrink = torch.eye(7, dtype=torch.float64) - 0.1 / 40 * design.T @ design
     w = torch.eye(7, dtype=torch.float64) - torch.linalg.matrix_power(shrink, 5)
     models = torch.randn((8, 7), generator=generator("models"), dtype=torch.float64)
-    solution = solve(models, models @ w.T - w @ optimum)
+    solution = solve_optimum(models, models @ w.T - w @ optimum)
     assert solution is not None
     found, residual, _ = solution
     assert torch.allclose(found, optimum, rtol=1e-9)
@@ -172,7 +174,7 @@ def test_with_mini_batches_the_error_falls_like_one_over_the_root_of_the_message
     moved = models - trained_on_batches(models.flatten(0, 1), design, targets, 3, rng).view_as(models)
     errors = {}
     for count in (100, 400, 1600):
-        found = [solve(models[trial, :count], moved[trial, :count]) for trial in range(20)]
+        found = [solve_optimum(models[trial, :count], moved[trial, :count]) for trial in range(20)]
         away = torch.stack([solution[0] - optimum for solution in found if solution is not None])
         assert len(away) == 20
         errors[count] = float(away.square().sum(1).mean().sqrt())
@@ -207,7 +209,7 @@ def test_where_models_are_alike_what_the_messages_determine_is_claimed_and_told(
                 round=number,
                 client=3,
                 before=state(before),
-                payload=Payload.dense(state(after), "weights"),
+                payload=Payload.from_dense(state(after), "weights"),
                 num_examples=40,
             )
         )
@@ -239,7 +241,7 @@ def test_models_that_differ_by_no_more_than_rounding_are_too_alike(record: Recor
                 round=number,
                 client=3,
                 before=state(before),
-                payload=Payload.dense(state(after), "weights"),
+                payload=Payload.from_dense(state(after), "weights"),
                 num_examples=40,
             )
         )
@@ -267,15 +269,15 @@ def test_messages_that_cannot_be_attacked_are_refused(record: Record, attack: At
     assert failure(attack, record(updates), victim=8).startswith(
         "client 8: took part in none of the 9 rounds to be attacked; choose another victim (recorded: 3)"
     )
-    gradient = dataclasses.replace(updates[4], payload=Payload.dense(updates[4].before, "gradient"))
+    gradient = dataclasses.replace(updates[4], payload=Payload.from_dense(updates[4].before, "gradient"))
     assert "round 5, client 3: it sent a gradient" in failure(attack, record([*updates[:4], gradient, *updates[5:]]))
     broken = dict(updates[2].after) | {"0.bias": torch.tensor([math.nan], dtype=torch.float64)}
-    nan = dataclasses.replace(updates[2], payload=Payload.dense(broken, "weights"))
+    nan = dataclasses.replace(updates[2], payload=Payload.from_dense(broken, "weights"))
     assert "round 3, client 3: 0.bias holds NaN" in failure(attack, record([*updates[:2], nan, *updates[3:]]))
-    other = dataclasses.replace(updates[2], payload=Payload.dense({"0.weight": torch.zeros(1, 3)}, "weights"))
+    other = dataclasses.replace(updates[2], payload=Payload.from_dense({"0.weight": torch.zeros(1, 3)}, "weights"))
     assert "returned other tensors" in failure(attack, record([*updates[:2], other, *updates[3:]]))
     smaller = {"0.weight": torch.zeros(1, 3, dtype=torch.float64)}
-    changed = dataclasses.replace(updates[2], before=smaller, payload=Payload.dense(smaller, "weights"))
+    changed = dataclasses.replace(updates[2], before=smaller, payload=Payload.from_dense(smaller, "weights"))
     assert "another one than in round 2" in failure(attack, record([*updates[:2], changed, *updates[3:]]))
 
 
@@ -285,7 +287,7 @@ def test_running_statistics_and_integers_are_claimed_as_last_returned(record: Re
         dataclasses.replace(
             u,
             before=dict(u.before) | extra,
-            payload=Payload.dense(dict(u.after) | extra | {"1.running_var": torch.full((2,), u.round)}, "weights"),
+            payload=Payload.from_dense(dict(u.after) | extra | {"1.running_var": torch.full((2,), u.round)}, "weights"),
         )
         for u in messages(8, 3, torch.float32)
     ]
@@ -307,20 +309,20 @@ def test_the_span_holds_every_model_and_keeps_distances(record: Record) -> None:
                 round=number,
                 client=3,
                 before={"w": before},
-                payload=Payload.dense({"w": after}, "weights"),
+                payload=Payload.from_dense({"w": after}, "weights"),
                 num_examples=1,
             )
         )
-    read = read_updates(record(updates), 3, fewest=1, remedy="")
-    span = Span(read)
+    read = read_updates(record(updates), 3, min_messages=1, remedy="")
+    span = UpdateSpan(read)
     assert span.before.shape == (5, 9)  # five models and five updates; the mean of the models takes one dimension
-    assert span.moves.shape == (5, 5)
+    assert span.deltas.shape == (5, 5)
     for model, coordinates in ((read.before, span.before), (read.after, span.after)):
         rebuilt = torch.stack([span.model(place) for place in coordinates])
         assert torch.allclose(rebuilt, model.double(), atol=1e-6)
         assert torch.allclose(torch.cdist(coordinates, coordinates), torch.cdist(model.double(), model.double()))
     moved = (read.after - read.before).double()
-    assert torch.allclose(span.moves @ span.moves.T, moved @ moved.T)
+    assert torch.allclose(span.deltas @ span.deltas.T, moved @ moved.T)
 
 
 # Networks.
@@ -331,7 +333,7 @@ def network() -> nn.Module:
 
 
 def seeded_network(hidden: int) -> nn.Module:
-    with seeded("network"):
+    with seed_globals("network"):
         return nn.Sequential(nn.Linear(5, hidden), nn.ReLU(), nn.Linear(hidden, 3))
 
 
@@ -359,7 +361,11 @@ def federated(rounds: int = 30) -> list[Update]:
         returned = [stepped(model, before, client, 2, 0.1) for client in (0, 1)]
         updates.append(
             Update(
-                round=number, client=0, before=before, payload=Payload.dense(returned[0], "weights"), num_examples=30
+                round=number,
+                client=0,
+                before=before,
+                payload=Payload.from_dense(returned[0], "weights"),
+                num_examples=30,
             )
         )
         before = {name: (returned[0][name] + returned[1][name]) / 2 for name in before}
@@ -393,7 +399,9 @@ def test_a_mapping_no_better_than_the_mean_update_is_a_failed_attack(record: Rec
     noisy = [
         dataclasses.replace(
             u,
-            payload=Payload.dense({n: t + torch.randn(t.shape, generator=rng) for n, t in u.before.items()}, "weights"),
+            payload=Payload.from_dense(
+                {n: t + torch.randn(t.shape, generator=rng) for n, t in u.before.items()}, "weights"
+            ),
         )
         for u in federated()
     ]
@@ -403,7 +411,7 @@ def test_a_mapping_no_better_than_the_mean_update_is_a_failed_attack(record: Rec
 
 def test_a_mapping_is_not_validated_on_models_that_came_back_unchanged(record: Record) -> None:
     trained, *others = federated(4)
-    idle = [dataclasses.replace(u, payload=Payload.dense(u.before, "weights")) for u in others]
+    idle = [dataclasses.replace(u, payload=Payload.from_dense(u.before, "weights")) for u in others]
     told = failure(LocalModelReconstruction(**SHORT), record([trained, *idle]))
     assert "it returned all models as they were that the mapping would be validated on" in told
     assert "inspect rounds in which it trains" in told
@@ -415,7 +423,7 @@ def noise(drift: float = 0.0) -> list[Update]:
     return [
         dataclasses.replace(
             u,
-            payload=Payload.dense(
+            payload=Payload.from_dense(
                 {n: t + drift + torch.randn(t.shape, generator=rng) for n, t in u.before.items()}, "weights"
             ),
         )
@@ -439,7 +447,7 @@ def test_held_out_messages_choose_and_all_of_them_train(record: Record, monkeypa
         return training
 
     monkeypatch.setattr(lmra, "_train", noted)
-    monkeypatch.setattr(lmra, "_RATES", (1e-3, 1e-2))  # the paper's take many more epochs
+    monkeypatch.setattr(lmra, "_LEARNING_RATES", (1e-3, 1e-2))  # the paper's take many more epochs
     attacked(LocalModelReconstruction(**SHORT | {"learning_rate": None, "minimise_epochs": 2}), record(federated()))
     *tried, (rate, seen, unseen, epochs, _) = calls
     assert [call[0] for call in tried] == [1e-3, 1e-2]
@@ -455,8 +463,8 @@ def test_held_out_messages_choose_and_all_of_them_train(record: Record, monkeypa
 
 @pytest.mark.parametrize("space", ["span", "full"])
 def test_inputs_and_updates_are_divided_by_one_number_each(record: Record, space: Any) -> None:
-    updates = read_updates(record(federated(6)), 0, fewest=1, remedy="")
-    pairs = lmra._pairs(updates, space, "global", torch.device("cpu"))
+    updates = read_updates(record(federated(6)), 0, min_messages=1, remedy="")
+    pairs = lmra._build_pairs(updates, space, "global", torch.device("cpu"))
     models, moves = updates.before.double(), (updates.after - updates.before).double()
     for made, given in ((pairs.inputs, models - models.mean(0)), (pairs.targets, moves)):
         assert float(made.square().mean()) == pytest.approx(1, rel=1e-5)
@@ -484,7 +492,7 @@ def test_the_search_returns_the_lowest_point_on_its_way() -> None:
         mapping.weight.copy_(torch.tensor([[1.0, 0.5], [0.0, 2.0]]))
     mapping.requires_grad_(False)
     start = torch.tensor([2.1, -1.3])
-    best, curve = lmra._descend(mapping, start, 1.0, 12, lmra._Told(lambda *_: None, 12))
+    best, curve = lmra._descend(mapping, start, 1.0, 12, lmra._SequentialProgress(lambda *_: None, 12))
     assert float(mapping(best).square().mean()) == pytest.approx(float(curve.min()))
     assert curve.min() < 0.5 * curve[0]
     assert int(curve.argmin()) not in (0, 11)
@@ -503,8 +511,8 @@ def test_the_rate_of_the_search_is_the_one_that_gets_lowest(record: Record) -> N
 
 
 def test_a_times_b_is_b_hidden_layers_of_a_units() -> None:
-    pairs = lmra._Pairs(inputs=torch.zeros(3, 5), targets=torch.zeros(3, 4), start=torch.zeros(5), model=lambda t: t)
-    made = lmra._network("7x3", pairs, generator(0))
+    pairs = lmra._Pairs(inputs=torch.zeros(3, 5), targets=torch.zeros(3, 4), start=torch.zeros(5), to_model=lambda t: t)
+    made = lmra._build_network("7x3", pairs, generator(0))
     assert isinstance(made, nn.Sequential)
     shapes = [(layer.in_features, layer.out_features) for layer in made if isinstance(layer, nn.Linear)]
     assert shapes == [(5, 7), (7, 7), (7, 7), (7, 4)]
@@ -521,7 +529,9 @@ def test_a_mapping_that_diverges_is_a_failed_attack(record: Record) -> None:
 
 def test_too_few_messages_and_a_client_who_does_not_move_are_refused(record: Record) -> None:
     assert "2 messages are recorded, expected at least 3" in failure(LocalModelReconstruction(), record(federated(2)))
-    still = [dataclasses.replace(update, payload=Payload.dense(update.before, "weights")) for update in federated(4)]
+    still = [
+        dataclasses.replace(update, payload=Payload.from_dense(update.before, "weights")) for update in federated(4)
+    ]
     assert "the client returned every model unchanged" in failure(LocalModelReconstruction(), record(still))
 
 
@@ -559,7 +569,7 @@ def test_dummy_data_are_made_to_move_models_as_the_client_does_and_trained_on(re
 def test_dummy_labels_grow_certain_until_they_are_trained_on(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[torch.Tensor] = []
     matched: list[float] = []
-    train_alone, labels = lmra_dummy_data.train_alone, lmra_dummy_data._Client.labels
+    train_alone, labels = lmra_dummy_data.train_to_convergence, lmra_dummy_data._Client.labels
 
     def noted(model: Any, inputs: Any, labels: torch.Tensor, *others: Any, **settings: Any) -> Any:
         trained.append(labels)
@@ -600,7 +610,7 @@ def test_the_models_of_several_sets_are_averaged(record: Record, monkeypatch: py
 def test_a_message_in_which_the_client_moved_nothing_is_left_out(record: Record) -> None:
     updates = federated(5)
     idle = [
-        dataclasses.replace(updates[place], payload=Payload.dense(dict(updates[place].before), "weights"))
+        dataclasses.replace(updates[place], payload=Payload.from_dense(dict(updates[place].before), "weights"))
         for place in (0, 2)
     ]
     mixed = [idle[0], *updates[:2], idle[1], *updates[2:]]
@@ -613,7 +623,7 @@ def test_a_message_in_which_the_client_moved_nothing_is_left_out(record: Record)
 
 
 def one_output() -> nn.Module:
-    with seeded("regression"):
+    with seed_globals("regression"):
         return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
@@ -630,7 +640,9 @@ def test_the_size_of_a_regressions_targets_is_told_by_the_lengths_of_updates(rec
             slopes = torch.autograd.grad(loss, list(leaves.values()))
             weights = {n: t.detach() - 0.01 * s for (n, t), s in zip(leaves.items(), slopes, strict=True)}
         updates.append(
-            Update(round=number, client=0, before=before, payload=Payload.dense(weights, "weights"), num_examples=30)
+            Update(
+                round=number, client=0, before=before, payload=Payload.from_dense(weights, "weights"), num_examples=30
+            )
         )
         before = {name: (before[name] + weights[name]) / 2 for name in before}
     known = {"model": one_output, "loss": squared_error, "input_shape": (5,)}
@@ -672,7 +684,7 @@ def scaled(updates: list[Update], scale: float | None) -> list[Update]:
         return {f"net.{name}": tensor for name, tensor in state.items()} | more
 
     return [
-        dataclasses.replace(u, before=renamed(u.before), payload=Payload.dense(renamed(u.after), "weights"))
+        dataclasses.replace(u, before=renamed(u.before), payload=Payload.from_dense(renamed(u.after), "weights"))
         for u in updates
     ]
 
@@ -694,20 +706,20 @@ def test_deltas_are_read_as_they_were_sent(record: Record) -> None:
     before = state(torch.full((4,), 1000.0))
     deltas = [state(torch.linspace(1e-5, 4e-5, 4) * number) for number in (1, 2)]
     sent = [
-        Update(round=number, client=3, before=before, payload=Payload.dense(delta), num_examples=4)
+        Update(round=number, client=3, before=before, payload=Payload.from_dense(delta), num_examples=4)
         for number, delta in enumerate(deltas, 1)
     ]
-    updates = read_updates(record(sent), 3, fewest=2, remedy="")
-    assert torch.equal(updates.moves(), torch.stack([flat(delta) for delta in deltas]))
-    assert not torch.equal(updates.moves(), updates.after - updates.before)
+    updates = read_updates(record(sent), 3, min_messages=2, remedy="")
+    assert torch.equal(updates.compute_deltas(), torch.stack([flat(delta) for delta in deltas]))
+    assert not torch.equal(updates.compute_deltas(), updates.after - updates.before)
 
 
 def test_weights_and_deltas_of_one_client_are_not_read_together(record: Record) -> None:
     before = state(torch.ones(4))
-    payloads = (Payload.dense(before, "weights"), Payload.dense(before))
+    payloads = (Payload.from_dense(before, "weights"), Payload.from_dense(before))
     sent = [
         Update(round=number, client=3, before=before, payload=payload, num_examples=4)
         for number, payload in enumerate(payloads, 1)
     ]
     with pytest.raises(AttackError, match=r"^round 2, client 3: it sent delta, in round 1 weights; choose rounds"):
-        read_updates(record(sent), 3, fewest=2, remedy="")
+        read_updates(record(sent), 3, min_messages=2, remedy="")

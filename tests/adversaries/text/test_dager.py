@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.named_states import named_states
-from adversaries.text.attention_span import Blocks, Span, weights_of
-from adversaries.text.causal_search import CausalSearch
+from adversaries.text.attention_span import AttentionBlocks, AttentionSpan, attention_weight_names
+from adversaries.text.causal_search import DecoderSearch
 from adversaries.text.dager import Dager
 from adversaries.text.lamp import Lamp
-from adversaries.text.slopes import Slopes
+from adversaries.text.slopes import TokenGradients
 from adversaries.text.texts import EmbeddingRows, TextInvertingGradients
-from adversaries.text.whole_search import WholeSearch
+from adversaries.text.whole_search import EncoderSearch
 from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError, TranscriptError
 from fedsim.evaluation import text_metrics
 from fedsim.findings import Texts
 from fedsim.models.text_cnn import TextCnn
 from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
@@ -44,7 +44,7 @@ NETWORKS = pytest.mark.parametrize("network", [DECODER, ENCODER], ids=["decoder"
 
 
 def build(network: Any, task: Task = TASK) -> nn.Module:
-    with seeded("test-dager"):
+    with seed_globals("test-dager"):
         return network.build(task).eval()  # type: ignore[no-any-return]
 
 
@@ -62,14 +62,14 @@ def sent(network: Any, tokens: Tensor = TRUE, labels: Tensor = LABELS, *, steps:
     """The gradient of these texts, or the weights after so many steps on them."""
     model = build(network)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    payload = Payload.dense(gradient_of(model, tokens, labels), "gradient")
+    payload = Payload.from_dense(gradient_of(model, tokens, labels), "gradient")
     for _ in range(steps):
         slopes = gradient_of(model, tokens, labels)
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p -= rate * slopes[name]
     if steps:
-        payload = Payload.dense({name: p.detach() for name, p in model.named_parameters()}, "weights")
+        payload = Payload.from_dense({name: p.detach() for name, p in model.named_parameters()}, "weights")
     return Update(round=1, client=5, before=before, payload=payload, num_examples=len(tokens))
 
 
@@ -122,19 +122,19 @@ def test_without_padding_all_texts_have_the_full_length(run: Any) -> None:
 # What it computes with.
 
 
-def blocks_of(network: Any, update: Update) -> Blocks:
-    return Blocks.of(update, known(network))
+def blocks_of(network: Any, update: Update) -> AttentionBlocks:
+    return AttentionBlocks.from_update(update, known(network))
 
 
 @NETWORKS
 def test_inputs_of_both_blocks_lie_in_the_spans_and_explain_the_gradient(network: Any) -> None:
     blocks = blocks_of(network, sent(network))
-    inputs, real = blocks.second_inputs(TRUE)
+    inputs, real = blocks.second_block_inputs(TRUE)
     assert real.equal(TRUE != 0)
     shared = network is DECODER  # both texts that begin with word 7 have the same first input there
     assert blocks.spans[1].rank == int(real.sum()) - shared
     assert float(blocks.spans[1].distances(inputs[real]).max()) < 1e-3
-    assert blocks.unexplained(TRUE) < 1e-5 < 1e-2 < blocks.unexplained(TRUE[:2])
+    assert blocks.unexplained_share(TRUE) < 1e-5 < 1e-2 < blocks.unexplained_share(TRUE[:2])
     wrong = TRUE.clone()
     wrong[0, 0] = 2
     assert float(blocks.misfits(wrong)[0]) > 0.02 > 1e-3 > float(blocks.misfits(TRUE).max())
@@ -142,32 +142,32 @@ def test_inputs_of_both_blocks_lie_in_the_spans_and_explain_the_gradient(network
 
 def test_the_newest_place_of_a_decoder_is_that_of_the_network() -> None:
     blocks = blocks_of(DECODER, sent(DECODER))
-    search, words = CausalSearch(blocks, 3), torch.arange(len(blocks.words))
+    search, words = DecoderSearch(blocks, 3), torch.arange(len(blocks.words))
     prefixes = torch.tensor([[0, 3], [4, 1]])
-    found = search._newest(prefixes, words)
+    found = search._last_word_distances(prefixes, words)
     for row, prefix in enumerate(prefixes):
         for word in words:
-            inputs, _ = blocks.second_inputs(blocks.words[torch.cat([prefix, word[None]])][None])
+            inputs, _ = blocks.second_block_inputs(blocks.words[torch.cat([prefix, word[None]])][None])
             torch.testing.assert_close(found[row, word], blocks.spans[1].distances(inputs[0, -1]))
 
 
 def test_what_is_left_without_a_text_is_the_gradient_of_the_others() -> None:
-    whole = blocks_of(ENCODER, sent(ENCODER)).without(TRUE[1])
+    whole = blocks_of(ENCODER, sent(ENCODER)).subtract_text(TRUE[1])
     assert whole is not None
     rest = {n: g * 2 / 3 for n, g in gradient_of(build(ENCODER), TRUE[[0, 2]], LABELS[[0, 2]]).items()}
     assert whole.states.gradient is not None
     for name, slope in rest.items():
         torch.testing.assert_close(whole.states.gradient[name].float(), slope, atol=1e-6, rtol=1e-4)
     assert whole.words.tolist() == sorted(set(TRUE[[0, 2]].flatten().tolist()) - {0})
-    assert blocks_of(ENCODER, sent(ENCODER)).without(torch.tensor([1, 4, 5, 6, 0, 0])) is None
+    assert blocks_of(ENCODER, sent(ENCODER)).subtract_text(torch.tensor([1, 4, 5, 6, 0, 0])) is None
 
 
 def test_a_guess_asks_for_the_words_that_it_lacks_and_for_its_length() -> None:
     whole = torch.tensor([[7, 4, 21, 12, 29, 3]])
     for true, start in ((whole, [7, 4, 12, 12, 29, 4]), (TRUE[1:2], [2, 22, 9, 14, 9, 2])):
         blocks = blocks_of(ENCODER, sent(ENCODER, true, LABELS[:1]))
-        slopes = Slopes(blocks, WholeSearch(blocks).places)
-        guesses = slopes.guesses(torch.searchsorted(blocks.words, torch.tensor(start)), 1)
+        slopes = TokenGradients(blocks, EncoderSearch(blocks).position_scores)
+        guesses = slopes.refine_guess(torch.searchsorted(blocks.words, torch.tensor(start)), 1)
         assert guesses[0].text.tolist() == true[0].tolist()
         assert guesses[0].fit == pytest.approx(1, abs=1e-3)
 
@@ -189,7 +189,9 @@ def test_a_text_that_the_model_is_sure_of_is_found_by_what_it_leaves(run: Any, c
 def test_directions_that_rounding_makes_are_not_counted() -> None:
     update = sent(DECODER, steps=1, rate=1e-4)
     model = build(DECODER)
-    span = Span.of(weights_of(model, 0), named_states(update, model, "here"), most=18)
+    span = AttentionSpan.from_message(
+        attention_weight_names(model, 0), named_states(update, model, "here"), max_rank=18
+    )
     assert 0 < span.rank <= int((TRUE != 0).sum())
 
 
@@ -201,7 +203,7 @@ def test_more_words_than_the_model_tells_apart_are_refused(run: Any) -> None:
     with pytest.raises(
         AttackError,
         match=r"span 47 of 48 dimensions, and those of up to 40 can be read: 12 texts of 6 words are too many for this "
-        r"model, about 6 would not be, unless a defense has added what is not of texts; choose 'embedding-rows'",
+        r"model, about 6 would not be, unless a defense has added directions that are not of texts; choose 'embedding-rows'",
     ):
         run(sent(DECODER, many, torch.arange(12) % 4), known(DECODER))
 
@@ -211,8 +213,8 @@ def test_an_update_with_noise_is_refused(run: Any) -> None:
     assert update.gradient is not None
     rng = generator("noise")
     noisy = {name: g + 1e-3 * torch.randn(g.shape, generator=rng) for name, g in update.gradient.items()}
-    with pytest.raises(AttackError, match=r"but 3 texts of 6 words span 18 at most: noise, compression, .* low-rank"):
-        run(dataclasses.replace(update, payload=Payload.dense(noisy, "gradient")), known(DECODER))
+    with pytest.raises(AttackError, match=r"but 3 texts of 6 words span 18 at most: noise, compression, .* full-rank"):
+        run(dataclasses.replace(update, payload=Payload.from_dense(noisy, "gradient")), known(DECODER))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def changed(update: Update, of: Callable[[str, Tensor], Tensor]) -> Update:
     """The same message, of whose arrays a defense makes something."""
     assert update.gradient is not None
     gradient = {name: of(name, slope) for name, slope in update.gradient.items()}
-    return dataclasses.replace(update, payload=Payload.dense(gradient, "gradient"))
+    return dataclasses.replace(update, payload=Payload.from_dense(gradient, "gradient"))
 
 
 def largest(slope: Tensor, share: float) -> Tensor:
@@ -311,7 +313,7 @@ def test_a_held_embedding_keeps_no_text_of_a_decoder_and_refuses_an_encoder(run:
     held_back = partial(changed, of=lambda name, slope: 0 * slope if name == "embedding.weight" else slope)
     assert held(run(held_back(sent(DECODER)), known(DECODER))) == EXACT
     with pytest.raises(
-        AttackError, match="the gradient of its embedding, which is held or was not sent; choose 'lamp'"
+        AttackError, match="the gradient of its embedding, which is frozen or was not sent; choose 'lamp'"
     ):
         run(held_back(sent(ENCODER)), known(ENCODER))
 
@@ -376,7 +378,7 @@ def test_adapters_that_have_been_trained_give_texts_and_labels_away(run: Any) ->
 def test_words_that_adapters_may_show_are_those_of_the_texts_and_few_others() -> None:
     task = dataclasses.replace(TASK, vocabulary=2000)
     network: Any = type("Large", (), {"build": lambda self, _: Begun(8).build(task)})()
-    words = set(Blocks.of(sent(network), known(network)).words.tolist())
+    words = set(AttentionBlocks.from_update(sent(network), known(network)).words.tolist())
     assert set(TRUE.flatten().tolist()) - {0} <= words
     assert len(words) < 100
 
@@ -392,7 +394,7 @@ def test_words_that_adapters_may_show_are_those_of_the_texts_and_few_others() ->
         (Begun(4), r"span 12 of 12 dimensions, of adapters of rank 4, and those of up to 11 can be read: 3 texts of 6"),
         (
             TransformerEncoder(dim=48, heads=2, lora_rank=8),
-            "an encoder's texts are searched for from the gradient of its embedding, which is held or was not sent",
+            "an encoder's texts are searched for from the gradient of its embedding, which is frozen or was not sent",
         ),
     ],
 )
@@ -415,6 +417,6 @@ def test_directions_just_below_the_rounding_of_a_gradient_are_kept_and_count_for
     states: Any = SimpleNamespace(
         direction=lambda name, dtype: weight, before={"w": weight.float()}, gradient={"w": weight}, delta=None
     )
-    span = Span.of(["w"], states, most=10)
+    span = AttentionSpan.from_message(["w"], states, max_rank=10)
     assert (span.rank, len(span.basis)) == (2, 3)
     assert float((span.basis @ right[:, 2]).abs().max()) > 0.99

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.engine.distances import MeanCosine, SquaredAndAbsolute
-from adversaries.scene import Scene, scene_of
-from adversaries.text.behind import BehindEmbedding
-from adversaries.text.lamp import Lamp, Rearranged, VectorLength, _order
+from adversaries.scene import InversionProblem, build_problem
+from adversaries.text.behind import EmbeddingSpace
+from adversaries.text.lamp import EmbeddingNormPrior, Lamp, WordReordering, _draw_order
 from adversaries.text.tag import Tag
 from adversaries.text.texts import TextLeakage
 from fedsim.attacks import Knowledge
@@ -22,7 +22,7 @@ from fedsim.errors import ConfigError, KnowledgeError
 from fedsim.evaluation import text_metrics
 from fedsim.findings import Texts
 from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
@@ -34,7 +34,7 @@ TASK = Task((6,), 4, vocabulary=30, padding=0)
 
 
 def build() -> nn.Module:
-    with seeded("matching baselines"):
+    with seed_globals("matching baselines"):
         return TransformerEncoder(dim=48, heads=2).build(TASK).eval()
 
 
@@ -47,7 +47,7 @@ def sent() -> Update:
     model = build()
     slopes = torch.autograd.grad(cross_entropy(model(TRUE), LABELS), list(model.parameters()))
     before = {name: p.detach() for name, p in model.named_parameters()}
-    gradient = Payload.dense(dict(zip(before, slopes, strict=True)), "gradient")
+    gradient = Payload.from_dense(dict(zip(before, slopes, strict=True)), "gradient")
     return Update(round=1, client=5, before=before, payload=gradient, num_examples=2)
 
 
@@ -55,7 +55,7 @@ def run(attack: Any, folder: Path, knowledge: Knowledge = KNOWN) -> Tensor:
     Recorder(folder / "transcript").write(1, [sent()])
     finding = attack.run(Transcript(folder / "transcript"), knowledge, victim=5, rng=generator(0))
     assert isinstance(finding, Texts)
-    return text_metrics.paired_texts(finding.tokens, TRUE, None)
+    return text_metrics.pair_texts(finding.tokens, TRUE, None)
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_the_learning_rate_is_needed_for_sizes_and_not_for_directions(tmp_path: 
 @pytest.mark.parametrize("network", [TransformerEncoder, TransformerDecoder])
 def test_dlg_reads_a_transformer_whose_slopes_are_transposed(network: Any, tmp_path: Path) -> None:
     def built() -> nn.Module:
-        with seeded("transposed"):
+        with seed_globals("transposed"):
             module: nn.Module = network(dim=16, heads=2).build(TASK)
             return module.eval()
 
     model = built()
     slopes = torch.autograd.grad(cross_entropy(model(TRUE), LABELS), list(model.parameters()))
     before = {name: p.detach() for name, p in model.named_parameters()}
-    gradient = Payload.dense(dict(zip(before, slopes, strict=True)), "gradient")
+    gradient = Payload.from_dense(dict(zip(before, slopes, strict=True)), "gradient")
     update = Update(round=1, client=5, before=before, payload=gradient, num_examples=2)
     Recorder(tmp_path / "transcript").write(1, [update])
     recorded = Transcript(tmp_path / "transcript")
@@ -100,19 +100,19 @@ def test_distances_by_hand() -> None:
     assert float(MeanCosine()(gradient, unit)) == pytest.approx((0.4 + 2) / 2)
 
 
-def scene() -> tuple[Scene, Tensor]:
+def scene() -> tuple[InversionProblem, Tensor]:
     """Behind the embedding, and the vectors of the true texts in its units."""
-    given = BehindEmbedding.of(sent(), KNOWN, words="vocabulary", nearest="cosine")
-    found = replace(scene_of(given.update(sent()), given.knowledge), labels=LABELS)
-    points = given.lexicon.written(TRUE).transpose(1, 2)
-    return found, (points - found.units.centre) / found.units.scale
+    given = EmbeddingSpace.from_update(sent(), KNOWN, words="vocabulary", nearest="cosine")
+    found = replace(build_problem(given.convert_update(sent()), given.knowledge), labels=LABELS)
+    points = given.lexicon.token_vectors(TRUE).transpose(1, 2)
+    return found, (points - found.scaling.centre) / found.scaling.scale
 
 
 def test_what_is_matched_is_zero_at_the_truth_though_biases_of_keys_move_by_rounding() -> None:
     around, true = scene()
     distance = MeanCosine()
     target = distance.target(around)
-    assert [name for name, t in zip(around.names, target, strict=True) if not t.any()] == [
+    assert [name for name, t in zip(around.parameter_names, target, strict=True) if not t.any()] == [
         "blocks.0.attention.key.bias",
         "blocks.1.attention.key.bias",
     ]
@@ -131,7 +131,7 @@ def objective(attack: Any, tokens: Tensor) -> float:
     """What the attack minimises, at the vectors of these words."""
     around, _ = scene()
     words = build().state_dict()["embedding.weight"][tokens].transpose(1, 2)
-    dummy, recipe = (words - around.units.centre) / around.units.scale, attack._recipe(around)
+    dummy, recipe = (words - around.scaling.centre) / around.scaling.scale, attack._recipe(around)
     gradient = around.gradient(around.before, dummy, LABELS)
     priors = [weight * prior(around, dummy, dummy) for weight, prior in recipe.priors]
     return float((recipe.distance(gradient, recipe.distance.target(around)) + sum(priors)).detach())
@@ -179,7 +179,7 @@ def test_an_update_of_several_steps_is_warned_of(attack: Any, tmp_path: Path, ca
     update = sent()
     assert update.gradient is not None
     after = {name: before - 0.1 * update.gradient[name] for name, before in update.before.items()}
-    moved = replace(update, payload=Payload.dense(after, "weights"))
+    moved = replace(update, payload=Payload.from_dense(after, "weights"))
     Recorder(tmp_path / "weights" / "transcript").write(1, [moved])
     recorded = Transcript(tmp_path / "weights" / "transcript")
     attack.run(recorded, replace(KNOWN, optimizer="sgd"), victim=5, rng=generator(0))
@@ -190,7 +190,9 @@ def test_an_update_of_several_steps_is_warned_of(attack: Any, tmp_path: Path, ca
 
 def test_lamp_rearranges_while_it_descends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = list[int]()
-    monkeypatch.setattr(Rearranged, "__call__", lambda self, scene, dummy, taken, iterations, rng: turns.append(taken))
+    monkeypatch.setattr(
+        WordReordering, "__call__", lambda self, scene, dummy, taken, iterations, rng: turns.append(taken)
+    )
     run(Lamp(iterations=5), tmp_path)
     assert turns == [0, 1, 2, 3, 4, 5]
 
@@ -203,21 +205,21 @@ def test_words_in_a_wrong_order_are_put_right_where_that_matches_better() -> Non
     dummy[1] = true[1][:, [2, 3, 4, 5, 0, 1]]
     wrong, rng = dummy.clone(), generator("orders")
     for early in (1, 10, 25):  # before the burn-in, or between two turns
-        Rearranged(attack)(around, dummy, early, 100, rng)
+        WordReordering(attack)(around, dummy, early, 100, rng)
         assert torch.equal(dummy, wrong)
-    Rearranged(attack)(around, dummy, 20, 100, rng)
+    WordReordering(attack)(around, dummy, 20, 100, rng)
     assert torch.equal(dummy, true)
-    Rearranged(replace(attack, tries=8))(around, dummy, 30, 100, rng)
+    WordReordering(replace(attack, tries=8))(around, dummy, 30, 100, rng)
     assert torch.equal(dummy, true)  # nothing matches better
 
 
 def test_the_best_start_of_several_has_vectors_as_long_as_words() -> None:
     around, true = scene()
-    distance, prior = MeanCosine(), VectorLength()
+    distance, prior = MeanCosine(), EmbeddingNormPrior()
     target, started = distance.target(around), []
     for candidates in (1, 30):
         dummy = torch.zeros_like(true)
-        Rearranged(Lamp(candidates=candidates))(around, dummy, 0, 100, generator(0))
+        WordReordering(Lamp(candidates=candidates))(around, dummy, 0, 100, generator(0))
         assert float(prior(around, dummy, dummy)) == pytest.approx(0, abs=1e-8)
         started.append(float(distance(around.gradient(around.before, dummy, LABELS), target).detach()))
     assert started[1] < started[0]
@@ -238,8 +240,8 @@ def test_the_start_is_the_best_of_all_noise_and_then_the_best_of_its_orders() ->
     ordered = best([noise, *(noise[..., torch.randperm(true.shape[2], generator=rng)] for _ in range(count))])
     assert not torch.equal(ordered, noise)
     found = torch.zeros_like(true)
-    Rearranged(Lamp(candidates=count))(around, found, 0, 100, generator("starts"))
-    points = around.units.to_model(ordered), around.units.to_model(found)
+    WordReordering(Lamp(candidates=count))(around, found, 0, 100, generator("starts"))
+    points = around.scaling.to_model(ordered), around.scaling.to_model(found)
     assert torch.allclose(nn.functional.cosine_similarity(*points, dim=1), torch.ones(2, 6), atol=1e-5)
 
 
@@ -255,7 +257,7 @@ def moves(length: int, sizes: range) -> set[tuple[int, ...]]:
 
 def test_each_kind_of_rearrangement_makes_all_that_it_can() -> None:
     rng, length = generator("kinds"), 6
-    made = [{tuple(_order(kind + 4 * turn, length, rng).tolist()) for turn in range(2000)} for kind in range(4)]
+    made = [{tuple(_draw_order(kind + 4 * turn, length, rng).tolist()) for turn in range(2000)} for kind in range(4)]
     plain = tuple(range(length))
     swapped = {tuple({one: other, other: one}.get(place, place) for place in plain) for one in plain for other in plain}
     assert made[0] == swapped
@@ -268,7 +270,7 @@ def test_rearrangements_keep_all_words() -> None:
     rng = generator(0)
     for length in (1, 2, 7):
         for kind in range(40):
-            assert sorted(_order(kind, length, rng).tolist()) == list(range(length))
+            assert sorted(_draw_order(kind, length, rng).tolist()) == list(range(length))
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool1d
 
-from adversaries.text.behind import BehindEmbedding, behind
-from adversaries.text.embedding import Lexicon, reads_tokens
+from adversaries.text.behind import EmbeddingSpace, embedding_space_model
+from adversaries.text.embedding import Lexicon, find_token_embedding
 from adversaries.text.lamp import Lamp
 from adversaries.text.tag import Tag
 from adversaries.text.texts import EmbeddingRows, TemporalTextInversion, TextInvertingGradients, TextLeakage
-from adversaries.text.word_exchange import exchange
+from adversaries.text.word_exchange import exchange_words
 from fedsim.attacks import Attack, Knowledge
 from fedsim.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, TranscriptError
 from fedsim.evaluation import text_metrics
-from fedsim.evaluation.score import Public
-from fedsim.evaluation.scoring import score
+from fedsim.evaluation.score import PublicExamples
+from fedsim.evaluation.scoring import score_examples
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Texts
 from fedsim.models.lstm import Lstm
@@ -74,7 +74,7 @@ def sent(rounds: int = 1, network: Any = NETWORK, tokens: Tensor = TRUE, labels:
                 round=number,
                 client=5,
                 before=before,
-                payload=Payload.dense(gradient, "gradient"),
+                payload=Payload.from_dense(gradient, "gradient"),
                 num_examples=len(labels),
             )
         )
@@ -106,7 +106,7 @@ def run(attack: Attack, transcript: Transcript, knowledge: Knowledge = KNOWN, se
 
 def found(finding: Texts, true: Tensor = TRUE) -> Tensor:
     """The claimed texts in the order of the true ones."""
-    return text_metrics.paired_texts(finding.tokens, true, None)
+    return text_metrics.pair_texts(finding.tokens, true, None)
 
 
 # The attacks.
@@ -166,7 +166,7 @@ def test_the_embeddings_rows_are_the_words(record: Any) -> None:
     assert finding.tokens.shape == TRUE.shape
     assert finding.labels.sort().values.tolist() == [0, 2]
     after = {name: p.detach() - 0.1 * update.gradient[name] for name, p in model.named_parameters()}
-    trained = dataclasses.replace(update, payload=Payload.dense(after, "weights"))
+    trained = dataclasses.replace(update, payload=Payload.from_dense(after, "weights"))
     again = run(EmbeddingRows(), record([trained]), dataclasses.replace(KNOWN, labels=torch.tensor([0, 2])))
     assert set(again.tokens.flatten().tolist()) == told
 
@@ -174,9 +174,9 @@ def test_the_embeddings_rows_are_the_words(record: Any) -> None:
 def test_a_model_without_its_embedding_says_the_same_of_vectors_as_of_tokens(record: Any) -> None:
     for network in (NETWORK, Lstm()):
         model = build(network)
-        layer = reads_tokens(dataclasses.replace(KNOWN, model=lambda model=model: model))[1]
+        layer = find_token_embedding(dataclasses.replace(KNOWN, model=lambda model=model: model))[1]
         vectors = model.get_submodule(layer).weight.detach()
-        rest = behind(model, layer, Lexicon(torch.arange(WORDS), vectors, "cosine"))
+        rest = embedding_space_model(model, layer, Lexicon(torch.arange(WORDS), vectors, "cosine"))
         assert torch.equal(rest(vectors[TRUE].transpose(1, 2)), model(TRUE))
         assert f"{layer}.weight" not in dict(rest.named_parameters())
         assert f"{layer}.weight" in dict(model.named_parameters())
@@ -184,8 +184,8 @@ def test_a_model_without_its_embedding_says_the_same_of_vectors_as_of_tokens(rec
 
 def test_the_attack_within_reads_the_message_without_the_embedding_bit_for_bit() -> None:
     (update,) = sent()
-    given = BehindEmbedding.of(update, KNOWN, words="touched", nearest="cosine")
-    rest = given.update(update)
+    given = EmbeddingSpace.from_update(update, KNOWN, words="touched", nearest="cosine")
+    rest = given.convert_update(update)
     assert update.gradient is not None
     assert rest.gradient is not None
     names = [name for name in update.before if name != "embedding.weight"]
@@ -204,7 +204,7 @@ def test_an_app_that_sends_a_plain_list_of_arrays_is_attacked_too(record: Any) -
     plain = dataclasses.replace(
         update,
         before={str(place): t for place, t in enumerate(update.before.values())},
-        payload=Payload.dense({str(place): t for place, t in enumerate(update.gradient.values())}, "gradient"),
+        payload=Payload.from_dense({str(place): t for place, t in enumerate(update.gradient.values())}, "gradient"),
     )
     attack = TemporalTextInversion(gradients=1, **(QUICK | {"iterations": 5}))
     assert torch.equal(run(attack, record([plain])).tokens, run(attack, record([update])).tokens)
@@ -221,8 +221,8 @@ def test_the_nearest_word_is_that_of_a_search_through_all(by: Any) -> None:
         else:
             distances = [(points[i, j] - v).norm() for v in vectors]
         best = min(range(9), key=lambda k, d=distances: float(d[k]))
-        assert lexicon.read(points)[i, j] == tokens[best]
-    assert torch.equal(lexicon.written(torch.tensor([[4, 30]])), vectors[[2, 8]][None])
+        assert lexicon.nearest_tokens(points)[i, j] == tokens[best]
+    assert torch.equal(lexicon.token_vectors(torch.tensor([[4, 30]])), vectors[[2, 8]][None])
 
 
 def test_texts_of_one_label_exchange_words_until_the_distance_is_least() -> None:
@@ -236,11 +236,11 @@ def test_texts_of_one_label_exchange_words_until_the_distance_is_least() -> None
         asked.append(tokens)
         return float((tokens.diff(dim=1) != 1).sum())
 
-    tokens, now = exchange(mixed, torch.tensor([1, 1, 0]), distance)
+    tokens, now = exchange_words(mixed, torch.tensor([1, 1, 0]), distance)
     assert now == 0
     assert sorted(tokens.tolist()) == true.tolist()
     assert all(torch.equal(tried[2], true[2]) for tried in asked)
-    alone, _ = exchange(mixed, torch.tensor([1, 2, 0]), distance)
+    alone, _ = exchange_words(mixed, torch.tensor([1, 2, 0]), distance)
     assert torch.equal(alone, mixed)
 
 
@@ -254,10 +254,10 @@ def test_single_words_are_exchanged_again_and_again_while_that_helps() -> None:
         wrong = (tokens != true).any(0)
         return 10.0 * float(wrong.sum() - wrong[[2, 5]].sum()) + (2.0 if wrong[5] else float(wrong[2]))
 
-    tokens, now = exchange(mixed, torch.tensor([1, 1]), distance)
+    tokens, now = exchange_words(mixed, torch.tensor([1, 1]), distance)
     assert now == 0
     assert torch.equal(tokens, true)
-    assert exchange(mixed, torch.tensor([1, 1]), distance, sweeps=1)[1] == 1
+    assert exchange_words(mixed, torch.tensor([1, 1]), distance, sweeps=1)[1] == 1
 
 
 def test_a_pool_over_few_places_is_the_network_by_hand() -> None:
@@ -324,7 +324,7 @@ def test_an_update_that_says_nothing_of_words_is_refused(record: Any) -> None:
     assert update.gradient is not None
     still = update.gradient | {"embedding.weight": torch.zeros(WORDS, 24)}
     with pytest.raises(AttackError, match=r"^round 1, client 5: the embedding did not move, so it says nothing of"):
-        run(EmbeddingRows(), record([dataclasses.replace(update, payload=Payload.dense(still, "gradient"))]))
+        run(EmbeddingRows(), record([dataclasses.replace(update, payload=Payload.from_dense(still, "gradient"))]))
     broken = {**update.before, "embedding.weight": torch.full((WORDS, 24), torch.nan)}
     with pytest.raises(AttackError, match=r"^round 1, client 5: embedding.weight holds NaN or infinite values; choose"):
         run(TemporalTextInversion(gradients=1), record([dataclasses.replace(update, before=broken)]))
@@ -387,9 +387,9 @@ def test_texts_are_scored_by_hand() -> None:
     true = torch.tensor([[5, 6, 5, 7], [8, 9, 0, 0]])  # 0 is padding
     claimed = torch.tensor([[0, 8, 9, 0], [5, 5, 5, 1]])
     truth = Truth(data=true, labels=torch.tensor([0, 1]), padding=0)
-    public = Public(data=torch.tensor([[5, 5, 5, 5], [9, 8, 0, 0]]), labels=torch.tensor([0, 1]))
+    public = PublicExamples(data=torch.tensor([[5, 5, 5, 5], [9, 8, 0, 0]]), labels=torch.tensor([0, 1]))
     finding = Texts(tokens=claimed, labels=torch.tensor([1, 0]))
-    scores = {s.metric: s for s in score(finding, truth, public=public, rng=generator(0))}
+    scores = {s.metric: s for s in score_examples(finding, truth, public=public, rng=generator(0))}
     assert list(scores) == ["recover_rate", "tokens_found", "recovered", "words_found", "label_accuracy"]
     # Text 0 gets claim 1: places 0 and 2 of four; of 5, 5, 6, 7 both fives. Text 1 gets claim 0: no place, both words.
     assert scores["recover_rate"].per_image == (0.5, 0.0)
@@ -401,7 +401,7 @@ def test_texts_are_scored_by_hand() -> None:
     assert scores["tokens_found"].nearest_public == pytest.approx((0.5 + 1) / 2)
     # For class 1 the likeliest tokens are 8 and 9, for class 0 fives.
     assert scores["tokens_found"].floor == pytest.approx((0.5 + 1) / 2)
-    perfect = score(Texts(tokens=true.flip(0), labels=LABELS), truth, public=None, rng=generator(0))
+    perfect = score_examples(Texts(tokens=true.flip(0), labels=LABELS), truth, public=None, rng=generator(0))
     assert [s.value for s in perfect if s.metric != "label_accuracy"] == [1, 1, 1, 1]
 
 
@@ -416,9 +416,9 @@ def test_guesses_of_tokens_are_those_that_texts_hold_most_on_average() -> None:
 def test_texts_and_numbers_are_not_compared() -> None:
     numbers = Reconstruction(data=torch.rand(2, 8), labels=LABELS)
     with pytest.raises(DataError, match=r"^truth: the victim held texts, the attack claims numbers; check the attack"):
-        score(numbers, Truth(data=TRUE, labels=LABELS), public=None, rng=generator(0))
+        score_examples(numbers, Truth(data=TRUE, labels=LABELS), public=None, rng=generator(0))
     with pytest.raises(DataError, match=r"^truth: the victim held numbers, the attack claims texts; check the attack"):
-        score(Texts(tokens=TRUE, labels=LABELS), Truth(data=torch.rand(2, 8), labels=LABELS), public=None,
+        score_examples(Texts(tokens=TRUE, labels=LABELS), Truth(data=torch.rand(2, 8), labels=LABELS), public=None,
               rng=generator(0))  # fmt: skip
 
 
@@ -426,7 +426,7 @@ def test_a_truth_file_may_hold_texts(tmp_path: Path) -> None:
     path = tmp_path / "truth.safetensors"
     save_file({"tokens": TRUE.int(), "labels": LABELS, "padding": torch.tensor(3)}, path)
     truth = Truth.load(path)
-    assert truth.texts
+    assert truth.is_text
     assert truth.data.dtype == torch.int64
     assert truth.padding == 3
     for tokens in (TRUE.float(), TRUE - 9, TRUE[:1], TRUE[0]):

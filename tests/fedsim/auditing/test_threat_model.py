@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fedsim.attacks import Knowledge
-from fedsim.auditing.threat_model import as_sent, grant, sent_along
+from fedsim.auditing.threat_model import apply_headers, facts_in_headers, grant_knowledge
 from fedsim.errors import AttackError, ConfigError, FedsimError
-from fedsim.experiments.config import AdversaryTable, check
-from fedsim.recording.header import DIFFERING, Header
+from fedsim.experiments.config import AdversaryTable, validate_tables
+from fedsim.recording.header import DIFFERS_BY_CLIENT, Header
 
 DECLARED = frozenset({"learning_rate", "local_epochs", "local_steps", "batch_size", "optimizer", "momentum"})
 OF_THE_FILE = Knowledge(learning_rate=0.1, local_epochs=2, batch_size=8, optimizer="sgd", momentum=0.0)
@@ -25,11 +25,11 @@ def header(number: int = 1, **config: Any) -> Header:
 
 
 def adversary(**knowledge: Any) -> AdversaryTable:
-    return check(AdversaryTable, {"knowledge": knowledge}, "a.toml")
+    return validate_tables(AdversaryTable, {"knowledge": knowledge}, "a.toml")
 
 
 def known(*headers: Header, declared: frozenset[str] = DECLARED, **knowledge: Any) -> dict[str, Any]:
-    found = as_sent(OF_THE_FILE, adversary(**knowledge), headers, declared)
+    found = apply_headers(OF_THE_FILE, adversary(**knowledge), headers, declared)
     return {name: getattr(found, name) for name in sorted(DECLARED) if getattr(found, name) is not None}
 
 
@@ -55,7 +55,7 @@ def test_the_header_goes_before_the_file(config: dict[str, Any], expected: dict[
 
 def test_a_fact_that_clients_were_not_sent_alike_is_not_taken_from_the_file() -> None:
     sent = header(momentum=0.9)
-    sent = replace(sent, config={**sent.config, DIFFERING: "learning-rate, whatever"})
+    sent = replace(sent, config={**sent.config, DIFFERS_BY_CLIENT: "learning-rate, whatever"})
     with pytest.raises(AttackError) as error:
         known(sent)
     assert str(error.value) == (
@@ -91,8 +91,8 @@ def test_a_value_that_is_written_out_and_contradicts_the_header_is_refused() -> 
     )
     table = adversary(learning_rate=0.5)
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
-        as_sent(grant(table, None, Path()), table, [header(3, learning_rate=0.05)], DECLARED)
-    agreed = as_sent(grant(table, None, Path()), table, [header(3, learning_rate=0.5)], DECLARED)
+        apply_headers(grant_knowledge(table, None, Path()), table, [header(3, learning_rate=0.05)], DECLARED)
+    agreed = apply_headers(grant_knowledge(table, None, Path()), table, [header(3, learning_rate=0.5)], DECLARED)
     assert agreed.learning_rate == 0.5
 
 
@@ -118,5 +118,5 @@ def test_a_header_that_says_nonsense_is_one_sentence(config: dict[str, Any], sen
 
 def test_a_recording_made_elsewhere_grants_what_its_headers_say() -> None:
     table = adversary()
-    assert sent_along([header(lr=0.01, whatever=1)]) == ["learning_rate"]
-    assert as_sent(grant(table, None, Path()), table, [header(lr=0.01)], DECLARED).learning_rate == 0.01
+    assert facts_in_headers([header(lr=0.01, whatever=1)]) == ["learning_rate"]
+    assert apply_headers(grant_knowledge(table, None, Path()), table, [header(lr=0.01)], DECLARED).learning_rate == 0.01

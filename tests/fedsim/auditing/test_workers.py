@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fedsim.auditing.workers
-from fedsim.auditing.workers import Worker, beside, cause_of_death, in_processes
+from fedsim.auditing.workers import Worker, background_worker, cause_of_death, run_in_processes
 from fedsim.errors import AttackCrash, DataError
 
 WORK = """
@@ -89,7 +89,7 @@ def prepare() -> object:
 
 def outcomes(folder: Path, *items: str, workers: int = 1, refuse: bool = False) -> dict[str, BaseException | None]:
     named = [f"{folder}|{item}" for item in items]
-    done = in_processes(named, workers, prepare(), (refuse,), lambda *_: None)  # type: ignore[arg-type]
+    done = run_in_processes(named, workers, prepare(), (refuse,), lambda *_: None)  # type: ignore[arg-type]
     return {item.partition("|")[2]: error for item, error in done}
 
 
@@ -149,7 +149,7 @@ def test_what_work_warns_of_is_logged_here_and_nowhere_else(
 ) -> None:
     """Also of the one that works while the round loop goes on."""
     assert set(outcomes(folder, "warns once", "warns twice", workers=2).values()) == {None}
-    with beside(prepare(), ()) as give:  # type: ignore[arg-type]
+    with background_worker(prepare(), ()) as give:  # type: ignore[arg-type]
         give(f"{folder}|warns as well")
     told = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
     assert sorted(told) == [
@@ -179,7 +179,7 @@ def test_whoever_stops_listening_leaves_no_process_behind(
     """Also one that ignores what it is asked."""
     monkeypatch.setattr(fedsim.auditing.workers, "_GRACE", 0.5)
     items = [f"{folder}|{item}" for item in ("fine", "ignores SIGTERM", "hangs")]
-    work = in_processes(items, 3, prepare(), (), lambda *_: None)  # type: ignore[arg-type]
+    work = run_in_processes(items, 3, prepare(), (), lambda *_: None)  # type: ignore[arg-type]
     next(work)
     while len(pids(folder)) < 3:
         time.sleep(0.01)
@@ -254,7 +254,7 @@ def test_where_the_system_does_not_tell_a_worker_looks_for_itself(gone: Callable
 
 
 def test_one_beside_does_all_that_it_was_given(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with beside(prepare(), ()) as give:  # type: ignore[arg-type]
+    with background_worker(prepare(), ()) as give:  # type: ignore[arg-type]
         for item in ("fine", "sentence", "also fine"):
             give(f"{folder}|{item}")
     assert set(pids(folder)) == {"fine", "sentence", "also fine"}
@@ -262,7 +262,7 @@ def test_one_beside_does_all_that_it_was_given(folder: Path, caplog: pytest.LogC
 
 
 def test_one_beside_that_dies_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with beside(prepare(), ()) as give:  # type: ignore[arg-type]
+    with background_worker(prepare(), ()) as give:  # type: ignore[arg-type]
         give(f"{folder}|os._exit")
         time.sleep(0.1)
         give(f"{folder}|fine")
@@ -275,7 +275,7 @@ def test_one_beside_that_dies_is_told_once(folder: Path, caplog: pytest.LogCaptu
 @needs_proc
 def test_an_error_in_the_round_loop_ends_the_one_beside(folder: Path, lives: Callable[[int], bool]) -> None:
     def fail() -> None:
-        with beside(prepare(), ()) as give:  # type: ignore[arg-type]
+        with background_worker(prepare(), ()) as give:  # type: ignore[arg-type]
             give(f"{folder}|hangs")
             while not pids(folder):
                 time.sleep(0.01)
@@ -295,11 +295,11 @@ def test_memory_is_named_for_sigkill_alone() -> None:
 def test_an_item_that_cannot_be_read_over_there_fails_alone(folder: Path) -> None:
     worker = Worker(prepare(), ())  # type: ignore[arg-type]
     worker._send(b"no pickle")
-    worker.give(f"{folder}|fine")
+    worker.submit(f"{folder}|fine")
     told: list[object] = []
     while len([news for news in told if not isinstance(news, tuple)]) < 2:
-        told += worker.news()
+        told += worker.poll_messages()
     worker.end(kill=True)
-    assert worker.bury(5)
+    assert worker.reap(5)
     assert "UnpicklingError" in str(told[0])
     assert told[-1] is None

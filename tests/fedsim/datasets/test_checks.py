@@ -18,7 +18,7 @@ from fedsim.datasets.digits import Digits
 from fedsim.errors import ConfigError, DataError, PluginError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
-from fedsim.models.checks import a_network, check_model, within_memory
+from fedsim.models.checks import check_model, check_network, limit_memory
 from fedsim.models.mlp import Mlp
 from fedsim.plugins import registry
 from fedsim.task import Task
@@ -241,15 +241,15 @@ def test_a_function_that_does_not_say_that_it_makes_a_model_is_not_called(own: s
 def test_a_lazy_layer_is_refused_by_name() -> None:
     network = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
     with pytest.raises(ConfigError) as caught:
-        a_network(network, "mine")
+        check_network(network, "mine")
     assert "model: 'mine' does not say how large '1.weight' is, of a LazyLinear" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert a_network(nn.Sequential(nn.Linear(2, 2)), "mine")
+    assert check_network(nn.Sequential(nn.Linear(2, 2)), "mine")
 
 
 def test_a_network_larger_than_memory_is_refused_while_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf", lambda name: 100)  # 10 kB
     sentence = r"'mine' has 900 parameters or more, .* more than the 0 GB of memory here"
-    with pytest.raises(ConfigError, match=sentence), within_memory("mine"):
+    with pytest.raises(ConfigError, match=sentence), limit_memory("mine"):
         nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(10)))
     nn.Linear(1000, 1000)  # and nobody counts afterwards

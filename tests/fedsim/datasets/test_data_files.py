@@ -16,9 +16,9 @@ import torch
 from safetensors import safe_open
 
 from fedsim.datasets import Column, Dataset, Examples
-from fedsim.datasets.cache import cache_folder, cached
-from fedsim.datasets.files import data_folder, find, is_listed, verify
-from fedsim.datasets.holding_out import every_nth
+from fedsim.datasets.cache import cache_folder, load_cached
+from fedsim.datasets.files import find_file, has_listed_sum, require_data_folder, verify_checksum
+from fedsim.datasets.holding_out import choose_evenly
 from fedsim.errors import DataError
 
 
@@ -37,27 +37,27 @@ SHA, MD5 = hashlib.sha256(b"content").hexdigest(), hashlib.md5(b"content").hexdi
 
 
 def test_the_first_name_that_is_there_is_found(tmp_path: Path, file: Path) -> None:
-    assert find(tmp_path, ["none", "sub/file.bin", "sub"], "") == file
+    assert find_file(tmp_path, ["none", "sub/file.bin", "sub"], "") == file
     with pytest.raises(DataError, match=r"^/.*/none \(or sub\): no such file; look elsewhere$"):
-        find(tmp_path, ["none", "sub"], "look elsewhere")
+        find_file(tmp_path, ["none", "sub"], "look elsewhere")
 
 
 def test_a_data_folder_is_given_and_exists(tmp_path: Path, file: Path) -> None:
-    assert data_folder(tmp_path, "x") == tmp_path
+    assert require_data_folder(tmp_path, "x") == tmp_path
     with pytest.raises(DataError, match="'x' needs a data folder; give --data-dir DIR or set FEDSIM_DATA"):
-        data_folder(None, "x")
+        require_data_folder(None, "x")
     with pytest.raises(DataError, match=r"file\.bin does not exist; give --data-dir"):
-        data_folder(file, "x")
+        require_data_folder(file, "x")
 
 
 # Sums.
 
 
 def test_a_file_with_the_official_sum_passes_and_another_does_not(tmp_path: Path, file: Path) -> None:
-    assert verify(file, tmp_path, MD5) == file
-    assert verify(file, tmp_path) == file
+    assert verify_checksum(file, tmp_path, MD5) == file
+    assert verify_checksum(file, tmp_path) == file
     with pytest.raises(DataError) as caught:
-        verify(file, tmp_path, "0" * 32)
+        verify_checksum(file, tmp_path, "0" * 32)
     assert str(caught.value) == (
         f"{file}: is damaged or another file, its md5 is {MD5[:12]}... but the official file has 000000000000...; "
         f"get it again, or if it differs on purpose, write its sha256 into {tmp_path / 'SHA256SUMS'}"
@@ -70,13 +70,13 @@ def test_a_file_with_the_official_sum_passes_and_another_does_not(tmp_path: Path
 def test_what_the_folder_lists_goes_before_the_official_sum(tmp_path: Path, file: Path, line: str) -> None:
     sums = tmp_path / "SHA256SUMS"
     sums.write_text(line.format(SHA.upper()) + "\n")
-    assert verify(file, tmp_path, "0" * 32) == file
-    assert is_listed(file, tmp_path)
-    assert not is_listed(tmp_path / "other", tmp_path)
-    assert not is_listed(file, tmp_path / "elsewhere")
+    assert verify_checksum(file, tmp_path, "0" * 32) == file
+    assert has_listed_sum(file, tmp_path)
+    assert not has_listed_sum(tmp_path / "other", tmp_path)
+    assert not has_listed_sum(file, tmp_path / "elsewhere")
     rewritten(sums, line.format("0" * 64) + "\n")
     with pytest.raises(DataError, match=rf"its sha256 is {SHA[:12]}\.\.\. but .*SHA256SUMS lists 000000000000"):
-        verify(file, tmp_path, MD5)
+        verify_checksum(file, tmp_path, MD5)
 
 
 def rewritten(path: Path, text: str) -> None:
@@ -90,16 +90,16 @@ def rewritten(path: Path, text: str) -> None:
 def test_sums_that_are_none_are_refused_rather_than_skipped(tmp_path: Path, file: Path, line: str) -> None:
     (tmp_path / "SHA256SUMS").write_text(f"{SHA}  other\n{line}\n")
     with pytest.raises(DataError, match=r"SHA256SUMS: line 2 is not 'SHA256  FILE'; write it anew"):
-        verify(file, tmp_path, MD5)
+        verify_checksum(file, tmp_path, MD5)
 
 
 def test_sums_that_are_no_text_and_files_that_are_gone_are_one_sentence(tmp_path: Path, file: Path) -> None:
     file.unlink()
     with pytest.raises(DataError, match=r"file\.bin: cannot be read \(No such file or directory\)"):
-        verify(file, tmp_path, MD5)
+        verify_checksum(file, tmp_path, MD5)
     (tmp_path / "SHA256SUMS").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"SHA256SUMS: cannot be read .*; write it anew with sha256sum, or remove it"):
-        verify(file, tmp_path, MD5)
+        verify_checksum(file, tmp_path, MD5)
 
 
 # Held out by a fixed rule.
@@ -108,17 +108,17 @@ def test_sums_that_are_no_text_and_files_that_are_gone_are_one_sentence(tmp_path
 @pytest.mark.parametrize("fraction", [0.2, 0.25, 0.5, 0.29, 0.07])
 def test_each_class_gives_its_share_and_all_classes_together_too(fraction: float) -> None:
     labels = torch.arange(7).repeat(100)
-    held_out = every_nth(labels, fraction)
+    held_out = choose_evenly(labels, fraction)
     assert held_out.sum().item() == int(700 * fraction + 1e-9)
     for label in range(7):
         assert abs(held_out[labels == label].sum().item() - 100 * fraction) < 1
-    assert torch.equal(held_out, every_nth(labels, fraction))
+    assert torch.equal(held_out, choose_evenly(labels, fraction))
 
 
 def test_every_fifth_is_the_fifth_and_single_examples_count_together() -> None:
-    assert every_nth(torch.zeros(11).long(), 1 / 5).nonzero().flatten().tolist() == [4, 9]
-    assert every_nth(torch.arange(10), 0.2).nonzero().flatten().tolist() == [4, 9]
-    assert every_nth(torch.tensor([1, 0, 1, 0, 1, 0, 1, 0, 1, 0]), 0.2).nonzero().flatten().tolist() == [8, 9]
+    assert choose_evenly(torch.zeros(11).long(), 1 / 5).nonzero().flatten().tolist() == [4, 9]
+    assert choose_evenly(torch.arange(10), 0.2).nonzero().flatten().tolist() == [4, 9]
+    assert choose_evenly(torch.tensor([1, 0, 1, 0, 1, 0, 1, 0, 1, 0]), 0.2).nonzero().flatten().tolist() == [8, 9]
 
 
 # The cache.
@@ -187,7 +187,7 @@ def assert_same(one: Dataset, other: Dataset) -> None:
 
 def test_what_comes_from_the_cache_is_what_was_parsed(source: Path) -> None:
     parse = Parser(source)
-    first, second = (cached(Counting(), [source], parse) for _ in range(2))
+    first, second = (load_cached(Counting(), [source], parse) for _ in range(2))
     assert parse.calls == 1
     assert_same(first, parsed(source))
     assert_same(second, parsed(source))
@@ -195,16 +195,16 @@ def test_what_comes_from_the_cache_is_what_was_parsed(source: Path) -> None:
 
 def test_other_settings_and_a_changed_source_are_parsed_anew(source: Path) -> None:
     parse = Parser(source)
-    cached(Counting(), [source], parse)
-    cached(Counting(classes=4), [source], parse)
+    load_cached(Counting(), [source], parse)
+    load_cached(Counting(classes=4), [source], parse)
     assert parse.calls == 2
     before = source.stat()
     source.write_bytes(bytes([2, 2, 2, 2]))
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert cached(Counting(), [source], parse).train.labels.tolist() == [2, 2, 2, 2]
+    assert load_cached(Counting(), [source], parse).train.labels.tolist() == [2, 2, 2, 2]
     source.write_bytes(bytes([1]))
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert cached(Counting(), [source], parse).train.labels.tolist() == [1]
+    assert load_cached(Counting(), [source], parse).train.labels.tolist() == [1]
     assert parse.calls == 4
 
 
@@ -215,7 +215,7 @@ def test_a_damaged_entry_is_parsed_anew_with_a_warning(
     from safetensors.torch import save_file
 
     parse = Parser(source)
-    cached(Counting(), [source], parse)
+    load_cached(Counting(), [source], parse)
     path, whole = entry(), entry().read_bytes()
     if harm == "foreign":
         save_file({"train/raw": torch.zeros(2)}, path)
@@ -225,12 +225,12 @@ def test_a_damaged_entry_is_parsed_anew_with_a_warning(
         )
     else:
         path.write_bytes({"cut": whole[:-7], "empty": b"", "text": b"<html>" * 20}[harm])
-    again = cached(Counting(), [source], parse)
+    again = load_cached(Counting(), [source], parse)
     assert_same(again, parsed(source))
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert f"{path}: is not readable" in warning.getMessage()
     assert "parsing the data anew" in warning.getMessage()
-    cached(Counting(), [source], parse)
+    load_cached(Counting(), [source], parse)
     assert parse.calls == 2
 
 
@@ -238,7 +238,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    assert_same(cached(Counting(), [source], Parser(source)), parsed(source))
+    assert_same(load_cached(Counting(), [source], Parser(source)), parsed(source))
     assert "the parsed data are not kept" in caplog.text
     assert "set FEDSIM_CACHE to a folder with room" in caplog.text
 
@@ -248,7 +248,7 @@ def test_an_error_of_the_parser_leaves_nothing_behind(source: Path) -> None:
         raise DataError(f"{path}: is damaged")
 
     with pytest.raises(DataError, match="is damaged"):
-        cached(Counting(), [source], Parser(source, broken))
+        load_cached(Counting(), [source], Parser(source, broken))
     assert not cache_folder().exists()
 
 
@@ -286,9 +286,9 @@ def big(path: Path) -> Dataset:
 
 
 def test_cached_tensors_are_mapped_not_read(source: Path) -> None:
-    del_me = cached(Counting(), [source], Parser(source, big))
+    del_me = load_cached(Counting(), [source], Parser(source, big))
     before = resident()
-    again = cached(Counting(), [source], Parser(source, big))
+    again = load_cached(Counting(), [source], Parser(source, big))
     assert again.train.raw.nbytes == 90_000_000
     assert resident() - before < 10_000_000
     assert again.train.raw[500:].sum().item() == 45_000_000
@@ -297,21 +297,21 @@ def test_cached_tensors_are_mapped_not_read(source: Path) -> None:
 
 
 def test_a_write_into_mapped_data_stays_with_the_writer(source: Path) -> None:
-    one, other = (cached(Counting(), [source], Parser(source)) for _ in range(2))
+    one, other = (load_cached(Counting(), [source], Parser(source)) for _ in range(2))
     one.train.raw[0] = 99
     assert other.train.raw[0].flatten().tolist() == [0, 1, 2, 3]
-    assert_same(cached(Counting(), [source], Parser(source)), parsed(source))
+    assert_same(load_cached(Counting(), [source], Parser(source)), parsed(source))
 
 
 def test_data_outlive_their_cache_entry(source: Path) -> None:
-    dataset = cached(Counting(), [source], Parser(source))
+    dataset = load_cached(Counting(), [source], Parser(source))
     entry().unlink()
     assert_same(dataset, parsed(source))
 
 
 def write_often(source: Path, until: float) -> None:
     while time.monotonic() < until:
-        dataset = cached(Counting(), [source], Parser(source))
+        dataset = load_cached(Counting(), [source], Parser(source))
         assert dataset.train.labels.tolist() == [0, 1, 2, 1]
         for path in (cache_folder() / "datasets").glob("*.safetensors"):
             path.unlink(missing_ok=True)
@@ -328,7 +328,7 @@ def test_processes_that_write_the_same_entry_do_not_harm_each_other(
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    cached(Counting(), [source], Parser(source))
+    load_cached(Counting(), [source], Parser(source))
     with safe_open(entry(), framework="pt") as kept:  # one whole file and no leftovers beside it
         assert "train/raw" in kept.keys()  # noqa: SIM118
 
@@ -336,12 +336,12 @@ def test_processes_that_write_the_same_entry_do_not_harm_each_other(
 def test_a_byte_flipped_in_the_cache_is_noticed_by_the_next_process(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached(Counting(), [source], Parser(source))
+    load_cached(Counting(), [source], Parser(source))
     (path,) = (cache_folder() / "datasets").iterdir()
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    monkeypatch.setattr("fedsim.datasets.cache._checked", set())  # as a new process begins
+    monkeypatch.setattr("fedsim.datasets.cache._verified_files", set())  # as a new process begins
     again = Parser(source)
-    assert_same(cached(Counting(), [source], again), parsed(source))
+    assert_same(load_cached(Counting(), [source], again), parsed(source))
     assert again.calls == 1

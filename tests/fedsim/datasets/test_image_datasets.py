@@ -27,7 +27,7 @@ from fedsim.datasets import cifar
 from fedsim.datasets.cifar import Cifar10, Cifar100
 from fedsim.datasets.download import download
 from fedsim.datasets.faces import AttFaces
-from fedsim.datasets.files import SUMS
+from fedsim.datasets.files import SUMS_FILE
 from fedsim.datasets.idx import Emnist, FashionMnist, Mnist
 from fedsim.datasets.image_folder import ImageFolder
 from fedsim.datasets.svhn import Svhn
@@ -61,11 +61,11 @@ def real(*needed: str) -> Path:
 
 def list_sums(folder: Path) -> None:
     """Say that all files are meant to be as they are, though they are not the official ones."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS_FILE)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in paths]
-    (folder / SUMS).write_text("".join(lines))
-    later = (folder / SUMS).stat().st_mtime_ns + 10**6 * len(lines)
-    os.utime(folder / SUMS, ns=(later, later))
+    (folder / SUMS_FILE).write_text("".join(lines))
+    later = (folder / SUMS_FILE).stat().st_mtime_ns + 10**6 * len(lines)
+    os.utime(folder / SUMS_FILE, ns=(later, later))
 
 
 def refusal(load: Callable[[Path], object], folder: Path) -> str:
@@ -307,14 +307,14 @@ def test_a_part_of_cifar10_has_to_be_listed_and_the_log_says_how_much_it_is(
     sentence = refusal(Cifar10().load, folder)
     assert "cifar-10-batches-py/data_batch_1: no such file; on a machine with a network" in sentence
     assert "or to work with a part, list exactly the files that are there in" in sentence
-    (folder / SUMS).unlink()
+    (folder / SUMS_FILE).unlink()
     (home / "aside").rename(home / "data_batch_1")
     assert "data_batch_3: no such file" in refusal(Cifar10().load, folder)
 
 
 def test_five_files_that_are_not_official_are_refused_unless_listed(folder: Path) -> None:
     write_cifar10(folder)
-    (folder / SUMS).unlink()
+    (folder / SUMS_FILE).unlink()
     assert "the official file has c99cafc15224" in refusal(Cifar10().load, folder)
 
 
@@ -444,7 +444,7 @@ def test_garbled_pickles_never_end_in_anything_but_data_or_a_sentence(folder: Pa
         content[places] = rng.integers(0, 256, len(places))
         path.write_bytes(content.tobytes())
         with contextlib.suppress(DataError):
-            cifar._names(path, home, {path.name: hashlib.md5(content.tobytes()).hexdigest()}, "label_names")
+            cifar._read_names(path, home, {path.name: hashlib.md5(content.tobytes()).hexdigest()}, "label_names")
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(Cifar10(), "CIFAR10"), (Cifar100(), "CIFAR100")])
@@ -452,7 +452,7 @@ def test_real_cifar_is_what_torchvision_reads(ours: Cifar10 | Cifar100, theirs: 
     ten = theirs == "CIFAR10"
     home = "cifar-10-batches-py" if ten else "cifar-100-python"
     files = ("data_batch_1", "test_batch") if ten else ("train", "test")
-    folder = real(*(f"{home}/{name}" for name in files), SUMS)
+    folder = real(*(f"{home}/{name}" for name in files), SUMS_FILE)
     md5 = [hashlib.md5((folder / home / name).read_bytes()).hexdigest() for name in files]
     lists = {"train_list": [[files[0], md5[0]]], "test_list": [[files[1], md5[1]]]}
     subset = type("Subset", (getattr(torchvision.datasets, theirs),), lists)  # the data at hand are a part
@@ -465,7 +465,7 @@ def test_real_cifar_is_what_torchvision_reads(ours: Cifar10 | Cifar100, theirs: 
 
 
 def test_real_superclasses_hold_five_classes_each() -> None:
-    folder = real("cifar-100-python/train", SUMS)
+    folder = real("cifar-100-python/train", SUMS_FILE)
     fine, coarse = Cifar100().load(folder), Cifar100(coarse=True).load(folder)
     assert torch.equal(fine.train.raw, coarse.train.raw)
     pairs = set(zip(fine.train.labels.tolist(), coarse.train.labels.tolist(), strict=True))
@@ -689,7 +689,7 @@ def test_a_folder_that_will_not_do_is_one_sentence(folder: Path) -> None:
     assert "9 images of 1000000 x 1000000 take 27000 GB, more than the" in refusal(giant.load, folder)
     with pytest.raises(DataError, match="needs a data folder"):
         ImageFolder(path="own").load(None)
-    (folder / SUMS).write_text(f"{'0' * 64}  own/a/0.png\n")
+    (folder / SUMS_FILE).write_text(f"{'0' * 64}  own/a/0.png\n")
     assert "own/a/0.png: is damaged or another file" in load()
 
 

@@ -18,7 +18,7 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 
 from fedsim.datasets import Dataset
 from fedsim.datasets.tables import Adult, Csv, FlightPrices
-from fedsim.datasets.tabular import MOST_CATEGORIES, held_out
+from fedsim.datasets.tabular import MAX_CATEGORIES, choose_test_rows
 from fedsim.errors import ConfigError, DataError
 
 NUMBERS = ["age", "capital-gain", "capital-loss", "hours-per-week"]
@@ -275,11 +275,11 @@ def test_neither_the_order_of_the_rows_nor_gzip_decides_who_is_tested_on(tmp_pat
 
 def test_equal_rows_stay_on_one_side_and_one_row_at_least_on_each(tmp_path: Path) -> None:
     table = pd.DataFrame({"a": [str(n // 10) for n in range(300)]}, dtype=object)
-    sides = pd.Series(held_out(table, 0.2)).groupby(table["a"]).nunique()
+    sides = pd.Series(choose_test_rows(table, 0.2)).groupby(table["a"]).nunique()
     assert (sides > 1).sum() <= 1
-    assert held_out(table, 0.2).sum() == 60
+    assert choose_test_rows(table, 0.2).sum() == 60
     for fraction in (0.001, 0.999):
-        assert held_out(table.iloc[:2], fraction).sum() == 1
+        assert choose_test_rows(table.iloc[:2], fraction).sum() == 1
 
 
 def test_a_regression_predicts_a_standardised_number(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_other_separators_quotes_and_a_byte_order_mark_are_read(tmp_path: Path) 
     assert dataset.num_classes == 2
 
 
-MANY = "a,y\n" + "".join(f"k{n},{n % 2}\n" for n in range(MOST_CATEGORIES + 1))
+MANY = "a,y\n" + "".join(f"k{n},{n % 2}\n" for n in range(MAX_CATEGORIES + 1))
 LINES = "a,y\n1,0\n2,1\n"
 BAD: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "unknown target": (PEOPLE, {"target": "ownr"}, "has no column 'ownr', did you mean 'owner'"),

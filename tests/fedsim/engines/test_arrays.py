@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fedsim.engines.arrays
-from fedsim.engines.arrays import Held, Parking, hold, record_of, state_in
+from fedsim.engines.arrays import LazyArray, ReplySpool, make_lazy, make_record, read_state
 from fedsim.errors import RunError
 
 Values = NDArray[Any]
@@ -50,12 +50,12 @@ def same(left: Values, right: Values) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
-def parked(values: Values) -> Held:
+def parked(values: Values) -> LazyArray:
     record = ArrayRecord()
-    record["x"] = Held(values)
-    Parking(None, -1).take(record)
+    record["x"] = LazyArray(values)
+    ReplySpool(None, -1).store(record)
     held = record["x"]
-    assert isinstance(held, Held)
+    assert isinstance(held, LazyArray)
     return held
 
 
@@ -67,7 +67,7 @@ def through_the_network(content: RecordDict) -> RecordDict:
     return arrived
 
 
-made = pytest.mark.parametrize("make", [Held, parked])
+made = pytest.mark.parametrize("make", [LazyArray, parked])
 
 
 # Beside Flower's own Array.
@@ -75,7 +75,7 @@ made = pytest.mark.parametrize("make", [Held, parked])
 
 @every_value
 def test_the_fields_and_bytes_are_those_of_flowers_array(values: Values) -> None:
-    held, array = Held(values), Array(values)
+    held, array = LazyArray(values), Array(values)
     assert (held.dtype, held.shape, held.stype) == (array.dtype, array.shape, array.stype)
     assert held.data == array.data
 
@@ -91,7 +91,7 @@ def test_parking_changes_no_value_and_no_type(values: Values) -> None:
 
 @made
 @every_value
-def test_numpy_is_a_copy_that_can_be_written_to(make: Callable[[Values], Held], values: Values) -> None:
+def test_numpy_is_a_copy_that_can_be_written_to(make: Callable[[Values], LazyArray], values: Values) -> None:
     held = make(values)
     before = values.copy()
     copy = held.numpy()
@@ -103,19 +103,19 @@ def test_numpy_is_a_copy_that_can_be_written_to(make: Callable[[Values], Held], 
 
 def test_view_shares_memory_until_it_is_parked() -> None:
     values = np.arange(4.0)
-    assert np.shares_memory(Held(values).view(), values)
+    assert np.shares_memory(LazyArray(values).view(), values)
 
 
 @made
 @every_value
-def test_it_has_the_id_that_flower_gives_to_the_same_array(make: Callable[[Values], Held], values: Values) -> None:
-    expected = values if make is Held else values.copy()  # a parked one lies in C order
+def test_it_has_the_id_that_flower_gives_to_the_same_array(make: Callable[[Values], LazyArray], values: Values) -> None:
+    expected = values if make is LazyArray else values.copy()  # a parked one lies in C order
     assert make(values).object_id == Array(expected).object_id
 
 
 @made
 @every_value
-def test_it_survives_flowers_network(make: Callable[[Values], Held], values: Values) -> None:
+def test_it_survives_flowers_network(make: Callable[[Values], LazyArray], values: Values) -> None:
     record = ArrayRecord()
     record["x"] = make(values)
     arrived = through_the_network(RecordDict({"arrays": record})).array_records["arrays"]["x"]
@@ -123,7 +123,7 @@ def test_it_survives_flowers_network(make: Callable[[Values], Held], values: Val
 
 
 @made
-def test_a_record_of_it_can_be_made_of_a_dict(make: Callable[[Values], Held]) -> None:
+def test_a_record_of_it_can_be_made_of_a_dict(make: Callable[[Values], LazyArray]) -> None:
     record = ArrayRecord({"b": make(VALUES["matrix"]), "a": make(VALUES["scalar"])})
     assert list(record) == ["b", "a"]
     assert [same(a.numpy(), v) for a, v in zip(record.values(), (VALUES["matrix"], VALUES["scalar"]), strict=True)]
@@ -136,27 +136,27 @@ def test_a_record_of_it_can_be_made_of_a_dict(make: Callable[[Values], Held]) ->
 
 @every_value
 def test_it_travels_between_processes(values: Values) -> None:
-    arrived = pickle.loads(pickle.dumps(Held(values)))
-    assert isinstance(arrived, Held)
+    arrived = pickle.loads(pickle.dumps(LazyArray(values)))
+    assert isinstance(arrived, LazyArray)
     assert same(arrived.numpy(), values)
-    assert arrived.data == Held(values).data
+    assert arrived.data == LazyArray(values).data
 
 
 def test_a_slice_travels_without_the_array_round_it() -> None:
     stack = np.zeros((64, 1000))
-    assert len(pickle.dumps(Held(stack[3]))) < 2 * stack[3].nbytes
+    assert len(pickle.dumps(LazyArray(stack[3]))) < 2 * stack[3].nbytes
 
 
 def test_two_are_equal_where_their_values_are() -> None:
-    assert Held(np.arange(3.0)) == parked(np.arange(3.0))
-    assert Held(np.arange(3.0)) != Held(np.arange(3))
-    assert Held(np.arange(3.0)) != Held(np.arange(1.0, 4.0))
+    assert LazyArray(np.arange(3.0)) == parked(np.arange(3.0))
+    assert LazyArray(np.arange(3.0)) != LazyArray(np.arange(3))
+    assert LazyArray(np.arange(3.0)) != LazyArray(np.arange(1.0, 4.0))
 
 
 def test_a_read_only_array_is_held_and_copied() -> None:
     values = np.arange(3.0)
     values.flags.writeable = False
-    copy = Held(values).numpy()
+    copy = LazyArray(values).numpy()
     copy += 1
     assert copy.tolist() == [1, 2, 3]
 
@@ -166,45 +166,45 @@ def test_a_read_only_array_is_held_and_copied() -> None:
 
 def a_record(size: int, count: int = 1, seed: int = 0) -> ArrayRecord:
     rng = np.random.default_rng(seed)
-    return record_of({f"p{i}": torch.from_numpy(rng.random(size, np.float32)) for i in range(count)})
+    return make_record({f"p{i}": torch.from_numpy(rng.random(size, np.float32)) for i in range(count)})
 
 
 def in_memory(record: ArrayRecord) -> bool:
-    kept = {array._values is not None for array in record.values() if isinstance(array, Held)}
+    kept = {array._values is not None for array in record.values() if isinstance(array, LazyArray)}
     assert len(kept) == 1, "a record is moved whole or not at all"
     return kept.pop()
 
 
 def test_only_what_the_limit_allows_stays_in_memory(tmp_path: Path) -> None:
-    parking = Parking(tmp_path, 100)
+    parking = ReplySpool(tmp_path, 100)
     records = [a_record(size) for size in (10, 10, 10, 5, 1)]  # 40, 40, 40, 20 and 4 bytes
     for record in records:
-        parking.take(record)
+        parking.store(record)
     assert [in_memory(record) for record in records] == [True, True, False, True, False]
 
 
 def test_without_need_no_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedsim.engines.arrays.tempfile, "TemporaryFile", None)
-    parking = Parking(tmp_path, 80)
+    parking = ReplySpool(tmp_path, 80)
     record = a_record(10, count=2)
-    parking.take(record)
+    parking.store(record)
     assert in_memory(record)
 
 
 def test_many_records_come_back_as_they_were(tmp_path: Path) -> None:
-    parking = Parking(tmp_path, 500)
+    parking = ReplySpool(tmp_path, 500)
     records = [a_record(1 + seed % 7, count=1 + seed % 3, seed=seed) for seed in range(200)]
     before = [{name: array.numpy() for name, array in record.items()} for record in records]
     for record in records:
-        parking.take(record)
+        parking.store(record)
     assert not any(in_memory(record) for record in records[-20:])
     for values, record in zip(reversed(before), reversed(records), strict=True):
         assert all(same(array.numpy(), values[name]) for name, array in record.items())
 
 
 def test_what_lies_there_has_no_name(tmp_path: Path) -> None:
-    parking, record = Parking(tmp_path, 0), a_record(1000)
-    parking.take(record)
+    parking, record = ReplySpool(tmp_path, 0), a_record(1000)
+    parking.store(record)
     assert not in_memory(record)
     assert list(tmp_path.iterdir()) == []
 
@@ -215,9 +215,9 @@ def test_arrays_outlive_their_parking_and_the_file_goes_with_the_last_of_them(tm
         return len(list(Path("/proc/self/fd").iterdir()))
 
     before = files()
-    parking, record = Parking(tmp_path, 0), a_record(10, count=2)
+    parking, record = ReplySpool(tmp_path, 0), a_record(10, count=2)
     values = [array.numpy() for array in record.values()]
-    parking.take(record)
+    parking.store(record)
     del parking
     gc.collect()
     assert all(same(a.numpy(), v) for a, v in zip(record.values(), values, strict=True))
@@ -229,28 +229,28 @@ def test_arrays_outlive_their_parking_and_the_file_goes_with_the_last_of_them(tm
 
 
 def test_taking_twice_moves_once(tmp_path: Path) -> None:
-    parking, record = Parking(tmp_path, 0), a_record(10)
-    parking.take(record)
+    parking, record = ReplySpool(tmp_path, 0), a_record(10)
+    parking.store(record)
     held = record["p0"]
-    assert isinstance(held, Held)
-    place = held._parked
-    parking.take(record)
-    assert held._parked == place
+    assert isinstance(held, LazyArray)
+    place = held._file_position
+    parking.store(record)
+    assert held._file_position == place
 
 
 def test_parking_lets_go_of_the_memory(tmp_path: Path) -> None:
     values = np.zeros(1000)
     there = weakref.ref(values)
     record = ArrayRecord()
-    record["x"] = Held(values)
+    record["x"] = LazyArray(values)
     del values
-    Parking(tmp_path, 0).take(record)
+    ReplySpool(tmp_path, 0).store(record)
     assert there() is None
 
 
 def test_arrays_of_flower_are_left_alone(tmp_path: Path) -> None:
     record = ArrayRecord({"x": Array(np.arange(3.0))})
-    Parking(tmp_path, 0).take(record)
+    ReplySpool(tmp_path, 0).store(record)
     assert type(record["x"]) is Array
 
 
@@ -258,10 +258,10 @@ def test_arrays_of_flower_are_left_alone(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_sentence_and_loses_nothing(
     folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parking = Parking(tmp_path if folder else None, 0)
+    parking = ReplySpool(tmp_path if folder else None, 0)
     first, second = a_record(10, seed=1), a_record(10, seed=2)
     values = second["p0"].numpy()
-    parking.take(first)
+    parking.store(first)
 
     def full(file: Any, data: memoryview) -> None:
         file.write(data[:5])
@@ -269,21 +269,21 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
 
     monkeypatch.setattr(fedsim.engines.arrays, "write_all", full)
     with pytest.raises(RunError, match=r"no room for the updates of this round \(No space left on device\)") as caught:
-        parking.take(second)
+        parking.store(second)
     assert "\n" not in str(caught.value)
     assert "None" not in str(caught.value)
     assert "make room and resume the run" in str(caught.value)
     assert caught.value.exit_code == 1
     assert same(second["p0"].numpy(), values)
     monkeypatch.undo()
-    parking.take(second)  # when there is room again
+    parking.store(second)  # when there is room again
     assert same(second["p0"].numpy(), values)
     assert same(first["p0"].numpy(), a_record(10, seed=1)["p0"].numpy())
 
 
 def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="No such file or directory"):
-        Parking(tmp_path / "gone", 0).take(a_record(1))
+        ReplySpool(tmp_path / "gone", 0).store(a_record(1))
 
 
 # Tensors in and out.
@@ -299,20 +299,20 @@ def test_tensors_come_out_of_any_record_as_numpy_would_give_them(shape: list[int
     count = int(np.prod(shape))
     values = np.asarray((np.arange(count) - 2).reshape(shape).astype(dtype), order=order)
     foreign = ArrayRecord({"x": Array(values)})
-    assert same(state_in(foreign)["x"].numpy(), values)
-    hold(foreign)
-    assert isinstance(foreign["x"], Held)
+    assert same(read_state(foreign)["x"].numpy(), values)
+    make_lazy(foreign)
+    assert isinstance(foreign["x"], LazyArray)
     assert same(foreign["x"].numpy(), values)
-    assert same(state_in(foreign)["x"].numpy(), values)
+    assert same(read_state(foreign)["x"].numpy(), values)
     foreign["x"].numpy()[...] = 0  # writable, though Flower's bytes are not
-    assert same(state_in(record_of({"x": torch.from_numpy(values)}))["x"].numpy(), values)
+    assert same(read_state(make_record({"x": torch.from_numpy(values)}))["x"].numpy(), values)
 
 
 def test_a_state_goes_in_and_out_without_a_copy() -> None:
     state = {"b": torch.arange(3.0), "a": torch.tensor(2.0)}
-    record = record_of(state)
+    record = make_record(state)
     assert list(record) == ["b", "a"]
-    out = state_in(record)
+    out = read_state(record)
     assert [out[name].data_ptr() == tensor.data_ptr() for name, tensor in state.items()] == [True, True]
 
 
@@ -320,19 +320,19 @@ def test_nobody_is_warned_of_memory_that_flower_owns() -> None:
     record = ArrayRecord({"x": Array(np.arange(3.0))})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        state_in(record)
-        hold(record)
-        state_in(record)
+        read_state(record)
+        make_lazy(record)
+        read_state(record)
 
 
 def test_what_numpy_did_not_write_is_not_taken_for_it() -> None:
     """Flower's own `numpy` refuses such an array; guessing at its bytes would give wrong weights."""
     raw = np.arange(3, dtype=np.float32).tobytes()
     record = ArrayRecord({"x": Array("float32", (3,), "some-other-format", raw + b"trailer")})
-    hold(record)
+    make_lazy(record)
     assert type(record["x"]) is Array
     with pytest.raises(TypeError, match="some-other-format"):
-        state_in(record)
+        read_state(record)
 
 
 @pytest.mark.parametrize("claim", [{"shape": (2,)}, {"shape": (4,)}, {"dtype": "float64"}, {"dtype": "int32"}])
@@ -343,7 +343,7 @@ def test_what_an_array_claims_of_itself_does_not_change_its_values(claim: dict[s
         {"x": Array(**{"dtype": array.dtype, "shape": array.shape, **claim}, stype=array.stype, data=array.data)}
     )
     try:
-        seen = state_in(record)["x"].numpy()
+        seen = read_state(record)["x"].numpy()
     except ValueError:
         return
     assert same(seen, record["x"].numpy())

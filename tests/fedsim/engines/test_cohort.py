@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsim.engines.cohort
-from fedsim.engines.cohort import COHORT, CohortGrid
+from fedsim.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
 from fedsim.engines.node import play_cohort
 from fedsim.engines.ray import node_count
 from fedsim.engines.serial import InProcessGrid
@@ -70,7 +70,7 @@ def make(clients: int, nodes: int, train: Any = None) -> tuple[CohortGrid, Count
         return Message(content, reply_to=message)
 
     app.train()(train or default)
-    app.query(COHORT.split(".")[1])(lambda message, context: play_cohort(app, message, context))
+    app.query(COHORT_MESSAGE_TYPE.split(".")[1])(lambda message, context: play_cohort(app, message, context))
     physical = Counting(app, nodes)
     return CohortGrid(physical, clients, SECRET, list(physical.get_node_ids())), physical
 
@@ -79,7 +79,7 @@ def app_that_notes_groups() -> tuple[ClientApp, list[list[int]]]:
     """An app whose clients answer together, and the groups in which they do."""
     app, groups = ClientApp(), list[list[int]]()
 
-    @app.query(COHORT.split(".")[1])
+    @app.query(COHORT_MESSAGE_TYPE.split(".")[1])
     def cohort(message: Message, context: Context) -> Message:
         def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
             groups.append(list(group))
@@ -300,10 +300,10 @@ def slow(
         arrays = message.content.array_records["arrays"]["w"].numpy() + int(context.node_config["partition-id"])
         return Message(RecordDict({"arrays": ArrayRecord({"w": Array(arrays)})}), reply_to=message)
 
-    app.query(COHORT.split(".")[1])(lambda message, context: play_cohort(app, message, context))
+    app.query(COHORT_MESSAGE_TYPE.split(".")[1])(lambda message, context: play_cohort(app, message, context))
     physical = Slow(app, nodes, seed)
     ids = list(physical.get_node_ids())
-    return CohortGrid(physical, clients, SECRET, ids, together=together, parking=parking), physical
+    return CohortGrid(physical, clients, SECRET, ids, group_size=together, spool_folder=parking), physical
 
 
 def sent_to(physical: Counting) -> list[list[int]]:
@@ -384,7 +384,7 @@ def test_who_trains_together_depends_on_who_was_asked_alone(
 ) -> None:
     app, groups = app_that_notes_groups()
     physical = Slow(app, nodes, seed)
-    grid = CohortGrid(physical, 80, SECRET, list(physical.get_node_ids()), together=together)
+    grid = CohortGrid(physical, 80, SECRET, list(physical.get_node_ids()), group_size=together)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", size)
         replies = list(grid.send_and_receive(broadcast(random.Random(seed).sample(sorted(clients), len(clients)))))
@@ -541,7 +541,7 @@ def test_time_is_counted_from_when_the_message_was_sent(delay: float, each: floa
         time.sleep(each)
         return Message(content(), reply_to=message)
 
-    app.query(COHORT.split(".")[1])(lambda message, context: play_cohort(app, message, context))
+    app.query(COHORT_MESSAGE_TYPE.split(".")[1])(lambda message, context: play_cohort(app, message, context))
     physical = Threaded(app, 1, delay)
     grid = CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()))
     started = time.monotonic()
@@ -614,7 +614,7 @@ class Mortal(Counting):
 def test_who_kills_its_node_fails_alone(deadly: set[int], nodes: int, together: int) -> None:
     app, groups = app_that_notes_groups()
     physical = Mortal(app, nodes, deadly)
-    grid = CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()), together=together)
+    grid = CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()), group_size=together)
     replies = list(grid.send_and_receive(broadcast(range(20)), timeout=60))
     assert failed(replies) == dict.fromkeys(sorted(deadly), "its node failed 3 times (the actor died)")
     assert [reply.metadata.src_node_id for reply in replies] == list(range(20))
@@ -644,7 +644,7 @@ def test_who_hangs_in_a_group_fails_alone() -> None:
     app = ClientApp()
     app.train()(hanging(2))
 
-    @app.query(COHORT.split(".")[1])
+    @app.query(COHORT_MESSAGE_TYPE.split(".")[1])
     def cohort(message: Message, context: Context) -> Message:
         def ahead(message: Message, group: Sequence[int]) -> dict[int, Any]:
             time.sleep(60 if 2 in group else 0)
@@ -653,7 +653,7 @@ def test_who_hangs_in_a_group_fails_alone() -> None:
         return play_cohort(app, message, context, ahead)
 
     physical = Counting(app, 1)
-    grid = CohortGrid(physical, 8, SECRET, list(physical.get_node_ids()), together=4)
+    grid = CohortGrid(physical, 8, SECRET, list(physical.get_node_ids()), group_size=4)
     assert failed(grid.send_and_receive(broadcast(range(8)), timeout=0.8)) == {2: "no reply in time"}
 
 
@@ -706,7 +706,7 @@ def test_a_reason_reaches_no_terminal_as_an_order_and_is_capped() -> None:
 def test_an_answer_for_somebody_who_is_no_client_is_no_answer(owner: str) -> None:
     app = ClientApp()
 
-    @app.query(COHORT.split(".")[1])
+    @app.query(COHORT_MESSAGE_TYPE.split(".")[1])
     def cohort(message: Message, context: Context) -> Message:
         return Message(RecordDict({f"{owner}/metrics": MetricRecord({"n": 1})}), reply_to=message)
 
@@ -750,7 +750,7 @@ class Lossy(Counting):
 def lossy(nodes: int, losses: int, together: int) -> tuple[CohortGrid, Lossy, list[list[int]]]:
     app, groups = app_that_notes_groups()
     physical = Lossy(app, nodes, losses)
-    return CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()), together=together), physical, groups
+    return CohortGrid(physical, 20, SECRET, list(physical.get_node_ids()), group_size=together), physical, groups
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

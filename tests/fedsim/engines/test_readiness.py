@@ -18,8 +18,8 @@ from fedsim.engines.readiness import (
     TROUBLE,
     check_nodes,
     explain_difference,
-    in_a_line,
-    versions,
+    host_versions,
+    summarise_failure,
     wait_for_nodes,
 )
 from fedsim.engines.serial import InProcessGrid
@@ -69,7 +69,7 @@ def assert_one_sentence(error: RunError) -> None:
     ],
 )
 def test_why_a_node_failed_is_one_line_without_wrapping(reason: str, line: str) -> None:
-    assert in_a_line(reason) == line
+    assert summarise_failure(reason) == line
 
 
 # Waiting.
@@ -132,7 +132,7 @@ def asked(*answers: Answer | None) -> tuple[InProcessGrid, list[int]]:
 
 
 def says(**more: Any) -> Answer:
-    content = ConfigRecord({"host": "there", **versions(), **more})
+    content = ConfigRecord({"host": "there", **host_versions(), **more})
     return lambda message: Message(RecordDict({"node": content}), reply_to=message)
 
 
@@ -206,26 +206,26 @@ def test_the_clientapp_itself_is_ready_or_says_why_not(tiny_config: Callable[...
 
 
 def test_the_same_versions_do_not_differ() -> None:
-    assert explain_difference(versions()) is None
-    assert explain_difference({**versions(), "host": "there", "numpy": "1.0"}) is None
+    assert explain_difference(host_versions()) is None
+    assert explain_difference({**host_versions(), "host": "there", "numpy": "1.0"}) is None
 
 
 @pytest.mark.parametrize("name", ["python", "fedsim-curious", "flwr", "torch"])
 def test_each_version_that_differs_is_named_with_both(name: str) -> None:
-    sentence = explain_difference({**versions(), name: "0.0.1"})
+    sentence = explain_difference({**host_versions(), name: "0.0.1"})
     assert sentence is not None
-    assert f"it has {name} 0.0.1, the server has {versions()[name]}; install the same versions" in sentence
+    assert f"it has {name} 0.0.1, the server has {host_versions()[name]}; install the same versions" in sentence
 
 
 def test_a_version_that_is_not_said_differs() -> None:
-    there = {name: text for name, text in versions().items() if name != "torch"}
+    there = {name: text for name, text in host_versions().items() if name != "torch"}
     assert "torch None" in str(explain_difference(there))
 
 
 def test_the_versions_are_those_that_run() -> None:
     import torch
 
-    found = versions()
+    found = host_versions()
     assert platform.python_version().startswith(found["python"] + ".")
     assert torch.__version__.startswith(found["torch"].split("+")[0])
     assert set(found) == {"python", "fedsim-curious", "flwr", "torch"}

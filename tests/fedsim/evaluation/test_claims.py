@@ -11,7 +11,7 @@ import torch
 
 from fedsim.attacks import Knowledge, PartialRecords, Records
 from fedsim.errors import AttackError
-from fedsim.evaluation.kind import Owed, evaluator_of
+from fedsim.evaluation.kind import FindingSpec, evaluator_of
 from fedsim.findings import (
     Finding,
     Inference,
@@ -31,9 +31,9 @@ PARTIAL = PartialRecords(**vars(HELD), column="c", features=slice(0, 2), categor
 SNAPSHOTS: dict[str, Any] = {"snapshots": torch.zeros(1, 2, 1, 4, 4), "snapshot_iterations": torch.tensor([0])}
 
 
-def owed(task: Task | None = IMAGES, **known: Any) -> Owed:
+def owed(task: Task | None = IMAGES, **known: Any) -> FindingSpec:
     knowledge = Knowledge(**known)
-    return Owed(where="round 1, client 0", knowledge=knowledge, before=lambda: BEFORE, task=task, clients=3)
+    return FindingSpec(where="round 1, client 0", knowledge=knowledge, before=lambda: BEFORE, task=task, clients=3)
 
 
 def data(*shape: int, labels: torch.Tensor | None = None, **more: Any) -> Reconstruction:
@@ -76,7 +76,7 @@ def present(*clients: int) -> PropertyPresence:
         (owed(partial_records=PARTIAL), inferred("attribute", 4, 0, 1)),
     ],
 )
-def test_a_finding_of_the_right_form_passes(rule: Owed, finding: Finding) -> None:
+def test_a_finding_of_the_right_form_passes(rule: FindingSpec, finding: Finding) -> None:
     evaluator_of(finding).form(finding, rule)
 
 
@@ -127,7 +127,7 @@ def test_a_finding_of_the_right_form_passes(rule: Owed, finding: Finding) -> Non
         ),
     ],
 )
-def test_a_finding_of_another_form_is_one_sentence(rule: Owed, finding: Finding, sentence: str) -> None:
+def test_a_finding_of_another_form_is_one_sentence(rule: FindingSpec, finding: Finding, sentence: str) -> None:
     whole = f"round 1, client 0: the attack claims {sentence}; mend the attack"
     with pytest.raises(AttackError, match=f"^{re.escape(whole)}$"):
         evaluator_of(finding).form(finding, rule)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.datasets import Column, Examples
 from fedsim.errors import DataError
-from fedsim.evaluation.imputation import Guess, Imputation
+from fedsim.evaluation.imputation import Imputation, ImputedCategories
 
 COLUMN = Column(name="sex", start=1, categories=("f", "m", "x"))
 """Beside a number before and a number after it."""
@@ -25,7 +25,7 @@ def table(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def learnt(count: int = 400, seed: int = 5) -> Imputation:
     inputs, labels, _ = table(count, 0)
-    return Imputation.learnt(Examples(raw=inputs, labels=labels, scale=1.0), COLUMN, seed)
+    return Imputation.fit(Examples(raw=inputs, labels=labels, scale=1.0), COLUMN, seed)
 
 
 def test_what_the_other_columns_and_the_label_give_away_is_imputed() -> None:
@@ -50,7 +50,7 @@ def test_the_balanced_guess_dares_the_rare_category() -> None:
     inputs = torch.rand((600, 5), generator=rng)
     inputs[:, COLUMN.features] = torch.nn.functional.one_hot((torch.rand(600, generator=rng) < 0.2).long(), 3).float()
     public = Examples(raw=inputs, labels=torch.zeros(600).long(), scale=1.0)
-    guess = Imputation.learnt(public, COLUMN, 0).guess(torch.rand((300, 5), generator=rng), torch.zeros(300).long())
+    guess = Imputation.fit(public, COLUMN, 0).guess(torch.rand((300, 5), generator=rng), torch.zeros(300).long())
     assert (guess.likeliest == 1).float().mean() < 0.2
     assert 0.3 < (guess.balanced == 1).float().mean() < 0.7
     assert not (guess.balanced == 2).any()  # which is public nowhere
@@ -59,8 +59,8 @@ def test_the_balanced_guess_dares_the_rare_category() -> None:
 def test_a_column_that_is_constant_in_public_is_guessed_as_that() -> None:
     inputs, labels, _ = table(50, 0)
     inputs[:, COLUMN.features] = torch.tensor([0.0, 0.0, 1.0])
-    guess = Imputation.learnt(Examples(raw=inputs, labels=labels, scale=1.0), COLUMN, 0).guess(inputs, labels)
-    expected = Guess(likeliest=torch.full((50,), 2), balanced=torch.full((50,), 2))
+    guess = Imputation.fit(Examples(raw=inputs, labels=labels, scale=1.0), COLUMN, 0).guess(inputs, labels)
+    expected = ImputedCategories(likeliest=torch.full((50,), 2), balanced=torch.full((50,), 2))
     assert torch.equal(guess.likeliest, expected.likeliest)
     assert torch.equal(guess.balanced, expected.balanced)
 

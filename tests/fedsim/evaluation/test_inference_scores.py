@@ -15,17 +15,17 @@ from torch.nn.functional import cross_entropy
 from fedsim import metrics
 from fedsim.datasets import Column
 from fedsim.errors import AttackError, DataError
-from fedsim.evaluation.imputation import Guess
+from fedsim.evaluation.imputation import ImputedCategories
 from fedsim.evaluation.inferences import score_inference
-from fedsim.evaluation.local_models import Memory, score_local_model
+from fedsim.evaluation.local_models import ModelCache, score_local_model
 from fedsim.evaluation.representatives import score_representatives
-from fedsim.evaluation.score import Public, Score
-from fedsim.evaluation.zest import model_outputs, pieces_of, signature, zest
+from fedsim.evaluation.score import PublicExamples, Score
+from fedsim.evaluation.zest import interpretable_pieces, model_outputs, signature, zest
 from fedsim.findings import Inference, Representatives
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task, squared_error
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.wire.messages import State
 
 FEATURES = 5
@@ -42,7 +42,7 @@ COLUMNS = (Column(name="a", start=0, categories=("x", "y")), *(Column(name=f"n{i
 
 
 def built(task: Task = CLASSES, seed: int = 0, batch_norm: bool = False) -> nn.Module:
-    with seeded(seed, "model"):
+    with seed_globals(seed, "model"):
         return Mlp(hidden=(8,), batch_norm=batch_norm).build(task)
 
 
@@ -51,7 +51,9 @@ def judge(claimed: State, proxies: dict[str, State], optimum: State | None = Non
     settings: dict[str, Any] = {
         "model": model, "inputs": INPUTS, "labels": LABELS, "references": [REFERENCES], "columns": COLUMNS
     }  # fmt: skip
-    scores = score_local_model(claimed, state_of(model) if optimum is None else optimum, proxies, **settings | options)
+    scores = score_local_model(
+        claimed, copy_state(model) if optimum is None else optimum, proxies, **settings | options
+    )
     return {item.metric: item for item in scores}
 
 
@@ -59,7 +61,7 @@ def away(state: State, size: float, seed: int = 9) -> dict[str, Tensor]:
     return {name: tensor + size * randn(*tensor.shape, seed=seed) for name, tensor in state.items()}
 
 
-OPTIMUM = state_of(built())
+OPTIMUM = copy_state(built())
 PROXIES: dict[str, State] = {"global model": away(OPTIMUM, 0.3), "last-returned model": away(OPTIMUM, 0.1)}
 
 
@@ -85,7 +87,7 @@ def test_a_claim_is_measured_as_the_formulas_say() -> None:
     outputs = model(INPUTS)
     assert scores["local_loss"].value == pytest.approx(cross_entropy(outputs, LABELS).item(), rel=1e-5)
     assert scores["local_accuracy"].value == pytest.approx((outputs.argmax(1) == LABELS).float().mean().item())
-    pieces = pieces_of((FEATURES,), COLUMNS)
+    pieces = interpretable_pieces((FEATURES,), COLUMNS)
     one, other = (
         signature(model_outputs(built(), state, REFERENCES), REFERENCES, pieces, masks=500)
         for state in (claimed, OPTIMUM)
@@ -143,7 +145,7 @@ def test_whoever_claims_a_point_between_two_proxies_is_not_above_the_floor() -> 
 
 
 def test_a_second_optimum_tells_whether_a_claim_answers_alike_wherever_training_began() -> None:
-    other = state_of(built(seed=5))
+    other = copy_state(built(seed=5))
     scores = judge(away(OPTIMUM, 0.05), PROXIES, elsewhere=other)
     assert judge(other, PROXIES, elsewhere=other)["zest_other_start"].value == pytest.approx(1, abs=1e-9)
     assert scores["zest_of_optima"].value == judge(other, {})["zest"].value
@@ -164,17 +166,17 @@ def test_zest_is_the_mean_over_draws_of_references() -> None:
 
 
 def test_what_is_remembered_of_models_changes_no_score() -> None:
-    memory = Memory()
+    memory = ModelCache()
     for _ in range(2):
         again = [judge(claim, PROXIES, memory=memory) for claim in (OPTIMUM, away(OPTIMUM, 0.2))]
         assert again == [judge(claim, PROXIES) for claim in (OPTIMUM, away(OPTIMUM, 0.2))]
-    assert len(memory.judged) == 7  # two claims, one of them the optimum, two proxies and three points between
+    assert len(memory.metrics) == 7  # two claims, one of them the optimum, two proxies and three points between
 
 
 def test_the_error_of_a_regression_is_relative_and_in_its_own_units() -> None:
     """Table 9 of LMRA: mean of |y - found| / |y|, in percent; prices are 500 + 100 times what the model says."""
     model = built(REGRESSION)
-    optimum = state_of(model)
+    optimum = copy_state(model)
     targets = randn(30, seed=4)
     scores = judge(
         away(optimum, 0.2), {"global model": optimum}, optimum, model=model, labels=targets, loss=squared_error,
@@ -198,10 +200,10 @@ def test_the_error_of_a_regression_is_relative_and_in_its_own_units() -> None:
 def test_parameters_alone_make_the_distance() -> None:
     """Running statistics are no part of it, and where they are withheld models still compare."""
     model = built(batch_norm=True)
-    whole = state_of(model)
+    whole = copy_state(model)
     other = {n: t + 1 if "running" in n else t for n, t in whole.items()}
     assert judge(other, {}, whole, model=model)["parameter_distance"].value == 0
-    bare = state_of(model, statistics=False)
+    bare = copy_state(model, statistics=False)
     scores = judge(away(bare, 0.1), {"global model": bare}, bare, model=model)
     assert 0 < scores["parameter_distance"].value < 1
     assert scores["zest"].floor == pytest.approx(1, abs=1e-9)
@@ -210,7 +212,7 @@ def test_parameters_alone_make_the_distance() -> None:
 def test_models_of_texts_have_no_explanations() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 3))
-    optimum, tokens = state_of(model), torch.arange(30).reshape(10, 3) % 7
+    optimum, tokens = copy_state(model), torch.arange(30).reshape(10, 3) % 7
     scores = judge(
         away(optimum, 0.1), {"global model": optimum}, optimum, model=model, inputs=tokens, labels=LABELS[:10],
         references=[tokens], columns=(),
@@ -292,11 +294,11 @@ def test_public_data_are_the_floor_of_an_attribute_where_they_say_more_than_the_
     """Four of five records are of category 2; imputed are all five, then three of them."""
     truth = torch.tensor([2, 2, 0, 2, 2])
     found = inference("attribute", [[0, 0, 9]] * 5)
-    accuracy, balanced = score_inference(found, truth, Guess(likeliest=truth, balanced=truth))
+    accuracy, balanced = score_inference(found, truth, ImputedCategories(likeliest=truth, balanced=truth))
     assert (accuracy.value, accuracy.floor, accuracy.floor_guess) == (4 / 5, 1, "imputed from public data")
     assert (balanced.value, balanced.floor, balanced.floor_guess) == (1 / 2, 1, "imputed from public data")
     rare = torch.tensor([0, 0, 0, 2, 2])
-    accuracy, balanced = score_inference(found, truth, Guess(likeliest=rare, balanced=rare))
+    accuracy, balanced = score_inference(found, truth, ImputedCategories(likeliest=rare, balanced=rare))
     assert (accuracy.floor, accuracy.floor_guess) == (4 / 5, "majority attribute")
     assert (balanced.floor, balanced.floor_guess) == (pytest.approx((2 / 4 + 1) / 2), "imputed from public data")
 
@@ -304,7 +306,9 @@ def test_public_data_are_the_floor_of_an_attribute_where_they_say_more_than_the_
 def test_a_guess_about_other_records_is_refused() -> None:
     few = torch.zeros(3).long()
     with pytest.raises(DataError, match=r"the attribute of 5 records"):
-        score_inference(inference("attribute", [[1, 0]] * 5), torch.ones(5).long(), Guess(likeliest=few, balanced=few))
+        score_inference(
+            inference("attribute", [[1, 0]] * 5), torch.ones(5).long(), ImputedCategories(likeliest=few, balanced=few)
+        )
 
 
 def test_balanced_accuracy_is_scikit_learns() -> None:
@@ -321,10 +325,10 @@ def images(count: int, seed: int = 0) -> Tensor:
 
 
 HELD, CLASSES_HELD = images(6), torch.tensor([0, 0, 0, 1, 1, 4])
-PUBLIC = Public(data=images(20, seed=3), labels=torch.arange(20) % 5)
+PUBLIC = PublicExamples(data=images(20, seed=3), labels=torch.arange(20) % 5)
 
 
-def represent(data: Tensor, labels: list[int], public: Public | None = PUBLIC) -> dict[str, Score]:
+def represent(data: Tensor, labels: list[int], public: PublicExamples | None = PUBLIC) -> dict[str, Score]:
     found = Representatives(data=data, labels=torch.tensor(labels))
     return {s.metric: s for s in score_representatives(found, HELD, CLASSES_HELD, public=public, rng=generator(1))}
 
@@ -372,7 +376,7 @@ def test_a_guess_is_claimed_for_the_same_classes() -> None:
 
 def test_public_images_of_the_class_stand_beside_and_are_no_guess() -> None:
     """Its own are public: that would be a perfect answer, but no floor; of a class that is not public there is none."""
-    public = Public(data=HELD[:3], labels=torch.tensor([0, 0, 0]))
+    public = PublicExamples(data=HELD[:3], labels=torch.tensor([0, 0, 0]))
     scores = represent(images(2, seed=8), [0, 1], public)
     assert scores["class_ssim"].nearest_public == pytest.approx(0.5, abs=1e-4)
     assert scores["class_ssim"].floor < 0.4
@@ -389,7 +393,7 @@ def test_representatives_smaller_than_the_window_of_ssim_are_judged_by_psnr_alon
 
 
 def test_a_class_that_is_not_public_is_guessed_by_the_mean_of_all() -> None:
-    few = Public(data=PUBLIC.data[:2], labels=torch.tensor([3, 4]))
+    few = PublicExamples(data=PUBLIC.data[:2], labels=torch.tensor([3, 4]))
     item = represent(images(1, seed=8), [0], few)["class_psnr"]
     mean = few.data.mean(0)
     expected = max(-10 * math.log10((mean - HELD[i]).square().mean().item()) for i in (0, 1, 2))

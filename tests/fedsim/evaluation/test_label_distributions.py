@@ -68,6 +68,6 @@ def test_claims_without_the_form_of_shares_are_refused(shares: Tensor, told: str
 
 def test_the_claim_is_the_mean_over_rounds_and_survives_being_saved() -> None:
     made = LabelDistribution(rounds=torch.tensor([3, 5]), shares=torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
-    again = LabelDistribution.from_tensors(made.own_tensors, {})
-    assert again.claimed.tolist() == [0.75, 0.25]
+    again = LabelDistribution.from_tensors(made.claim_tensors, {})
+    assert again.mean_shares.tolist() == [0.75, 0.25]
     assert again.rounds.tolist() == [3, 5]

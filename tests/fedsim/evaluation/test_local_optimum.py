@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.errors import ConfigError, DataError, RunError
-from fedsim.evaluation.local_optimum import local_optimum, state_for
+from fedsim.evaluation.local_optimum import local_optimum, match_state
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.reading import load_config
 from fedsim.models.linear import Linear
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task, squared_error
-from fedsim.training.alone import train_alone
+from fedsim.training.alone import train_to_convergence
 from fedsim.training.loop import evaluate
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 
 EXAMPLES, FEATURES = 200, 5
 REGRESSION, CLASSES = Task((FEATURES,), 0), Task((FEATURES,), 3)
@@ -40,7 +40,7 @@ PLAIN = (INPUTS[:, 0] * INPUTS[:, 1] > 0).long() + (INPUTS[:, 2] > 1).long()  # 
 
 
 def built(task: Task, *hidden: int, batch_norm: bool = False, bias: bool = True) -> nn.Module:
-    with seeded(0, "model"):
+    with seed_globals(0, "model"):
         return Mlp(hidden=hidden, batch_norm=batch_norm).build(task) if hidden else Linear(bias=bias).build(task)
 
 
@@ -51,7 +51,7 @@ def accuracy(model: nn.Module, state: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_regression_is_solved_by_least_squares(bias: bool) -> None:
     model = built(REGRESSION, bias=bias).double()
-    found = local_optimum(model, state_of(model), INPUTS, TARGETS, squared_error)
+    found = local_optimum(model, copy_state(model), INPUTS, TARGETS, squared_error)
     design = np.concatenate([INPUTS.numpy(), np.ones((EXAMPLES, 1))], 1) if bias else INPUTS.numpy()
     expected = np.linalg.lstsq(design.astype(np.float64), TARGETS.double().numpy(), rcond=None)[0]
     solution = torch.cat([tensor.flatten() for tensor in found.values()])
@@ -63,14 +63,14 @@ def test_of_many_least_squares_solutions_it_is_the_shortest() -> None:
     """Fewer records than features: numpy's, too, is that of least norm."""
     inputs, targets = randn(6, 20).double(), randn(6).double()
     model = built(Task((20,), 0), bias=False).double()
-    found = local_optimum(model, state_of(model), inputs, targets, squared_error)["1.weight"].flatten()
+    found = local_optimum(model, copy_state(model), inputs, targets, squared_error)["1.weight"].flatten()
     expected = np.linalg.pinv(inputs.numpy()) @ targets.numpy()
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
 
 
 def test_a_solution_has_the_names_and_types_of_the_start() -> None:
     model = built(REGRESSION)
-    start = dict(reversed(state_of(model).items()))
+    start = dict(reversed(copy_state(model).items()))
     found = local_optimum(model, start, INPUTS, TARGETS, squared_error)
     assert {name: tensor.dtype for name, tensor in found.items()} == dict.fromkeys(start, torch.float32)
     double = {name: tensor.double() for name, tensor in start.items()}
@@ -80,7 +80,7 @@ def test_a_solution_has_the_names_and_types_of_the_start() -> None:
 def test_logistic_regression_reaches_its_minimum() -> None:
     """The gradient is gone, and the probabilities are those of scikit-learn without a penalty."""
     model = built(CLASSES).double()
-    found = local_optimum(model, state_of(model), INPUTS.double(), NOISY)
+    found = local_optimum(model, copy_state(model), INPUTS.double(), NOISY)
     model.load_state_dict(found)
     gradient = torch.autograd.grad(cross_entropy(model(INPUTS.double()), NOISY), list(model.parameters()))
     assert torch.cat([g.flatten() for g in gradient]).norm() < 1e-6
@@ -91,15 +91,15 @@ def test_logistic_regression_reaches_its_minimum() -> None:
 
 def test_the_minimum_does_not_depend_on_the_start_where_there_is_one() -> None:
     model = built(CLASSES)
-    far = {name: 3 * tensor + 1 for name, tensor in state_of(model).items()}
-    one, other = (local_optimum(model, start, INPUTS, NOISY) for start in (state_of(model), far))
+    far = {name: 3 * tensor + 1 for name, tensor in copy_state(model).items()}
+    one, other = (local_optimum(model, start, INPUTS, NOISY) for start in (copy_state(model), far))
     for name in ("1.weight", "1.bias"):  # a constant added to all classes changes nothing
         torch.testing.assert_close(one[name] - one[name].mean(0), other[name] - other[name].mean(0), atol=1e-4, rtol=0)
 
 
 def test_a_network_learns_its_data_by_heart_and_comes_to_rest() -> None:
     model = built(CLASSES, 64, 64)
-    start = state_of(model)
+    start = copy_state(model)
     found = local_optimum(model, start, INPUTS, PLAIN)
     before, after = evaluate(model, start, INPUTS, PLAIN), evaluate(model, found, INPUTS, PLAIN)
     assert before["accuracy"] < 0.6
@@ -110,9 +110,9 @@ def test_a_network_learns_its_data_by_heart_and_comes_to_rest() -> None:
 def test_a_network_ends_up_the_same_each_time_and_the_model_is_only_lent() -> None:
     model = built(CLASSES, 8)
     kept = copy.deepcopy(model.state_dict())
-    start = {name: tensor + 0.01 for name, tensor in state_of(model).items()}
+    start = {name: tensor + 0.01 for name, tensor in copy_state(model).items()}
     one = local_optimum(model, start, INPUTS, PLAIN, iterations=20, batch_size=64)
-    with seeded("somebody else's draws"):
+    with seed_globals("somebody else's draws"):
         other = local_optimum(model, start, INPUTS, PLAIN, iterations=20, batch_size=64)
     assert all(torch.equal(one[name], other[name]) for name in start)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
@@ -121,7 +121,7 @@ def test_a_network_ends_up_the_same_each_time_and_the_model_is_only_lent() -> No
 def test_the_first_step_is_one_of_gradient_descent_from_the_start() -> None:
     """A tenth of the gradient of all examples."""
     model = built(CLASSES, 8).double()
-    start = state_of(model)
+    start = copy_state(model)
     gradient = torch.autograd.grad(cross_entropy(model(INPUTS.double()), PLAIN), list(model.parameters()))
     found = local_optimum(model, start, INPUTS.double(), PLAIN, iterations=1)
     for (name, tensor), slope in zip(start.items(), gradient, strict=True):
@@ -131,12 +131,12 @@ def test_the_first_step_is_one_of_gradient_descent_from_the_start() -> None:
 def test_where_steps_are_too_long_they_become_shorter() -> None:
     """Inputs thirty times as long make the loss a thousand times as curved; it must fall all the same."""
     model = built(CLASSES, 8)
-    start, inputs = state_of(model), 30 * INPUTS
+    start, inputs = copy_state(model), 30 * INPUTS
     before = evaluate(model, start, inputs, PLAIN)["loss"]
-    trained, curve = train_alone(model, inputs, PLAIN, cross_entropy)
+    trained, curve = train_to_convergence(model, inputs, PLAIN, cross_entropy)
     assert max(curve) <= 1.2 * curve[0]
     assert curve[-1] < 0.5 * before
-    assert evaluate(model, state_of(trained), inputs, PLAIN)["loss"] == pytest.approx(curve[-1], rel=0.05)
+    assert evaluate(model, copy_state(trained), inputs, PLAIN)["loss"] == pytest.approx(curve[-1], rel=0.05)
 
 
 def test_strides_that_leap_out_of_the_valley_become_shorter() -> None:
@@ -147,7 +147,7 @@ def test_strides_that_leap_out_of_the_valley_become_shorter() -> None:
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         return 0 * outputs.sum() + next(told)
 
-    _, curve = train_alone(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=33)
+    _, curve = train_to_convergence(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=33)
     assert curve == pytest.approx(calm)
 
 
@@ -157,7 +157,7 @@ def test_momentum_may_swing_back_at_the_start() -> None:
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    trained, curve = train_alone(model, inputs, torch.zeros(20), squared_error)
+    trained, curve = train_to_convergence(model, inputs, torch.zeros(20), squared_error)
     assert max(after - min(curve[: place + 1]) for place, after in enumerate(curve)) > 0.3 * curve[0]
     assert trained.weight.abs().max() < 0.1  # type: ignore[operator]
 
@@ -167,9 +167,9 @@ def test_strides_that_leave_no_unit_alive_become_shorter() -> None:
     rng = generator("valley")
     inputs = 0.5 * torch.randn(60, 400, generator=rng) + 2 * torch.randn(400, generator=rng)
     labels = torch.randint(10, (60,), generator=rng)
-    with seeded("valley"):
+    with seed_globals("valley"):
         model = nn.Sequential(nn.Linear(400, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
-    _, curve = train_alone(model, inputs, labels, cross_entropy)
+    _, curve = train_to_convergence(model, inputs, labels, cross_entropy)
     assert curve[-1] < 0.5 * curve[0]
 
 
@@ -178,7 +178,7 @@ def test_batches_that_differ_are_not_taken_for_leaps() -> None:
     rng = generator("tails")
     inputs, targets = torch.randn(400, 4, generator=rng), torch.randn(400, generator=rng)
     targets[::40] *= 10
-    _, curve = train_alone(nn.Linear(4, 1), inputs, targets, squared_error, batch_size=50)
+    _, curve = train_to_convergence(nn.Linear(4, 1), inputs, targets, squared_error, batch_size=50)
     assert max(curve[8:]) > min(curve) + 0.5 * curve[0]
 
 
@@ -191,14 +191,14 @@ def test_a_pass_over_several_batches_that_leaps_is_taken_for_one() -> None:
         return 0 * outputs.sum() + next(told)
 
     batch = len(INPUTS) // 2
-    _, curve = train_alone(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=36, batch_size=batch)
+    _, curve = train_to_convergence(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=36, batch_size=batch)
     assert curve == pytest.approx(calm)
 
 
 def test_a_regression_by_a_network_approaches_its_targets() -> None:
     model = built(REGRESSION, 32)
     targets = (INPUTS[:, 0].sin() + INPUTS[:, 1] ** 2) / 2
-    found = local_optimum(model, state_of(model), INPUTS, targets, squared_error)
+    found = local_optimum(model, copy_state(model), INPUTS, targets, squared_error)
     assert evaluate(model, found, INPUTS, targets, squared_error)["loss"] < 0.05 * targets.var()
 
 
@@ -206,7 +206,7 @@ def test_a_regression_by_a_network_approaches_its_targets() -> None:
 def test_batch_norm_uses_the_clients_own_statistics(shared: bool) -> None:
     """Withheld, they are in no state; shared, they are those of its data at the optimum."""
     model = built(CLASSES, 16, batch_norm=True)
-    start = state_of(model, statistics=shared)
+    start = copy_state(model, statistics=shared)
     found = local_optimum(model, start, INPUTS, PLAIN, iterations=60)
     assert list(found) == list(start)
     assert accuracy(model, found) > accuracy(model, dict(start)) + 0.1
@@ -221,18 +221,18 @@ def test_one_example_too_many_for_a_batch_does_not_stand_alone() -> None:
     """201 examples in batches of 100 are three of 67, which can be normalised."""
     model = built(CLASSES, 8, batch_norm=True)
     inputs, labels = torch.cat([INPUTS, INPUTS[:1]]), torch.cat([PLAIN, PLAIN[:1]])
-    local_optimum(model, state_of(model), inputs, labels, iterations=6, batch_size=100)
+    local_optimum(model, copy_state(model), inputs, labels, iterations=6, batch_size=100)
 
 
 def test_states_are_taken_by_name_or_by_order() -> None:
     model = built(CLASSES, 8, batch_norm=True)
-    whole = state_of(model)
-    bare = state_of(model, statistics=False)
-    assert list(state_for(model, dict(reversed(whole.items()))) or {}) == list(whole)
-    assert list(state_for(model, bare) or {}) == list(bare)
+    whole = copy_state(model)
+    bare = copy_state(model, statistics=False)
+    assert list(match_state(model, dict(reversed(whole.items()))) or {}) == list(whole)
+    assert list(match_state(model, bare) or {}) == list(bare)
     numbered = {str(place): tensor for place, tensor in enumerate(bare.values())}
-    assert list(state_for(model, numbered) or {}) == list(bare)
-    assert state_for(model, {"1.weight": bare["1.weight"]}) is None
+    assert list(match_state(model, numbered) or {}) == list(bare)
+    assert match_state(model, {"1.weight": bare["1.weight"]}) is None
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_what_cannot_be_trained_is_said_in_a_sentence(
     error: type[Exception], message: str, options: dict[str, object]
 ) -> None:
     model = built(CLASSES, 8)
-    arguments = {"start": state_of(model), "inputs": INPUTS, "labels": PLAIN, "iterations": 3} | options
+    arguments = {"start": copy_state(model), "inputs": INPUTS, "labels": PLAIN, "iterations": 3} | options
     with pytest.raises(error, match=message) as caught:
         local_optimum(model, **arguments)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -266,9 +266,9 @@ def test_on_adult_the_optimum_fits_far_better_than_where_it_began() -> None:
 
     dataset = Adult(max_examples=1400).load(Path(home))
     inputs, labels = dataset.train.inputs(), dataset.train.labels
-    with seeded(0, "model"):
+    with seed_globals(0, "model"):
         model = Mlp(hidden=(256, 256, 256)).build(dataset.task)
-    found = local_optimum(model, state_of(model), inputs, labels)
+    found = local_optimum(model, copy_state(model), inputs, labels)
     after = evaluate(model, found, inputs, labels)
     assert after["accuracy"] > 0.9
     assert after["loss"] < 0.2

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
 from fedsim.errors import AttackError, DataError
-from fedsim.evaluation.memberships import roc, score_membership
+from fedsim.evaluation.memberships import compute_roc, score_membership
 from fedsim.findings import Membership
 from fedsim.randomness import generator
 
@@ -86,11 +86,11 @@ def test_a_truth_about_other_candidates_is_refused() -> None:
 
 
 def test_the_curve_rises_from_none_to_all() -> None:
-    curve = roc(*drawn(300, 0.5))
-    for shares in (curve.false, curve.true):
+    curve = compute_roc(*drawn(300, 0.5))
+    for shares in (curve.false_positive_rates, curve.true_positive_rates):
         assert (shares[0], shares[-1]) == (0, 1)
         assert (shares.diff() >= 0).all()
-    assert curve.at(1.0) == 1
+    assert curve.true_positive_rate(1.0) == 1
 
 
 @pytest.mark.parametrize(

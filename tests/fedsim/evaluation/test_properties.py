@@ -91,7 +91,7 @@ def test_claims_without_the_form_of_scores_are_refused(change: dict[str, Any], t
 
 
 def test_a_claim_survives_being_saved() -> None:
-    again = PropertyPresence.from_tensors(PropertyPresence(**CLAIM).own_tensors, {})
+    again = PropertyPresence.from_tensors(PropertyPresence(**CLAIM).claim_tensors, {})
     assert {name: tensor.tolist() for name, tensor in again.tensors.items()} == {
         name: tensor.tolist() for name, tensor in CLAIM.items()
     }

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedsim import metrics
 from fedsim.errors import AttackError, DataError, TranscriptError
-from fedsim.evaluation.score import Public, Score
-from fedsim.evaluation.scoring import by_frequencies, every_class_as_often, label_accuracy, score
+from fedsim.evaluation.score import PublicExamples, Score
+from fedsim.evaluation.scoring import frequency_guess_accuracy, label_accuracy, score_examples, uniform_guess_accuracy
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction, Texts
 from fedsim.randomness import generator
@@ -30,11 +30,11 @@ def images(count: int, seed: int = 0, size: int = 8) -> Tensor:
 
 LABELS = torch.tensor([0, 0, 1, 2])
 TRUTH = Truth(data=images(4), labels=LABELS)
-PUBLIC = Public(data=images(60, seed=9), labels=torch.arange(60) % 10)
+PUBLIC = PublicExamples(data=images(60, seed=9), labels=torch.arange(60) % 10)
 
 
-def judge(finding: Reconstruction, public: Public | None = PUBLIC, **options: Any) -> dict[str, Score]:
-    scores = score(finding, TRUTH, public=public, rng=torch.Generator().manual_seed(1), **options)
+def judge(finding: Reconstruction, public: PublicExamples | None = PUBLIC, **options: Any) -> dict[str, Score]:
+    scores = score_examples(finding, TRUTH, public=public, rng=torch.Generator().manual_seed(1), **options)
     return {item.metric: item for item in scores}
 
 
@@ -73,7 +73,7 @@ def test_the_floor_is_the_best_guess_by_that_metric(truth: Tensor, guess: str) -
     """Were the truth itself a guess, that guess would be the floor, at the ceiling of the metric."""
     finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
     rng = torch.Generator().manual_seed(1)
-    scores = {s.metric: s for s in score(finding, Truth(data=truth, labels=LABELS), public=PUBLIC, rng=rng)}
+    scores = {s.metric: s for s in score_examples(finding, Truth(data=truth, labels=LABELS), public=PUBLIC, rng=rng)}
     assert {scores[metric].floor_guess for metric in ("psnr", "ssim", "mse")} == {guess}
     assert scores["mse"].floor == pytest.approx(0, abs=1e-12)
     assert scores["ssim"].floor == pytest.approx(1, abs=1e-4)
@@ -86,7 +86,7 @@ def test_random_public_examples_are_a_guess() -> None:
     drawn = PUBLIC.data[torch.randint(60, (4,), generator=rng)]
     finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
     rng = torch.Generator().manual_seed(1)
-    scores = {s.metric: s for s in score(finding, Truth(data=drawn, labels=LABELS), public=PUBLIC, rng=rng)}
+    scores = {s.metric: s for s in score_examples(finding, Truth(data=drawn, labels=LABELS), public=PUBLIC, rng=rng)}
     assert scores["ssim"].floor_guess == "public example"
 
 
@@ -96,7 +96,7 @@ def test_the_nearest_public_example_stands_beside_the_floor_and_is_no_guess() ->
     truth = (PUBLIC.data[near] + 0.01 * (images(4, seed=3) - 0.5)).clamp(0, 1)
     finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
     rng = torch.Generator().manual_seed(1)
-    scores = {s.metric: s for s in score(finding, Truth(data=truth, labels=LABELS), public=PUBLIC, rng=rng)}
+    scores = {s.metric: s for s in score_examples(finding, Truth(data=truth, labels=LABELS), public=PUBLIC, rng=rng)}
     expected = (truth - PUBLIC.data[near]).square().mean().item()
     assert scores["mse"].nearest_public == pytest.approx(expected, rel=1e-4)
     assert scores["mse"].floor > 10 * expected
@@ -111,7 +111,7 @@ def test_floors_are_matched_like_claims() -> None:
     shuffled = Truth(data=noise[torch.tensor([3, 2, 1, 0])], labels=LABELS)
     finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
     rng = torch.Generator().manual_seed(1)
-    scores = {s.metric: s for s in score(finding, shuffled, public=None, rng=rng)}
+    scores = {s.metric: s for s in score_examples(finding, shuffled, public=None, rng=rng)}
     assert scores["mse"].floor == pytest.approx(0, abs=1e-12)
 
 
@@ -166,7 +166,7 @@ def test_the_floor_of_labels_is_the_mean_over_all_guesses_of_every_class_as_ofte
     often, left = divmod(len(true), classes)
     guesses = [[*range(classes)] * often + list(more) for more in itertools.combinations(range(classes), left)]
     hits = [sum((Counter(guess) & Counter(true)).values()) / len(true) for guess in guesses]
-    assert every_class_as_often(torch.tensor(true), classes) == pytest.approx(sum(hits) / len(hits))
+    assert uniform_guess_accuracy(torch.tensor(true), classes) == pytest.approx(sum(hits) / len(hits))
 
 
 @pytest.mark.parametrize("frequencies", [[0.5, 0.3, 0.2], [0.7, 0.15, 0.15], [0.25] * 4, [1.0, 0.0], [0.6, 0.4, 0.0]])
@@ -183,17 +183,17 @@ def test_the_guess_by_frequencies_is_the_best_that_these_allow(frequencies: list
         return mean_of(lambda draw: sum((Counter(guess) & Counter(draw)).values()) / count)
 
     best = max(map(hits, itertools.combinations_with_replacement(classes, count)))
-    own = mean_of(lambda draw: by_frequencies(torch.tensor(draw), torch.tensor(frequencies)))
+    own = mean_of(lambda draw: frequency_guess_accuracy(torch.tensor(draw), torch.tensor(frequencies)))
     assert own == pytest.approx(best)
 
 
 def test_public_class_frequencies_are_a_guess_of_labels() -> None:
     """Nine in ten public examples are of class 3: whoever claims it four times is right about three of these four."""
-    public = Public(data=images(20), labels=torch.tensor([3] * 18 + [0, 1]))
+    public = PublicExamples(data=images(20), labels=torch.tensor([3] * 18 + [0, 1]))
     truth = Truth(data=TRUTH.data, labels=torch.tensor([3, 3, 3, 1]))
     finding = Reconstruction(data=images(4, seed=5), labels=torch.tensor([0, 3, 3, 3]))
     rng = torch.Generator().manual_seed(1)
-    (item,) = [s for s in score(finding, truth, public=public, rng=rng) if s.metric == "label_accuracy"]
+    (item,) = [s for s in score_examples(finding, truth, public=public, rng=rng) if s.metric == "label_accuracy"]
     assert (item.value, item.floor, item.floor_guess) == (0.75, 0.75, "public class frequencies")
 
 
@@ -203,7 +203,7 @@ def test_the_floor_of_labels_does_not_depend_on_what_classes_are_called() -> Non
     for labels in ([0, 0, 1, 2], [9, 9, 8, 7]):
         rng = torch.Generator().manual_seed(1)
         truth = Truth(data=TRUTH.data, labels=torch.tensor(labels))
-        (item,) = [s for s in score(finding, truth, public=PUBLIC, rng=rng) if s.metric == "label_accuracy"]
+        (item,) = [s for s in score_examples(finding, truth, public=PUBLIC, rng=rng) if s.metric == "label_accuracy"]
         floors.add((round(item.floor, 12), item.floor_guess))
     assert floors == {(0.3, "every class as often")}  # 4 of 10 classes are guessed, 3 of them are there
 
@@ -223,7 +223,7 @@ def test_an_image_is_recovered_from_20_dB_on() -> None:
     """Apart by .09 everywhere is 20.9 dB, by .11 19.2 dB."""
     truth = Truth(data=torch.full((4, 1, 8, 8), 0.5), labels=LABELS)
     data = torch.stack([torch.full((1, 8, 8), 0.5 + apart) for apart in (0.09, 0.09, 0.11, 0.11)])
-    scores = score(Reconstruction(data=data, labels=LABELS), truth, public=None, rng=torch.Generator())
+    scores = score_examples(Reconstruction(data=data, labels=LABELS), truth, public=None, rng=torch.Generator())
     (item,) = [item for item in scores if item.metric == "recovered"]
     assert (item.value, sorted(item.per_image), item.ceiling) == (0.5, [0, 0, 1, 1], 1)
 
@@ -250,12 +250,12 @@ def test_of_many_claims_the_best_count_and_guesses_are_as_many() -> None:
     truth = Truth(data=(PUBLIC.data[:4] + 0.01).clamp(0, 1), labels=LABELS)
     finding = Reconstruction(data=PUBLIC.data[order], labels=PUBLIC.labels[order])
     rng = torch.Generator().manual_seed(1)
-    scores = {s.metric: s for s in score(finding, truth, public=PUBLIC, rng=rng)}
+    scores = {s.metric: s for s in score_examples(finding, truth, public=PUBLIC, rng=rng)}
     assert scores["recovered"].value == 1
     assert scores["psnr"].value == pytest.approx(scores["psnr"].nearest_public)
     few = {
         s.metric: s
-        for s in score(
+        for s in score_examples(
             Reconstruction(data=images(4, 5), labels=LABELS), truth, public=PUBLIC, rng=torch.Generator().manual_seed(1)
         )
     }
@@ -267,7 +267,9 @@ def test_the_claim_that_gains_most_on_mid_grey_is_placed_first() -> None:
     """The one claim is nearest to the grey image, where mid-grey is as good; it gains more at the white one."""
     truth = torch.stack([torch.full((1, 4, 4), grey) for grey in (0.52, 1.0)])
     claimed = torch.full((1, 1, 4, 4), 0.75)
-    assert torch.equal(metrics.paired(claimed, truth), torch.stack([torch.full((1, 4, 4), g) for g in (0.5, 0.75)]))
+    assert torch.equal(
+        metrics.pair_examples(claimed, truth), torch.stack([torch.full((1, 4, 4), g) for g in (0.5, 0.75)])
+    )
 
 
 def test_whose_examples_are_claimed_is_saved_and_nothing_else_is_accepted(tmp_path: Path) -> None:
@@ -286,7 +288,9 @@ def test_whose_examples_are_claimed_is_saved_and_nothing_else_is_accepted(tmp_pa
 
 def test_texts_that_are_not_claimed_have_no_token_found() -> None:
     truth = Truth(data=torch.arange(1, 13).reshape(4, 3), labels=LABELS)
-    scores = score(Texts(tokens=truth.data[1:3], labels=LABELS[1:3]), truth, public=None, rng=torch.Generator())
+    scores = score_examples(
+        Texts(tokens=truth.data[1:3], labels=LABELS[1:3]), truth, public=None, rng=torch.Generator()
+    )
     values = {item.metric: item.per_image or item.value for item in scores}
     assert values["recover_rate"] == values["tokens_found"] == values["recovered"] == (0, 1, 1, 0)
     assert values["words_found"] == 0.5
@@ -300,7 +304,7 @@ def test_lpips_is_missing_with_its_reason() -> None:
 
 def test_ssim_of_tiny_images_is_missing_with_its_reason() -> None:
     truth, finding = (Truth(data=images(4, size=4), labels=LABELS), Reconstruction(data=images(4, 5, 4), labels=LABELS))
-    scores = score(finding, truth, public=None, rng=torch.Generator())
+    scores = score_examples(finding, truth, public=None, rng=torch.Generator())
     (item,) = [s for s in scores if s.metric == "ssim"]
     assert item.missing == "images of 4 x 4 are smaller than its window"
 
@@ -389,11 +393,11 @@ def test_certificates_are_counted_and_wrong_ones_are_told() -> None:
     data[1] = (data[1] + 0.01).clamp(0, 1)  # 40 dB, which is exact but not certain
     sure = torch.tensor([True, True, False, False])
     finding = Reconstruction(data=data, labels=truth.labels, certified=sure)
-    scores = {item.metric: item for item in score(finding, truth, public=None, rng=generator(0))}
+    scores = {item.metric: item for item in score_examples(finding, truth, public=None, rng=generator(0))}
     assert scores["certified"].value == 0.5
     assert scores["false_certificates"].value == 0.5
     without = Reconstruction(data=data, labels=truth.labels)
-    assert "certified" not in {item.metric for item in score(without, truth, public=None, rng=generator(0))}
+    assert "certified" not in {item.metric for item in score_examples(without, truth, public=None, rng=generator(0))}
     nothing = Reconstruction(data=data, labels=truth.labels, certified=torch.zeros(4, dtype=torch.bool))
-    scores = {item.metric: item for item in score(nothing, truth, public=None, rng=generator(0))}
+    scores = {item.metric: item for item in score_examples(nothing, truth, public=None, rng=generator(0))}
     assert (scores["certified"].value, scores["false_certificates"].value) == (0, 0)

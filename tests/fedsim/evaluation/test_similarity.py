@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedsim.errors import DataError
-from fedsim.evaluation.score import Public, Score
-from fedsim.evaluation.scoring import score
-from fedsim.evaluation.similarity import Message
+from fedsim.evaluation.score import PublicExamples, Score
+from fedsim.evaluation.scoring import score_examples
+from fedsim.evaluation.similarity import AttackedUpdate
 from fedsim.evaluation.truth import Truth
 from fedsim.findings import Reconstruction
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import load_state, state_of
+from fedsim.training.model_state import copy_state, load_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -36,18 +36,18 @@ def network(**layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), *layers.values(), nn.Sigmoid(), nn.Linear(8, 3))
 
 
-def message(model: nn.Module | None = None, **how: Any) -> Message:
+def message(model: nn.Module | None = None, **how: Any) -> AttackedUpdate:
     """What a client sends who holds `images(4)`, in model units."""
     model = model or network()
     plan = LocalTraining(**({"local_epochs": 1, "batch_size": 4, "learning_rate": 0.5} | how))
-    before = state_of(model)
+    before = copy_state(model)
     inputs = RANGE[0] + (RANGE[1] - RANGE[0]) * images(4)
     after, _ = local_update(model, before, inputs, LABELS, plan, key=("similarity",))
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(after, "weights"), num_examples=4)
-    return Message(model=model, loss=cross_entropy, update=update, value_range=RANGE, settings=plan)
+    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=4)
+    return AttackedUpdate(model=model, loss=cross_entropy, update=update, value_range=RANGE, settings=plan)
 
 
-def by_hand(sent: Message, data: Tensor, alpha: float) -> float:
+def by_hand(sent: AttackedUpdate, data: Tensor, alpha: float) -> float:
     before, after = sent.update.before, sent.update.after
     load_state(sent.model, {name: alpha * before[name] + (1 - alpha) * after[name] for name in before})
     loss = cross_entropy(sent.model(-0.5 + 2.5 * data), LABELS)
@@ -57,10 +57,13 @@ def by_hand(sent: Message, data: Tensor, alpha: float) -> float:
     return 1 - cosine_similarity(gradient, moved, dim=0).item()
 
 
-def judged(data: Tensor, sent: Message | None, trace: Mapping[str, Tensor] | None = None) -> dict[str, Score]:
+def judged(data: Tensor, sent: AttackedUpdate | None, trace: Mapping[str, Tensor] | None = None) -> dict[str, Score]:
     finding = Reconstruction(data=data, labels=LABELS, trace=trace or {})
-    truth, public = Truth(data=images(4), labels=LABELS), Public(data=images(9, seed=5), labels=torch.arange(9) % 3)
-    scores = score(finding, truth, public=public, rng=torch.Generator().manual_seed(1), message=sent)
+    truth, public = (
+        Truth(data=images(4), labels=LABELS),
+        PublicExamples(data=images(9, seed=5), labels=torch.arange(9) % 3),
+    )
+    scores = score_examples(finding, truth, public=public, rng=torch.Generator().manual_seed(1), message=sent)
     return {item.metric: item for item in scores}
 
 
@@ -82,9 +85,9 @@ def test_a_gradient_that_was_sent_has_no_line() -> None:
     sent = message()
     gradient = {name: (sent.update.before[name] - tensor) / 0.5 for name, tensor in sent.update.after.items()}
     update = Update(
-        round=1, client=0, before=sent.update.before, payload=Payload.dense(gradient, "gradient"), num_examples=4
+        round=1, client=0, before=sent.update.before, payload=Payload.from_dense(gradient, "gradient"), num_examples=4
     )
-    alone = Message(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE)
+    alone = AttackedUpdate(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE)
     assert alone.similarities(images(4), LABELS) == {"l_sim": pytest.approx(0, abs=1e-6)}
 
 
@@ -142,9 +145,13 @@ def test_where_there_is_none_the_reason_stands_there_and_the_others_are_scored(
     update = sent.update
     if "after" in change:
         update = Update(
-            round=1, client=0, before=update.before, payload=Payload.dense(update.before, "weights"), num_examples=4
+            round=1,
+            client=0,
+            before=update.before,
+            payload=Payload.from_dense(update.before, "weights"),
+            num_examples=4,
         )
-    broken = Message(model=change.get("model", sent.model), loss=cross_entropy, update=update, value_range=RANGE)
+    broken = AttackedUpdate(model=change.get("model", sent.model), loss=cross_entropy, update=update, value_range=RANGE)
     scores = judged(images(4, seed=3), broken)
     assert sentence in scores["l_sim"].missing
     assert math.isfinite(scores["psnr"].value)
@@ -156,8 +163,10 @@ def test_a_zero_update_is_an_error() -> None:
         round=1,
         client=0,
         before=sent.update.before,
-        payload=Payload.dense(sent.update.before, "weights"),
+        payload=Payload.from_dense(sent.update.before, "weights"),
         num_examples=4,
     )
     with pytest.raises(DataError, match="is zero"):
-        Message(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE).similarities(images(4), LABELS)
+        AttackedUpdate(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE).similarities(
+            images(4), LABELS
+        )

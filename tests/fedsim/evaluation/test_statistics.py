@@ -12,7 +12,7 @@ from fedsim.evaluation import statistics
 def test_the_interval_of_one_run_is_students_over_clients() -> None:
     values = [0.1, 0.4, 0.5, 0.9]
     mean, margin = statistics.mean_and_margin({(str(client), "run"): value for client, value in enumerate(values)})
-    low, high = statistics.interval(np.array(values))
+    low, high = statistics.confidence_interval(np.array(values))
     assert (mean - margin, mean + margin) == pytest.approx((low, high))
 
 
@@ -25,14 +25,14 @@ def test_clients_and_runs_both_widen_the_interval() -> None:
 
 
 def test_values_that_do_not_vary_have_no_margin() -> None:
-    assert statistics.mean_text({("0", "a"): 0.5, ("1", "a"): 0.5}) == "0.500"
+    assert statistics.format_mean({("0", "a"): 0.5, ("1", "a"): 0.5}) == "0.500"
 
 
 def test_five_of_five_are_the_fewest_that_are_more_than_half() -> None:
-    assert statistics.more_than_half(5, 5)
-    assert not statistics.more_than_half(4, 4)
-    assert statistics.fewer_than_half(0, 5)
-    assert not statistics.fewer_than_half(1, 5)
+    assert statistics.is_more_than_half(5, 5)
+    assert not statistics.is_more_than_half(4, 4)
+    assert statistics.is_fewer_than_half(0, 5)
+    assert not statistics.is_fewer_than_half(1, 5)
 
 
 def test_the_floor_is_the_best_guess_in_the_direction_of_leakage() -> None:

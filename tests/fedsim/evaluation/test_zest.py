@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from fedsim.datasets import Column, Examples
 from fedsim.errors import AttackError, ConfigError, DataError
-from fedsim.evaluation.zest import draw_references, model_outputs, pieces_of, signature, zest
+from fedsim.evaluation.zest import draw_references, interpretable_pieces, model_outputs, signature, zest
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import seeded
+from fedsim.randomness import seed_globals
 from fedsim.task import Task
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 
 FEATURES, OUTPUTS = 6, 3
 
@@ -25,11 +25,11 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 REFERENCES = randn(10, FEATURES)
-PIECES = pieces_of((FEATURES,))
+PIECES = interpretable_pieces((FEATURES,))
 
 
 def network(seed: int, batch_norm: bool = False) -> nn.Module:
-    with seeded(seed):
+    with seed_globals(seed):
         return Mlp(hidden=(16,), batch_norm=batch_norm).build(Task((FEATURES,), OUTPUTS))
 
 
@@ -106,7 +106,7 @@ def test_without_a_constant_the_fit_is_that_of_the_pseudo_inverse() -> None:
 
 def test_features_of_one_column_are_masked_together() -> None:
     columns = (Column(name="kind", start=0, categories=("a", "b", "c")), Column(name="n", start=3))
-    pieces = pieces_of((4,), columns)
+    pieces = interpretable_pieces((4,), columns)
     assert pieces.tolist() == [0, 0, 0, 1]
     layer = nn.Linear(4, 2)
     references = torch.eye(4)
@@ -117,7 +117,7 @@ def test_features_of_one_column_are_masked_together() -> None:
 
 
 def test_images_are_cut_into_a_grid_through_all_channels() -> None:
-    pieces = pieces_of((3, 80, 70))
+    pieces = interpretable_pieces((3, 80, 70))
     assert pieces.shape == (3, 80, 70)
     assert (pieces == pieces[0]).all()
     assert pieces.unique().tolist() == list(range(64))
@@ -126,7 +126,7 @@ def test_images_are_cut_into_a_grid_through_all_channels() -> None:
     sizes = pieces[0].flatten().bincount()
     assert sizes.min() >= 80
     assert sizes.max() <= 90
-    assert pieces_of((1, 2, 3)).tolist() == [[[0, 1, 2], [3, 4, 5]]]
+    assert interpretable_pieces((1, 2, 3)).tolist() == [[[0, 1, 2], [3, 4, 5]]]
 
 
 def test_a_masked_image_shows_the_mean_of_its_channel() -> None:
@@ -137,7 +137,7 @@ def test_a_masked_image_shows_the_mean_of_its_channel() -> None:
         shown.append(batch)
         return batch.flatten(1)
 
-    signature(spy, images, pieces_of((2, 4, 4)), masks=40)
+    signature(spy, images, interpretable_pieces((2, 4, 4)), masks=40)
     for channel in range(2):
         values = set(shown[0][1:, channel].flatten().tolist())
         own = set(images[0, channel].flatten().tolist())
@@ -184,7 +184,7 @@ def test_withheld_statistics_are_those_of_the_references() -> None:
     with torch.no_grad():
         model(randn(40, FEATURES, seed=3) * 5)  # some other statistics
     before = copy.deepcopy(model.state_dict())
-    answer = model_outputs(model, state_of(model, statistics=False), REFERENCES)
+    answer = model_outputs(model, copy_state(model, statistics=False), REFERENCES)
     model.eval()
     hidden = model[1](REFERENCES)  # type: ignore[index]
     normal = (hidden - hidden.mean(0)) / (hidden.var(0) + 1e-5).sqrt()
@@ -197,7 +197,7 @@ def test_shared_statistics_are_kept() -> None:
     model = network(1, batch_norm=True)
     with torch.no_grad():
         model(randn(40, FEATURES, seed=3) * 5)
-    answer = model_outputs(model, state_of(model), REFERENCES)
+    answer = model_outputs(model, copy_state(model), REFERENCES)
     torch.testing.assert_close(answer(REFERENCES), model.eval()(REFERENCES))
 
 
@@ -207,7 +207,7 @@ def test_shared_statistics_are_kept() -> None:
         (ConfigError, "expected more than the 6 pieces", lambda: signature(nn.ReLU(), REFERENCES, PIECES, masks=6)),
         (DataError, "no reference examples", lambda: signature(nn.Identity(), REFERENCES[:0], PIECES)),
         (AttackError, "NaN or infinite", lambda: signature(lambda x: x / 0, REFERENCES, PIECES)),
-        (DataError, "expected images or rows of a table", lambda: pieces_of((3, 4))),
+        (DataError, "expected images or rows of a table", lambda: interpretable_pieces((3, 4))),
         (DataError, "signatures of one shape", lambda: zest(torch.ones(1, 2, 3), torch.ones(1, 2, 2))),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 
 from fedsim.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import AttackFile, Config, check
+from fedsim.experiments.config import AttackFile, Config, validate_tables
 from fedsim.experiments.reading import load_config, read_toml
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.plugins import registry
@@ -268,7 +268,7 @@ def test_the_resolved_file_is_the_same_experiment_with_defaults_written_out(file
 
 def test_infinite_settings_of_plugins_survive_the_file_and_the_wire(file: Path, tmp_path: Path) -> None:
     """JSON has no infinity; a plug-in may take one all the same."""
-    config = check(Config, {"strategy": {"name": "fedadam", "tau": float("inf")}}, "x")
+    config = validate_tables(Config, {"strategy": {"name": "fedadam", "tau": float("inf")}}, "x")
     assert Config.model_validate_json(config.model_dump_json()).strategy.settings["tau"] == float("inf")
     folder = RunFolder(tmp_path)
     folder.write_experiment(config)
@@ -281,14 +281,14 @@ def test_every_example_is_a_valid_file() -> None:
     for path in examples:
         tables = read_toml(path)
         if not {"project", "sweep"} & tables.keys():  # an app has a pyproject.toml; sweeps have their own test
-            check(Config if set(tables) - set(AttackFile.model_fields) else AttackFile, tables, str(path))
+            validate_tables(Config if set(tables) - set(AttackFile.model_fields) else AttackFile, tables, str(path))
 
 
 @pytest.mark.parametrize("order", [["attack", "data"], ["data", "attack"]])
 def test_the_order_of_tables_does_not_matter(tmp_path: Path, order: list[str]) -> None:
     tables = {"attack": [{"name": "sme"}], "data": {"name": "digits"}}
     (tmp_path / "x.toml").write_text(tomli_w.dumps({key: tables[key] for key in order}))
-    assert load_config(tmp_path / "x.toml") == check(Config, tables, "x")
+    assert load_config(tmp_path / "x.toml") == validate_tables(Config, tables, "x")
 
 
 def idx(magic: int, array: np.ndarray) -> bytes:
@@ -359,7 +359,7 @@ def test_a_data_folder_that_is_not_given_or_not_there(file: Path, monkeypatch: p
 
 
 def test_a_network_that_does_not_fit_the_data(file: Path) -> None:
-    narrow = check(Config, {"model": {"name": "sme-cnn"}}, "x")
+    narrow = validate_tables(Config, {"model": {"name": "sme-cnn"}}, "x")
     with pytest.raises(FedsimError, match=r"sme-cnn takes images of at least 4 x 4, got inputs of shape 1 x 3 x 3"):
         registry.build("models", narrow.model.name, {}, "model").build(Task((1, 3, 3), 10))
 
@@ -382,7 +382,7 @@ def test_an_attack_calls_itself_what_the_user_wrote(file: Path) -> None:
     from fedsim.experiments.build import build_attacks
 
     built = {table.title: attack for table, attack in build_attacks(load_config(file))}
-    assert [attack.called for attack in built.values()] == ["sme", "ig"]
+    assert [attack.title for attack in built.values()] == ["sme", "ig"]
     with pytest.raises(KnowledgeError, match=r"^ig needs "):
-        built["ig"].check(Knowledge())
-    assert built["ig"] == built["ig"].entitled("other")
+        built["ig"].check_knowledge(Knowledge())
+    assert built["ig"] == built["ig"].with_title("other")

@@ -15,8 +15,8 @@ from torch import nn
 from fedsim.datasets import Dataset, Examples
 from fedsim.errors import FedsimError, PluginError
 from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import Config, check
-from fedsim.models.checks import a_network, within_memory
+from fedsim.experiments.config import Config, validate_tables
+from fedsim.models.checks import check_network, limit_memory
 from fedsim.plugins import registry
 from fedsim.randomness import numpy_generator
 from fedsim.task import Task
@@ -32,7 +32,7 @@ NEEDED = {
 
 def ours(group: registry.Group) -> list[str]:
     """Strangers' plug-ins may be installed, and are theirs to test."""
-    entries = {name: registry.entry(group, name) for name in registry.names(group)}
+    entries = {name: registry.find_entry_point(group, name) for name in registry.registered_names(group)}
     return [name for name, entry in entries.items() if entry.dist and entry.dist.name == "fedsim-curious"]
 
 
@@ -41,7 +41,7 @@ def settings_of(*groups: registry.Group) -> list[Any]:
         pytest.param(group, name, key, id=f"{name}-{key}")
         for group in groups
         for name in ours(group)
-        for key in registry.parameters(registry.load(group, name))
+        for key in registry.setting_parameters(registry.load(group, name))
     ]
 
 
@@ -67,7 +67,9 @@ def test_an_odd_setting_is_named_or_kept_as_it_was_written(group: registry.Group
         kept = dataclasses.asdict(plugin)[key]
         assert (list(kept) if isinstance(kept, tuple) else kept) == value
         assert not isinstance(kept, float) or math.isfinite(kept)
-        assert not isinstance(value, bool) or isinstance(registry.parameters(type(plugin))[key].default, bool | None)
+        assert not isinstance(value, bool) or isinstance(
+            registry.setting_parameters(type(plugin))[key].default, bool | None
+        )
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +106,8 @@ def test_an_odd_setting_of_a_model_is_named_or_builds_a_network(group: registry.
         built = 0
         for task in TASKS.values():
             try:
-                with within_memory(name):
-                    network = a_network(plugin.build(task), name)
+                with limit_memory(name):
+                    network = check_network(plugin.build(task), name)
                     outputs = network.eval()(
                         torch.zeros(2, *task.input_shape).to(torch.long if task.vocabulary else None)
                     )
@@ -124,7 +126,9 @@ def test_an_odd_setting_of_a_strategy_is_named_or_makes_one(group: registry.Grou
     for value in ODD:
         table = {"name": name, **NEEDED.get(name, {}), key: value}
         try:
-            config = check(Config, {"strategy": table, "training": training, "federation": {"clients": 4}}, "here")
+            config = validate_tables(
+                Config, {"strategy": table, "training": training, "federation": {"clients": 4}}, "here"
+            )
             experiment = Experiment(resolve(config))
             strategy = experiment.new_strategy()
         except FedsimError as error:
@@ -147,7 +151,7 @@ def test_an_odd_value_of_a_table_is_named_or_kept(table: str, key: str) -> None:
         tables: dict[str, Any] = {"training": {"local_epochs": 1}}
         tables[table] = tables.get(table, {}) | {key: value}
         try:
-            config = check(Config, tables, "here")
+            config = validate_tables(Config, tables, "here")
             _ = Experiment(config).training
         except (FedsimError, PluginError) as error:
             assert_one_sentence(error, key, "training: set local_epochs or local_steps")

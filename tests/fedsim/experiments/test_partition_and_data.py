@@ -155,9 +155,9 @@ def test_each_client_gets_the_same_number_give_or_take_one(digits: Dataset) -> N
 
 def test_no_example_is_held_by_two_clients_or_both_trained_and_tested_on(digits: Dataset) -> None:
     data = shared(digits, partition=Dirichlet(alpha=0.5), test_fraction=0.25)
-    indices = np.concatenate([part for split in data._assigned for part in split])
+    indices = np.concatenate([part for split in data._splits for part in split])
     assert len(indices) == len(set(indices.tolist())) == 1438
-    for client, (train, test) in enumerate(data._assigned):
+    for client, (train, test) in enumerate(data._splits):
         assert len(test) == math.ceil(0.25 * (len(train) + len(test)))
         inputs, labels = data.test(client)
         assert torch.equal(inputs, digits.train.inputs(torch.from_numpy(test)))
@@ -174,17 +174,17 @@ def test_the_number_of_examples_can_be_bounded(digits: Dataset) -> None:
 def test_the_bound_and_the_model_units_leave_the_split_alone(digits: Dataset) -> None:
     whole, few = shared(digits, test_fraction=0.2), shared(digits, test_fraction=0.2, samples_per_client=7)
     for client in range(5):
-        assert np.array_equal(whole._assigned[client][1], few._assigned[client][1])
-        assert set(few._assigned[client][0]) <= set(whole._assigned[client][0])
+        assert np.array_equal(whole._splits[client][1], few._splits[client][1])
+        assert set(few._splits[client][0]) <= set(whole._splits[client][0])
 
 
 def test_a_split_follows_from_the_seed_alone(digits: Dataset) -> None:
     np.random.seed(1)  # noqa: NPY002 (must not matter)
-    one = shared(digits, partition=Dirichlet(alpha=0.5))._assigned
+    one = shared(digits, partition=Dirichlet(alpha=0.5))._splits
     np.random.seed(2)  # noqa: NPY002
     same, other = shared(digits, partition=Dirichlet(alpha=0.5)), shared(digits, partition=Dirichlet(alpha=0.5), seed=4)
-    assert all(np.array_equal(a[0], b[0]) for a, b in zip(one, same._assigned, strict=True))
-    assert not all(np.array_equal(a[0], b[0]) for a, b in zip(one, other._assigned, strict=True))
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(one, same._splits, strict=True))
+    assert not all(np.array_equal(a[0], b[0]) for a, b in zip(one, other._splits, strict=True))
 
 
 def test_a_small_alpha_gives_few_classes_and_a_large_one_all(digits: Dataset) -> None:
@@ -258,7 +258,7 @@ def test_sorted_files_and_rare_categories_do_not_spoil_the_scale() -> None:
 def test_clients_are_fed_with_their_examples_in_model_units(digits: Dataset, standardise: bool) -> None:
     data = shared(digits, standardise=standardise)
     for clients in ([2, 0, 4], [0], [2, 2], [3, 4]):
-        for client, (inputs, labels) in zip(clients, data.fed(clients), strict=True):
+        for client, (inputs, labels) in zip(clients, data.model_examples(clients), strict=True):
             own, expected = data.train(client)
             assert torch.equal(inputs, data.to_model(own))
             assert torch.equal(labels, expected)
@@ -269,9 +269,9 @@ def test_clients_who_train_again_are_not_prepared_again_as_long_as_memory_lasts(
 ) -> None:
     data = shared(digits)
     sizes = [sum(tensor.nbytes for tensor in data.train(client)) for client in range(5)]
-    monkeypatch.setattr("fedsim.experiments.federated_data._MOST", sum(sizes[1:4]))
-    first = {client: data.fed([client])[0][0] for client in (1, 2, 3, 4, 0)}
-    again = {client: data.fed([client])[0][0] for client in (0, 1, 2, 3, 4)}
+    monkeypatch.setattr("fedsim.experiments.federated_data._CACHE_BYTES", sum(sizes[1:4]))
+    first = {client: data.model_examples([client])[0][0] for client in (1, 2, 3, 4, 0)}
+    again = {client: data.model_examples([client])[0][0] for client in (0, 1, 2, 3, 4)}
     assert [client for client in first if first[client] is again[client]] == [1, 2, 3]
-    assert data._kept.held == sum(sizes[1:4])
-    assert all(inputs.untyped_storage().nbytes() == inputs.nbytes for inputs, _ in data._kept.values())
+    assert data._cache.size == sum(sizes[1:4])
+    assert all(inputs.untyped_storage().nbytes() == inputs.nbytes for inputs, _ in data._cache.values())

@@ -46,7 +46,7 @@ def federated(dataset: Dataset) -> FederatedData:
 
 @pytest.mark.parametrize(("name", "every"), [("colour=red", 3), ("group = Ann", 4)])
 def test_a_property_is_a_category_or_a_group(dataset: Dataset, name: str, every: int) -> None:
-    has = Property.named(dataset, name).of(dataset.train, torch.arange(60))
+    has = Property.from_name(dataset, name).values_of(dataset.train, torch.arange(60))
     assert torch.equal(has, torch.arange(60) % every == 0)
 
 
@@ -62,13 +62,13 @@ def test_a_property_is_a_category_or_a_group(dataset: Dataset, name: str, every:
 )
 def test_an_unknown_property_is_refused(dataset: Dataset, name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        Property.named(dataset, name)
+        Property.from_name(dataset, name)
 
 
 def test_data_without_any_property_are_refused(dataset: Dataset) -> None:
     plain = dataclasses.replace(dataset, columns=(), group_names=())
     with pytest.raises(ConfigError, match="'rows' has neither columns of categories nor groups with names"):
-        Property.named(plain, "sex=Female")
+        Property.from_name(plain, "sex=Female")
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25])
@@ -79,7 +79,7 @@ def test_records_are_none_that_clients_train_on(dataset: Dataset, fraction: floa
     data = dataclasses.replace(federated(dataset), test_fraction=fraction)
     records = property_records(data, "colour=red", 1000)
     assert len(records.inputs) == len(records.labels) == len(records.has) == (15 if fraction else 40)
-    held = torch.cat([inputs for inputs, _ in data.fed(range(CLIENTS))])
+    held = torch.cat([inputs for inputs, _ in data.model_examples(range(CLIENTS))])
     assert torch.cdist(records.inputs, held).min() > 1e-4
     assert torch.equal(records.has, records.inputs[:, 1] == 1)
 
@@ -92,7 +92,7 @@ def test_what_is_equal_to_a_record_of_any_client_is_not_granted(dataset: Dataset
     labels[7] = 1 - labels[7]
     test = dataclasses.replace(dataset.test, raw=raw, labels=labels)
     data = federated(dataclasses.replace(dataset, test=test))
-    held = torch.cat([inputs for inputs, _ in data.fed(range(CLIENTS))])
+    held = torch.cat([inputs for inputs, _ in data.model_examples(range(CLIENTS))])
     for records in (property_records(data, "colour=red", 1000), auxiliary_records(data, 1000)):
         assert len(records.inputs) == 37
         assert int((torch.cdist(records.inputs, held).amin(1) < 1e-4).sum()) == 1

@@ -12,8 +12,8 @@ from torch import nn
 from fedsim.errors import ConfigError
 from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.hessian import Distance, Hessian
-from fedsim.exposure.lanczos import lanczos
-from fedsim.training.sent import Sent
+from fedsim.exposure.lanczos import lanczos_quadrature
+from fedsim.training.sent import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 LOSS: Any = nn.functional.cross_entropy
@@ -29,8 +29,8 @@ def small(seed: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("training", [None, LocalTraining(local_steps=3, batch_size=1, learning_rate=0.1)])
 def test_it_is_what_the_whole_hessian_says(distance: Distance, training: LocalTraining | None) -> None:
     model, inputs, labels = small()
-    values = ExpectedError(distance=distance, steps=72).of(model, LOSS, inputs, labels, training=training)
-    matrix = Hessian(Sent.of(model, LOSS, inputs, labels, training=training), distance).matrix()
+    values = ExpectedError(distance=distance, steps=72).compute(model, LOSS, inputs, labels, training=training)
+    matrix = Hessian(ClientMessage.create(model, LOSS, inputs, labels, training=training), distance).matrix()
     damping = 1e-3 * torch.linalg.eigvalsh(matrix)[-1]
     left = damping * torch.linalg.solve(matrix + damping * torch.eye(72, dtype=torch.double), inputs.flatten())
     assert values["error"] == pytest.approx(left.square().mean().item(), rel=1e-6)
@@ -39,14 +39,16 @@ def test_it_is_what_the_whole_hessian_says(distance: Distance, training: LocalTr
 
 def test_few_steps_come_close() -> None:
     model, inputs, labels = small()
-    few, many = (ExpectedError(steps=steps).of(model, LOSS, inputs, labels)["share"] for steps in (30, 72))
+    few, many = (ExpectedError(steps=steps).compute(model, LOSS, inputs, labels)["share"] for steps in (30, 72))
     assert few == pytest.approx(many, rel=0.05)
 
 
 def test_of_one_example_the_others_are_known() -> None:
     model, inputs, labels = small()
-    each = ExpectedError(distance="l2", steps=72).of_each(model, LOSS, inputs, labels)["share"]
-    alone = [ExpectedError(distance="l2", steps=72).of(model, LOSS, inputs[[i]], labels[[i]])["share"] for i in (0, 1)]
+    each = ExpectedError(distance="l2", steps=72).compute_per_example(model, LOSS, inputs, labels)["share"]
+    alone = [
+        ExpectedError(distance="l2", steps=72).compute(model, LOSS, inputs[[i]], labels[[i]])["share"] for i in (0, 1)
+    ]
     assert each.tolist() == pytest.approx(alone, rel=1e-6)  # by L2 and without BatchNorm, halves change nothing
 
 
@@ -57,7 +59,7 @@ def test_all_is_left_of_what_the_gradient_does_not_tell() -> None:
     inputs = torch.zeros_like(inputs)
     inputs[:, :, 0, 0] = 1.0
     inputs[:, :, 3, 3] = 1.0
-    share = ExpectedError(distance="l2", damping=1e-9, steps=72).of(blind, LOSS, inputs, labels)["share"]
+    share = ExpectedError(distance="l2", damping=1e-9, steps=72).compute(blind, LOSS, inputs, labels)["share"]
     assert share == pytest.approx(0.5, abs=1e-4)
 
 
@@ -74,15 +76,15 @@ def test_a_batch_whose_scale_is_normalised_away_is_refused_and_its_examples_are_
     model = nn.Sequential(*layers)
     _, inputs, labels = small()
     with pytest.raises(ConfigError, match="does not change along the line from the mean"):
-        ExpectedError().of(model, LOSS, inputs.float(), labels)
-    each = ExpectedError().of_each(model, LOSS, inputs.float(), labels)["share"]
+        ExpectedError().compute(model, LOSS, inputs.float(), labels)
+    each = ExpectedError().compute_per_example(model, LOSS, inputs.float(), labels)["share"]
     assert bool(((each > 0) & (each < 1)).all())
-    assert 0 < ExpectedError().of(model.eval(), LOSS, inputs.float(), labels)["share"] < 1
+    assert 0 < ExpectedError().compute(model.eval(), LOSS, inputs.float(), labels)["share"] < 1
 
 
 def test_it_is_undefined_where_the_example_is_the_mean() -> None:
     model, inputs, labels = small()
-    assert math.isnan(ExpectedError().of(model, LOSS, torch.zeros_like(inputs), labels)["share"])
+    assert math.isnan(ExpectedError().compute(model, LOSS, torch.zeros_like(inputs), labels)["share"])
 
 
 @pytest.mark.parametrize(
@@ -96,14 +98,14 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sente
 
 def test_quadrature_is_exact_with_as_many_steps_as_numbers_and_stops_where_nothing_is_left() -> None:
     model, inputs, labels = small()
-    hessian = Hessian(Sent.of(model, LOSS, inputs, labels), "l2")
+    hessian = Hessian(ClientMessage.create(model, LOSS, inputs, labels), "l2")
     start = torch.randn(72, dtype=torch.double)
     values, vectors = torch.linalg.eigh(hessian.matrix())
     wanted = ((vectors.T @ start) ** 2 / start.square().sum() * (values.clamp_min(0) + 0.01).log()).sum()
-    points, weights = lanczos(hessian, start, 500)
+    points, weights = lanczos_quadrature(hessian, start, 500)
     assert len(points) <= 72
     assert weights.sum().item() == pytest.approx(1)
     assert (weights * (points + 0.01).log()).sum().item() == pytest.approx(wanted.item(), rel=1e-6)
-    points, _ = lanczos(hessian, vectors[:, -1], 10)
+    points, _ = lanczos_quadrature(hessian, vectors[:, -1], 10)
     assert len(points) == 1
     assert points[0].item() == pytest.approx(values[-1].item())

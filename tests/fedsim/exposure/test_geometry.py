@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.exposure.geometry import Geometry, geometry
+from fedsim.exposure.geometry import Geometry, compute_geometry
 from fedsim.models.mlp import Mlp
 from fedsim.randomness import generator
-from fedsim.reporting.figures import draw, style
-from fedsim.reporting.geometry import panels
+from fedsim.reporting.figures import draw_diagram, style
+from fedsim.reporting.geometry import geometry_diagrams
 from fedsim.task import Task, squared_error
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 
 
@@ -28,15 +28,15 @@ def client(count: int = 12) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 def look(**settings: int | float) -> Geometry:
     model, inputs, labels = client()
     training = LocalTraining(**{"local_epochs": 6, "batch_size": 12, "learning_rate": 0.2} | settings)  # type: ignore[arg-type]
-    return geometry(model, state_of(model), inputs, labels, training, key=("k",), loss=cross_entropy)
+    return compute_geometry(model, copy_state(model), inputs, labels, training, key=("k",), loss=cross_entropy)
 
 
 def test_ratios_are_those_of_a_singular_value_decomposition() -> None:
     model, inputs, labels = client()
-    before, weights, path = state_of(model), [], []
+    before, weights, path = copy_state(model), [], []
     training = LocalTraining(local_epochs=6, batch_size=5, learning_rate=0.2)
     local_update(
-        model, before, inputs, labels, training, key=("k",), before_step=lambda: weights.append(state_of(model))
+        model, before, inputs, labels, training, key=("k",), before_step=lambda: weights.append(copy_state(model))
     )
     for state in weights:
         model.load_state_dict(state)
@@ -70,13 +70,13 @@ def test_a_quadratic_with_two_directions_stays_in_their_plane() -> None:
     model = nn.Linear(2, 1, bias=False)
     inputs = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
     training = LocalTraining(local_epochs=15, batch_size=2, learning_rate=0.05)
-    found = geometry(
-        model, state_of(model), inputs, torch.tensor([1.0, -2.0]), training, key=("k",), loss=squared_error
+    found = compute_geometry(
+        model, copy_state(model), inputs, torch.tensor([1.0, -2.0]), training, key=("k",), loss=squared_error
     )
     assert found.ratios.min() == pytest.approx(1.0, abs=1e-9)
 
 
 def test_it_is_drawn() -> None:
-    drawn = panels([look(), look(batch_size=5)], style(0))
+    drawn = geometry_diagrams([look(), look(batch_size=5)], style(0))
     assert [len(panel.lines[0].y) for panel in drawn] == [2, 2]
-    assert all(draw(panel).startswith(b"\x89PNG") for panel in drawn)
+    assert all(draw_diagram(panel).startswith(b"\x89PNG") for panel in drawn)

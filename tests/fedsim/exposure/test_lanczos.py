@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.exposure.hessian import Distance, Hessian
-from fedsim.exposure.lanczos import shifted_smallest
-from fedsim.training.sent import Sent
+from fedsim.exposure.lanczos import smallest_by_power_iteration
+from fedsim.training.sent import ClientMessage
 
 LOSS: Any = nn.functional.cross_entropy
 NETWORKS: dict[str, Any] = {
@@ -25,16 +25,16 @@ NETWORKS: dict[str, Any] = {
 def hessian_of(network: str, distance: Distance, dtype: torch.dtype) -> Hessian:
     torch.manual_seed(0)
     model, inputs = NETWORKS[network](), torch.randn(2, 3, 8, 8)
-    return Hessian(Sent.of(model.to(dtype), LOSS, inputs.to(dtype), torch.tensor([1, 3])), distance)
+    return Hessian(ClientMessage.create(model.to(dtype), LOSS, inputs.to(dtype), torch.tensor([1, 3])), distance)
 
 
 def by_power_iteration(hessian: Hessian, steps: int) -> float:
-    vector = hessian.start.to(hessian.sent.vector.dtype)
+    vector = hessian.start_vector.to(hessian.message.vector.dtype)
     vector = vector / vector.norm()
     for _ in range(steps):
-        left = hessian.largest * vector - hessian @ vector
+        left = hessian.largest_eigenvalue * vector - hessian @ vector
         vector = left / left.norm()
-    return float(hessian.push(vector).double().square().sum())
+    return float(hessian.apply_root(vector).double().square().sum())
 
 
 @pytest.mark.parametrize("steps", [1, 10, 200])
@@ -43,13 +43,13 @@ def by_power_iteration(hessian: Hessian, steps: int) -> float:
 def test_it_is_what_power_iteration_leaves(network: str, distance: Distance, steps: int) -> None:
     exact, single = (hessian_of(network, distance, dtype) for dtype in (torch.float64, torch.float32))
     expected = by_power_iteration(exact, steps)
-    assert shifted_smallest(exact, steps) == pytest.approx(expected, rel=1e-5)
-    assert shifted_smallest(single, steps) == pytest.approx(expected, rel=1e-3)
+    assert smallest_by_power_iteration(exact, steps) == pytest.approx(expected, rel=1e-5)
+    assert smallest_by_power_iteration(single, steps) == pytest.approx(expected, rel=1e-3)
 
 
 def test_many_steps_take_few_products(monkeypatch: pytest.MonkeyPatch) -> None:
     hessian, products = hessian_of("tanh", "l2", torch.float64), []
-    assert hessian.largest
+    assert hessian.largest_eigenvalue
     times = Hessian.__matmul__
 
     def counted(self: Hessian, directions: Tensor) -> Tensor:
@@ -57,19 +57,19 @@ def test_many_steps_take_few_products(monkeypatch: pytest.MonkeyPatch) -> None:
         return times(self, directions)
 
     monkeypatch.setattr(Hessian, "__matmul__", counted)
-    shifted_smallest(hessian, 100)
+    smallest_by_power_iteration(hessian, 100)
     assert len(products) == 41
 
 
 def test_it_falls_to_the_smallest() -> None:
     hessian = hessian_of("tanh", "l2", torch.float64)
-    left = [shifted_smallest(hessian, steps) for steps in (1, 10, 100)]
+    left = [smallest_by_power_iteration(hessian, steps) for steps in (1, 10, 100)]
     assert all(more > less for more, less in pairwise(left))
     assert left[-1] >= torch.linalg.eigvalsh(hessian.matrix())[0]
 
 
 def test_where_all_eigenvalues_are_the_largest_it_is_that() -> None:
     model = nn.Linear(1, 1, bias=False).double()
-    sent = Sent.of(model, nn.functional.mse_loss, torch.ones(1, 1).double(), torch.zeros(1, 1).double())
+    sent = ClientMessage.create(model, nn.functional.mse_loss, torch.ones(1, 1).double(), torch.zeros(1, 1).double())
     hessian = Hessian(sent, "l2")
-    assert shifted_smallest(hessian, 100) == pytest.approx(hessian.largest)
+    assert smallest_by_power_iteration(hessian, 100) == pytest.approx(hessian.largest_eigenvalue)

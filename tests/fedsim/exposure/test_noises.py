@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from fedsim.errors import ConfigError
 from fedsim.exposure.angular_lipschitz import AngularLipschitz
 from fedsim.exposure.lipschitz import Lipschitz
-from fedsim.exposure.noises import OfNoises, one_minus_cosine
+from fedsim.exposure.noises import NoiseMeasure, one_minus_cosine
 from fedsim.exposure.sensitivity import Sensitivity
 from fedsim.randomness import generator
 from fedsim.training.settings import LocalTraining
 
 LOSS: Any = nn.functional.cross_entropy
-KINDS: list[type[OfNoises]] = [Sensitivity, Lipschitz, AngularLipschitz]
+KINDS: list[type[NoiseMeasure]] = [Sensitivity, Lipschitz, AngularLipschitz]
 UPDATE = LocalTraining(local_steps=2, batch_size=2, learning_rate=0.1)
 
 
@@ -58,12 +58,12 @@ def by_hand(noises: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_they_are_what_their_formulas_say_and_float32_is_within_a_thousandth() -> None:
     moved, length, ratio = by_hand(40)
     model, (inputs, labels) = network(), batch()
-    sensitivity = Sensitivity(noises=40).of(model, LOSS, inputs, labels)
+    sensitivity = Sensitivity(noises=40).compute(model, LOSS, inputs, labels)
     assert sensitivity["mean"] == pytest.approx(moved.mean().item(), rel=1e-3)
-    lipschitz = Lipschitz(noises=40).of(model, LOSS, inputs, labels)
+    lipschitz = Lipschitz(noises=40).compute(model, LOSS, inputs, labels)
     assert lipschitz["max"] == pytest.approx((moved / length).max().item(), rel=1e-3)
     assert lipschitz["q99"] == pytest.approx((moved / length).quantile(0.99).item(), rel=1e-3)
-    angular = AngularLipschitz(noises=40).of(model, LOSS, inputs, labels)
+    angular = AngularLipschitz(noises=40).compute(model, LOSS, inputs, labels)
     assert angular["max"] == pytest.approx(ratio.max().item(), rel=1e-3)
     assert angular["q99"] == pytest.approx(ratio.quantile(0.99).item(), rel=1e-3)
 
@@ -75,26 +75,26 @@ def test_angles_in_float32_are_those_of_float64(
     activation: type[nn.Module], training: LocalTraining | None, norm: bool
 ) -> None:
     model, (inputs, labels), measure = network(activation, norm), batch(4), AngularLipschitz(noises=50)
-    single = measure.of(model, LOSS, inputs, labels, training=training)
-    double = measure.of(deepcopy(model).double(), LOSS, inputs.double(), labels, training=training)
+    single = measure.compute(model, LOSS, inputs, labels, training=training)
+    double = measure.compute(deepcopy(model).double(), LOSS, inputs.double(), labels, training=training)
     assert single == pytest.approx(double, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_small_steps_take_no_digits_from_an_update(kind: type[OfNoises]) -> None:
+def test_small_steps_take_no_digits_from_an_update(kind: type[NoiseMeasure]) -> None:
     """The rounding of weights that move by a millionth is larger than what noise changes."""
     small = LocalTraining(local_steps=2, batch_size=2, learning_rate=1e-6)
     inputs, labels = batch()
     measure = kind(noises=20)
-    found = measure.of(network(), LOSS, inputs, labels, training=small)
-    true = measure.of(network().double(), LOSS, inputs.double(), labels, training=small)
+    found = measure.compute(network(), LOSS, inputs, labels, training=small)
+    true = measure.compute(network().double(), LOSS, inputs.double(), labels, training=small)
     assert found == pytest.approx(true, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_noise_that_what_is_sent_does_not_survive_is_refused(kind: type[OfNoises]) -> None:
-    with pytest.raises(ConfigError, match=r"^sigma: with noise of 1e\+39 what is sent is NaN or infinite"):
-        kind(noises=3, sigma=1e39).of(network(), LOSS, *batch())
+def test_noise_that_what_is_sent_does_not_survive_is_refused(kind: type[NoiseMeasure]) -> None:
+    with pytest.raises(ConfigError, match=r"^sigma: with noise of 1e\+39 the message is NaN or infinite"):
+        kind(noises=3, sigma=1e39).compute(network(), LOSS, *batch())
 
 
 def test_one_minus_a_cosine_in_float32_is_rounding_error_and_the_chord_is_not() -> None:
@@ -110,25 +110,25 @@ def test_batch_norm_in_train_and_in_eval_mode_are_two_things() -> None:
     model, (inputs, labels) = network(norm=True), batch()
     model[1].running_var.fill_(4.0)
     train, evaluated = (
-        AngularLipschitz(noises=20).of(m, LOSS, inputs, labels)["max"] for m in (model, deepcopy(model).eval())
+        AngularLipschitz(noises=20).compute(m, LOSS, inputs, labels)["max"] for m in (model, deepcopy(model).eval())
     )
     assert train != pytest.approx(evaluated, rel=0.05)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_changes_nothing_but_rounding_and_one_noise_has_to_fit(kind: type[OfNoises]) -> None:
+def test_memory_changes_nothing_but_rounding_and_one_noise_has_to_fit(kind: type[NoiseMeasure]) -> None:
     model, (inputs, labels), measure = network(), batch(), kind(noises=30)
-    much = measure.of(model, LOSS, inputs, labels)
-    assert measure.of(model, LOSS, inputs, labels, memory=100_000) == pytest.approx(much, rel=1e-4)
+    much = measure.compute(model, LOSS, inputs, labels)
+    assert measure.compute(model, LOSS, inputs, labels, memory=100_000) == pytest.approx(much, rel=1e-4)
     with pytest.raises(ConfigError, match=r"one perturbed batch takes about .* MiB, and memory is .* raise memory"):
-        measure.of(model, LOSS, inputs, labels, memory=1000)
+        measure.compute(model, LOSS, inputs, labels, memory=1000)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_one_example_the_others_are_known(kind: type[OfNoises]) -> None:
+def test_of_one_example_the_others_are_known(kind: type[NoiseMeasure]) -> None:
     model, (inputs, labels) = network(), batch()
-    each = kind(noises=20).of_each(model, LOSS, inputs, labels)
-    alone = kind(noises=20).of(model, LOSS, inputs[:1], labels[:1])
+    each = kind(noises=20).compute_per_example(model, LOSS, inputs, labels)
+    alone = kind(noises=20).compute(model, LOSS, inputs[:1], labels[:1])
     name = next(iter(each))
     assert all(len(values) == 3 and values.isfinite().all() for values in each.values())
     if kind is not AngularLipschitz:  # the mean of three losses has a third of it
@@ -140,13 +140,13 @@ def test_a_single_noise_that_crosses_a_kink_sets_the_maximum_and_not_the_quantil
     spiked = changes.clone()
     spiked[0] = 1e6
     measure = Lipschitz()
-    plain, torn = measure._of_changes(changes), measure._of_changes(spiked)
+    plain, torn = measure._summarise_changes(changes), measure._summarise_changes(spiked)
     assert torn["max"] == 1e6
     assert torn["q99"].item() == pytest.approx(plain["q99"].item(), rel=2e-3)
 
 
 def test_inputs_without_a_direction_have_no_angle() -> None:
-    values = AngularLipschitz(noises=3).of(network(), LOSS, torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
+    values = AngularLipschitz(noises=3).compute(network(), LOSS, torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
     assert all(math.isnan(value) for value in values.values())
 
 
@@ -166,9 +166,9 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sente
 def test_noise_that_rounding_swallows_is_refused_and_may_be_so_small_in_float64() -> None:
     model, (inputs, labels), measure = network(), batch(), Lipschitz(sigma=1e-6, noises=5)
     with pytest.raises(ConfigError, match=r"lost in the rounding of torch\.float32 inputs"):
-        measure.of(model, LOSS, inputs, labels)
-    small = measure.of(model.double(), LOSS, inputs.double(), labels)
-    assert small == pytest.approx(Lipschitz(noises=5).of(model, LOSS, inputs.double(), labels), rel=1e-2)
+        measure.compute(model, LOSS, inputs, labels)
+    small = measure.compute(model.double(), LOSS, inputs.double(), labels)
+    assert small == pytest.approx(Lipschitz(noises=5).compute(model, LOSS, inputs.double(), labels), rel=1e-2)
 
 
 class Embedded(nn.Module):
@@ -182,6 +182,6 @@ class Embedded(nn.Module):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_token_ids_are_refused(kind: type[OfNoises]) -> None:
+def test_token_ids_are_refused(kind: type[NoiseMeasure]) -> None:
     with pytest.raises(ConfigError, match="the inputs are token ids"):
-        kind(noises=2).of(Embedded(), LOSS, torch.randint(9, (2, 6)), torch.tensor([0, 1]))
+        kind(noises=2).compute(Embedded(), LOSS, torch.randint(9, (2, 6)), torch.tensor([0, 1]))

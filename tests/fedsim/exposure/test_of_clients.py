@@ -13,11 +13,11 @@ from fedsim.exposure.angular_lipschitz import AngularLipschitz
 from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.lavp import Lavp
 from fedsim.exposure.lipschitz import Lipschitz
-from fedsim.exposure.of_clients import Gauge, rows_of
+from fedsim.exposure.of_clients import MeasureSchedule, measure_client
 from fedsim.exposure.spectrum import Spectrum
 from fedsim.measure import Measure
-from fedsim.training.cohort import Share
-from fedsim.training.sent import Sent
+from fedsim.training.cohort import LocalData
+from fedsim.training.sent import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 MEASURES: list[Measure] = [
@@ -36,14 +36,14 @@ def measured(measures: list[Measure]) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     inputs = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
-    share = Share(inputs=inputs, labels=torch.tensor([0, 1, 2]), key=("one",))
+    share = LocalData(inputs=inputs, labels=torch.tensor([0, 1, 2]), key=("one",))
     training = LocalTraining(local_steps=2, batch_size=2, learning_rate=0.1)
     gauges = [
-        Gauge(title=str(place), measure=measure, each=True, every=1, memory=1 << 29)
+        MeasureSchedule(title=str(place), measure=measure, per_example=True, interval=1, memory_budget=1 << 29)
         for place, measure in enumerate(measures)
     ]
     loss: Any = nn.functional.cross_entropy
-    return list(rows_of(gauges, model, share, training, loss))
+    return list(measure_client(gauges, model, share, training, loss))
 
 
 def test_what_measures_share_changes_no_value() -> None:
@@ -54,7 +54,7 @@ def test_what_measures_share_changes_no_value() -> None:
 
 
 def test_noises_of_the_same_size_are_sent_once() -> None:
-    with patch.object(Sent, "around", autospec=True, side_effect=Sent.around) as around:
+    with patch.object(ClientMessage, "around", autospec=True, side_effect=ClientMessage.perturbed_messages) as around:
         measured([AngularLipschitz(noises=20), Lipschitz(noises=20)])
         both = around.call_count
         measured([Lipschitz(noises=20)])

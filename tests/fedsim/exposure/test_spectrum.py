@@ -25,7 +25,7 @@ from fedsim.measure import Measure
 from fedsim.models.lenet import LeNet
 from fedsim.randomness import generator
 from fedsim.task import Task, squared_error
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 LOSS: Any = nn.functional.cross_entropy
@@ -45,7 +45,7 @@ def batch(size: int = 2, side: int = 8) -> tuple[Tensor, Tensor]:
 
 def exact(model: nn.Module, inputs: Tensor, labels: Tensor, distance: Distance, **options: Any) -> Tensor:
     """Eigenvalues in float64."""
-    sent = Sent.of(deepcopy(model).double(), LOSS, inputs.double(), labels, **options)
+    sent = ClientMessage.create(deepcopy(model).double(), LOSS, inputs.double(), labels, **options)
     return torch.linalg.eigvalsh(Hessian(sent, distance).matrix())
 
 
@@ -53,7 +53,7 @@ def test_theorems_3_and_4_are_the_hessians_of_the_matching_losses() -> None:
     """Of half the squared L2 distance: the squared one of the text has twice as much."""
     model, (inputs, labels) = small().double(), batch()
     inputs = inputs.double()
-    sent = Sent.of(model, LOSS, inputs, labels)
+    sent = ClientMessage.create(model, LOSS, inputs, labels)
     target = sent.vector
 
     def l2(flat: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def test_lambda_max_in_float32_is_the_exact_eigenvalue(
     activation: type[nn.Module], norm: bool, evaluated: bool, training: LocalTraining | None
 ) -> None:
     model, (inputs, labels) = small(activation, norm).train(not evaluated), batch(4 if norm else 2)
-    values = Lavp(steps=5).of(model, LOSS, inputs, labels, training=training)
+    values = Lavp(steps=5).compute(model, LOSS, inputs, labels, training=training)
     for name, distance in zip(("max", "ang_max"), DISTANCES, strict=True):
         wanted = exact(model, inputs, labels, distance, training=training)[-1].item()
         assert values[name] == pytest.approx(wanted, rel=1e-4)
@@ -88,16 +88,16 @@ def test_lambda_max_in_float32_is_the_exact_eigenvalue(
 def test_lambda_max_of_lenet_is_the_exact_eigenvalue(activation: Any) -> None:
     torch.manual_seed(0)
     model, (inputs, labels) = LeNet(activation=activation).build(Task((1, 14, 14), 10)), batch(1, side=14)
-    values = Lavp(steps=1).of(model, LOSS, inputs, labels)
+    values = Lavp(steps=1).compute(model, LOSS, inputs, labels)
     for name, distance in zip(("max", "ang_max"), DISTANCES, strict=True):
         assert values[name] == pytest.approx(exact(model, inputs, labels, distance)[-1].item(), rel=1e-4)
 
 
 def test_of_each_example_it_is_the_part_of_the_hessian_that_is_its_own() -> None:
     model, (inputs, labels) = small(), batch()
-    each = Lavp(steps=1).of_each(model, LOSS, inputs, labels)
+    each = Lavp(steps=1).compute_per_example(model, LOSS, inputs, labels)
     for name, distance in zip(("max", "ang_max"), DISTANCES, strict=True):
-        whole = Hessian(Sent.of(model.double(), LOSS, inputs.double(), labels), distance).matrix()
+        whole = Hessian(ClientMessage.create(model.double(), LOSS, inputs.double(), labels), distance).matrix()
         wanted = [torch.linalg.eigvalsh(whole[part, part])[-1].item() for part in (slice(0, 64), slice(64, 128))]
         assert each[name].tolist() == pytest.approx(wanted, rel=1e-4)
         model.float()
@@ -106,7 +106,7 @@ def test_of_each_example_it_is_the_part_of_the_hessian_that_is_its_own() -> None
 def test_what_power_iteration_leaves_of_the_minimum_falls_with_its_steps_and_stays_above() -> None:
     model, (inputs, labels) = small(), batch()
     lowest = exact(model, inputs, labels, "l2")[0].item()
-    left = [Lavp(steps=steps).of(model, LOSS, inputs, labels) for steps in (10, 50, 250)]
+    left = [Lavp(steps=steps).compute(model, LOSS, inputs, labels) for steps in (10, 50, 250)]
     assert left[0]["min"] > 2 * left[1]["min"] > 4 * left[2]["min"]
     assert left[2]["min"] > lowest
     for values in left:
@@ -119,7 +119,7 @@ def test_scaling_the_loss_changes_l2_by_its_square_and_the_cosine_not_at_all() -
     def thrice(outputs: Tensor, labels: Tensor, /, *, reduction: str = "mean") -> Tensor:
         return 3 * nn.functional.cross_entropy(outputs, labels, reduction=reduction)
 
-    once, scaled = (Lavp(steps=20).of(model, loss, inputs, labels) for loss in (LOSS, thrice))
+    once, scaled = (Lavp(steps=20).compute(model, loss, inputs, labels) for loss in (LOSS, thrice))
     for name, factor in {"max": 9.0, "min": 9.0, "ang_max": 1.0, "ang_min": 1.0, "fusion": 3.0}.items():
         assert scaled[name] == pytest.approx(factor * once[name], rel=1e-3)
 
@@ -127,7 +127,7 @@ def test_scaling_the_loss_changes_l2_by_its_square_and_the_cosine_not_at_all() -
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_the_exact_spectrum_is_told_in_a_few_numbers(distance: Distance) -> None:
     model, (inputs, labels) = small(), batch()
-    values = Spectrum(distance=distance).of(model, LOSS, inputs, labels)
+    values = Spectrum(distance=distance).compute(model, LOSS, inputs, labels)
     true = exact(model, inputs, labels, distance).clamp_min(0)
     shares = true[true > 0] / true.sum()
     assert values["max"] == pytest.approx(true[-1].item(), rel=1e-9)
@@ -145,7 +145,7 @@ def test_the_estimate_is_close_to_the_exact_spectrum(distance: Distance, trainin
     model, (inputs, labels) = LeNet().build(Task((1, 12, 12), 10)), batch(2, side=12)
     true = exact(model, inputs, labels, distance, training=training).clamp_min(0)
     shares = (true / true.sum()).clamp_min(1e-300)
-    estimate = Spectrum(distance=distance, exact=0).of(model, LOSS, inputs, labels, training=training)
+    estimate = Spectrum(distance=distance, exact=0).compute(model, LOSS, inputs, labels, training=training)
     assert estimate["max"] == pytest.approx(true[-1].item(), rel=1e-4)
     assert estimate["effective_rank"] == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=0.1)
     assert estimate["log_determinant"] == pytest.approx((true + 1e-3 * true[-1]).log().mean().item(), abs=0.1)
@@ -155,7 +155,9 @@ def test_the_estimate_is_close_to_the_exact_spectrum(distance: Distance, trainin
 
 def test_an_estimate_with_all_steps_is_the_spectrum_that_the_probes_see() -> None:
     model, (inputs, labels) = small(), batch(1)
-    whole, estimate = (Spectrum(exact=size, probes=200, steps=64).of(model, LOSS, inputs, labels) for size in (64, 0))
+    whole, estimate = (
+        Spectrum(exact=size, probes=200, steps=64).compute(model, LOSS, inputs, labels) for size in (64, 0)
+    )
     for name in ("max", "effective_rank", "log_determinant", "q90", "median"):
         assert estimate[name] == pytest.approx(whole[name], rel=0.1)
 
@@ -194,29 +196,29 @@ def test_memory_bounds_what_derivatives_take_and_changes_nothing_but_rounding(
     measure: Measure, training: LocalTraining | None
 ) -> None:
     model, (inputs, labels) = small(), batch()
-    sent = Sent.of(model, LOSS, inputs, labels, training=training)
-    needed = 2 * (sent.double() if isinstance(measure, Spectrum) else sent).bytes_of_derivative
-    much = measure.of(model, LOSS, inputs, labels, training=training)
+    sent = ClientMessage.create(model, LOSS, inputs, labels, training=training)
+    needed = 2 * (sent.to_double() if isinstance(measure, Spectrum) else sent).jacobian_bytes
+    much = measure.compute(model, LOSS, inputs, labels, training=training)
     with Held() as held:
-        little = measure.of(model, LOSS, inputs, labels, training=training, memory=needed)
+        little = measure.compute(model, LOSS, inputs, labels, training=training, memory=needed)
     assert little == pytest.approx(much, rel=1e-4, nan_ok=True)
     assert needed / 4 < held.most < needed
     with pytest.raises(
         ConfigError, match=r"the derivative .* takes about 1 MiB, and memory is .* MiB; raise memory, or"
     ):
-        measure.of(model, LOSS, inputs, labels, training=training, memory=needed // 2)
+        measure.compute(model, LOSS, inputs, labels, training=training, memory=needed // 2)
 
 
 def test_a_whole_spectrum_and_the_basis_of_an_iteration_have_to_fit_into_memory() -> None:
     model, (inputs, labels) = small(), batch()
-    sent = Sent.of(model, LOSS, inputs, labels, budget=400_000)
+    sent = ClientMessage.create(model, LOSS, inputs, labels, budget=400_000)
     with pytest.raises(
         ConfigError, match=r"the whole Hessian of 128 inputs takes about 1 MiB, and memory is 0\.3815 MiB"
     ):
-        Spectrum().of_sent(sent)
-    sent = replace(sent, budget=sent.bytes_of_derivative + 100_000)
+        Spectrum().compute_for_message(sent)
+    sent = replace(sent, budget=sent.jacobian_bytes + 100_000)
     with pytest.raises(ConfigError, match="the derivative with 128 steps of Lanczos iteration takes about 1 MiB"):
-        Lavp(steps=10_000).of_sent(sent)
+        Lavp(steps=10_000).compute_for_message(sent)
 
 
 def test_the_jacobian_norm_of_any_number_of_inputs_is_exact_if_it_is_to_be() -> None:
@@ -226,15 +228,15 @@ def test_the_jacobian_norm_of_any_number_of_inputs_is_exact_if_it_is_to_be() -> 
         weight, rest = model.weight, (model(x) - y).squeeze()
         crossed = 2 * rest * (weight * x).sum()
         wanted = 2 * (x.square().sum() * weight.square().sum() + crossed + 5000 * rest.square()).sqrt().item()
-    assert JacobianNorm(exact=True).of(model, squared_error, x, y)["norm"] == pytest.approx(wanted, rel=1e-4)
+    assert JacobianNorm(exact=True).compute(model, squared_error, x, y)["norm"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_the_jacobian_norm_is_the_root_of_the_trace() -> None:
     model, (inputs, labels) = small(), batch()
     wanted = exact(model, inputs, labels, "l2").sum().sqrt().item()
-    assert JacobianNorm(exact=True).of(model, LOSS, inputs, labels)["norm"] == pytest.approx(wanted, rel=1e-5)
-    assert JacobianNorm(probes=128).of(model, LOSS, inputs, labels)["norm"] == pytest.approx(wanted, rel=1e-5)
-    estimate = JacobianNorm(probes=100).of(model, LOSS, inputs, labels)["norm"]
+    assert JacobianNorm(exact=True).compute(model, LOSS, inputs, labels)["norm"] == pytest.approx(wanted, rel=1e-5)
+    assert JacobianNorm(probes=128).compute(model, LOSS, inputs, labels)["norm"] == pytest.approx(wanted, rel=1e-5)
+    estimate = JacobianNorm(probes=100).compute(model, LOSS, inputs, labels)["norm"]
     assert estimate == pytest.approx(wanted, rel=0.1)
     assert estimate != pytest.approx(wanted, rel=1e-4)
 
@@ -248,12 +250,12 @@ def test_a_gradient_of_zero_is_undefined_and_token_ids_are_refused(measure: Meas
     def error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
         return nn.functional.mse_loss(outputs.squeeze(1), targets, reduction=reduction)
 
-    values = measure.of(line, error, torch.ones(2, 2), torch.zeros(2))
+    values = measure.compute(line, error, torch.ones(2, 2), torch.zeros(2))
     assert values
     assert all(math.isnan(value) for value in values.values())
     text = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
     with pytest.raises(ConfigError, match="the inputs are token ids"):
-        measure.of(text, LOSS, torch.randint(9, (2, 3)), torch.tensor([0, 1]))
+        measure.compute(text, LOSS, torch.randint(9, (2, 3)), torch.tensor([0, 1]))
 
 
 def test_a_kink_beside_the_inputs_is_not_taken_for_a_path_that_autograd_lost() -> None:
@@ -266,11 +268,11 @@ def test_a_kink_beside_the_inputs_is_not_taken_for_a_path_that_autograd_lost() -
         model[0].bias.copy_(1e-7 - direction.sum())
     for ahead, silent in ((-1e-6, True), (-1e-8, False)):
         assert bool(model[1](model[0](inputs + ahead * direction)) == 0) is silent
-    assert Sent.of(model, LOSS, inputs, torch.tensor([0])).linear.push(direction).any()
+    assert ClientMessage.create(model, LOSS, inputs, torch.tensor([0])).jacobian.push_forward(direction).any()
 
 
 def test_too_many_inputs_for_the_whole_are_refused() -> None:
-    sent = Sent.of(nn.Linear(4200, 2), LOSS, torch.randn(1, 4200), torch.tensor([1]))
+    sent = ClientMessage.create(nn.Linear(4200, 2), LOSS, torch.randn(1, 4200), torch.tensor([1]))
     with pytest.raises(ConfigError, match="the whole Hessian of 4200 inputs is too large, expected at most 4096"):
         Hessian(sent, "l2").matrix()
     with pytest.raises(ConfigError, match="exact: expected 0 to 4096"):
@@ -342,9 +344,9 @@ def squared(function: Any, inputs: int = 6, units: int = 5) -> nn.Module:
 @pytest.mark.parametrize("measure", [Lavp(steps=5), Spectrum(), JacobianNorm(probes=3)])
 def test_a_layer_without_forward_mode_falls_back_to_double_backward(measure: Measure) -> None:
     inputs, labels = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1])
-    plain, own = (measure.of(squared(function), LOSS, inputs, labels) for function in (torch.square, Square.apply))
-    assert not Sent.of(squared(Square.apply), LOSS, inputs, labels).linear.forward_mode
-    assert Sent.of(squared(torch.square), LOSS, inputs, labels).linear.forward_mode
+    plain, own = (measure.compute(squared(function), LOSS, inputs, labels) for function in (torch.square, Square.apply))
+    assert not ClientMessage.create(squared(Square.apply), LOSS, inputs, labels).jacobian.forward_mode
+    assert ClientMessage.create(squared(torch.square), LOSS, inputs, labels).jacobian.forward_mode
     assert own == pytest.approx(plain, rel=1e-4)
 
 
@@ -353,7 +355,7 @@ def test_a_layer_without_forward_mode_falls_back_to_double_backward(measure: Mea
 def test_a_layer_that_is_differentiated_only_once_is_refused_by_name(function: Any, size: int, units: int) -> None:
     inputs, labels = torch.randn(2, size, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1])
     with pytest.raises(RunError, match=r"for want of a second derivative of layer '1' \(Applied\)"):
-        Lavp(steps=2).of(squared(function.apply, size, units), LOSS, inputs, labels)
+        Lavp(steps=2).compute(squared(function.apply, size, units), LOSS, inputs, labels)
 
 
 class Recurrent(nn.Module):
@@ -381,4 +383,4 @@ def test_of_sequences_of_vectors_it_is_the_exact_eigenvalue(network: type[nn.Mod
     torch.manual_seed(0)
     model, inputs, labels = network().eval(), torch.randn(2, 6, 4), torch.tensor([0, 1])
     wanted = exact(model, inputs, labels, "l2")[-1].item()
-    assert Lavp(steps=2).of(model, LOSS, inputs, labels)["max"] == pytest.approx(wanted, rel=1e-4)
+    assert Lavp(steps=2).compute(model, LOSS, inputs, labels)["max"] == pytest.approx(wanted, rel=1e-4)

@@ -40,7 +40,7 @@ def network(alive: bool) -> nn.Module:
 
 def measured(measure: Measure, alive: bool) -> dict[str, float]:
     inputs = torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
-    return measure.of(network(alive), squared_error, inputs, torch.tensor([1.0, 2.0, 3.0]))
+    return measure.compute(network(alive), squared_error, inputs, torch.tensor([1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize("measure", SMALLER_IS_MORE, ids=repr)
@@ -57,14 +57,14 @@ def test_a_gradient_that_noise_stretches_and_never_turns_exposes_nothing_by_its_
         parameter.requires_grad_(name == "4.bias")
     inputs = torch.randn(1, 30, generator=torch.Generator().manual_seed(1))
     batch: Any = model, nn.functional.cross_entropy, inputs, torch.tensor([1])
-    found = Lavp(steps=5).of(*batch)
+    found = Lavp(steps=5).compute(*batch)
     assert found["max"] > 1e-6
     assert all(math.isnan(found[name]) for name in ("ang_max", "ang_min", "fusion"))
     for exact in (1024, 0):
-        assert all(math.isnan(value) for value in Spectrum(distance="cosine", exact=exact).of(*batch).values())
-        assert Spectrum(exact=exact).of(*batch)["max"] == pytest.approx(found["max"], rel=1e-4)
-    assert ExpectedError().of(*batch)["share"] == pytest.approx(1)
-    assert ExpectedError(distance="l2").of(*batch)["share"] < 0.9999
+        assert all(math.isnan(value) for value in Spectrum(distance="cosine", exact=exact).compute(*batch).values())
+        assert Spectrum(exact=exact).compute(*batch)["max"] == pytest.approx(found["max"], rel=1e-4)
+    assert ExpectedError().compute(*batch)["share"] == pytest.approx(1)
+    assert ExpectedError(distance="l2").compute(*batch)["share"] < 0.9999
 
 
 @pytest.mark.parametrize("measure", [*SMALLER_IS_MORE, Spectrum(distance="cosine")], ids=repr)
@@ -73,8 +73,8 @@ def test_what_is_below_the_rounding_of_what_is_sent_is_not_exposed_most(measure:
     model[1] = nn.LeakyReLU(1e-9)
     inputs = torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
     batch: Any = model, squared_error, inputs, torch.tensor([1.0, 2.0, 3.0])
-    assert all(math.isnan(value) for value in measure.of(*batch).values())
-    assert ExpectedError().of(*batch)["share"] == pytest.approx(1)
+    assert all(math.isnan(value) for value in measure.compute(*batch).values())
+    assert ExpectedError().compute(*batch)["share"] == pytest.approx(1)
 
 
 def test_an_example_that_is_learnt_has_the_angles_that_float64_finds_and_no_eigenvalue_that_float32_cannot_hold() -> (
@@ -89,13 +89,13 @@ def test_an_example_that_is_learnt_has_the_angles_that_float64_finds_and_no_eige
     batch: Any = model, nn.functional.cross_entropy, inputs, torch.tensor([1])
     exact: Any = copy.deepcopy(model).double(), nn.functional.cross_entropy, inputs.double(), torch.tensor([1])
     for measure in (Lipschitz(noises=20), AngularLipschitz(noises=20), ExpectedError(), JacobianNorm()):
-        assert measure.of(*batch) == pytest.approx(measure.of(*exact), rel=5e-3, abs=0)
-    found, true = Lavp(steps=5).of(*batch), Lavp(steps=5).of(*exact)
+        assert measure.compute(*batch) == pytest.approx(measure.compute(*exact), rel=5e-3, abs=0)
+    found, true = Lavp(steps=5).compute(*batch), Lavp(steps=5).compute(*exact)
     assert [found[name] for name in ("ang_max", "ang_min")] == pytest.approx(
         [true[name] for name in ("ang_max", "ang_min")], rel=1e-3
     )
     assert all(math.isnan(found[name]) for name in ("max", "min", "fusion"))
-    assert ExpectedError(distance="l2").of(*batch)["share"] == pytest.approx(1)
+    assert ExpectedError(distance="l2").compute(*batch)["share"] == pytest.approx(1)
 
 
 def test_where_more_is_exposed_at_larger_values_or_at_less_than_a_share_of_1_it_is_so_told() -> None:
@@ -109,7 +109,7 @@ def test_a_single_number_has_one_eigenvalue_and_cannot_turn() -> None:
         torch.manual_seed(0)
         model: Any = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1))
     batch = model, squared_error, torch.tensor([[2.0]]), torch.tensor([1.0])
-    found = Lavp(steps=10).of(*batch)
+    found = Lavp(steps=10).compute(*batch)
     assert found["min"] == pytest.approx(found["max"], rel=1e-4)
     assert found["ang_min"] == pytest.approx(found["ang_max"], rel=1e-4)
-    assert all(math.isnan(value) for value in AngularLipschitz(noises=5).of(*batch).values())
+    assert all(math.isnan(value) for value in AngularLipschitz(noises=5).compute(*batch).values())

@@ -22,7 +22,7 @@ from fedsim.models.alexnet import AlexNet
 from fedsim.models.convnet import ConvNet
 from fedsim.models.lenet import LeNet, TgiasLeNet
 from fedsim.models.linear import Linear
-from fedsim.models.lora import Adapted
+from fedsim.models.lora import LoraLinear
 from fedsim.models.mlp import Mlp
 from fedsim.models.resnet import ResNet8, ResNet18
 from fedsim.models.shufflenet import ShuffleNetV2
@@ -33,9 +33,9 @@ from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
 from fedsim.models.vgg import Vgg9
 from fedsim.models.vit import Vit, VitApril
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 
 FEMNIST, MNIST = Task((1, 28, 28), 62), Task((1, 28, 28), 10)
 CIFAR10, CIFAR100 = Task((3, 32, 32), 10), Task((3, 32, 32), 100)
@@ -80,7 +80,7 @@ EVERY = pytest.mark.parametrize(("plugin", "task"), ALL, ids=[f"{p}-{t.input_sha
 
 
 def built(plugin: ModelPlugin, task: Task, seed: int = 0) -> nn.Module:
-    with seeded("test-models", seed):
+    with seed_globals("test-models", seed):
         return plugin.build(task)
 
 
@@ -207,7 +207,7 @@ def test_padding_behind_a_text_changes_nothing_of_what_transformers_make_of_it(p
 def test_with_adapters_these_and_the_last_layer_are_all_that_is_trained_and_sent(plugin: ModelPlugin) -> None:
     model, other = built(plugin, PADDED), built(plugin, PADDED, seed=1)
     names = [name for name, _ in model.named_parameters()]
-    assert list(state_of(model)) == names
+    assert list(copy_state(model)) == names
     assert {re.sub(r"blocks\.\d\.attention\.(query|key|value|output)", "attention", name) for name in names} == {
         "attention.down.weight", "attention.up.weight", "linear.weight", "linear.bias",
     }  # fmt: skip
@@ -217,12 +217,12 @@ def test_with_adapters_these_and_the_last_layer_are_all_that_is_trained_and_sent
     tokens = torch.tensor([[7, 3, 9, 4, 0, 0], [2, 1, 5, 5, 8, 6]])
     slopes = dict(zip(names, torch.autograd.grad(model(tokens).square().sum(), list(model.parameters())), strict=True))
     assert all(bool(slope.any()) != name.endswith("down.weight") for name, slope in slopes.items())
-    other.load_state_dict(state_of(model))
+    other.load_state_dict(copy_state(model))
     torch.testing.assert_close(other(tokens), model(tokens))
 
 
 def test_an_adapted_layer_is_the_layer_and_a_product_of_two_matrices() -> None:
-    layer = Adapted(nn.Linear(5, 4), 2)
+    layer = LoraLinear(nn.Linear(5, 4), 2)
     inputs = torch.randn(3, 5, generator=generator("states"))
     torch.testing.assert_close(layer(inputs), layer.base(inputs))
     nn.init.ones_(layer.up.weight)
@@ -319,7 +319,7 @@ def test_with_torchvisions_weights_the_logits_are_torchvisions(
     plugin: ModelPlugin, theirs: Callable[..., nn.Module]
 ) -> None:
     task = Task((3, 96, 80), 11)
-    with seeded("reference"):
+    with seed_globals("reference"):
         reference, images = theirs(num_classes=11), torch.rand(3, *task.input_shape)
         reference(images)  # running statistics that are not 0 and 1
     ours, weights = built(plugin, task), reference.state_dict()
@@ -360,10 +360,10 @@ def test_the_vision_transformer_is_torchvisions() -> None:
 
 
 def test_attention_is_torchs() -> None:
-    from fedsim.models.vit import _Attention
+    from fedsim.models.vit import _PatchAttention
 
-    with seeded("attention"):
-        ours, tokens = _Attention(24, 4), torch.randn(3, 5, 24)
+    with seed_globals("attention"):
+        ours, tokens = _PatchAttention(24, 4), torch.randn(3, 5, 24)
         reference = nn.MultiheadAttention(24, 4, batch_first=True)
     with torch.no_grad():
         reference.in_proj_weight.copy_(ours.queries_keys_values.weight)
@@ -395,10 +395,10 @@ def test_the_first_block_of_the_transformer_sees_the_embedded_patches_themselves
 
 
 def test_shuffling_is_torchs() -> None:
-    from fedsim.models.shufflenet import _shuffled
+    from fedsim.models.shufflenet import _shuffle_channels
 
     first, second = torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
-    assert torch.equal(_shuffled(first, second), nn.ChannelShuffle(2)(torch.cat((first, second), 1)))
+    assert torch.equal(_shuffle_channels(first, second), nn.ChannelShuffle(2)(torch.cat((first, second), 1)))
 
 
 def test_a_linear_model_is_a_matrix_product() -> None:
@@ -702,7 +702,13 @@ def test_a_bad_setting_is_refused_in_one_sentence(name: str, settings: dict[str,
 
 def test_models_need_nothing_but_torch() -> None:
     """Their modules import where Flower, Ray and torchvision are not installed."""
-    modules = sorted({entry.module for name in registry.names("models") if (entry := registry.entry("models", name))})
+    modules = sorted(
+        {
+            entry.module
+            for name in registry.registered_names("models")
+            if (entry := registry.find_entry_point("models", name))
+        }
+    )
     ours = [module for module in modules if module.startswith("fedsim.")]
     assert len(ours) >= 12
     code = (
@@ -721,7 +727,11 @@ def test_the_table_of_models_names_every_one_of_ours() -> None:
     assert spec.loader
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    ours = {n for n in registry.names("models") if registry.entry("models", n).value.startswith("fedsim.")}
+    ours = {
+        n
+        for n in registry.registered_names("models")
+        if registry.find_entry_point("models", n).value.startswith("fedsim.")
+    }
     assert {row[0] for row in script.ROWS} == ours
     # Two operations a weight of each linear layer: 784 x 1000 + 1000 x 1000 + 1000 x 62.
     assert script.costs("mlp", {"hidden": (1000, 1000)}, FEMNIST) == (1_848_062, 2 * 1_846_000)

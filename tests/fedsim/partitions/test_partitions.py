@@ -544,8 +544,8 @@ def test_with_every_partition_further_clients_may_only_test(case: Case) -> None:
             data.indices(0)
         sentence(caught)
         return
-    assert len(data.clients_who_test) == 2
-    testing = np.concatenate(data.clients_who_test)
+    assert len(data.test_client_indices) == 2
+    testing = np.concatenate(data.test_client_indices)
     inputs, labels = data.public_test()
     assert len(inputs) == len(labels) == len(testing) > 0
     assert torch.equal(labels, case[1].train.labels[torch.from_numpy(testing)])
@@ -558,7 +558,7 @@ def test_as_many_clients_only_test_as_make_up_the_fraction(
     ten: Dataset, clients: int, fraction: float, more: int
 ) -> None:
     data = shared((Iid(), ten), clients=clients, test_fraction=fraction, test_by="client")
-    assert len(data.clients_who_test) == more
+    assert len(data.test_client_indices) == more
 
 
 def test_a_client_without_data_is_named(people: Dataset) -> None:

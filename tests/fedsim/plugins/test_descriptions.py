@@ -58,4 +58,4 @@ def test_a_defense_states_what_it_says_and_denies_no_guarantee_that_it_has(
 
     monkeypatch.setattr(registry, "entry", lambda group, name: Entry)
     monkeypatch.setattr(registry, "load", lambda group, name: cls)
-    assert descriptions.described(group, "theirs").statement == expected
+    assert descriptions.describe_plugin(group, "theirs").statement == expected

@@ -14,7 +14,7 @@ import pytest
 
 from fedsim.errors import ConfigError, InstallationError, PluginError
 from fedsim.experiments.build import build_attacks
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 from fedsim.plugins import registry
 
 
@@ -34,16 +34,16 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """The entry points of the attacks group, to be added to."""
     found = [entry("sme", "adversaries.inversion.surrogate_model:SurrogateModelExtension", "fedsim-curious")]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
-    registry._entries.cache_clear()
+    registry._entry_points.cache_clear()
     yield found
-    registry._entries.cache_clear()
+    registry._entry_points.cache_clear()
 
 
 def test_a_name_of_two_distributions_is_refused_naming_both(attacks: list[EntryPoint]) -> None:
     attacks += [entry("mine", "a:A", "alpha"), entry("mine", "b:B", "beta")]
     with pytest.raises(PluginError, match="attacks: 'mine' is registered by alpha and beta; uninstall one of them"):
         registry.load("attacks", "mine")
-    assert registry.names("attacks") == ["mine", "sme"]
+    assert registry.registered_names("attacks") == ["mine", "sme"]
     assert registry.load("attacks", "sme").__name__ == "SurrogateModelExtension"
 
 
@@ -70,12 +70,12 @@ def test_a_broken_plugin_is_named_with_its_distribution(attacks: list[EntryPoint
 
 def test_an_empty_group_means_that_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: [])
-    registry._entries.cache_clear()
+    registry._entry_points.cache_clear()
     try:
         with pytest.raises(InstallationError, match=r"no attacks are registered; install the project first"):
-            registry.names("attacks")
+            registry.registered_names("attacks")
     finally:
-        registry._entries.cache_clear()
+        registry._entry_points.cache_clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def test_settings_reach_the_class() -> None:
 
 def test_something_else_registered_as_an_attack_is_refused(attacks: list[EntryPoint]) -> None:
     attacks.append(entry("worker", "multiprocessing:Process", "stranger"))
-    spec = check(AttackFile, {"attack": [{"name": "worker"}]}, "x")
+    spec = validate_tables(AttackFile, {"attack": [{"name": "worker"}]}, "x")
     with pytest.raises(PluginError, match=r"multiprocessing\.context\.Process does not derive from Attack"):
         build_attacks(spec)
 

@@ -11,7 +11,7 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from fedsim.errors import ConfigError
-from fedsim.privacy.accountants import Steps, epsilon_of, noise_multiplier_for
+from fedsim.privacy.accountants import Steps, compute_epsilon, find_noise_multiplier
 
 DELTA = 1e-5
 HISTORIES = [
@@ -38,15 +38,15 @@ def test_epsilon_is_that_of_opacus(history: tuple[Steps, ...]) -> None:
     rdp, prv = RDPAccountant(), PRVAccountant()
     for theirs in (rdp, prv):
         theirs.history = [tuple(steps) for steps in history]
-    assert epsilon_of(history, DELTA) == pytest.approx(rdp.get_epsilon(DELTA), rel=1e-6)
+    assert compute_epsilon(history, DELTA) == pytest.approx(rdp.get_epsilon(DELTA), rel=1e-6)
     # Its error of 0.01 is part of the bound; ours is computed more finely.
-    assert prv.get_epsilon(DELTA) - 0.011 <= epsilon_of(history, DELTA, "prv") <= prv.get_epsilon(DELTA)
+    assert prv.get_epsilon(DELTA) - 0.011 <= compute_epsilon(history, DELTA, "prv") <= prv.get_epsilon(DELTA)
 
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_epsilon_is_within_one_percent_of_google(history: tuple[Steps, ...]) -> None:
-    assert epsilon_of(history, DELTA) == pytest.approx(by_google(RdpAccountant(), history), rel=0.01)
-    assert epsilon_of(history, DELTA, "prv") == pytest.approx(by_google(PLDAccountant(), history), rel=0.01)
+    assert compute_epsilon(history, DELTA) == pytest.approx(by_google(RdpAccountant(), history), rel=0.01)
+    assert compute_epsilon(history, DELTA, "prv") == pytest.approx(by_google(PLDAccountant(), history), rel=0.01)
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
@@ -56,23 +56,23 @@ def test_epsilon_is_within_one_percent_of_google(history: tuple[Steps, ...]) -> 
 def test_the_noise_multiplier_reaches_the_wanted_epsilon_and_hardly_more(
     epsilon: float, rate: float, steps: int, accountant: str
 ) -> None:
-    noise = noise_multiplier_for(epsilon, DELTA, rate, steps, accountant)  # type: ignore[arg-type]
-    reached = epsilon_of((Steps(noise, rate, steps),), DELTA, accountant)  # type: ignore[arg-type]
+    noise = find_noise_multiplier(epsilon, DELTA, rate, steps, accountant)  # type: ignore[arg-type]
+    reached = compute_epsilon((Steps(noise, rate, steps),), DELTA, accountant)  # type: ignore[arg-type]
     assert 0.99 * epsilon <= reached <= epsilon
 
 
 def test_privacy_loss_distributions_are_tighter() -> None:
     for history in HISTORIES:
-        assert epsilon_of(history, DELTA, "prv") < epsilon_of(history, DELTA, "rdp")
+        assert compute_epsilon(history, DELTA, "prv") < compute_epsilon(history, DELTA, "rdp")
 
 
 def test_hardly_any_noise_has_no_finite_epsilon_and_no_distribution() -> None:
     for extreme in (1e-200, 1e-160, 1e200):  # at 1e-160 Opacus' series does not end
-        assert epsilon_of((Steps(extreme, 0.1, 10),), DELTA) == math.inf
+        assert compute_epsilon((Steps(extreme, 0.1, 10),), DELTA) == math.inf
     with pytest.raises(ConfigError, match=r"'prv' cannot compute this \(epsilon is about .*set it to 'rdp'"):
-        epsilon_of((Steps(0.05, 0.5, 10),), DELTA, "prv")
+        compute_epsilon((Steps(0.05, 0.5, 10),), DELTA, "prv")
 
 
 def test_what_no_noise_reaches_is_said() -> None:
     with pytest.raises(ConfigError, match=r"epsilon: 0\.001 at delta 1e-09 is not reached in 1000 steps .*larger"):
-        noise_multiplier_for(0.001, 1e-9, 1.0, 1000)
+        find_noise_multiplier(0.001, 1e-9, 1.0, 1000)

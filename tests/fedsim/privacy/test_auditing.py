@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from fedsim.privacy.auditing import GUESSED, chance, lower_bound, measured
+from fedsim.privacy.auditing import GUESS_SHARES, best_lower_bound, lower_bound, probability_bound
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_randomised_response_reaches_the_chance_to_the_full(epsilon: float) -> N
             for told in itertools.product((0, 1), repeat=coins)
             if sum(told) >= right
         )
-        assert chance(coins, coins, right, epsilon, 0.0) == pytest.approx(exact)
+        assert probability_bound(coins, coins, right, epsilon, 0.0) == pytest.approx(exact)
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.1])
@@ -66,16 +66,16 @@ def test_a_mechanism_that_fails_with_probability_delta_stays_below_the_chance(de
     share = delta + (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
     for right in range(coins + 1):
         really = sum(math.comb(coins, k) * share**k * (1 - share) ** (coins - k) for k in range(right, coins + 1))
-        assert really <= chance(coins, coins, right, epsilon, delta) + 1e-12
-        assert right == 0 or really > chance(coins, coins, right, epsilon, 0.0)
+        assert really <= probability_bound(coins, coins, right, epsilon, delta) + 1e-12
+        assert right == 0 or really > probability_bound(coins, coins, right, epsilon, 0.0)
 
 
 def test_a_mechanism_that_fails_as_a_whole_stays_below_the_chance() -> None:
     """With probability delta x m it tells all coins, which is what the delta term is for."""
     epsilon, coins, fails = 0.5, 10, 0.05
     for right in range(1, coins + 1):
-        really = fails + (1 - fails) * chance(coins, coins, right, epsilon, 0.0)
-        assert really <= chance(coins, coins, right, epsilon, fails) + 1e-12
+        really = fails + (1 - fails) * probability_bound(coins, coins, right, epsilon, 0.0)
+        assert really <= probability_bound(coins, coins, right, epsilon, fails) + 1e-12
 
 
 def test_the_bound_grows_with_right_guesses_and_shrinks_with_delta_and_confidence() -> None:
@@ -89,9 +89,9 @@ def test_the_bound_grows_with_right_guesses_and_shrinks_with_delta_and_confidenc
 
 def test_all_that_is_guessed_right_gives_the_bound_of_all_canaries() -> None:
     inside = torch.arange(400) % 2 == 0
-    found = measured(inside.float(), inside, 0.0, 0.95)
-    assert (found.canaries, found.guesses, found.right) == (400, 400, 400)
-    assert found.epsilon == pytest.approx(lower_bound(400, 400, 400, 0.0, 1 - 0.05 / len(GUESSED)))
+    found = best_lower_bound(inside.float(), inside, 0.0, 0.95)
+    assert (found.canaries, found.guesses, found.correct) == (400, 400, 400)
+    assert found.epsilon == pytest.approx(lower_bound(400, 400, 400, 0.0, 1 - 0.05 / len(GUESS_SHARES)))
 
 
 def test_abstaining_helps_where_few_scores_tell() -> None:
@@ -99,9 +99,9 @@ def test_abstaining_helps_where_few_scores_tell() -> None:
     inside = torch.rand(1000, generator=generator) < 0.5
     scores = torch.randn(1000, generator=generator)
     scores[:50] += 20 * (inside[:50].float() - 0.5)
-    found = measured(scores, inside, 1e-5, 0.95)
+    found = best_lower_bound(scores, inside, 1e-5, 0.95)
     assert found.guesses == 50
-    assert found.right >= 45
+    assert found.correct >= 45
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
@@ -112,10 +112,10 @@ def test_what_keeps_its_promise_is_refuted_no_more_often_than_said(epsilon: floa
         inside = torch.rand(200, generator=generator) < 0.5
         told = inside ^ (torch.rand(200, generator=generator) >= share)
         scores = told.float() + 0.5 * torch.rand(200, generator=generator)
-        above += measured(scores, inside, 0.0, 0.95).epsilon > epsilon
+        above += best_lower_bound(scores, inside, 0.0, 0.95).epsilon > epsilon
     assert above <= 10
 
 
 def test_scores_that_tell_nothing_refute_nothing() -> None:
     inside = torch.arange(100) % 2 == 0
-    assert measured(torch.zeros(100), inside, 1e-5, 0.95).epsilon == 0.0
+    assert best_lower_bound(torch.zeros(100), inside, 1e-5, 0.95).epsilon == 0.0

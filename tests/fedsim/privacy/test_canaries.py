@@ -13,14 +13,14 @@ from fedsim.attacks import Paper
 from fedsim.defense import Defense, Guarantee, Participation, Poisson
 from fedsim.errors import ConfigError, RunError
 from fedsim.models.mlp import Mlp
-from fedsim.privacy.accountants import Steps, epsilon_of
-from fedsim.privacy.auditing import Measured, measured
+from fedsim.privacy.accountants import Steps, compute_epsilon
+from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
 from fedsim.randomness import generator
 from fedsim.task import Task
-from fedsim.training.canaries import SIZE, Canaries, Insertion
+from fedsim.training.canaries import CANARY_VALUE, Canaries, CanaryInsertion
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
-from fedsim.training.modes import trained
+from fedsim.training.model_state import copy_state
+from fedsim.training.modes import trained_shapes
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
@@ -53,7 +53,7 @@ class Right(Defense):
             return None
         rate = participation.batch_size / participation.num_examples
         steps = Steps(self.noise, rate, participation.steps * participation.rounds)
-        return Guarantee(epsilon=epsilon_of((steps,), delta), delta=delta, neighbours="", accountant="")
+        return Guarantee(epsilon=compute_epsilon((steps,), delta), delta=delta, neighbours="", accountant="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def trained_once(
 ) -> State:
     """The sum of w_t - w_T over the rounds of a client that goes on with its own model."""
     model = the_model()
-    start = now = {name: tensor.clone() for name, tensor in state_of(model).items()}
+    start = now = {name: tensor.clone() for name, tensor in copy_state(model).items()}
     for number in range(ROUNDS):
         now, _ = local_update(
             model, now, INPUTS, LABELS, settings, key=(seed, number), defenses=[defense], canaries=canaries
@@ -126,12 +126,12 @@ def trained_once(
     return {name: tensor - now[name] for name, tensor in start.items()}
 
 
-def audit(defense: Defense, settings: LocalTraining = SETTINGS, seed: int = 0) -> Measured:
+def audit(defense: Defense, settings: LocalTraining = SETTINGS, seed: int = 0) -> EpsilonBound:
     canaries = Canaries(seed=seed, client=0, count=COUNT)
     sent = trained_once(defense, canaries, settings, seed)
-    places = canaries.places(trained(the_model(), settings))
+    places = canaries.draw_coordinates(trained_shapes(the_model(), settings))
     scores = torch.stack([sent[name].flatten()[place] for name, place in places])
-    return measured(scores, canaries.inside, DELTA, CONFIDENCE)
+    return best_lower_bound(scores, canaries.is_included, DELTA, CONFIDENCE)
 
 
 def proved(defense: Defense) -> float:
@@ -183,36 +183,36 @@ def test_canaries_are_the_same_again_and_others_for_another_client() -> None:
     canaries, again = (Canaries(seed=1, client=2, count=50) for _ in range(2))
     other = Canaries(seed=1, client=3, count=50)
     shapes = {"w": torch.Size((10, 9)), "b": torch.Size((9,))}
-    assert canaries.places(shapes) == again.places(shapes)
-    assert torch.equal(canaries.inside, again.inside)
-    assert canaries.places(shapes) != other.places(shapes)
-    assert not torch.equal(canaries.inside, other.inside)
-    assert len(set(canaries.places(shapes))) == 50
+    assert canaries.draw_coordinates(shapes) == again.draw_coordinates(shapes)
+    assert torch.equal(canaries.is_included, again.is_included)
+    assert canaries.draw_coordinates(shapes) != other.draw_coordinates(shapes)
+    assert not torch.equal(canaries.is_included, other.is_included)
+    assert len(set(canaries.draw_coordinates(shapes))) == 50
     assert audit(Right()) == audit(Right())
 
 
 def test_half_of_the_canaries_are_in() -> None:
-    assert 0.45 < Canaries(seed=0, client=0, count=4000).inside.double().mean() < 0.55
+    assert 0.45 < Canaries(seed=0, client=0, count=4000).is_included.double().mean() < 0.55
 
 
 def test_more_canaries_than_trained_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected at most 12, the parameters that are trained, got 20"):
-        Canaries(seed=0, client=0, count=20).places({"w": torch.Size((3, 4))})
+        Canaries(seed=0, client=0, count=20).draw_coordinates({"w": torch.Size((3, 4))})
 
 
 def test_canaries_are_sampled_by_the_draws_of_the_examples_and_stand_after_them() -> None:
     canaries = Canaries(seed=0, client=0, count=20)
-    inside = canaries.inside.nonzero().flatten().tolist()
-    insertion = Insertion(canaries, own=3)
-    own = next(iter(insertion.apart([torch.tensor([0, 2, 3, 5])])))
+    inside = canaries.is_included.nonzero().flatten().tolist()
+    insertion = CanaryInsertion(canaries, num_examples=3)
+    own = next(iter(insertion.split_batches([torch.tensor([0, 2, 3, 5])])))
     assert own.tolist() == [0, 2]
-    rows = insertion.beside({"w": torch.ones(2, 5, 5), "b": torch.ones(2, 5)})
+    rows = insertion.append_gradients({"w": torch.ones(2, 5, 5), "b": torch.ones(2, 5)})
     assert (rows["w"].shape, rows["b"].shape) == ((4, 5, 5), (4, 5))
     assert torch.equal(rows["w"][:2], torch.ones(2, 5, 5))
-    places = canaries.places({"w": torch.Size((5, 5)), "b": torch.Size((5,))})
+    places = canaries.draw_coordinates({"w": torch.Size((5, 5)), "b": torch.Size((5,))})
     for row, canary in ((2, inside[0]), (3, inside[2])):
         name, place = places[canary]
-        assert rows[name][row].flatten()[place] == SIZE
+        assert rows[name][row].flatten()[place] == CANARY_VALUE
         assert sum(int(each[row].count_nonzero()) for each in rows.values()) == 1
 
 
@@ -255,7 +255,9 @@ class Mixes(Defense):
 def test_canaries_where_they_make_no_sense_are_refused(defenses: list[Defense], why: str) -> None:
     canaries, model = Canaries(seed=0, client=0, count=20), the_model()
     with pytest.raises(ConfigError, match=why):
-        local_update(model, state_of(model), INPUTS, LABELS, SETTINGS, key=("k",), defenses=defenses, canaries=canaries)
+        local_update(
+            model, copy_state(model), INPUTS, LABELS, SETTINGS, key=("k",), defenses=defenses, canaries=canaries
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,5 +271,5 @@ def test_training_that_diverges_by_canaries_says_so() -> None:
     canaries, model = Canaries(seed=0, client=0, count=200), the_model()
     with pytest.raises(RunError, match="or no defense clips canaries, which are gradients of norm 1e"):
         local_update(
-            model, state_of(model), INPUTS, LABELS, settings, key=("k",), defenses=[ClipsNothing()], canaries=canaries
+            model, copy_state(model), INPUTS, LABELS, settings, key=("k",), defenses=[ClipsNothing()], canaries=canaries
         )

@@ -26,10 +26,10 @@ from fedsim.defense import Defense, Guarantee, Participation
 from fedsim.errors import ConfigError, RunError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import held_against_manifest
-from fedsim.experiments.run_folder import RunFolder, measurements, spendings
+from fedsim.experiments.integrity import compare_with_manifest
+from fedsim.experiments.run_folder import RunFolder, read_ledger, read_metrics
 from fedsim.plugins import registry
-from fedsim.privacy.ledger import labels, sentences, spent
+from fedsim.privacy.ledger import spending_by_client, summarise_ledger, unique_labels
 from fedsim.recording.transcript import Transcript
 from fedsim.reporting.page import write_report
 from fedsim.wire.messages import State
@@ -49,7 +49,7 @@ def by_google(kinds: list[tuple[float, float, int]]) -> float:
 
 
 def last(folder: RunFolder, defense: str = "dp-sgd") -> Mapping[int, float]:
-    return {client: some.epsilon for client, some in spent(spendings(folder), defense).items()}
+    return {client: some.epsilon for client, some in spending_by_client(read_ledger(folder), defense).items()}
 
 
 def test_a_run_is_composed_over_rounds_as_google_composes_it(
@@ -57,13 +57,13 @@ def test_a_run_is_composed_over_rounds_as_google_composes_it(
 ) -> None:
     caplog.set_level(logging.INFO)
     folder = serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run")
-    rows = spendings(folder)
+    rows = read_ledger(folder)
     assert [(row["round"], row["client"]) for row in rows] == [(str(r), str(c)) for r in (1, 2, 3) for c in range(4)]
     for row in rows:
         assert (row["num_examples"], row["batch_size"], row["steps"], row["counts"]) == ("24", "8", "3", "1")
         assert (float(row["rate"]), row["noise_multiplier"], float(row["delta"])) == (8 / 24, "1.0", 1e-5)
         assert float(row["epsilon"]) == pytest.approx(by_google([(1.0, 8 / 24, 3 * int(row["round"]))]), rel=0.01)
-    server = [row for row in measurements(folder) if row["client"] == "server"]
+    server = [row for row in read_metrics(folder) if row["client"] == "server"]
     assert [row["epsilon"] for row in server] == [row["epsilon"] for row in rows if row["client"] == "0"]
     for row in server:
         said = rf"round {row['round']}/3: .*epsilon {float(row['epsilon']):.3f}, 4 of 4 clients returned"
@@ -73,7 +73,7 @@ def test_a_run_is_composed_over_rounds_as_google_composes_it(
     frame = fedsim.open(folder.path).ledger
     assert len(frame) == 12
     assert frame["epsilon"].iloc[-1] == float(rows[-1]["epsilon"])
-    assert held_against_manifest(folder.path).differences == []
+    assert compare_with_manifest(folder.path).differences == []
     assert "epsilon" not in str(Transcript(folder.path).header(3))
 
 
@@ -90,7 +90,7 @@ def test_a_client_pays_for_the_rounds_in_which_it_sent_and_for_no_others(
     sent: dict[int, list[int]] = {client: [] for client in range(6)}
     for update in Transcript(folder.path).updates():
         sent[update.client].append(update.round)
-    rows = spendings(folder)
+    rows = read_ledger(folder)
     assert len(rows) == 9 * 4
     counted = {c: [int(r["round"]) for r in rows if int(r["client"]) == c and r["counts"] == "1"] for c in sent}
     assert counted == sent
@@ -107,7 +107,7 @@ def test_each_client_has_its_own_rate_steps_and_noise(tiny_config: Tiny, serial_
         training={"batch_size": 16},
     )  # fmt: skip
     folder = serial_run(config, tmp_path / "run")
-    rows = [row for row in spendings(folder) if row["round"] == "2"]
+    rows = [row for row in read_ledger(folder) if row["round"] == "2"]
     counts = Experiment(config).data.counts
     assert len(set(counts)) > 2
     for row in rows:
@@ -136,7 +136,7 @@ def test_what_the_server_asked_for_counts_and_not_what_the_file_says(
         registry, "load", lambda group, name, real=registry.load: Fewer if name == "fedavg" else real(group, name)
     )
     folder = serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run")
-    assert [(row["batch_size"], row["steps"]) for row in spendings(folder)[::4]] == [
+    assert [(row["batch_size"], row["steps"]) for row in read_ledger(folder)[::4]] == [
         ("4", "3"),
         ("8", "2"),
         ("12", "1"),
@@ -215,7 +215,7 @@ def test_a_client_that_fails_or_is_too_late_may_have_sent(
     monkeypatch.setattr(DpSgd, "on_sum", sometimes)
     folder = serial_run(run, tmp_path / "run")
     assert {update.client for update in Transcript(folder.path).updates() if update.round == 1} == {1, 2, 3}
-    assert {row["counts"] for row in spendings(folder)} == {"1"}
+    assert {row["counts"] for row in read_ledger(folder)} == {"1"}
 
 
 # Strangers' defenses.
@@ -242,14 +242,14 @@ def test_a_strangers_guarantee_is_composed_and_each_defense_has_its_own_figure(
     tables = tiny_config(federation={"rounds": 3}).model_dump(mode="json", exclude_none=True)
     noise = {"name": "update-noise", "noise_multiplier": 0.0}
     run = fedsim.run({**tables, "defense": [Halved(), DP, noise]}, tmp_path / "run")
-    rows, folder = spendings(RunFolder(run.path)), RunFolder(run.path)
+    rows, folder = read_ledger(RunFolder(run.path)), RunFolder(run.path)
     halved = rows[0]["defense"]
     assert [row["defense"] for row in rows[:3]] == [halved, "dp-sgd", halved]
     assert last(folder, halved) == dict.fromkeys(range(4), 6.0)
-    (*_, row) = (row for row in measurements(folder) if row["client"] == "server")
+    (*_, row) = (row for row in read_metrics(folder) if row["client"] == "server")
     assert float(row[f"epsilon of {halved}"]) == 6.0
     assert float(row["epsilon of dp-sgd"]) == last(folder)[0]
-    assert sentences(rows, [2])[0] == (
+    assert summarise_ledger(rows, [2])[0] == (
         f"{halved}: ε = 6, δ = 0.001 after 3 rounds for client 0, which spent most; for the attacked client 2 ε = 6 "
         "after 3 rounds"
     )
@@ -262,7 +262,7 @@ def test_rounds_of_different_kinds_are_added_up_unless_the_defense_knows_better(
     class Split(Halved):
         delta: float = 1e-3 / 4
 
-    proved = Split().composed(kinds, 1e-3)
+    proved = Split().compose_guarantees(kinds, 1e-3)
     assert proved is not None
     assert (proved.epsilon, proved.delta) == (4 * 2 * 2.0, 1e-3)
 
@@ -273,7 +273,7 @@ def test_where_nothing_is_proved_there_is_no_ledger(tiny_config: Tiny, serial_ru
     with folder.metrics.open() as file:
         assert "epsilon" not in (csv.DictReader(file).fieldnames or ())
     assert fedsim.open(folder.path).ledger.empty
-    assert labels(["a", "b", "a", "a"]) == ["a", "b", "a 2", "a 3"]
+    assert unique_labels(["a", "b", "a", "a"]) == ["a", "b", "a 2", "a 3"]
 
 
 # Interrupted.
@@ -283,7 +283,7 @@ class Killed(BaseException):
     """Like a signal: nothing catches it."""
 
 
-@pytest.mark.parametrize("point", ["strategies.app._checked", "strategies.checkpoint.Checkpoint.save"])
+@pytest.mark.parametrize("point", ["strategies.app._check_replies", "strategies.checkpoint.Checkpoint.save"])
 def test_a_run_that_goes_on_gives_the_same_ledger(
     point: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +293,7 @@ def test_a_run_that_goes_on_gives_the_same_ledger(
         strategy={"name": "fedavg", "fraction_train": 0.7},
     )
     whole = serial_run(config, tmp_path / "whole")
-    owner, name = (strategies.app, "_checked") if "_checked" in point else (Checkpoint, "save")
+    owner, name = (strategies.app, "_check_replies") if "_check_replies" in point else (Checkpoint, "save")
     real, calls = getattr(owner, name), []
 
     def third(*args: Any, **kwargs: Any) -> Any:
@@ -307,10 +307,10 @@ def test_a_run_that_goes_on_gives_the_same_ledger(
         with pytest.raises(Killed):
             serial_run(config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    assert {row["round"] for row in spendings(folder)} == {"1", "2", "3"}  # put down before clients are asked
+    assert {row["round"] for row in read_ledger(folder)} == {"1", "2", "3"}  # put down before clients are asked
     serial_run(config, tmp_path / "run", resume=True)
     assert folder.ledger.read_bytes() == whole.ledger.read_bytes()
-    assert held_against_manifest(folder.path).differences == []
+    assert compare_with_manifest(folder.path).differences == []
 
 
 def test_more_rounds_than_the_noise_was_chosen_for_are_refused(
@@ -341,12 +341,10 @@ def test_a_run_does_not_go_on_without_its_ledger(
         folder.ledger.unlink()
     else:
         folder.ledger.write_text("".join(lines[:5] if damage == "shortened" else [*lines[:-1], lines[0]]))
-    expected = (
-        "says nothing of dp-sgd in round 1, .*put the file back" if damage == "removed" else "is not what this run"
-    )
+    expected = "has no row of dp-sgd in round 1, .*put the file back" if damage == "removed" else "is not what this run"
     with pytest.raises(RunError, match=rf"ledger\.csv: {expected}"):
         serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run", resume=True)
-    assert held_against_manifest(folder.path).differences
+    assert compare_with_manifest(folder.path).differences
     if damage != "shortened":
         with pytest.raises((RunError, ConfigError), match=r"ledger\.csv"):
             _ = fedsim.open(folder.path).ledger

@@ -27,7 +27,7 @@ import fedsim.recording.recorder
 import fedsim.recording.transcript
 from fedsim.errors import FedsimError, RunError, TranscriptError, one_line
 from fedsim.recording.header import Header, hash_state
-from fedsim.recording.recorder import Plan, Recorder
+from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -50,7 +50,7 @@ def an_update(number: int, client: int, before: dict[str, Tensor] | None = None)
         round=number,
         client=client,
         before=a_state(number) if before is None else before,
-        payload=Payload.dense(a_state(1000 * number + client), "weights"),
+        payload=Payload.from_dense(a_state(1000 * number + client), "weights"),
         num_examples=10 + client,
         metrics={"train_loss": 0.5 * client},
     )
@@ -123,7 +123,7 @@ def test_reading_gives_back_every_name_order_type_shape_and_byte(
             round=4,
             client=client,
             before=before,
-            payload=Payload.dense(state, "weights"),
+            payload=Payload.from_dense(state, "weights"),
             num_examples=count,
             metrics=metrics,
         )
@@ -134,7 +134,7 @@ def test_reading_gives_back_every_name_order_type_shape_and_byte(
     assert transcript.rounds == [4]
     assert transcript.clients(4) == list(range(len(after)))
     for update in sent:
-        read = transcript.recorded(4, update.client)
+        read = transcript.recorded_update(4, update.client)
         assert list(read.before) == list(before)
         assert list(read.after) == list(update.after)
         for read_state, sent_state in ((read.before, before), (read.after, update.after)):
@@ -150,18 +150,18 @@ def test_views_and_tensors_that_need_gradients_are_recorded_by_value(tmp_path: P
     tied = torch.nn.Parameter(torch.randn(2, 2))
     after = {"transposed": base.T, "strided": base[:, ::2], "tied.a": tied, "tied.b": tied}
     Recorder(tmp_path).write(
-        1, [Update(round=1, client=0, before={}, payload=Payload.dense(after, "weights"), num_examples=1)]
+        1, [Update(round=1, client=0, before={}, payload=Payload.from_dense(after, "weights"), num_examples=1)]
     )
-    read = Transcript(tmp_path).recorded(1, 0).after
+    read = Transcript(tmp_path).recorded_update(1, 0).after
     assert all(torch.equal(read[name], tensor.detach()) for name, tensor in after.items())
 
 
 def test_the_order_of_names_survives_beyond_ten_thousand_tensors(tmp_path: Path) -> None:
     after = {f"p{i}": torch.tensor(float(i)) for i in range(10_003)}
     Recorder(tmp_path).write(
-        1, [Update(round=1, client=0, before={}, payload=Payload.dense(after, "weights"), num_examples=1)]
+        1, [Update(round=1, client=0, before={}, payload=Payload.from_dense(after, "weights"), num_examples=1)]
     )
-    assert list(Transcript(tmp_path).recorded(1, 0).after) == list(after)
+    assert list(Transcript(tmp_path).recorded_update(1, 0).after) == list(after)
 
 
 def test_clients_one_and_ten_are_told_apart(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_clients_one_and_ten_are_told_apart(tmp_path: Path) -> None:
     updates = [an_update(1, client, before) for client in (10, 1, 100)]
     Recorder(tmp_path).write(1, updates)
     for update in updates:
-        assert same(dict(Transcript(tmp_path).recorded(1, update.client).after), dict(update.after))
+        assert same(dict(Transcript(tmp_path).recorded_update(1, update.client).after), dict(update.after))
 
 
 def test_one_broadcast_is_stored_once_and_different_ones_each(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_one_broadcast_is_stored_once_and_different_ones_each(tmp_path: Path) ->
     with safe_open(tmp_path / PATH.format(1), framework="pt") as file:
         assert len([key for key in file.keys() if key.startswith("broadcast/")]) == 2 * len(shared)  # noqa: SIM118
     for update in updates:
-        assert same(dict(transcript.recorded(1, update.client).before), dict(update.before))
+        assert same(dict(transcript.recorded_update(1, update.client).before), dict(update.before))
 
 
 def test_a_round_in_which_nobody_answered_says_why(tmp_path: Path) -> None:
@@ -196,13 +196,13 @@ def test_a_round_in_which_nobody_answered_says_why(tmp_path: Path) -> None:
     transcript = Transcript(tmp_path)
     assert transcript.clients(1) == []
     with pytest.raises(TranscriptError, match=r"round 1: client 3 failed there \(straggler"):
-        transcript.recorded(1, 3)
+        transcript.recorded_update(1, 3)
 
 
 def test_an_absent_client_is_named_with_those_present(tmp_path: Path) -> None:
     record(tmp_path)
     with pytest.raises(TranscriptError, match=r"client 9 is not recorded; recorded: \[0, 1, 2\]"):
-        Transcript(tmp_path).recorded(1, 9)
+        Transcript(tmp_path).recorded_update(1, 9)
 
 
 def test_two_updates_of_one_client_in_a_round_are_refused_not_mixed(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_one_hash_stands_for_everything_recorded(tmp_path: Path) -> None:
         after = {name: tensor.clone() for name, tensor in update.after.items()}
         if (update.round, update.client) == (2, 1):
             after["layer.bias"][0] += 1e-6
-        changed.write(update.round, [replace(update, payload=Payload.dense(after, "weights"))])
+        changed.write(update.round, [replace(update, payload=Payload.from_dense(after, "weights"))])
     assert Transcript(tmp_path / "c").hash() != Transcript(first).hash()
 
 
@@ -244,10 +244,10 @@ def test_a_run_folder_is_read_as_the_recording_in_it(tmp_path: Path) -> None:
 def test_rounds_can_be_narrowed_but_not_invented(tmp_path: Path) -> None:
     record(tmp_path)
     transcript = Transcript(tmp_path)
-    assert transcript.only([3, 1]).rounds == [1, 3]
-    assert [u.round for u in transcript.only([2]).updates()] == [2, 2, 2]
+    assert transcript.restrict_to([3, 1]).rounds == [1, 3]
+    assert [u.round for u in transcript.restrict_to([2]).updates()] == [2, 2, 2]
     with pytest.raises(TranscriptError, match="round 4 is not recorded; recorded: 1, 2, 3"):
-        transcript.only([4])
+        transcript.restrict_to([4])
 
 
 def test_no_recording_is_one_sentence(tmp_path: Path) -> None:
@@ -275,13 +275,13 @@ def damaged(tmp_path: Path) -> Iterator[Path]:
     transcript = Transcript(tmp_path / "t")
     for number in {1, 3}:
         for client in transcript.clients(number):
-            assert same(dict(transcript.recorded(number, client).after), dict(an_update(number, client).after))
+            assert same(dict(transcript.recorded_update(number, client).after), dict(an_update(number, client).after))
 
 
 def read_round_two(path: Path) -> None:
     transcript = Transcript(path.parent, [2])
     for client in transcript.clients(2):
-        transcript.recorded(2, client)
+        transcript.recorded_update(2, client)
 
 
 def assert_one_sentence_about(path: Path, error: FedsimError) -> None:
@@ -297,13 +297,13 @@ def test_sizes_are_those_of_what_was_sent_in_every_form(tmp_path: Path) -> None:
     moved = {"w": torch.arange(40.0).clamp_min(37) - 37, "b": torch.ones(3, dtype=torch.float64)}
     integers = {name: torch.ones(tensor.shape, dtype=torch.int8) for name, tensor in before.items()}
     sent = (
-        Payload.dense(before, "weights"),
-        Payload.sparse(moved),
-        Payload.quantised(integers, dict.fromkeys(before, torch.tensor(0.5))),
+        Payload.from_dense(before, "weights"),
+        Payload.from_sparse(moved),
+        Payload.from_integers(integers, dict.fromkeys(before, torch.tensor(0.5))),
     )
     updates = [Update(round=1, client=c, before=before, payload=p, num_examples=2) for c, p in enumerate(sent)]
     Recorder(tmp_path).write(1, updates)
-    sizes = Transcript(tmp_path).sizes(1)
+    sizes = Transcript(tmp_path).upload_sizes(1)
     assert sizes == {client: payload.nbytes for client, payload in enumerate(sent)}
     assert list(sizes.values()) == [184, 52, 51]
 
@@ -313,7 +313,7 @@ def test_sizes_of_a_damaged_file_are_not_told(damaged: Path) -> None:
     transcript.header(2)
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with pytest.raises(TranscriptError) as caught:
-        transcript.sizes(2)
+        transcript.upload_sizes(2)
     assert_one_sentence_about(damaged, caught.value)
 
 
@@ -349,7 +349,7 @@ def test_a_file_deleted_under_the_reader_is_found(damaged: Path) -> None:
     assert transcript.clients(2) == [0, 1, 2]
     damaged.unlink()
     with pytest.raises(TranscriptError) as caught:
-        transcript.recorded(2, 0)
+        transcript.recorded_update(2, 0)
     assert_one_sentence_about(damaged, caught.value)
     with pytest.raises(TranscriptError, match="round 2 is not recorded"):
         Transcript(damaged.parent, [2])
@@ -391,7 +391,7 @@ def test_a_strangers_header_names_numbers_where_numbers_belong(tmp_path: Path, c
 
 def test_a_recording_of_a_later_format_is_told_apart_from_damage(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(fedsim.recording.recorder, "FORMAT", 4)
-    Recorder(tmp_path).write(1, [replace(an_update(1, 0), payload=Payload.dense(a_state(), "gradient"))])
+    Recorder(tmp_path).write(1, [replace(an_update(1, 0), payload=Payload.from_dense(a_state(), "gradient"))])
     monkeypatch.undo()
     with pytest.raises(TranscriptError, match="has format 4, this fedsim reads format 3; record it again"):
         Transcript(tmp_path).header(1)
@@ -471,16 +471,16 @@ def test_what_reads_recordings_cannot_unpickle(file: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "kept"),
     [
-        (Plan(), {1: [0, 1, 2], 2: [0, 1, 2], 3: [0, 1, 2], 4: [0, 1, 2], 5: [0, 1, 2]}),
-        (Plan(rounds=[2, 5]), {2: [0, 1, 2], 5: [0, 1, 2]}),
-        (Plan(rounds=[5, 2, 4], every=2), {2: [0, 1, 2], 5: [0, 1, 2]}),
-        (Plan(clients=[2, 0]), {number: [0, 2] for number in range(1, 6)}),
-        (Plan(every=2), {1: [0, 1, 2], 3: [0, 1, 2], 5: [0, 1, 2]}),
-        (Plan(every=3, clients=[1]), {1: [1], 4: [1]}),
-        (Plan(every=99), {1: [0, 1, 2]}),
+        (RecordingPlan(), {1: [0, 1, 2], 2: [0, 1, 2], 3: [0, 1, 2], 4: [0, 1, 2], 5: [0, 1, 2]}),
+        (RecordingPlan(rounds=[2, 5]), {2: [0, 1, 2], 5: [0, 1, 2]}),
+        (RecordingPlan(rounds=[5, 2, 4], every=2), {2: [0, 1, 2], 5: [0, 1, 2]}),
+        (RecordingPlan(clients=[2, 0]), {number: [0, 2] for number in range(1, 6)}),
+        (RecordingPlan(every=2), {1: [0, 1, 2], 3: [0, 1, 2], 5: [0, 1, 2]}),
+        (RecordingPlan(every=3, clients=[1]), {1: [1], 4: [1]}),
+        (RecordingPlan(every=99), {1: [0, 1, 2]}),
     ],
 )
-def test_the_plan_bounds_what_is_kept(tmp_path: Path, plan: Plan, kept: dict[int, list[int]]) -> None:
+def test_the_plan_bounds_what_is_kept(tmp_path: Path, plan: RecordingPlan, kept: dict[int, list[int]]) -> None:
     record(tmp_path, rounds=5, plan=plan)
     transcript = Transcript(tmp_path)
     assert {number: transcript.clients(number) for number in transcript.rounds} == kept
@@ -560,7 +560,7 @@ def test_a_disk_that_is_really_full_ends_the_run_and_leaves_the_earlier_rounds(s
             round=1,
             client=0,
             before=big,
-            payload=Payload.dense({"weight": torch.ones(20_000)}, "weights"),
+            payload=Payload.from_dense({"weight": torch.ones(20_000)}, "weights"),
             num_examples=1,
         )
     ]
@@ -618,7 +618,7 @@ def assert_recorded(folder: Path, updates: list[Update]) -> None:
     transcript = Transcript(folder)
     assert transcript.clients(1) == sorted(update.client for update in updates)
     for update in updates:
-        read = transcript.recorded(1, update.client)
+        read = transcript.recorded_update(1, update.client)
         assert same(dict(read.before), dict(update.before))
         assert same(dict(read.after), dict(update.after))
         assert (read.num_examples, read.metrics) == (update.num_examples, update.metrics)
@@ -631,21 +631,21 @@ def test_a_wrong_guess_of_how_many_will_come_costs_nothing_but_room(
     expected: int | None, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fedsim.recording.recorder, "_BYTES_PER_ROUND", 0)
-    monkeypatch.setattr(fedsim.recording.recorder, "_PIECE", piece)
+    monkeypatch.setattr(fedsim.recording.recorder, "_CHUNK_BYTES", piece)
     assert_recorded(tmp_path, streamed(tmp_path, 40, expected))
 
 
 def test_data_that_is_moved_by_less_than_its_length_keeps_every_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.recording.recorder, "_PIECE", 5000)
+    monkeypatch.setattr(fedsim.recording.recorder, "_CHUNK_BYTES", 5000)
     before = {"w": torch.arange(20_000.0)}
     updates = [
         Update(
             round=1,
             client=client,
             before=before,
-            payload=Payload.dense({"w": before["w"] + client}, "weights"),
+            payload=Payload.from_dense({"w": before["w"] + client}, "weights"),
             num_examples=1,
         )
         for client in range(3)
@@ -703,7 +703,7 @@ def test_clients_who_are_not_kept_are_left_no_room(tmp_path: Path) -> None:
     before = a_state()
     sizes = []
     for clients in (1, 400):
-        recorder = Recorder(tmp_path / str(clients), plan=Plan(clients=[0]))
+        recorder = Recorder(tmp_path / str(clients), plan=RecordingPlan(clients=[0]))
         recorder.write(1, [an_update(1, client, before) for client in range(clients)])
         sizes.append((recorder.folder / PATH.format(1)).stat().st_size)
     assert sizes[1] < 2 * sizes[0]
@@ -720,8 +720,8 @@ def test_failures_are_read_when_the_updates_have_come_to_their_end(tmp_path: Pat
     assert Transcript(tmp_path).header(1).failures == {5: "noticed last"}
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(clients=[3]), Plan(rounds=[2])])
-def test_a_recorder_holds_no_update_longer_than_it_takes_to_write_it(tmp_path: Path, plan: Plan) -> None:
+@pytest.mark.parametrize("plan", [RecordingPlan(), RecordingPlan(clients=[3]), RecordingPlan(rounds=[2])])
+def test_a_recorder_holds_no_update_longer_than_it_takes_to_write_it(tmp_path: Path, plan: RecordingPlan) -> None:
     alive: list[weakref.ref[Any]] = []
     most = 0
     before = a_state()
@@ -783,7 +783,11 @@ def test_types_of_all_widths_come_back_to_the_bit_and_where_their_width_wants_th
     odd = {"half": torch.tensor([1.5, -0.0, float("nan")]).bfloat16(), "flag": torch.tensor([True])}
     updates = [
         Update(
-            round=1, client=client, before=states[0], payload=Payload.dense({**state, **odd}, "weights"), num_examples=1
+            round=1,
+            client=client,
+            before=states[0],
+            payload=Payload.from_dense({**state, **odd}, "weights"),
+            num_examples=1,
         )
         for client, state in enumerate(states)
     ]
@@ -795,7 +799,7 @@ def test_types_of_all_widths_come_back_to_the_bit_and_where_their_width_wants_th
             there = read[f"client/{update.client}/{place:04d}/{name}"]
             assert (there.dtype, there.shape) == (tensor.dtype, tensor.shape)
             assert there.reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist()
-        assert hash_state(Transcript(folder).recorded(1, update.client).after) == hash_state(update.after)
+        assert hash_state(Transcript(folder).recorded_update(1, update.client).after) == hash_state(update.after)
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     entries = json.loads(raw[8 : 8 + length])
@@ -810,7 +814,7 @@ def test_a_type_that_the_format_does_not_know_is_one_sentence(dtype: torch.dtype
     after = {"odd one": torch.zeros(2).to(dtype)}
     with pytest.raises(FedsimError, match="odd one"):
         Recorder(tmp_path).write(
-            1, [Update(round=1, client=0, before={}, payload=Payload.dense(after, "weights"), num_examples=1)]
+            1, [Update(round=1, client=0, before={}, payload=Payload.from_dense(after, "weights"), num_examples=1)]
         )
     assert not list(tmp_path.iterdir())
 
@@ -823,7 +827,7 @@ def test_a_disk_that_fills_up_while_data_is_moved_leaves_no_file(
     def full(self: Any, room: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fedsim.recording.recorder._RoundFile, "_move", full)
+    monkeypatch.setattr(fedsim.recording.recorder._RoundFile, "_grow_header", full)
     with pytest.raises(RunError, match="No space left on device"):
         streamed(tmp_path, 40, 1)
     assert not list(tmp_path.iterdir())
@@ -832,11 +836,11 @@ def test_a_disk_that_fills_up_while_data_is_moved_leaves_no_file(
 def test_copies_of_some_rounds_hold_their_messages_and_no_facts(tmp_path: Path) -> None:
     """As files, for whoever reads them without this module."""
     whole = Transcript(record(tmp_path / "run"))
-    whole.only([1, 3]).copy_to(tmp_path / "copy" / "inside")
+    whole.restrict_to([1, 3]).copy_to(tmp_path / "copy" / "inside")
     copied = Transcript(tmp_path / "copy" / "inside")
     assert copied.rounds == [1, 3]
-    assert copied.hash() == whole.only([1, 3]).hash()
-    assert copied.header(1) == whole.only([1]).header(1)
+    assert copied.hash() == whole.restrict_to([1, 3]).hash()
+    assert copied.header(1) == whole.restrict_to([1]).header(1)
     assert whole.header(1).config
     assert all(b"batch-size" not in path.read_bytes() for path in copied.folder.iterdir())
     assert b"batch-size" in next(whole.folder.iterdir()).read_bytes()
@@ -848,7 +852,7 @@ def test_an_altered_round_is_not_copied(damaged: Path, tmp_path: Path) -> None:
     """What is sealed anew would pass for intact."""
     damaged.write_bytes(damaged.read_bytes().replace(b'num_examples\\\\\\": 11', b'num_examples\\\\\\": 12'))
     with pytest.raises(TranscriptError, match="its header was altered"):
-        Transcript(damaged.parent).only([2]).copy_to(tmp_path / "copy")
+        Transcript(damaged.parent).restrict_to([2]).copy_to(tmp_path / "copy")
 
 
 # What a stranger may write into a header and seal: read as it is, or named as damaged.
@@ -973,14 +977,14 @@ def test_a_reply_of_another_form_is_named(tmp_path: Path, change: dict[str, Any]
     header["replies"][0] |= change
     sealed_as(path, header)
     with pytest.raises(TranscriptError, match="is damaged") as caught:
-        Transcript(tmp_path).recorded(1, 1)
+        Transcript(tmp_path).recorded_update(1, 1)
     assert_one_sentence_about(path, caught.value)
 
 
 @pytest.mark.parametrize("after", [{"w": torch.ones(1)}, {"w": torch.ones(())}, {}], ids=["one", "scalar", "none"])
 def test_a_tensor_of_one_element_is_never_spread_over_another(after: dict[str, torch.Tensor]) -> None:
     update = Update(
-        round=1, client=0, before={"w": torch.zeros(3)}, payload=Payload.dense(after, "weights"), num_examples=1
+        round=1, client=0, before={"w": torch.zeros(3)}, payload=Payload.from_dense(after, "weights"), num_examples=1
     )
     with pytest.raises(TranscriptError, match=r"round 1, client 0: of 'w', \(3,\), it sent"):
         _ = update.pseudo_gradient
@@ -991,7 +995,7 @@ def test_a_client_below_0_is_not_recorded(tmp_path: Path) -> None:
         round=1,
         client=-1,
         before={"w": torch.zeros(3)},
-        payload=Payload.dense({"w": torch.ones(3)}, "weights"),
+        payload=Payload.from_dense({"w": torch.ones(3)}, "weights"),
         num_examples=1,
     )
     with pytest.raises(RunError, match="client -1, below 0"):
@@ -1004,12 +1008,12 @@ def test_a_file_with_a_client_below_0_or_twice_is_damaged(tmp_path: Path, monkey
             round=1,
             client=k,
             before={"w": torch.zeros(3)},
-            payload=Payload.dense({"w": torch.ones(3)}, "weights"),
+            payload=Payload.from_dense({"w": torch.ones(3)}, "weights"),
             num_examples=1,
         )
         for k in (0, 1)
     ]
-    real = Header.plain
+    real = Header.to_json
     for number, ids in enumerate([(-1, 1), (1, 1)]):
 
         def forged(header: Header, ids: tuple[int, int] = ids) -> dict[str, object]:

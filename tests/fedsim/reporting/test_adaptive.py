@@ -13,8 +13,18 @@ import pytest
 from rich.console import Console
 
 from fedsim.cli import work_shown
-from fedsim.reporting.adaptive import FAILS, HOLDS, ONLY_NAIVE, OPEN, Pair, pairs, remarks, same, told_once
-from fedsim.reporting.summary import Kind, Line, lines
+from fedsim.reporting.adaptive import (
+    FAILS,
+    HOLDS,
+    ONLY_NAIVE,
+    UNDECIDED_OUTCOME,
+    NaiveAdaptivePair,
+    equal_attacks,
+    merge_equal_attacks,
+    pair_readings,
+    remarks,
+)
+from fedsim.reporting.summary import AttackTraits, ScoreReading, score_readings
 
 HELD = [9.0, 9.5, 9.2, 9.4, 9.1]
 LEAKING = [15.0, 16.0, 15.5, 14.5, 15.2]
@@ -47,29 +57,34 @@ def rows(values: Sequence[float], *, knows: bool, title: str = "sme", **keys: An
     ]
 
 
-def made(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> list[Line]:
-    return lines([*rows(naive, knows=False, **keys), *rows(adaptive, knows=True, **keys)], {})
+def made(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> list[ScoreReading]:
+    return score_readings([*rows(naive, knows=False, **keys), *rows(adaptive, knows=True, **keys)], {})
 
 
-def pair_of(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> Pair:
-    [pair] = pairs(made(naive, adaptive, **keys))
+def pair_of(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> NaiveAdaptivePair:
+    [pair] = pair_readings(made(naive, adaptive, **keys))
     return pair
 
 
 @pytest.mark.parametrize(
     ("naive", "adaptive", "outcome", "told"),
     [
-        (HELD, HELD, OPEN, "is undecided: the adaptive attack found what the naive one did"),
-        (HELD, LOWER, OPEN, "is undecided: neither attack is beyond the floor, and nothing shows that it would be"),
+        (HELD, HELD, UNDECIDED_OUTCOME, "is undecided: the adaptive attack found what the naive one did"),
+        (
+            HELD,
+            LOWER,
+            UNDECIDED_OUTCOME,
+            "is undecided: neither attack is beyond the floor, and nothing shows that it would be",
+        ),
         (HELD, LEAKING, ONLY_NAIVE, "beats only the adversary who does not know it"),
         (LEAKING, LEAKING, FAILS, "does not hold: both attacks leak"),
         (LEAKING, HELD, FAILS, "does not hold: the naive attack leaks"),
         (BETWEEN, LEAKING, FAILS, "does not hold: the adaptive attack leaks"),
-        (HELD, BETWEEN, OPEN, "is undecided: neither attack leaks, but"),
-        (BETWEEN, HELD, OPEN, "is undecided"),
-        (HELD[:4], HELD[:4], OPEN, "is undecided: from fewer than 5 victims nothing is concluded"),
-        (HELD[:4], LEAKING[:4], OPEN, "is undecided: from fewer than 5 victims"),
-        ([*HELD[:4], math.inf], HELD, OPEN, "is undecided"),
+        (HELD, BETWEEN, UNDECIDED_OUTCOME, "is undecided: neither attack leaks, but"),
+        (BETWEEN, HELD, UNDECIDED_OUTCOME, "is undecided"),
+        (HELD[:4], HELD[:4], UNDECIDED_OUTCOME, "is undecided: from fewer than 5 victims nothing is concluded"),
+        (HELD[:4], LEAKING[:4], UNDECIDED_OUTCOME, "is undecided: from fewer than 5 victims"),
+        ([*HELD[:4], math.inf], HELD, UNDECIDED_OUTCOME, "is undecided"),
     ],
 )
 def test_a_defense_is_worth_what_both_attacks_say(
@@ -86,9 +101,9 @@ def test_a_defense_holds_only_where_the_attack_leaks_without_it_and_somebody_tri
     assert held.outcome == HOLDS
     assert "holds: neither the naive nor the adaptive attack is beyond the floor" in held.sentence
     useless = replace(pair, control=pair_of(HELD, HELD).naive)
-    assert useless.outcome == OPEN
+    assert useless.outcome == UNDECIDED_OUTCOME
     assert "without the defense the same attack does not leak either" in useless.sentence
-    assert replace(pair_of(HELD, HELD), control=without).outcome == OPEN
+    assert replace(pair_of(HELD, HELD), control=without).outcome == UNDECIDED_OUTCOME
 
 
 def test_it_is_said_by_which_scores() -> None:
@@ -108,15 +123,15 @@ def test_an_interval_that_reaches_beyond_the_floor_is_no_proof() -> None:
     """The mean is below the floor and no victim leaks by the sign test, but four more might."""
     values = [9.9, 10.1, 9.7, 10.2, 9.8]
     assert sum(values) / 5 < 10
-    assert pair_of(values, values).outcome == OPEN
+    assert pair_of(values, values).outcome == UNDECIDED_OUTCOME
 
 
 def test_differences_are_paired_by_victim() -> None:
     pair = pair_of([1.0, 20.0, 300.0, 40.0, 5.0], [2.0, 21.0, 301.0, 41.0, 6.0])
     assert pair.differences == [1.0] * 5
     assert pair.difference_text == "1 ± 0"
-    missing = lines([*rows(HELD, knows=False), *rows(HELD[1:], knows=True)[1:]], {})
-    assert len(pairs(missing)[0].differences) == 3  # victims 1 to 3 were attacked both ways
+    missing = score_readings([*rows(HELD, knows=False), *rows(HELD[1:], knows=True)[1:]], {})
+    assert len(pair_readings(missing)[0].differences) == 3  # victims 1 to 3 were attacked both ways
 
 
 def test_differences_of_shares_stay_between_minus_one_and_one() -> None:
@@ -134,35 +149,35 @@ def test_equal_scores_say_that_knowing_the_defense_changes_nothing() -> None:
     "keys", [{"settings": '{"iterations": 3}'}, {"metric": "ssim"}, {"attack": "other adaptive"}], ids=lambda k: min(k)
 )
 def test_only_the_same_attack_is_a_pair(keys: dict[str, Any]) -> None:
-    found = lines([*rows(HELD, knows=False), *(row | keys for row in rows(HELD, knows=True))], {})
-    assert pairs(found) == []
+    found = score_readings([*rows(HELD, knows=False), *(row | keys for row in rows(HELD, knows=True))], {})
+    assert pair_readings(found) == []
 
 
 def test_an_adversary_who_is_granted_more_than_the_defenses_is_no_pair() -> None:
     """That its attack leaks may be due to what else it knows, and says nothing of the defense."""
     more = [row | {"granted": "model loss labels defenses"} for row in rows(LEAKING, knows=True)]
-    found = lines([*rows(HELD, knows=False), *more], {})
-    assert pairs(found) == []
+    found = score_readings([*rows(HELD, knows=False), *more], {})
+    assert pair_readings(found) == []
     assert not [told for told in remarks(found, defended=True, granted=True) if "beats only" in told]
 
 
 def test_an_attack_that_is_called_adaptive_and_knows_no_defense_is_no_pair() -> None:
     named = [row | {"granted": "model loss"} for row in rows(LEAKING, knows=True)]
-    assert pairs(lines([*rows(HELD, knows=False), *named], {})) == []
+    assert pair_readings(score_readings([*rows(HELD, knows=False), *named], {})) == []
 
 
 def test_what_is_not_computed_has_no_outcome_and_is_not_told() -> None:
     gone = {"missing": "no weights", "value": math.nan, "floor": math.nan}
-    found = lines([*rows(HELD, knows=False), *(row | gone for row in rows(HELD, knows=True))], {})
-    assert pairs(found)[0].outcome == ""
-    assert pairs(found)[0].difference_text == "–"
+    found = score_readings([*rows(HELD, knows=False), *(row | gone for row in rows(HELD, knows=True))], {})
+    assert pair_readings(found)[0].outcome == ""
+    assert pair_readings(found)[0].difference_text == "–"
     assert remarks(found, defended=True, granted=True) == []
 
 
 def test_baselines_are_no_attacks() -> None:
-    source = {("sme", "na"): Kind(source="global"), ("sme adaptive", "ad"): Kind(source="global")}
-    found = lines([*rows(HELD, knows=False), *rows(LEAKING, knows=True)], source)
-    assert pairs(found)[0].outcome == ""
+    source = {("sme", "na"): AttackTraits(source="global"), ("sme adaptive", "ad"): AttackTraits(source="global")}
+    found = score_readings([*rows(HELD, knows=False), *rows(LEAKING, knows=True)], source)
+    assert pair_readings(found)[0].outcome == ""
     assert remarks(found, defended=True, granted=True) == []
 
 
@@ -186,7 +201,7 @@ NAIVE_ALONE = "only naive attacks were made: the adversary is not granted the de
 
 
 def test_of_a_defended_run_it_is_said_that_only_naive_attacks_were_made() -> None:
-    naive = lines(rows(HELD, knows=False), {})
+    naive = score_readings(rows(HELD, knows=False), {})
     [told] = remarks(naive, defended=True, granted=False)
     assert NAIVE_ALONE in told
     assert remarks(naive, defended=False, granted=False) == []
@@ -194,7 +209,7 @@ def test_of_a_defended_run_it_is_said_that_only_naive_attacks_were_made() -> Non
 
 
 def test_attacks_that_read_no_defenses_are_named() -> None:
-    found = [*made(HELD, LEAKING), *lines(rows(HELD, knows=False, title="spear"), {})]
+    found = [*made(HELD, LEAKING), *score_readings(rows(HELD, knows=False, title="spear"), {})]
     assert remarks(found, defended=True, granted=True)[1:] == [
         "Made by the naive adversary alone, because they read no defenses: spear."
     ]
@@ -203,14 +218,14 @@ def test_attacks_that_read_no_defenses_are_named() -> None:
 
 def test_attacks_whose_scores_are_the_same_are_told_once() -> None:
     alike, further = made(HELD, HELD), {"metric": "ssim"}
-    assert same(alike) == {"sme adaptive": "sme"}
-    [once] = told_once(alike)
+    assert equal_attacks(alike) == {"sme adaptive": "sme"}
+    [once] = merge_equal_attacks(alike)
     assert once.summary.attack == "sme, naive and adaptive alike"
     assert (once.verdict, once.summary.text) == (alike[0].verdict, alike[0].summary.text)
     other = made(HELD, [*HELD[:4], 9.1001]) + made(HELD, HELD, **further)
-    assert told_once(other) == other
+    assert merge_equal_attacks(other) == other
     by_one = [*alike, *made(HELD, LEAKING, **further)]
-    assert told_once(by_one) == by_one
+    assert merge_equal_attacks(by_one) == by_one
 
 
 def test_a_terminal_shows_one_table_of_what_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

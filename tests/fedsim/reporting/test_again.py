@@ -17,18 +17,18 @@ from safetensors.torch import save_file
 import fedsim
 from fedsim.auditing.variants import settings_of
 from fedsim.experiments.build import build_attacks
-from fedsim.experiments.config import AttackFile, check
+from fedsim.experiments.config import AttackFile, validate_tables
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.files import hash_file
 from fedsim.paper import Paper
 from fedsim.plugins import registry
-from fedsim.recording.finding_files import read_about
+from fedsim.recording.finding_files import read_facts
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting.again import made_again
+from fedsim.reporting.again import reproduction_of
 from fedsim.reporting.attack_files import attack_files, attack_table
-from fedsim.reporting.besides import placeless
+from fedsim.reporting.besides import strip_folders
 from fedsim.reporting.citations import FLOWER, bibtex
-from fedsim.reporting.evidence import Found, own_audit, read_findings, read_recording
+from fedsim.reporting.evidence import FindingView, read_audit, read_findings, read_recording
 from fedsim.workflow import work
 from fedsim.workflow.adversaries import read_adversary
 
@@ -69,12 +69,14 @@ def made_anew(page: str, folder: Path) -> tuple[Path, str]:
 def claims(path: Path) -> dict[str, str]:
     """The hash of each finding of a run."""
     folder, notes = RunFolder(path), list[str]()
-    audit = own_audit(folder, notes)
-    return dict(made_again(audit, read_recording(folder, notes), read_findings(folder, audit, notes, notes)).hashes)
+    audit = read_audit(folder, notes)
+    return dict(
+        reproduction_of(audit, read_recording(folder, notes), read_findings(folder, audit, notes, notes)).hashes
+    )
 
 
 def fingerprints(path: Path) -> set[str]:
-    return {read_about(file)["fingerprint"] for file in path.glob("findings/*/*.safetensors")}
+    return {read_facts(file)["fingerprint"] for file in path.glob("findings/*/*.safetensors")}
 
 
 def told(page: str, term: str) -> str:
@@ -115,11 +117,13 @@ def test_an_adversary_who_knows_the_defenses_is_made_again_with_the_one_who_does
     assert len(claims(again)) == 4
 
 
-def found_in(*abouts: dict[str, Any]) -> list[Found]:
+def found_in(*abouts: dict[str, Any]) -> list[FindingView]:
     """Findings that say so of themselves."""
     said = {"granted": [], "knowledge": {}, "app": {}, "members": [], "repeat": 0, "variant": ""}
     return [
-        Found(about={**said, "attack": about["title"], **about}, hash="", curves={}, images=0, known=False)
+        FindingView(
+            about={**said, "attack": about["title"], **about}, hash="", curves={}, num_examples=0, has_truth=False
+        )
         for about in abouts
     ]
 
@@ -222,7 +226,7 @@ def elsewhere(tmp_path):
 
 
 def test_a_recording_made_elsewhere_is_attacked_again_in_the_same_way(tmp_path, elsewhere, monkeypatch):
-    first = Transcript(elsewhere).recorded(1, 0).before
+    first = Transcript(elsewhere).recorded_update(1, 0).before
     renamed = list(first)
     monkeypatch.syspath_prepend(str(tmp_path))
     names = ["1.weight", "1.bias", "3.weight", "3.bias"]
@@ -266,7 +270,7 @@ iterations = 3
     after = {path.name: path for path in again.glob("findings/*/*.safetensors")}
     assert before.keys() == after.keys()
     [one] = before
-    assert read_about(before[one])["fingerprint"] == read_about(after[one])["fingerprint"]
+    assert read_facts(before[one])["fingerprint"] == read_facts(after[one])["fingerprint"]
     other = (again / "report.html").read_text(encoding="utf-8")
     assert told(other, "SHA-256 of all findings") == told(page, "SHA-256 of all findings")
 
@@ -282,20 +286,20 @@ iterations = 3
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [n for n in registry.names("attacks") if registry.is_own("attacks", n)])
+@pytest.mark.parametrize("name", [n for n in registry.registered_names("attacks") if registry.is_builtin("attacks", n)])
 def test_settings_that_are_written_out_build_the_same_attack(name):
     [(_, built)] = build_attacks(AttackFile.model_validate({"attack": [{"name": name}]}))
     about = {"title": "its title", "plugin": name, "granted": [], "settings": settings_of(built)}
-    [(table, again)] = build_attacks(check(AttackFile, {"attack": [attack_table(about)]}, "test"))
+    [(table, again)] = build_attacks(validate_tables(AttackFile, {"attack": [attack_table(about)]}, "test"))
     assert repr(again) == repr(built)
     assert table.title == "its title"
 
 
 def test_each_absolute_path_is_left_with_its_last_part_and_nothing_else_changes():
-    assert placeless("csv (path /home/me/data/x.csv, target y)") == "csv (path x.csv, target y)"
-    assert placeless("~/runs/a.toml: cannot be read; '/b/c' too") == "a.toml: cannot be read; 'c' too"
+    assert strip_folders("csv (path /home/me/data/x.csv, target y)") == "csv (path x.csv, target y)"
+    assert strip_folders("~/runs/a.toml: cannot be read; '/b/c' too") == "a.toml: cannot be read; 'c' too"
     for text in ("https://arxiv.org/abs/2306.00127", "1 / 2", "and/or", "runs/again", "data:image/png;base64,a/b/c+/d"):
-        assert placeless(text) == text
+        assert strip_folders(text) == text
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from fedsim.reporting.differences import (
     NOT_SHOWN,
     SEEN_LESS,
     Difference,
-    alone,
     difference_text,
     differences,
-    same_clients,
-    unlike,
+    incomparable_attacks,
+    unshared_attacks,
+    why_not_same_clients,
 )
 
 
@@ -174,8 +174,8 @@ def test_a_metric_that_one_run_could_not_compute_has_no_difference() -> None:
 
 def test_attacks_of_one_run_alone_are_named() -> None:
     base = rows({0: 1.0}) + rows({0: 1.0}, attack="spear-ica")
-    assert alone(base, rows({0: 1.0})) == (["spear-ica"], [])
-    assert alone(rows({0: 1.0}), base) == ([], ["spear-ica"])
+    assert unshared_attacks(base, rows({0: 1.0})) == (["spear-ica"], [])
+    assert unshared_attacks(rows({0: 1.0}), base) == ([], ["spear-ica"])
 
 
 def test_one_of_several_variants_is_compared_by_its_settings() -> None:
@@ -183,8 +183,8 @@ def test_one_of_several_variants_is_compared_by_its_settings() -> None:
     base, other = rows({0: 1.0}, **ten), rows({0: 9.0}, **twenty) + rows({0: 3.0}, **ten)
     for found, mean in ((differences(base, other), 2.0), (differences(other, base), -2.0)):
         assert [(item.attack, item.mean) for item in found] == [("sme (iterations=10)", mean)]
-    assert alone(base, other) == ([], ["sme (iterations=20)"])
-    assert unlike(base, other) == []
+    assert unshared_attacks(base, other) == ([], ["sme (iterations=20)"])
+    assert incomparable_attacks(base, other) == []
 
 
 def test_variants_that_no_settings_tell_apart_are_not_compared_and_not_called_missing() -> None:
@@ -193,14 +193,17 @@ def test_variants_that_no_settings_tell_apart_are_not_compared_and_not_called_mi
         row for count in ("10", "20") for row in rows({0: 1.0}, variant=count, settings=f'{{"iterations": {count}}}')
     ]
     assert differences(base, other) == []
-    assert alone(base, other) == (["spear-ica"], [])
-    (sentence,) = unlike(base, other)
+    assert unshared_attacks(base, other) == (["spear-ica"], [])
+    (sentence,) = incomparable_attacks(base, other)
     assert sentence.startswith("sme is not compared with sme (iterations=10), sme (iterations=20): ")
 
 
 def test_who_holds_what_follows_from_data_partition_seed_and_count() -> None:
     base = {"data.name": "digits", "federation.seed": 1, "federation.rounds": 2, "defense.0.name": "dp-sgd"}
-    assert same_clients(base, base | {"federation.rounds": 9, "defense.0.name": "mixup"}) == ""
-    assert same_clients(base, base | {"federation.seed": 2}) == "federation.seed differs"
-    assert same_clients(base, base | {"data.name": "x", "partition.alpha": 1}) == "data.name, partition.alpha differ"
-    assert same_clients(base, None) == "the settings of a recording made elsewhere are not known"
+    assert why_not_same_clients(base, base | {"federation.rounds": 9, "defense.0.name": "mixup"}) == ""
+    assert why_not_same_clients(base, base | {"federation.seed": 2}) == "federation.seed differs"
+    assert (
+        why_not_same_clients(base, base | {"data.name": "x", "partition.alpha": 1})
+        == "data.name, partition.alpha differ"
+    )
+    assert why_not_same_clients(base, None) == "the settings of a recording made elsewhere are not known"

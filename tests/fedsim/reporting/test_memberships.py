@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from fedsim.evaluation.kind import Roc
-from fedsim.reporting.evidence import Found
+from fedsim.evaluation.kind import RocCurve
+from fedsim.reporting.evidence import FindingView
 from fedsim.reporting.memberships import roc_charts
 
 
-def found(attack: str, true: list[float]) -> Found:
+def found(attack: str, true: list[float]) -> FindingView:
     """Of ten others."""
-    curve = Roc(false=torch.linspace(0, 1, 11), true=torch.tensor(true))
-    return Found(about={"attack": attack}, hash="", curves={}, images=0, known=True, roc=curve)
+    curve = RocCurve(false_positive_rates=torch.linspace(0, 1, 11), true_positive_rates=torch.tensor(true))
+    return FindingView(about={"attack": attack}, hash="", curves={}, num_examples=0, has_truth=True, roc=curve)
 
 
 def test_without_such_findings_nothing_is_drawn() -> None:
-    alone = Found(about={"attack": "sme"}, hash="", curves={}, images=0, known=True)
+    alone = FindingView(about={"attack": "sme"}, hash="", curves={}, num_examples=0, has_truth=True)
     assert not roc_charts([alone], ["sme"]).drawn
 
 

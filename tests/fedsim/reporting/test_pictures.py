@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.evaluation.kind import Sheet
-from fedsim.reporting.pictures import Gallery, Grid, as_bytes, png_of
+from fedsim.evaluation.kind import ImageGrid
+from fedsim.reporting.pictures import Gallery, VictimImages, encode_png, images_as_bytes
 
 TRUE = torch.linspace(0, 1, 3 * 16).reshape(3, 1, 4, 4)
 GUESS = torch.full_like(TRUE, 0.5)
@@ -21,7 +21,7 @@ def about(attack="sme", victim=0):
 
 
 def sheet(claimed=TRUE, true=TRUE, **more):
-    return Sheet(claimed=claimed, true=true, psnr=[10.0, 20.0, 30.0][: len(claimed)], **more)
+    return ImageGrid(claimed=claimed, true=true, psnr=[10.0, 20.0, 30.0][: len(claimed)], **more)
 
 
 def add(gallery, *, attack="sme", victim=0, guess=("public mean", GUESS), scores=None, of=None):
@@ -34,23 +34,27 @@ def pixels(png):
 
 def test_images_lie_side_by_side_and_iterations_below_one_another():
     steps = torch.stack([TRUE, TRUE.flip(0)])
-    found = pixels(png_of(as_bytes(steps.flatten(0, 1)).reshape(2, 3, 4, 4)))
+    found = pixels(encode_png(images_as_bytes(steps.flatten(0, 1)).reshape(2, 3, 4, 4)))
     assert found.shape == (8, 12)
-    np.testing.assert_array_equal(found[:4, 4:8], as_bytes(TRUE)[1])
-    np.testing.assert_array_equal(found[4:, :4], as_bytes(TRUE)[2])
+    np.testing.assert_array_equal(found[:4, 4:8], images_as_bytes(TRUE)[1])
+    np.testing.assert_array_equal(found[4:, :4], images_as_bytes(TRUE)[2])
 
 
 @pytest.mark.parametrize(("channels", "shape"), [(1, (3, 4, 4)), (2, (3, 4, 4)), (3, (3, 4, 4, 3))])
 def test_three_channels_are_colours_and_others_become_grey(channels, shape):
     images = torch.zeros(3, channels, 4, 4)
     images[:, 0] = 1
-    found = as_bytes(images)
+    found = images_as_bytes(images)
     assert found.shape == shape
     assert found[0, 0, 0].tolist() == {1: 255, 2: 128, 3: [255, 0, 0]}[channels]
 
 
 def test_values_out_of_range_are_cut_and_what_is_no_number_is_black():
-    assert as_bytes(torch.tensor([-1.0, 2.0, float("nan")]).reshape(3, 1, 1, 1)).flatten().tolist() == [0, 255, 0]
+    assert images_as_bytes(torch.tensor([-1.0, 2.0, float("nan")]).reshape(3, 1, 1, 1)).flatten().tolist() == [
+        0,
+        255,
+        0,
+    ]
 
 
 def test_attacks_on_one_message_share_the_original_and_the_guess():
@@ -60,7 +64,7 @@ def test_attacks_on_one_message_share_the_original_and_the_guess():
     [grid] = gallery.grids.values()
     assert grid.attacks == ["sme", "dlg"]
     [guess] = grid.guesses
-    assert guess.about == {"attack": "public mean", "beside": ["sme", "dlg"]}
+    assert guess.about == {"attack": "public mean", "judged_attacks": ["sme", "dlg"]}
     assert guess.psnr == pytest.approx([10 * np.log10(1 / ((t - 0.5) ** 2).mean()) for t in TRUE.numpy()], rel=1e-4)
 
 
@@ -69,7 +73,7 @@ def test_guesses_that_differ_stand_apart():
     add(gallery, attack="sme")
     add(gallery, attack="dlg", guess=("public class mean", GUESS / 2))
     [grid] = gallery.grids.values()
-    assert [guess.about["beside"] for guess in grid.guesses] == [["sme"], ["dlg"]]
+    assert [guess.about["judged_attacks"] for guess in grid.guesses] == [["sme"], ["dlg"]]
 
 
 def test_victims_and_what_they_held_have_grids_of_their_own():
@@ -109,7 +113,7 @@ def test_without_room_for_iterations_the_images_are_there_still():
 
 
 def test_of_many_large_iterations_the_first_and_the_last_are_kept(monkeypatch):
-    monkeypatch.setattr("fedsim.reporting.pictures._LARGEST_STEPS", 3 * as_bytes(TRUE).nbytes)
+    monkeypatch.setattr("fedsim.reporting.pictures._LARGEST_STEPS", 3 * images_as_bytes(TRUE).nbytes)
     gallery = Gallery()
     add(gallery, of=sheet(steps=TRUE.expand(9, -1, -1, -1, -1), iterations=list(range(0, 90, 10))))
     [grid] = gallery.grids.values()
@@ -119,7 +123,7 @@ def test_of_many_large_iterations_the_first_and_the_last_are_kept(monkeypatch):
 
 @pytest.mark.parametrize("side", [8, 28, 32, 64, 224])
 def test_small_images_have_whole_pixels_and_large_ones_fit_on_paper(side):
-    grid = Grid(about={}, size=(side, side), original=None, typical=False)
-    assert grid.width % side == grid.narrow % side == 0
-    assert grid.printed <= 68
-    assert side > 68 or grid.printed % side == 0
+    grid = VictimImages(about={}, size=(side, side), original=None, typical=False)
+    assert grid.width % side == grid.narrow_width % side == 0
+    assert grid.printed_width <= 68
+    assert side > 68 or grid.printed_width % side == 0

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from fedsim.attacks import Paper
 from fedsim.auditing.audit import Audit
-from fedsim.auditing.scores import IMAGES, SCORES
+from fedsim.auditing.scores import IMAGE_SCORE_COLUMNS, SCORE_COLUMNS
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import AttackFile, AttackTable, Config, PluginTable
@@ -28,7 +28,7 @@ from fedsim.recording.transcript import Transcript
 from fedsim.reporting import figures, pictures
 from fedsim.reporting.charts import Look
 from fedsim.reporting.citations import bibtex
-from fedsim.reporting.curves import overlaid, training_charts
+from fedsim.reporting.curves import overlay_curves, training_charts
 from fedsim.reporting.page import write_report
 from fedsim.wire.messages import Update
 from fedsim.wire.payloads import Payload
@@ -55,7 +55,7 @@ def record(folder, rounds=(1, 2, 3), failures=None):
                 round=number,
                 client=c,
                 before=before,
-                payload=Payload.dense({"weight": torch.ones(6) * c}, "weights"),
+                payload=Payload.from_dense({"weight": torch.ones(6) * c}, "weights"),
                 num_examples=3 + c,
             )
             for c in (0, 1)
@@ -136,22 +136,28 @@ def measure(folder, rows):
 def judge(folder, lines, victims=3):
     """Rows of `scores.csv` out of (attack, metric, value, floor, guess), each for so many victims."""
     rows = [
-        dict(zip(SCORES, (attack, victim, 1, 0, metric, value + victim / 1000, floor, guess), strict=False))
+        dict(zip(SCORE_COLUMNS, (attack, victim, 1, 0, metric, value + victim / 1000, floor, guess), strict=False))
         | {"nearest_public": "nan", "ceiling": 1, "higher_is_better": True, "missing": ""}
         | {"variant": FACTS["variant"], "settings": "{}", "granted": "model loss"}
         for attack, metric, value, floor, guess in lines
         for victim in range(victims)
     ]
-    folder.write_table(folder.scores, SCORES, rows)
+    folder.write_table(folder.scores, SCORE_COLUMNS, rows)
 
 
 def judge_images(folder, attack, metric, values):
     """Rows of `image-scores.csv` about the first finding of client 0."""
     rows = [
-        dict(zip(IMAGES, (attack, 0, 1, 0, place, metric, value, FACTS["variant"], "{}", "model"), strict=True))
+        dict(
+            zip(
+                IMAGE_SCORE_COLUMNS,
+                (attack, 0, 1, 0, place, metric, value, FACTS["variant"], "{}", "model"),
+                strict=True,
+            )
+        )
         for place, value in enumerate(values)
     ]
-    folder.write_table(folder.images, IMAGES, rows)
+    folder.write_table(folder.images, IMAGE_SCORE_COLUMNS, rows)
 
 
 def claim_texts(folder, tokens, *, attack):
@@ -202,7 +208,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     right = {(2, "server"): 0.75}
     rows = [(r, c, right.get((r, c), 0.5), 1.0) for r in (1, 2) for c in ("server", 0, 1)]
     measure(folder, rows)
-    Audit(folder=folder, spec=AttackFile(), experiment=Experiment(config()), beside=folder.path).score()
+    Audit(folder=folder, spec=AttackFile(), experiment=Experiment(config()), base_folder=folder.path).score()
     html = page(folder)
     text = text_of(html)
     assert png.is_file()
@@ -265,7 +271,7 @@ def texts_of_a_stranger(folder, tmp_path):
     held = {"tokens": torch.tensor([[7, 8, 9], [7, 5, 0]]), "labels": torch.zeros(2, dtype=torch.long)}
     save_file(held | {"padding": torch.tensor(0)}, tmp_path / "truth.safetensors")
     spec = AttackFile(attack=[AttackTable(name="embedding-rows")], truth={"0": "truth.safetensors"})
-    return Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path)
+    return Audit(folder=folder, spec=spec, experiment=None, base_folder=tmp_path)
 
 
 def test_a_bag_of_words_is_shown_as_a_set_and_not_as_texts_with_errors(folder, texts_of_a_stranger):
@@ -303,7 +309,7 @@ def test_a_true_record_stands_once_and_what_each_attack_claims_below_it(folder, 
     claim(folder, torch.tensor([[0.5, 0.7], [0.1, 0.9]]), attack="dlg")
     claim(folder, torch.tensor([[0.1, 0.88], [0.5, 0.2]]), attack="sme")
     spec = AttackFile(attack=[AttackTable(name="sme")], truth={"0": "truth.safetensors"})
-    html = page(folder, Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path))
+    html = page(folder, Audit(folder=folder, spec=spec, experiment=None, base_folder=tmp_path))
     [table] = re.findall('<table class="records">(.*?)</table>', html, re.DOTALL)
     assert text_of(table) == (
         "feature 0 feature 1 true 0.1 0.9 dlg 0.1 0.9 sme 0.1 0.88 true 0.5 0.2 dlg 0.5 0.7 sme 0.5 0.2"
@@ -325,7 +331,7 @@ def test_a_card_shows_the_best_and_the_worst_record(folder, tmp_path):
     judge(folder, [("sme", "mse", 0.06, 0.1, "noise")])
     judge_images(folder, "sme", "mse", [0.0, 0.125])
     spec = AttackFile(attack=[AttackTable(name="sme")], truth={"0": "truth.safetensors"})
-    html = page(folder, Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path))
+    html = page(folder, Audit(folder=folder, spec=spec, experiment=None, base_folder=tmp_path))
     assert on_cards(html) == [
         "best MSE 0; client 0, round 1 feature 0 0.1, feature 1 0.9 feature 0 0.1 feature 1 0.9 "
         "worst MSE 0.125; client 0, round 1 feature 0 0.5, feature 1 0.2 feature 0 0.5 feature 1 0.7"
@@ -348,7 +354,7 @@ def test_a_long_text_is_cut_on_its_card(folder, tmp_path):
     judge(folder, [("dlg-text", "recover_rate", 1.0, 0.5, "frequent words")])
     judge_images(folder, "dlg-text", "recover_rate", [1.0])
     spec = AttackFile(attack=[AttackTable(name="dlg-text")], truth={"0": "truth.safetensors"})
-    html = page(folder, Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path))
+    html = page(folder, Audit(folder=folder, spec=spec, experiment=None, base_folder=tmp_path))
     beginning = " ".join(map(str, range(100, 140)))
     assert on_cards(html) == [f"best recover rate 1; client 0, round 1 {beginning} … {beginning} …"]
     assert "148 149" in text_of(html.split('id="texts"')[1])
@@ -563,13 +569,13 @@ def test_a_finding_that_is_drawn_and_not_scored_is_told_from_the_others_everywhe
     record(folder)
     claimed_otherwise(folder, "aaaa", {"iterations": 7})
     claimed_otherwise(folder, "bbbb", {"iterations": 9})
-    row = dict(zip(SCORES, ("sme", 0, 1, 0, "psnr", 12.0, 9.0, "mean"), strict=False)) | {"granted": "model"}
+    row = dict(zip(SCORE_COLUMNS, ("sme", 0, 1, 0, "psnr", 12.0, 9.0, "mean"), strict=False)) | {"granted": "model"}
     row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "nearest_public": "nan"}
-    folder.write_table(folder.scores, SCORES, [row | {"variant": "aaaa", "settings": '{"iterations": 7}'}])
+    folder.write_table(folder.scores, SCORE_COLUMNS, [row | {"variant": "aaaa", "settings": '{"iterations": 7}'}])
     page = write_report(folder.path).read_text()
     assert '<th scope="row" data-value="sme (iterations=7)">sme (iterations=7)</th>' in page
     assert all(f'<th scope="row">sme (iterations={count})<span' in page for count in (7, 9))
-    folder.write_table(folder.scores, SCORES, [row | {"variant": "gone", "settings": '{"iterations": 8}'}])
+    folder.write_table(folder.scores, SCORE_COLUMNS, [row | {"variant": "gone", "settings": '{"iterations": 8}'}])
     (folder.findings / "sme-bbbb" / "round-1-client-0-repeat-0.safetensors").unlink()
     page = write_report(folder.path).read_text()
     assert '<th scope="row" data-value="sme (iterations=8)">sme (iterations=8)</th>' in page
@@ -655,8 +661,8 @@ def test_a_claim_about_a_table_has_no_picture_and_no_psnr(folder):
 
 def test_what_a_victim_held_is_judged_in_the_unit_range_that_attacks_claim_it_in(folder):
     tables = Experiment(config(data={"name": "leaf-synthetic"}))
-    audit = Audit(folder=folder, spec=tables.config, experiment=tables, beside=folder.path)
-    low, high = tables.dataset.ends
+    audit = Audit(folder=folder, spec=tables.config, experiment=tables, base_folder=folder.path)
+    low, high = tables.dataset.input_bounds
     assert (low < high).all()
     assert (low < 0).any() & (high > 1).any()
     truth, public = audit.truth(0, 1).data, audit.case.public().data
@@ -729,7 +735,7 @@ def test_an_audit_brings_the_truth_about_a_recording_made_elsewhere(folder, held
     png = claim(folder, held)
     save_file({"data": held, "labels": torch.zeros(len(held), dtype=torch.long)}, tmp_path / "truth.safetensors")
     spec = AttackFile(attack=[SME], truth={"0": "truth.safetensors"})
-    text = text_of(page(folder, Audit(folder=folder, spec=spec, experiment=None, beside=tmp_path)))
+    text = text_of(page(folder, Audit(folder=folder, spec=spec, experiment=None, base_folder=tmp_path)))
     assert "Originals above, reconstructions below" in text
     assert "truth.safetensors" in text
     assert Image.open(png).size[1] > 200
@@ -888,7 +894,7 @@ def test_each_original_stands_above_the_reconstruction_matched_to_it(folder, hel
 def test_colour_images_keep_their_colours():
     red = torch.zeros(1, 3, 4, 4)
     red[:, 0] = 1
-    picture = Image.open(io.BytesIO(figures.image_sheet(red, None, []))).convert("RGB")
+    picture = Image.open(io.BytesIO(figures.draw_image_sheet(red, None, []))).convert("RGB")
     assert picture.getpixel((250, 50)) == (255, 0, 0)
 
 
@@ -902,7 +908,7 @@ def test_bibtex_escapes_what_tex_would_read():
 
 def test_curves_of_unequal_length_are_laid_over_one_another():
     short, long = (np.arange(2.0), np.array([1.0, 3.0])), (np.arange(3.0), np.array([3.0, math.nan, 5.0]))
-    line = overlaid("sme", Look(0), [short, long])
+    line = overlay_curves("sme", Look(0), [short, long])
     np.testing.assert_array_equal(line.x, [0, 1, 2])
     np.testing.assert_array_equal(line.y, [2, 3, 5])
     np.testing.assert_array_equal((line.low, line.high), [[1, 3, 5], [3, 3, 5]])

@@ -20,7 +20,7 @@ def shared(attacked=(), **tables):
         "model": {"name": "mlp", "hidden": (4,)},
         "federation": {"clients": 3, "rounds": 1, "seed": 5},
     } | tables
-    return sharing.sharing(Experiment(Config.model_validate(config)), attacked)
+    return sharing.sharing_table(Experiment(Config.model_validate(config)), attacked)
 
 
 def rows(found):
@@ -31,7 +31,7 @@ def rows(found):
 
 def test_it_says_which_part_of_the_data_set_is_used():
     size = len(load_digits().target)
-    numbers = re.findall(r"\d[\d.]*", shared().used.replace("\u202f", ""))
+    numbers = re.findall(r"\d[\d.]*", shared().summary.replace("\u202f", ""))
     held, of, percent, public = map(float, (number.rstrip(".") for number in numbers))
     assert (held, of + public) == (18, size)
     assert percent == round(100 * held / of, 1)
@@ -49,7 +49,7 @@ def test_what_clients_hold_out_is_counted_too():
     found = shared(partition={"name": "iid", "samples_per_client": 6, "test_fraction": 0.25})
     held_out = [int(row[2]) for row in rows(found)]
     assert min(held_out) > 0
-    assert f"{sum(held_out)} of them to test on" in found.used.replace("\u202f", "")
+    assert f"{sum(held_out)} of them to test on" in found.summary.replace("\u202f", "")
 
 
 def test_natural_groups_are_named_beside_their_clients():
@@ -61,9 +61,9 @@ def test_natural_groups_are_named_beside_their_clients():
 def test_of_many_clients_the_attacked_ones_are_shown_first_of_all():
     found = shared([33], federation={"clients": 35, "rounds": 1, "seed": 5})
     names = [row[0] for row in rows(found)]
-    assert len(names) == sharing.CLIENTS
+    assert len(names) == sharing.MAX_CLIENTS
     assert names[-1] == "33, attacked"
-    assert found.left == 5
+    assert found.omitted_clients == 5
 
 
 def test_targets_of_a_regression_have_a_mean_and_a_deviation(tmp_path):

@@ -16,7 +16,8 @@ from fedsim.attacks import GLOBAL, OPTIMAL
 from fedsim.errors import RunError
 from fedsim.evaluation import representatives, scoring
 from fedsim.evaluation.properties import score_messages
-from fedsim.reporting.summary import Kind, headline, interval, lines, reading, summarise
+from fedsim.reporting.headline import headline
+from fedsim.reporting.summary import AttackTraits, interval, judge_summary, score_readings, summarise
 
 _clients = itertools.count()
 
@@ -133,7 +134,7 @@ def test_other_rounds_of_a_victim_are_no_new_victims() -> None:
 def test_the_advantage_over_the_floor_is_paired_by_victim() -> None:
     rows = [row(value, floor=value - 3.0) for value in (10.0, 20.0, 60.0)]
     [summary] = summarise(rows)
-    assert (summary.gain, summary.ahead) == (3.0, 3)
+    assert (summary.gain, summary.num_beyond) == (3.0, 3)
     [lower] = summarise([row(1.0, floor=4.0, higher_is_better=False)])
     assert lower.gain == 3.0
 
@@ -181,13 +182,13 @@ def test_every_metric_that_is_bounded_by_one_is_known_for_a_share_or_has_a_range
     from fedsim.reporting.summary import _RANGES, _SHARES
 
     bounded = {name for name, best in scoring._CEILING.items() if best == 1.0}
-    bounded |= {name for name, (_, best) in representatives._CLOSENESS.items() if best == 1.0}
+    bounded |= {name for name, (_, best) in representatives._SIMILARITIES.items() if best == 1.0}
     assert bounded <= _SHARES | set(_RANGES)
 
 
 def verdicts(gains: list[float], **keys: Any) -> tuple[str, str]:
     [summary] = summarise([row(10 + gain, floor=10.0, **keys) for gain in gains])
-    return reading(summary)
+    return judge_summary(summary)
 
 
 @pytest.mark.parametrize(
@@ -216,12 +217,12 @@ def test_a_score_says_no_more_than_its_victims_carry(gains: list[float], verdict
 def test_an_attack_below_what_public_data_say_is_told_so(victims: int) -> None:
     below = [row(0.6, metric="attribute_accuracy", floor=0.7, floor_guess="imputed from public data")] * victims
     [summary] = summarise([item | {"victim": number} for number, item in enumerate(below)])
-    assert reading(summary)[0] == "less than public data do"
+    assert judge_summary(summary)[0] == "less than public data do"
 
 
 def test_many_rounds_of_one_victim_do_not_make_a_leak() -> None:
     rows = [row(15.0, victim=0, round=number) for number in range(20)]
-    assert reading(summarise(rows)[0]) == ("beyond the floor", "20 of 20 rounds, of one victim only")
+    assert judge_summary(summarise(rows)[0]) == ("beyond the floor", "20 of 20 rounds, of one victim only")
 
 
 @pytest.mark.parametrize("clients", [6, 8, 20])
@@ -232,7 +233,9 @@ def test_messages_that_say_nothing_of_a_property_hardly_ever_look_like_a_leak(cl
         scores = torch.from_numpy(rng.random(clients))
         areas = [score_messages(scores, held, torch.arange(clients) == victim, held) for victim in range(clients)]
         [summary] = summarise(row(area.value, metric=area.metric, floor=area.floor) for area, _ in areas)
-        wrong += reading(summary)[0] == "leaks" or not (math.isnan(summary.low) or summary.low <= 0.5 <= summary.high)
+        wrong += judge_summary(summary)[0] == "leaks" or not (
+            math.isnan(summary.low) or summary.low <= 0.5 <= summary.high
+        )
     assert wrong <= 10  # one in twenty
 
 
@@ -242,13 +245,13 @@ def test_victims_that_are_compared_with_one_another_are_no_independent_cases() -
         "8 of 8 victims, which are compared with one another",
     )
     [alone] = summarise(rows_of("a", "property_accuracy", 0.5, 8))
-    assert reading(alone)[0] == "leaks"
+    assert judge_summary(alone)[0] == "leaks"
 
 
 def test_what_is_no_leakage_has_no_verdict() -> None:
     assert verdicts([1.0] * 6, metric="l_sim")[0] == ""
     [unknown] = summarise([row(20.0, floor=math.nan, floor_guess="")])
-    assert reading(unknown) == ("", "no floor to compare with")
+    assert judge_summary(unknown) == ("", "no floor to compare with")
 
 
 def rows_of(attack: str, metric: str, gain: float, count: int = 6, **keys: Any) -> list[dict[str, Any]]:
@@ -257,7 +260,9 @@ def rows_of(attack: str, metric: str, gain: float, count: int = 6, **keys: Any) 
 
 def test_the_headline_is_made_of_the_readings_in_the_table() -> None:
     rows = rows_of("ig", "psnr", -0.1) + rows_of("ig", "label_accuracy", 0.2) + rows_of("sme", "psnr", 0.3)
-    found = lines(rows + rows_of("dlg", "psnr", math.nan, missing="x"), {"ig": Kind(main_metric="psnr")})
+    found = score_readings(
+        rows + rows_of("dlg", "psnr", math.nan, missing="x"), {"ig": AttackTraits(main_metric="psnr")}
+    )
     assert headline(found) == (
         "By PSNR, sme leaks. By PSNR, ig is no better than guessing. "
         "Besides, by label accuracy, ig leaks. There is no verdict on dlg."
@@ -271,14 +276,14 @@ def test_an_attack_is_named_with_all_metrics_by_which_it_leaks_beside_the_first(
         r for name in ("ig", "ig adaptive") for r in rows_of(name, "psnr", -0.1) + rows_of(name, "label_accuracy", 0.2)
     ]
     rows += rows_of("ig adaptive", "ssim", 0.1) + rows_of("ig adaptive", "recovered", 0.1)
-    assert headline(lines(rows, {})) == (
+    assert headline(score_readings(rows, {})) == (
         "By PSNR, ig and ig adaptive are no better than guessing. Besides, by label accuracy, ig leaks. "
         "Besides, by label accuracy, SSIM and recovered, ig adaptive leaks."
     )
 
 
 def test_too_few_victims_are_told_in_the_headline() -> None:
-    assert headline(lines(rows_of("sme", "psnr", 0.3, count=3), {})) == (
+    assert headline(score_readings(rows_of("sme", "psnr", 0.3, count=3), {})) == (
         "By PSNR, sme is beyond the floor. Only 3 victims were attacked, too few to conclude from."
     )
     assert headline([]) == ""
@@ -286,12 +291,15 @@ def test_too_few_victims_are_told_in_the_headline() -> None:
 
 def test_attacks_whose_titles_have_commas_are_told_apart_in_the_headline() -> None:
     rows = [r for name in ("aia, best", "sme", "ig") for r in rows_of(name, "psnr", 0.3)]
-    assert headline(lines(rows, {})) == "By PSNR, 'aia, best', 'sme' and 'ig' leak."
+    assert headline(score_readings(rows, {})) == "By PSNR, 'aia, best', 'sme' and 'ig' leak."
 
 
 def test_baselines_are_not_counted_as_attacks() -> None:
     rows = [r for name in ("lmra", "shared-model", "aia, best") for r in rows_of(name, "zest", 0.2)]
-    found = lines(rows, {("shared-model", "0a1b"): Kind(source=GLOBAL), ("aia, best", "0a1b"): Kind(source=OPTIMAL)})
+    found = score_readings(
+        rows,
+        {("shared-model", "0a1b"): AttackTraits(source=GLOBAL), ("aia, best", "0a1b"): AttackTraits(source=OPTIMAL)},
+    )
     assert headline(found) == (
         "By Zest, lmra leaks. Baselines are not counted as attacks. By Zest, shared-model leaks."
     )

@@ -14,8 +14,8 @@ import pytest
 
 from fedsim.errors import RunError
 from fedsim.reporting.summary import interval
-from fedsim.reporting.sweep_groups import Group, groups
-from fedsim.reporting.sweep_page import pareto, write_sweep_page
+from fedsim.reporting.sweep_groups import ScoreGroup, group_scores
+from fedsim.reporting.sweep_page import pareto_front, write_sweep_page
 from fedsim.sweeps.table import read_table, write_cells, write_table
 
 AXES = ("defense", "training.local_epochs")
@@ -51,7 +51,7 @@ def grid() -> list[dict[str, Any]]:
 
 def test_scores_are_grouped_by_attack_and_setting(grid: list[dict[str, Any]], tmp_path: Path) -> None:
     write_table(tmp_path, AXES, grid)
-    found = groups(read_table(tmp_path).rows, AXES, "psnr")
+    found = group_scores(read_table(tmp_path).rows, AXES, "psnr")
     assert [(one.attack, one.labels) for one in found][:3] == [
         ("sme", ("none", "1")), ("sme", ("none", "5")), ("sme", ("noise", "1")),
     ]  # fmt: skip
@@ -64,7 +64,7 @@ def test_scores_are_grouped_by_attack_and_setting(grid: list[dict[str, Any]], tm
 def test_a_mean_says_on_how_many_victims_the_attack_failed(grid: list[dict[str, Any]], tmp_path: Path) -> None:
     grid[1] |= {"metric": "", "value": "", "floor": ""}
     assert "failed on 1)" in write(tmp_path, grid)
-    found = groups(read_table(tmp_path).rows, AXES, "psnr")
+    found = group_scores(read_table(tmp_path).rows, AXES, "psnr")
     assert [(one.failed, one.missing) for one in found] == [(1, 0)] + [(0, 0)] * 5
     assert found[0].mean == pytest.approx((21 + 22 + 24) / 3)
 
@@ -75,7 +75,7 @@ def test_a_victim_with_a_score_in_one_of_two_rounds_is_not_whole(
 ) -> None:
     grid.insert(2, grid[1] | {"round": "2", "value": "", "floor": ""} | lacks)
     assert "(some rounds or starts of 1 without a score)" in write(tmp_path, grid)
-    found = groups(read_table(tmp_path).rows, AXES, "psnr")
+    found = group_scores(read_table(tmp_path).rows, AXES, "psnr")
     assert [(one.failed, one.missing, one.partial) for one in found] == [(0, 0, 1)] + [(0, 0, 0)] * 5
 
 
@@ -85,19 +85,19 @@ def test_a_metric_that_could_not_be_computed_is_no_failure_of_the_attack(
     grid[1] |= {"value": "", "floor": ""}
     assert "(not computed for 1)" in (page := write(tmp_path, grid))
     assert "failed on" not in page
-    [found, *others] = groups(read_table(tmp_path).rows, AXES, "psnr")
+    [found, *others] = group_scores(read_table(tmp_path).rows, AXES, "psnr")
     assert (found.failed, found.missing) == (0, 1)
     assert {(one.failed, one.missing) for one in others} == {(0, 0)}
 
 
-def shares(values: Mapping[tuple[int, int], float], metric: str = "recover_rate") -> Group:
+def shares(values: Mapping[tuple[int, int], float], metric: str = "recover_rate") -> ScoreGroup:
     """The group of one attack with these shares by victim and seed, and with accuracies of 0.99 and 0.7."""
     (row, *_) = rows({("none", "1", 1): 0.0}, {"none": 0.99})
     table = [
         row | {"metric": metric, "value": value, "victim": victim, "seed": seed, "accuracy": 0.7 if seed else 0.99}
         for (victim, seed), value in values.items()
     ]
-    (found,) = groups([{key: str(value) for key, value in row.items()} for row in table], AXES, metric)
+    (found,) = group_scores([{key: str(value) for key, value in row.items()} for row in table], AXES, metric)
     return found
 
 
@@ -131,22 +131,22 @@ def test_victims_that_are_compared_with_one_another_have_an_interval_over_seeds_
 def test_a_label_that_sounds_adaptive_is_not_averaged_with_an_adaptive_attack(grid: list[dict[str, Any]]) -> None:
     own = [row | {"attack": "sme adaptive", "value": 0.0} for row in grid]
     known = [row | {"knows_defenses": 1} for row in grid]
-    found = groups([{key: str(value) for key, value in row.items()} for row in own + known], AXES, "psnr")
+    found = group_scores([{key: str(value) for key, value in row.items()} for row in own + known], AXES, "psnr")
     assert [one.name for one in found] == ["sme adaptive"] * 12
     assert sorted({one.mean for one in found}) == [0.0, 16.5, 20.5, 22.5]
 
 
 def test_settings_that_another_beats_in_both_are_not_on_the_front() -> None:
     same = [{"sme"}] * 3
-    assert pareto([(0.9, -20), (0.8, -14), (0.7, -18)], same) == [True, True, False]
-    assert pareto([(0.9, -20), (0.9, -20)], same[:2]) == [True, True]
-    assert pareto([(0.9, -20), (0.9, -19)], same[:2]) == [False, True]
+    assert pareto_front([(0.9, -20), (0.8, -14), (0.7, -18)], same) == [True, True, False]
+    assert pareto_front([(0.9, -20), (0.9, -20)], same[:2]) == [True, True]
+    assert pareto_front([(0.9, -20), (0.9, -19)], same[:2]) == [False, True]
 
 
 def test_only_what_was_attacked_as_much_beats_a_setting() -> None:
-    assert pareto([(0.9, -20), (0.9, -10)], [{"sme", "ig"}, {"sme"}]) == [True, True]
-    assert pareto([(0.9, -20), (0.9, -10)], [{"sme"}, {"sme", "ig"}]) == [False, True]
-    assert pareto([(0.9, -20), (0.9, -10)], [{"sme"}, {"ig"}]) == [True, True]
+    assert pareto_front([(0.9, -20), (0.9, -10)], [{"sme", "ig"}, {"sme"}]) == [True, True]
+    assert pareto_front([(0.9, -20), (0.9, -10)], [{"sme"}, {"sme", "ig"}]) == [False, True]
+    assert pareto_front([(0.9, -20), (0.9, -10)], [{"sme"}, {"ig"}]) == [True, True]
 
 
 def test_a_setting_that_lacks_an_attack_is_marked_and_named(grid: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def small_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    cached = (read.papers, read.results, recipes.recipe_of)
+    cached = (read.read_papers, read.read_results, recipes.find_recipe)
     for function in cached:
         function.cache_clear()
     yield tmp_path / "work"

@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.experiments.config import check
-from fedsim.experiments.reading import config_of, put
+from fedsim.experiments.config import validate_tables
+from fedsim.experiments.reading import config_of, set_value
 from fedsim.reproduce import recipes
-from fedsim.reproduce.figures import figure
-from fedsim.reproduce.papers import HERE, papers
-from fedsim.reproduce.recipes import Made, Recipe, ScaleName, read, recipe_of
-from fedsim.sweeps.grid import Grid, grid_of
-from fedsim.sweeps.table import Table
+from fedsim.reproduce.figures import parse_figure
+from fedsim.reproduce.papers import PACKAGE_FOLDER, read_papers
+from fedsim.reproduce.recipes import ScaleName, SweepRecipe, TableRecipe, find_recipe, read_sweep_figures
+from fedsim.sweeps.grid import SweepGrid, build_grid
+from fedsim.sweeps.table import SweepTableFile
 
 ROOT = Path(__file__).parent.parent.parent.parent
-TABLES = [(paper, table) for paper, about in papers().items() for table in about.table]
-MADE = {f"{paper}-{table}": made for paper, table in TABLES if (made := recipe_of(paper, table))}
+TABLES = [(paper, table) for paper, about in read_papers().items() for table in about.table]
+MADE = {f"{paper}-{table}": made for paper, table in TABLES if (made := find_recipe(paper, table))}
 SWEEPS = {name: made for name, made in MADE.items() if not made.recipe.geometry}
 GEOMETRIES = {name: made for name, made in MADE.items() if made.recipe.geometry}
 SCALES: list[ScaleName] = ["quick", "full"]
 
 
-def rows_in(made: Made, grid: Grid) -> set[str]:
+def rows_in(made: SweepRecipe, grid: SweepGrid) -> set[str]:
     """The rows of the paper's table of which a cell of the grid is one."""
     every = [point.row for point in grid.points]
     return {
@@ -37,13 +37,13 @@ def rows_in(made: Made, grid: Grid) -> set[str]:
 
 
 def test_every_sweep_file_is_that_of_a_table() -> None:
-    assert {path.stem for path in HERE.glob("sweeps/*.toml")} == set(MADE)
+    assert {path.stem for path in PACKAGE_FOLDER.glob("sweeps/*.toml")} == set(MADE)
 
 
 @pytest.mark.parametrize(("paper", "table"), TABLES)
 def test_a_table_is_made_again_by_a_sweep_or_by_a_script_that_is_there(paper: str, table: str) -> None:
-    script = papers()[paper].table[table].script
-    assert (script is None) is (recipe_of(paper, table) is not None)
+    script = read_papers()[paper].table[table].script
+    assert (script is None) is (find_recipe(paper, table) is not None)
     if script is not None:
         assert (ROOT / script.command.removeprefix("python ")).is_file()
 
@@ -51,7 +51,7 @@ def test_a_table_is_made_again_by_a_sweep_or_by_a_script_that_is_there(paper: st
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_row_and_every_attack_that_is_read_is_in_the_full_sweep(name: str) -> None:
     made = SWEEPS[name]
-    grid = grid_of(made.sweep("full", HERE))
+    grid = build_grid(made.sweep("full", PACKAGE_FOLDER))
     assert rows_in(made, grid) == set(made.recipe.rows)
     read_of = {of for one in made.recipe.quantities.values() for of in (one.attack, one.minus, one.over) if of}
     assert read_of <= {point.labels["attack"] for point in grid.points}
@@ -60,7 +60,7 @@ def test_every_row_and_every_attack_that_is_read_is_in_the_full_sweep(name: str)
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_quick_sweep_is_a_part_of_the_full_one(name: str) -> None:
     made = SWEEPS[name]
-    quick, full = (grid_of(made.sweep(scale, HERE)) for scale in SCALES)
+    quick, full = (build_grid(made.sweep(scale, PACKAGE_FOLDER)) for scale in SCALES)
     assert rows_in(made, quick)
     assert {tuple(point.row.items()) for point in quick.points} <= {tuple(point.row.items()) for point in full.points}
     assert made.recipe.quick.minutes <= min(15, made.recipe.full.minutes)
@@ -74,10 +74,10 @@ def test_all_quick_runs_together_take_less_than_two_hours() -> None:
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_cell_of_a_sweep_is_an_experiment(name: str, scale: ScaleName) -> None:
     made = SWEEPS[name]
-    grid = grid_of(made.sweep(scale, HERE))
+    grid = build_grid(made.sweep(scale, PACKAGE_FOLDER))
     for point in grid.points:
         tables = grid.tables(point) | {"attack": []}  # plug-ins are not loaded here
-        assert config_of(tables, made.where, HERE).federation.seed == point.seed
+        assert config_of(tables, made.where, PACKAGE_FOLDER).federation.seed == point.seed
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -85,23 +85,23 @@ def test_every_cell_of_a_sweep_is_an_experiment(name: str, scale: ScaleName) -> 
 def test_every_row_of_a_geometry_is_an_experiment_that_is_not_attacked(name: str, scale: ScaleName) -> None:
     made = GEOMETRIES[name]
     for row, values in made.recipe.rows.items():
-        tables = made.at(scale)
+        tables = made.tables_at(scale)
         for key, value in values.items():
-            put(tables, key, value, made.where)
-        config = config_of(tables, made.where, HERE)
+            set_value(tables, key, value, made.where)
+        config = config_of(tables, made.where, PACKAGE_FOLDER)
         assert (config.attack, config.adversary.when) == ([], "never"), row
 
 
 @pytest.mark.parametrize("name", [name for name, made in MADE.items() if made.recipe.train])
 def test_states_that_a_recipe_starts_from_are_those_that_it_trains(name: str) -> None:
     made = MADE[name]
-    config = config_of(deepcopy(made.recipe.train or {}), made.where, HERE)
+    config = config_of(deepcopy(made.recipe.train or {}), made.where, PACKAGE_FOLDER)
     trained = {f"round-{number}.safetensors" for number in config.states.rounds}
     rows = {values.get("model.start") for values in made.recipe.rows.values()} - {None}
     assert rows == trained
 
 
-SCORES = Table(
+SCORES = SweepTableFile(
     axes=("data",),
     rows=[
         {
@@ -125,11 +125,11 @@ READINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def recipe(spread: str) -> Recipe:
+def recipe(spread: str) -> TableRecipe:
     scale = {"minutes": 1, "note": "All."}
     rows = {"first": {"data": "A"}, "second": {"data": "B"}, "third": {"data": "C"}}
     tables = {"rows": rows, "quantities": READINGS, "spread": spread, "quick": scale, "full": scale}
-    return check(Recipe, tables, "here")
+    return validate_tables(TableRecipe, tables, "here")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def recipe(spread: str) -> Recipe:
 )
 def test_figures_are_means_over_victims_and_a_gain_is_paired(spread: str, of_mean: str, of_gain: str) -> None:
     """20 and 24 over 19 and 21: apart by 1 and 3."""
-    found = read(recipe(spread), SCORES, dict.fromkeys(READINGS, 1))
+    found = read_sweep_figures(recipe(spread), SCORES, dict.fromkeys(READINGS, 1))
     assert found["first"] == {
         "mean": f"22.0 ± {of_mean}",
         "gain": f"+2.0 ± {of_gain}",
@@ -153,14 +153,16 @@ def test_victims_without_a_value_are_left_out_and_counted() -> None:
     rows = [
         row | {"value": "" if (row["attack"], row["victim"]) == ("SME", "1") else row["value"]} for row in SCORES.rows
     ]
-    found = read(recipe("standard error"), Table(SCORES.axes, rows), dict.fromkeys(READINGS, 1))["first"]
+    found = read_sweep_figures(recipe("standard error"), SweepTableFile(SCORES.axes, rows), dict.fromkeys(READINGS, 1))[
+        "first"
+    ]
     assert (found["mean"], found["gain"]) == ("20.0 (1 of 2)", "+1.0 (1 of 2)")
-    assert figure(found["mean"], "").value == 20
+    assert parse_figure(found["mean"], "").value == 20
 
 
 def test_victims_on_whom_an_attack_failed_are_counted_and_where_it_failed_on_all_it_is_refused() -> None:
-    def failed(attack: str, victim: str) -> Table:
-        return Table(
+    def failed(attack: str, victim: str) -> SweepTableFile:
+        return SweepTableFile(
             SCORES.axes,
             [
                 row | {"metric": "", "value": "", "floor": "", "seconds": ""}
@@ -171,7 +173,7 @@ def test_victims_on_whom_an_attack_failed_are_counted_and_where_it_failed_on_all
         )
 
     one, every = (
-        read(recipe("standard error"), failed("SME", victim), dict.fromkeys(READINGS, 1))["first"]
+        read_sweep_figures(recipe("standard error"), failed("SME", victim), dict.fromkeys(READINGS, 1))["first"]
         for victim in ("1", "all")
     )
     assert (one["mean"], one["gain"], one["floor"], one["ratio"]) == (
@@ -192,7 +194,9 @@ def test_seeds_of_the_same_clients_are_no_further_clients() -> None:
     """Two clients at 20 and 24 in each of three seeds: the interval is that of two clients, Student's."""
     rows = [row | {"seed": seed} for seed in "123" for row in SCORES.rows if row["data"] == "A"]
     once, thrice = (
-        read(recipe("95 % interval"), Table(SCORES.axes, some), dict.fromkeys(READINGS, 1))["first"]["mean"]
+        read_sweep_figures(recipe("95 % interval"), SweepTableFile(SCORES.axes, some), dict.fromkeys(READINGS, 1))[
+            "first"
+        ]["mean"]
         for some in (SCORES.rows, rows)
     )
     assert once == thrice == "22.0 ± 25.4"
@@ -200,13 +204,15 @@ def test_seeds_of_the_same_clients_are_no_further_clients() -> None:
 
 def test_a_perfect_victim_has_no_spread() -> None:
     rows = [row | {"value": "inf" if row["victim"] == "1" else row["value"]} for row in SCORES.rows]
-    found = read(recipe("95 % interval"), Table(SCORES.axes, rows), dict.fromkeys(READINGS, 1))["first"]
+    found = read_sweep_figures(recipe("95 % interval"), SweepTableFile(SCORES.axes, rows), dict.fromkeys(READINGS, 1))[
+        "first"
+    ]
     assert found["mean"] == "inf"
-    assert figure(found["mean"], "").text == "inf"
+    assert parse_figure(found["mean"], "").text == "inf"
 
 
 def test_what_was_not_run_is_left_out() -> None:
-    found = read(recipe("standard error"), SCORES, dict.fromkeys(READINGS, 1))
+    found = read_sweep_figures(recipe("standard error"), SCORES, dict.fromkeys(READINGS, 1))
     assert found["second"] == {"mean": "30.0", "floor": "8.0", "share": "50.0"}
     assert "third" not in found
 
@@ -228,4 +234,4 @@ def test_a_mistake_in_a_sweep_file_is_told_with_its_name(
     (tmp_path / "sweeps" / "sme-table4.toml").write_text(f"[reproduce]\n{table}\nquick = {scale}\nfull = {scale}\n")
     monkeypatch.setattr(recipes, "HERE", tmp_path)
     with pytest.raises(ConfigError, match=sentence):
-        recipe_of.__wrapped__("sme", "table4")
+        find_recipe.__wrapped__("sme", "table4")

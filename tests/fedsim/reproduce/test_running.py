@@ -17,13 +17,13 @@ from fedsim.cli import reproduce as command
 from fedsim.errors import ConfigError
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
-from fedsim.reproduce.figures import Verdict
-from fedsim.reproduce.papers import HERE
-from fedsim.reproduce.recipes import recipe_of
-from fedsim.reproduce.running import RESULT, _lacks, reproduced
+from fedsim.reproduce.figures import FigureVerdict
+from fedsim.reproduce.papers import PACKAGE_FOLDER
+from fedsim.reproduce.recipes import find_recipe
+from fedsim.reproduce.running import RESULT, _sentence_on_missing, reproduce_table
 from fedsim.workflow import work
 
-BENCHMARKS = HERE.parent.parent / "benchmarks"
+BENCHMARKS = PACKAGE_FOLDER.parent.parent / "benchmarks"
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_a_geometry_from_trained_states_is_measured_once_unless_it_was_damaged(
     small_paper: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outcome = reproduced("p", "plane", "quick")
-    assert {(one.row, one.quantity): one.verdict for one in outcome.beside} == {
-        ("fresh", "best"): Verdict.MET,
-        ("fresh", "start"): Verdict.MET,
-        ("trained", "best"): Verdict.MET,
-        ("trained", "start"): Verdict.MISSED,
+    outcome = reproduce_table("p", "plane", "quick")
+    assert {(one.row, one.quantity): one.verdict for one in outcome.comparisons} == {
+        ("fresh", "best"): FigureVerdict.MET,
+        ("fresh", "start"): FigureVerdict.MET,
+        ("trained", "best"): FigureVerdict.MET,
+        ("trained", "start"): FigureVerdict.MISSED,
     }
     best, start = (outcome.kept.rows["trained"][name] for name in ("best", "start"))
     assert (len(best), len(start)) == (len("0.99 ± 0.01"), len("0.990 ± 0.010")), "digits are the paper's"
@@ -58,21 +58,21 @@ def test_a_geometry_from_trained_states_is_measured_once_unless_it_was_damaged(
         return real(config, folder, overwrite=overwrite)
 
     monkeypatch.setattr(work, "run", run)
-    assert reproduced("p", "plane", "quick").kept.rows == outcome.kept.rows
+    assert reproduce_table("p", "plane", "quick").kept.rows == outcome.kept.rows
     assert runs == []
     files = sorted(Path("runs/reproduce/p-plane-quick").glob("*/geometry.csv"))
     files[0].write_bytes(files[0].read_bytes()[:-9])
     markers = [file.parent.with_name(f"{file.parent.name}.json") for file in files]
     markers[1].write_text(markers[1].read_text().replace('"max cosine": "', '"max cosine": "9'))
-    assert reproduced("p", "plane", "quick").kept.rows == outcome.kept.rows
+    assert reproduce_table("p", "plane", "quick").kept.rows == outcome.kept.rows
     assert f"{files[0].parent}: geometry.csv is not what was written, so this cell is made again" in caplog.text
     assert f"{markers[1]}: is damaged (its bytes are not those that were written)" in caplog.text
     assert runs == [0.01, 0.01]
     runs.clear()
     file = small_paper.parent / "package" / "sweeps" / "p-plane.toml"
     file.write_text(file.read_text().replace("[training]", "[training]\nlearning_rate = 0.02"))
-    recipe_of.cache_clear()
-    assert reproduced("p", "plane", "quick").kept.rows != outcome.kept.rows, "other settings, so another run"
+    find_recipe.cache_clear()
+    assert reproduce_table("p", "plane", "quick").kept.rows != outcome.kept.rows, "other settings, so another run"
     assert runs == [0.02, 0.02]
 
 
@@ -123,6 +123,8 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
 
 
 def test_a_result_says_what_is_not_in_its_figures_and_why() -> None:
-    assert _lacks([], []) == ""
-    assert _lacks(["lmra, client 7: why"], ["two"]) == " Failed: lmra, client 7: why. 1 cell does not apply."
-    assert _lacks(list("abcde"), ["two", "three"]) == " Failed: a; b; c and 2 more. 2 cells do not apply."
+    assert _sentence_on_missing([], []) == ""
+    assert (
+        _sentence_on_missing(["lmra, client 7: why"], ["two"]) == " Failed: lmra, client 7: why. 1 cell does not apply."
+    )
+    assert _sentence_on_missing(list("abcde"), ["two", "three"]) == " Failed: a; b; c and 2 more. 2 cells do not apply."

@@ -12,7 +12,7 @@ import pytest
 from fedsim.errors import ConfigError
 from fedsim.experiments.reading import config_of
 from fedsim.plugins import registry
-from fedsim.skeletons.new import KINDS, PLUGINS, Skeleton
+from fedsim.skeletons.new import KINDS, PLUGINS, PluginTemplate
 
 TEMPLATE = (files("fedsim.skeletons") / "experiment.toml").read_text(encoding="utf-8")
 
@@ -34,33 +34,33 @@ TEMPLATE = (files("fedsim.skeletons") / "experiment.toml").read_text(encoding="u
 )
 def test_a_bad_name_is_one_sentence(kind: str, name: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)) as refused:
-        Skeleton(kind, name)
+        PluginTemplate(kind, name)
     assert "\n" not in str(refused.value)
 
 
 def test_an_experiment_may_be_called_as_no_module_can_be(tmp_path: Path) -> None:
-    assert Skeleton("experiment", "lambda").write(tmp_path) == [Path("lambda.toml")]
+    assert PluginTemplate("experiment", "lambda").write(tmp_path) == [Path("lambda.toml")]
 
 
 @pytest.mark.parametrize("there", ["my_attack.py", "my_attack.toml"])
 def test_nothing_is_overwritten_nor_written_beside_it(there: str, tmp_path: Path) -> None:
     (tmp_path / there).write_text("mine")
     with pytest.raises(ConfigError, match=f"{there} is there already and is left alone"):
-        Skeleton("attack", "my-attack").write(tmp_path)
+        PluginTemplate("attack", "my-attack").write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "mine"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_speak_of_what_they_are_called(kind: str) -> None:
-    skeleton = Skeleton(kind, "first-try_2")
-    for path, text in skeleton.texts.items():
+    skeleton = PluginTemplate(kind, "first-try_2")
+    for path, text in skeleton.file_contents.items():
         assert "skeleton" not in text.lower()
-        assert str(skeleton.experiment) in text or path == skeleton.experiment
+        assert str(skeleton.experiment_file) in text or path == skeleton.experiment_file
         compile(text, path, "exec") if path.suffix == ".py" else tomllib.loads(text)
-    assert (skeleton.plugin == "first_try_2:FirstTry2") is True
-    assert list(map(str, skeleton.texts)) == (["first_try_2.py"] if kind in PLUGINS else []) + [
-        str(skeleton.experiment)
+    assert (skeleton.reference == "first_try_2:FirstTry2") is True
+    assert list(map(str, skeleton.file_contents)) == (["first_try_2.py"] if kind in PLUGINS else []) + [
+        str(skeleton.experiment_file)
     ]
 
 

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from fedsim.datasets import Dataset
 from fedsim.datasets.digits import Digits
 from fedsim.errors import ConfigError, DataError, FedsimError, PluginError
-from fedsim.sweeps.cells import Cell, Unread, cells_of
-from fedsim.sweeps.file import sweep_of
-from fedsim.sweeps.grid import grid_of
+from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
+from fedsim.sweeps.file import parse_sweep
+from fedsim.sweeps.grid import build_grid
 
 SME, IG = {"name": "sme"}, {"name": "inverting-gradients"}
 BASE: dict[str, Any] = {
@@ -29,12 +29,12 @@ BASE: dict[str, Any] = {
 def cells(axes: dict[str, list[Any]] | None = None, folder: Path = Path("/nowhere"), **tables: Any) -> list[Any]:
     merged = {name: {**BASE.get(name, {}), **t} if isinstance(t, dict) else t for name, t in tables.items()}
     sweep = {"sweep": {"axes": axes or {}}, **BASE, **merged}
-    return cells_of(grid_of(sweep_of(sweep, "study.toml", folder)), trust=False)
+    return build_cells(build_grid(parse_sweep(sweep, "study.toml", folder)), trust=False)
 
 
-def the_cell(**tables: Any) -> Cell:
+def the_cell(**tables: Any) -> SweepCell:
     (cell,) = cells(**tables)
-    assert isinstance(cell, Cell)
+    assert isinstance(cell, SweepCell)
     return cell
 
 
@@ -96,8 +96,8 @@ def test_a_file_that_a_setting_names_counts_by_its_content(tmp_path: Path) -> No
 def test_a_cell_runs_in_one_process_and_its_federation_attacks_nobody() -> None:
     cell = the_cell(federation={"engine": "ray", "actors": 2}, adversary={"victims": [1]})
     assert (cell.config.federation.engine, cell.config.adversary.workers) == ("serial", 1)
-    assert cell.federated.attack == []
-    assert cell.federated.adversary.when == "never"
+    assert cell.federation_config.attack == []
+    assert cell.federation_config.adversary.when == "never"
 
 
 def test_an_attack_brings_those_that_it_builds_on() -> None:
@@ -121,12 +121,12 @@ def test_an_attack_brings_those_that_it_builds_on() -> None:
     ],
 )
 def test_what_reads_a_model_that_nobody_had_to_attack_is_a_baseline(attack: dict[str, Any], expected: bool) -> None:
-    assert the_cell(attack=[attack]).baseline is expected
+    assert the_cell(attack=[attack]).is_baseline is expected
 
 
 def test_a_contradiction_of_two_values_leaves_a_cell_out() -> None:
     found = cells({"federation.clients": [4, 8], "adversary.victims": [[0], [7]]})
-    (odd,) = (item for item in found if isinstance(item, Unread))
+    (odd,) = (item for item in found if isinstance(item, InvalidPoint))
     assert (odd.point.labels["federation.clients"], odd.point.labels["adversary.victims"]) == ("4", "[7]")
     assert "expected clients from 0 to 3, got 7" in odd.reason
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.sweeps.file import SweepFile, read_sweep, sweep_of
+from fedsim.sweeps.file import SweepFile, parse_sweep, read_sweep
 
 SME = {"attack": [{"name": "sme"}]}
 
@@ -35,7 +35,7 @@ def test_the_base_is_beside_the_sweep_file_and_its_paths_beside_the_base(tmp_pat
 def test_changes_reach_the_base_and_the_sweep_itself(tmp_path: Path) -> None:
     tables = {"sweep": {"seeds": [1, 2]}, "federation": {"rounds": 1}}
     changes = [("sweep.seeds", [5]), ("federation.rounds", 3), ("training.local_epochs", 2)]
-    file = sweep_of(tables, "sweep", tmp_path, changes=changes)
+    file = parse_sweep(tables, "sweep", tmp_path, changes=changes)
     assert file.sweep.seeds == [5]
     assert file.base == {"federation": {"rounds": 3}, "training": {"local_epochs": 2}}
 
@@ -44,19 +44,19 @@ def test_a_change_may_name_another_base(tmp_path: Path) -> None:
     for clients in (2, 3):
         (tmp_path / f"base-{clients}.toml").write_text(f"[federation]\nclients = {clients}\n", encoding="utf-8")
     tables = {"sweep": {"base": "base-2.toml"}}
-    file = sweep_of(tables, "sweep", tmp_path, changes=[("federation.rounds", 1), ("sweep.base", "base-3.toml")])
+    file = parse_sweep(tables, "sweep", tmp_path, changes=[("federation.rounds", 1), ("sweep.base", "base-3.toml")])
     assert file.base == {"federation": {"clients": 3, "rounds": 1}}
 
 
 def test_a_change_of_the_whole_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^set sweep: name a key of it, such as sweep\.seeds$"):
-        sweep_of({"sweep": {}}, "sweep", tmp_path, changes=[("sweep", 3)])
+        parse_sweep({"sweep": {}}, "sweep", tmp_path, changes=[("sweep", 3)])
 
 
 def test_what_is_kept_of_a_file_is_the_same_sweep(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text("[federation]\nclients = 3\n", encoding="utf-8")
     file = of(tmp_path, '[sweep]\nbase = "base.toml"\nseeds = [1]\n[sweep.axes]\n"training.local_epochs" = [1, 5]\n')
-    again = sweep_of(file.tables, "again", tmp_path)
+    again = parse_sweep(file.tables, "again", tmp_path)
     assert again.sweep.axes == file.sweep.axes
     assert again.base == file.base
 

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.sweeps.file import sweep_of
-from fedsim.sweeps.grid import Grid, grid_of
-from fedsim.sweeps.labels import labels
+from fedsim.sweeps.file import parse_sweep
+from fedsim.sweeps.grid import SweepGrid, build_grid
+from fedsim.sweeps.labels import label_values
 
 SME, IG = {"name": "sme"}, {"name": "inverting-gradients"}
 NOISE = {"name": "update-noise", "clip": 0.5}
 
 
-def grid(axes: dict[str, list[Any]], base: dict[str, Any] | None = None, **sweep: Any) -> Grid:
+def grid(axes: dict[str, list[Any]], base: dict[str, Any] | None = None, **sweep: Any) -> SweepGrid:
     tables = {"sweep": {"axes": axes, **sweep}, **({"attack": [dict(SME)]} if base is None else base)}
-    return grid_of(sweep_of(tables, "study.toml", Path("/nowhere")))
+    return build_grid(parse_sweep(tables, "study.toml", Path("/nowhere")))
 
 
-def names(found: Grid) -> list[str]:
+def names(found: SweepGrid) -> list[str]:
     return [point.name for point in found.points]
 
 
@@ -41,7 +41,7 @@ def names(found: Grid) -> list[str]:
     ],
 )  # fmt: skip
 def test_values_are_called_by_what_tells_them_apart(values: list[Any], expected: list[str]) -> None:
-    assert labels(values) == expected
+    assert label_values(values) == expected
 
 
 def test_the_grid_is_a_product_in_the_order_of_the_file_with_seeds_last() -> None:

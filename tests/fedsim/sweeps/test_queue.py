@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from fedsim.sweeps.queue import Job, Queue
+from fedsim.sweeps.queue import JobQueue, SweepJob
 
 
 def cell(federation: str, name: str) -> Any:
@@ -15,43 +15,43 @@ def cell(federation: str, name: str) -> Any:
 A, B = [cell("a", str(n)) for n in range(3)], [cell("b", str(n)) for n in range(3)]
 
 
-def drained(queue: Queue, at_once: int) -> list[str]:
+def drained(queue: JobQueue, at_once: int) -> list[str]:
     """The order in which `at_once` workers that are all equally fast begin."""
-    order, busy = [], list[Job]()
+    order, busy = [], list[SweepJob]()
     while queue or busy:
         while queue and len(busy) < at_once:
             busy.append(queue.popleft())
             order.append(("F" if busy[-1].federates else "") + busy[-1].cell.key)
-        queue.ended(busy.pop(0), well=True)
+        queue.record_end(busy.pop(0), well=True)
     return order
 
 
 def test_a_cell_waits_for_its_federation_and_attacks_go_on_while_the_next_one_is_run() -> None:
-    order = drained(Queue([A[0], B[0]], [*A, *B], workers=2, memory=10), 2)
+    order = drained(JobQueue([A[0], B[0]], [*A, *B], workers=2, memory=10), 2)
     assert order == ["Fa0", "Fb0", "a0", "a1", "a2", "b0", "b1", "b2"]
-    order = drained(Queue([A[0], B[0]], [*A, *B], workers=1, memory=10), 1)
+    order = drained(JobQueue([A[0], B[0]], [*A, *B], workers=1, memory=10), 1)
     assert order == ["Fa0", "a0", "a1", "a2", "Fb0", "b0", "b1", "b2"]
 
 
 def test_cells_of_a_federation_that_is_there_wait_for_nothing() -> None:
-    assert drained(Queue([], A, workers=2, memory=10), 2) == ["a0", "a1", "a2"]
+    assert drained(JobQueue([], A, workers=2, memory=10), 2) == ["a0", "a1", "a2"]
 
 
 def test_cells_whose_federation_failed_are_told_and_the_others_go_on() -> None:
-    queue = Queue([A[0], B[0]], [*A, *B], workers=2, memory=10)
+    queue = JobQueue([A[0], B[0]], [*A, *B], workers=2, memory=10)
     first, second = queue.popleft(), queue.popleft()
-    assert queue.ended(first, well=False) == A
+    assert queue.record_end(first, well=False) == A
     assert not queue  # b is still under way
-    assert queue.ended(second, well=True) == []
+    assert queue.record_end(second, well=True) == []
     assert drained(queue, 2) == ["b0", "b1", "b2"]
 
 
 def test_no_more_jobs_are_begun_than_fit_into_memory_and_one_always_is() -> None:
-    queue = Queue([], A, workers=3, memory=10)
-    queue.needs(6)
+    queue = JobQueue([], A, workers=3, memory=10)
+    queue.record_memory(6)
     first = queue.popleft()
     assert not queue
-    queue.ended(first, well=True)
+    queue.record_end(first, well=True)
     assert queue
-    queue.needs(100)
+    queue.record_memory(100)
     assert queue

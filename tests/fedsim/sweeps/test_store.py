@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from adversaries.engine.matching import GradientInversion
-from fedsim.experiments.integrity import held_against_manifest
+from fedsim.experiments.integrity import compare_with_manifest
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.sweeps import store as storing
-from fedsim.sweeps.board import Board
-from fedsim.sweeps.file import sweep_of
-from fedsim.sweeps.plan import Plan, planned
-from fedsim.sweeps.queue import Job
-from fedsim.sweeps.store import Place, Store
+from fedsim.sweeps.board import SweepBoard
+from fedsim.sweeps.file import parse_sweep
+from fedsim.sweeps.plan import SweepPlan, plan_sweep
+from fedsim.sweeps.queue import SweepJob
+from fedsim.sweeps.store import CellStore, StoreEntry
 from fedsim.sweeps.table import read_cells, read_table
 from fedsim.workflow import work
-from fedsim.workflow.cell_work import doing
+from fedsim.workflow.cell_work import job_runner
 
 SWEEP: dict[str, Any] = {
     "sweep": {"axes": {"attack": [{"name": "sme", "iterations": 3}, {"name": "spear-ica"}]}},
@@ -36,17 +36,20 @@ SWEEP: dict[str, Any] = {
 }
 
 
-def plan_of(store: Path, **sweep: Any) -> Plan:
+def plan_of(store: Path, **sweep: Any) -> SweepPlan:
     tables = deepcopy(SWEEP)
     tables["sweep"] |= sweep
-    return planned(sweep_of(tables, "study.toml", store), Store(store), trust=False)
+    return plan_sweep(parse_sweep(tables, "study.toml", store), CellStore(store), trust=False)
 
 
-def work_off(store: Path, plan: Plan) -> dict[str, str]:
+def work_off(store: Path, plan: SweepPlan) -> dict[str, str]:
     """Do all jobs in this process; what each that failed said."""
     failed = {}
-    with doing(Store(store)) as do:
-        for job in [*(Job(cell, True) for cell in plan.to_federate), *(Job(cell, False) for cell in plan.to_do)]:
+    with job_runner(CellStore(store)) as do:
+        for job in [
+            *(SweepJob(cell, True) for cell in plan.remaining_federations),
+            *(SweepJob(cell, False) for cell in plan.remaining_cells),
+        ]:
             try:
                 do(job, lambda iteration, iterations, values: None)
             except Exception as error:
@@ -54,18 +57,18 @@ def work_off(store: Path, plan: Plan) -> dict[str, str]:
     return failed
 
 
-def rows(plan: Plan) -> dict[str, list[dict[str, str]]]:
+def rows(plan: SweepPlan) -> dict[str, list[dict[str, str]]]:
     """By attack, its rows without what depends on the clock."""
-    found = {cell.point.labels["attack"]: plan.done[cell.key].rows for cell in plan.cells}
+    found = {cell.point.labels["attack"]: plan.finished_cells[cell.key].rows for cell in plan.cells}
     return {attack: [{k: v for k, v in row.items() if k != "seconds"} for row in own] for attack, own in found.items()}
 
 
-def cell(plan: Plan, store: Path, attack: str = "sme") -> Place:
-    return next(Store(store).cell(c.key) for c in plan.cells if c.point.labels["attack"] == attack)
+def cell(plan: SweepPlan, store: Path, attack: str = "sme") -> StoreEntry:
+    return next(CellStore(store).cell(c.key) for c in plan.cells if c.point.labels["attack"] == attack)
 
 
-def federation(plan: Plan, store: Path) -> Place:
-    return Store(store).federation(plan.cells[0].federation)
+def federation(plan: SweepPlan, store: Path) -> StoreEntry:
+    return CellStore(store).federation(plan.cells[0].federation)
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +95,13 @@ def test_a_cell_is_a_run_whose_recording_is_its_federations(made: Path) -> None:
     name = "transcript/round-000001.safetensors"
     assert (source.path / name).samefile(target.path / name)
     for folder in (source, target):
-        assert held_against_manifest(folder.path).differences == []
+        assert compare_with_manifest(folder.path).differences == []
         assert folder.report.is_file()
     assert not (target.path / "findings" / "spear-ica").exists()
 
 
 def test_every_score_stands_beside_its_floor_accuracy_and_cost(made: Path) -> None:
-    found = plan_of(made).done[plan_of(made).cells[0].key].rows
+    found = plan_of(made).finished_cells[plan_of(made).cells[0].key].rows
     assert {row["victim"] for row in found} == {"0", "1"}
     psnr = next(row for row in found if row["metric"] == "psnr")
     assert float(psnr["value"]) > 0
@@ -112,10 +115,10 @@ def test_every_score_stands_beside_its_floor_accuracy_and_cost(made: Path) -> No
 
 def test_finished_cells_are_found_again_from_other_files(made: Path) -> None:
     plan = plan_of(made, axes={"attack": [{"name": "spear-ica", "label": "exact"}, {"name": "sme", "iterations": 4}]})
-    assert [c.point.labels["attack"] for c in plan.to_do] == ["sme"]
-    assert plan.to_federate == []
-    assert plan.seconds is not None
-    assert plan_of(made).to_do == []
+    assert [c.point.labels["attack"] for c in plan.remaining_cells] == ["sme"]
+    assert plan.remaining_federations == []
+    assert plan.estimated_seconds is not None
+    assert plan_of(made).remaining_cells == []
 
 
 def _flip(path: Path) -> None:
@@ -125,7 +128,7 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGE: Mapping[str, Callable[[Place], object]] = {
+DAMAGE: Mapping[str, Callable[[StoreEntry], object]] = {
     "transcript/round-000002.safetensors is not what was written": lambda place: _flip(
         place.folder.path / "transcript" / "round-000002.safetensors"
     ),
@@ -138,9 +141,9 @@ DAMAGE: Mapping[str, Callable[[Place], object]] = {
     "manifest.json: was altered": lambda place: _flip(place.folder.manifest),
     "manifest.json is missing": lambda place: shutil.rmtree(place.folder.path),
     "experiment.toml is not what was written": lambda place: _flip(place.folder.experiment),
-    ".json: is damaged": lambda place: place.marker.write_bytes(place.marker.read_bytes()[:-9]),
-    "its bytes are not those that were written": lambda place: place.marker.write_text(
-        place.marker.read_text(encoding="utf-8").replace('"value": "', '"value": "9'), encoding="utf-8"
+    ".json: is damaged": lambda place: place.marker_path.write_bytes(place.marker_path.read_bytes()[:-9]),
+    "its bytes are not those that were written": lambda place: place.marker_path.write_text(
+        place.marker_path.read_text(encoding="utf-8").replace('"value": "', '"value": "9'), encoding="utf-8"
     ),
 }
 
@@ -152,15 +155,15 @@ def test_a_damaged_cell_is_named_and_made_again(
     DAMAGE[sentence](cell(plan_of(own), own))
     with caplog.at_level(logging.WARNING):
         plan = plan_of(own)
-    assert [c.point.labels["attack"] for c in plan.to_do] == ["sme"]
-    assert plan.to_federate == []
+    assert [c.point.labels["attack"] for c in plan.remaining_cells] == ["sme"]
+    assert plan.remaining_federations == []
     assert sentence in caplog.text
     assert cell(plan, own).folder.path.name in caplog.text
     assert work_off(own, plan) == {}
     again = plan_of(own)
-    assert again.to_do == []
+    assert again.remaining_cells == []
     assert rows(again) == expected
-    assert held_against_manifest(cell(again, own).folder.path).differences == []
+    assert compare_with_manifest(cell(again, own).folder.path).differences == []
 
 
 def _rewrite(marker: Path, where: tuple[str, str]) -> None:
@@ -178,17 +181,17 @@ def test_with_a_key_only_cells_that_it_signed_are_taken(
     (tmp_path / "key").write_text("a secret that is long enough")
     monkeypatch.setenv("FEDSIM_KEY", str(tmp_path / "key"))
     plan = plan_of(own)
-    assert len(plan.to_do) == len(plan.cells) == 2
+    assert len(plan.remaining_cells) == len(plan.cells) == 2
     assert "(it is not signed), so this cell is made again" in caplog.text
     assert work_off(own, plan) == {}
     signed = plan_of(own)
-    assert (signed.to_do, signed.to_federate) == ([], [])
+    assert (signed.remaining_cells, signed.remaining_federations) == ([], [])
     assert rows(signed) == expected
     one, other = (cell(signed, own, attack) for attack in ("sme", "spear-ica"))
-    shutil.copyfile(other.marker, one.marker)
-    assert [c.point.labels["attack"] for c in plan_of(own).to_do] == ["sme"]
-    _rewrite(other.marker, (other.folder.path.parent.name, other.folder.path.name))
-    assert len(plan_of(own).to_do) == 2
+    shutil.copyfile(other.marker_path, one.marker_path)
+    assert [c.point.labels["attack"] for c in plan_of(own).remaining_cells] == ["sme"]
+    _rewrite(other.marker_path, (other.folder.path.parent.name, other.folder.path.name))
+    assert len(plan_of(own).remaining_cells) == 2
     assert "it is not signed with this key" in caplog.text
     assert work_off(own, plan_of(own)) == {}
     assert rows(plan_of(own)) == expected
@@ -197,10 +200,10 @@ def test_with_a_key_only_cells_that_it_signed_are_taken(
 def test_a_damaged_federation_is_made_again_only_where_a_cell_needs_it(own: Path, expected: object) -> None:
     plan = plan_of(own)
     _flip(federation(plan, own).folder.path / "transcript" / "round-000001.safetensors")
-    assert plan_of(own).to_federate == []  # all its cells are done, each with the recording
-    cell(plan, own).forget()
+    assert plan_of(own).remaining_federations == []  # all its cells are done, each with the recording
+    cell(plan, own).remove_marker()
     damaged = plan_of(own)
-    assert [c.federation for c in damaged.to_federate] == [plan.cells[0].federation]
+    assert [c.federation for c in damaged.remaining_federations] == [plan.cells[0].federation]
     assert work_off(own, damaged) == {}
     assert rows(plan_of(own)) == expected
 
@@ -214,13 +217,13 @@ def test_what_a_user_does_with_a_cell_is_no_damage(own: Path) -> None:
     assert len(list(folder.findings.rglob("*.safetensors"))) == 2
     work.attack(folder.path, other)
     assert len(list(folder.findings.rglob("*.safetensors"))) == 3
-    assert plan_of(own).to_do == []
+    assert plan_of(own).remaining_cells == []
 
 
 def test_a_federation_that_was_interrupted_goes_on(own: Path, expected: object) -> None:
     """After one of its two rounds."""
     plan = plan_of(own)
-    place, config = federation(plan, own), plan.cells[0].federated
+    place, config = federation(plan, own), plan.cells[0].federation_config
     shutil.rmtree(own)
     short = config.federation.model_copy(update={"rounds": 1})
     work.run(config.model_copy(update={"federation": short}), place.folder)
@@ -248,10 +251,10 @@ def test_a_cell_that_was_interrupted_while_it_was_prepared_is_prepared_anew(
 
     to_do = plan_of(own)
     with monkeypatch.context() as patched:
-        patched.setattr(storing, "_link", interrupted)
+        patched.setattr(storing, "_link_or_copy", interrupted)
         with pytest.raises(KeyboardInterrupt):
             work_off(own, to_do)
-    assert plan.cells[0].key not in plan_of(own).done
+    assert plan.cells[0].key not in plan_of(own).finished_cells
     assert work_off(own, plan_of(own)) == {}
     assert rows(plan_of(own)) == expected
 
@@ -259,7 +262,7 @@ def test_a_cell_that_was_interrupted_while_it_was_prepared_is_prepared_anew(
 def test_findings_of_a_cell_that_was_interrupted_are_kept(own: Path, expected: object) -> None:
     plan = plan_of(own)
     place = cell(plan, own)
-    place.forget()
+    place.remove_marker()
     first, second = sorted(place.folder.findings.rglob("*.safetensors"))
     second.unlink()
     written = first.stat().st_mtime_ns
@@ -284,13 +287,13 @@ def test_where_there_are_no_links_files_are_copied(
 def test_an_attack_that_refuses_is_told_and_not_tried_again(own: Path, tmp_path: Path) -> None:
     noise = {"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.1}
     plan = plan_of(own, axes={"attack": [{"name": "spear-ica"}], "defense": [[], [noise]]})
-    assert len(plan.to_do) == 1
+    assert len(plan.remaining_cells) == 1
     assert work_off(own, plan) == {}
     again = plan_of(own, axes={"attack": [{"name": "spear-ica"}], "defense": [[], [noise]]})
-    assert again.to_do == []
-    board = Board(tmp_path, Store(own), again)
+    assert again.remaining_cells == []
+    board = SweepBoard(tmp_path, CellStore(own), again)
     board.write()
-    (failure,) = board.failures
+    (failure,) = board.failure_summaries
     assert failure.startswith("attack=spear-ica, defense=update-noise, seed=0: spear-ica, round 1, client 0:")
     table = read_cells(tmp_path)
     assert [row["state"] for row in table.rows] == ["done", "failed"]
@@ -308,8 +311,8 @@ def test_an_attack_that_crashed_is_tried_again(own: Path, expected: object, monk
         patched.setattr(GradientInversion, "_update", crash)
         assert work_off(own, plan_of(own)) == {}
     plan = plan_of(own)
-    assert [c.point.labels["attack"] for c in plan.to_do] == ["sme"]
-    assert any("none is left" in sentence for sentence in plan.done[plan.to_do[0].key].failures)
+    assert [c.point.labels["attack"] for c in plan.remaining_cells] == ["sme"]
+    assert any("none is left" in sentence for sentence in plan.finished_cells[plan.remaining_cells[0].key].failures)
     assert work_off(own, plan) == {}
     assert rows(plan_of(own)) == expected
 
@@ -324,7 +327,7 @@ def failing(own: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception |
             logging.getLogger("fedsim.test").error("no epsilon", exc_info=error)
             return ["no epsilon"]
 
-        monkeypatch.setattr(work, "_measured", measured)
+        monkeypatch.setattr(work, "_measure_epsilon", measured)
 
     return arrange
 
@@ -336,10 +339,10 @@ def test_what_failed_in_a_federation_is_told_of_its_cells_also_once_it_is_remove
     assert work_off(own, plan_of(own)) == {}
     for _ in range(2):
         plan = plan_of(own)
-        assert plan.to_do == []
-        board = Board(tmp_path, Store(own), plan)
+        assert plan.remaining_cells == []
+        board = SweepBoard(tmp_path, CellStore(own), plan)
         board.write()
-        assert board.failures == ["attack=sme, seed=0 and 1 more: no epsilon"]
+        assert board.failure_summaries == ["attack=sme, seed=0 and 1 more: no epsilon"]
         assert [row["state"] for row in read_cells(tmp_path).rows] == ["failed", "failed"]
         shutil.rmtree(own / "federations", ignore_errors=True)
 
@@ -353,18 +356,18 @@ def test_a_federation_that_crashed_is_tried_again_and_so_are_its_cells(
     failing(MemoryError("none is left"))
     assert work_off(own, plan_of(own)) == {}
     again = plan_of(own)
-    assert len(again.to_federate) == 1
-    assert len(again.to_do) == 2
+    assert len(again.remaining_federations) == 1
+    assert len(again.remaining_cells) == 2
     monkeypatch.undo()
     assert work_off(own, again) == {}
-    assert plan_of(own).to_do == []
-    assert [marker.failures for marker in plan_of(own).done.values()] == [[], []]
+    assert plan_of(own).remaining_cells == []
+    assert [marker.failures for marker in plan_of(own).finished_cells.values()] == [[], []]
     assert rows(plan_of(own)) == expected
 
 
 def test_a_strangers_file_in_a_cell_is_not_removed(own: Path) -> None:
     place = cell(plan_of(own), own)
-    place.forget()
+    place.remove_marker()
     place.folder.metrics.unlink()
     (place.folder.path / "notes.txt").write_text("mine", encoding="utf-8")
     failed = work_off(own, plan_of(own))

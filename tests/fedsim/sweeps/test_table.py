@@ -8,7 +8,17 @@ import pytest
 
 from fedsim.errors import RunError
 from fedsim.sweeps import table
-from fedsim.sweeps.table import CELLS, SCORES, SEAL, TABLE, columns, read_cells, read_table, write_cells, write_table
+from fedsim.sweeps.table import (
+    CELLS,
+    SCORES,
+    SEAL,
+    TABLE,
+    read_cells,
+    read_table,
+    table_columns,
+    write_cells,
+    write_table,
+)
 
 PLACE = {"cell": "a1", "federation": "b2", "training.local_epochs": 5, "seed": 1, "attack": "sme"}
 SCORE = PLACE | {"victim": 0, "round": "1-3", "metric": "psnr", "value": 12.5, "better": "higher", "bytes": 100.0}
@@ -36,7 +46,7 @@ def test_cells_are_read_as_they_were_written_and_may_be_none(tmp_path: Path) -> 
     ("name", "text", "complaint"),
     [
         (TABLE, "", "is not what the sweep wrote"),
-        (TABLE, ",".join(columns((), SCORES)) + "\n", "is not what the sweep wrote"),
+        (TABLE, ",".join(table_columns((), SCORES)) + "\n", "is not what the sweep wrote"),
         (TABLE + SEAL, "{}", "cannot be read"),
         (TABLE + SEAL, None, "nothing vouches for the table"),
     ],

@@ -20,12 +20,12 @@ from fedsim.defense import Defense
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task
-from fedsim.training.cohort import TOLERANCE, Share, fits, local_updates
-from fedsim.training.hooks import Hooks
+from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, local_updates
+from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
@@ -34,14 +34,16 @@ DP = DpSgd(clip=0.5, noise_multiplier=0.7)
 
 
 def net(layers: tuple[int, ...] = (9, 7)) -> nn.Module:
-    with seeded("net"):
+    with seed_globals("net"):
         return Mlp(hidden=layers).build(Task((1, 4, 4), 5))
 
 
-def share(count: int, place: int, defenses: list[Defense], model: nn.Module, how: LocalTraining = SETTINGS) -> Share:
+def share(
+    count: int, place: int, defenses: list[Defense], model: nn.Module, how: LocalTraining = SETTINGS
+) -> LocalData:
     inputs, labels = torch.randn((count, 1, 4, 4), generator=generator("x", place)), torch.arange(count) % 5
     key = (1, "train", 1, place)
-    return Share(inputs=inputs, labels=labels, key=key, hooks=Hooks(defenses, model, how, count, key))
+    return LocalData(inputs=inputs, labels=labels, key=key, hooks=TrainingHooks(defenses, model, how, count, key))
 
 
 def distance(one: State, other: State) -> float:
@@ -62,7 +64,7 @@ def test_each_does_what_it_would_do_by_itself(how: dict[str, Any], defense: DpSg
     """With clients of different sizes, so with different rates, steps, and batches that may be empty."""
     settings = LocalTraining(**{**vars(SETTINGS), **how})
     model = net()
-    before = state_of(model)
+    before = copy_state(model)
     shares = [share(count, place, [defense], model, settings) for place, count in enumerate((3, 11, 20, 7))]
     assert any(len(index) == 0 for who in shares for index in share_order(who, defense, model, settings))
     for who, done in zip(shares, local_updates(model, before, shares, settings), strict=True):
@@ -72,8 +74,8 @@ def test_each_does_what_it_would_do_by_itself(how: dict[str, Any], defense: DpSg
         assert done[1] == pytest.approx(loss, rel=1e-4)
 
 
-def share_order(who: Share, defense: DpSgd, model: nn.Module, settings: LocalTraining) -> list[Tensor]:
-    return list(Hooks([defense], model, settings, len(who.labels), who.key).order(None))
+def share_order(who: LocalData, defense: DpSgd, model: nn.Module, settings: LocalTraining) -> list[Tensor]:
+    return list(TrainingHooks([defense], model, settings, len(who.labels), who.key).batch_order(None))
 
 
 def test_one_whose_batches_are_all_empty_is_left_to_the_loop() -> None:
@@ -81,26 +83,26 @@ def test_one_whose_batches_are_all_empty_is_left_to_the_loop() -> None:
     shares = [share(40, place, [DP], model, settings) for place in range(12)]
     empty = [not len(share_order(who, DP, model, settings)[0]) for who in shares]
     assert 0 < sum(empty) < 12
-    assert [done is None for done in local_updates(model, state_of(model), shares, settings)] == empty
+    assert [done is None for done in local_updates(model, copy_state(model), shares, settings)] == empty
 
 
 def test_who_may_train_at_once() -> None:
     model = net()
-    assert fits(model, SETTINGS, [DP])
-    assert fits(model, SETTINGS, [DP, UpdateNoise(noise_multiplier=1.0)])
-    assert not fits(model, SETTINGS, [DP, GradientPrune()])
-    assert not fits(model, SETTINGS, [Mixup(), DpSgd(noise_multiplier=1.0, with_mixing=True)])
-    assert not fits(
+    assert can_vectorise(model, SETTINGS, [DP])
+    assert can_vectorise(model, SETTINGS, [DP, UpdateNoise(noise_multiplier=1.0)])
+    assert not can_vectorise(model, SETTINGS, [DP, GradientPrune()])
+    assert not can_vectorise(model, SETTINGS, [Mixup(), DpSgd(noise_multiplier=1.0, with_mixing=True)])
+    assert not can_vectorise(
         nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(inplace=True), nn.Linear(4, 5)), SETTINGS, [DP]
     )
-    assert not fits(nn.Linear(4, 4), SETTINGS, [DP])
+    assert not can_vectorise(nn.Linear(4, 4), SETTINGS, [DP])
 
     @dataclass(frozen=True, kw_only=True)
     class Shown(DpSgd):
         def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
             return super().on_examples(gradients, expected, rng=rng)
 
-    assert not fits(model, SETTINGS, [Shown(noise_multiplier=1.0)])
+    assert not can_vectorise(model, SETTINGS, [Shown(noise_multiplier=1.0)])
 
 
 def test_a_federation_trains_them_at_once_and_those_with_canaries_alone(
@@ -111,7 +113,7 @@ def test_a_federation_trains_them_at_once_and_those_with_canaries_alone(
 ) -> None:
     groups: list[int] = []
 
-    def counted(model: nn.Module, before: State, shares: list[Share], *rest: Any) -> Any:
+    def counted(model: nn.Module, before: State, shares: list[LocalData], *rest: Any) -> Any:
         groups.append(len(shares))
         return local_updates(model, before, shares, *rest)
 

@@ -19,11 +19,11 @@ from fedsim.defense import Defense
 from fedsim.errors import RunError
 from fedsim.models.mlp import Mlp
 from fedsim.models.sme import SmeCnn
-from fedsim.randomness import seeded
+from fedsim.randomness import seed_globals
 from fedsim.task import Task
-from fedsim.training.cohort import TOLERANCE, Share, fits, local_updates
+from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, local_updates
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
 
@@ -31,14 +31,14 @@ PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
 
 def net(hidden: Sequence[int] = (6,), **kwargs: Any) -> nn.Module:
-    with seeded("test-model"):
+    with seed_globals("test-model"):
         return Mlp(hidden=tuple(hidden), **kwargs).build(Task((1, 2, 3), 3))
 
 
-def share(count: int, seed: int = 0, client: int = 0) -> Share:
+def share(count: int, seed: int = 0, client: int = 0) -> LocalData:
     rng = torch.Generator().manual_seed(seed)
     inputs = torch.randn(count, 1, 2, 3, generator=rng)
-    return Share(inputs=inputs, labels=torch.randint(0, 3, (count,), generator=rng), key=(seed, "train", 1, client))
+    return LocalData(inputs=inputs, labels=torch.randint(0, 3, (count,), generator=rng), key=(seed, "train", 1, client))
 
 
 def sgd(**kwargs: Any) -> LocalTraining:
@@ -46,7 +46,7 @@ def sgd(**kwargs: Any) -> LocalTraining:
     return LocalTraining(**{**length, "batch_size": 4, "learning_rate": 0.1, **kwargs})
 
 
-def one_by_one(model: nn.Module, before: State, who: Share, how: LocalTraining) -> tuple[dict[str, Tensor], float]:
+def one_by_one(model: nn.Module, before: State, who: LocalData, how: LocalTraining) -> tuple[dict[str, Tensor], float]:
     return local_update(model, before, who.inputs, who.labels, how, key=who.key)
 
 
@@ -57,8 +57,8 @@ def distance(left: State, right: State, before: State) -> float:
     return off / size
 
 
-def assert_same_as_the_loop(model: nn.Module, shares: Sequence[Share], how: LocalTraining) -> None:
-    before = state_of(model)
+def assert_same_as_the_loop(model: nn.Module, shares: Sequence[LocalData], how: LocalTraining) -> None:
+    before = copy_state(model)
     for who, done in zip(shares, local_updates(model, before, shares, how), strict=True):
         assert done is not None
         after, loss = one_by_one(model, before, who, how)
@@ -107,7 +107,7 @@ def test_training_at_once_is_training_one_by_one(
 
 
 def two_layers(*between: nn.Module) -> nn.Module:
-    with seeded("two layers"):
+    with seed_globals("two layers"):
         return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), *between, nn.Linear(5, 3))
 
 
@@ -126,13 +126,13 @@ def two_layers(*between: nn.Module) -> nn.Module:
 )
 def test_every_layer_that_fits_trains_as_in_the_loop(between: list[nn.Module]) -> None:
     model, how = two_layers(*between), sgd(momentum=0.9, weight_decay=0.01)
-    assert fits(model, how, [])
+    assert can_vectorise(model, how, [])
     assert_same_as_the_loop(model, [share(count, client, client) for client, count in enumerate((9, 2, 5))], how)
 
 
 def test_a_client_alone_and_clients_alike_are_no_special_case() -> None:
     assert_same_as_the_loop(net(), [share(1)], sgd(batch_size=1))
-    one, two, three = local_updates(net(), state_of(net()), [share(5)] * 3, sgd())
+    one, two, three = local_updates(net(), copy_state(net()), [share(5)] * 3, sgd())
     assert one is not None
     assert two is not None
     assert three is not None
@@ -140,14 +140,14 @@ def test_a_client_alone_and_clients_alike_are_no_special_case() -> None:
 
 
 def test_it_keeps_the_order_of_names_and_the_shapes() -> None:
-    before = state_of(net((4, 5)))
+    before = copy_state(net((4, 5)))
     ((after, _),) = (done for done in local_updates(net((4, 5)), before, [share(3)], sgd()) if done)
     assert [(n, t.shape, t.dtype) for n, t in after.items()] == [(n, t.shape, t.dtype) for n, t in before.items()]
 
 
 def test_the_broadcast_is_not_written_to() -> None:
     model = net()
-    before = state_of(model)
+    before = copy_state(model)
     copy = {name: tensor.clone() for name, tensor in before.items()}
     shares = [share(count, client, client) for client, count in enumerate((9, 2, 5))]
     data = [(who.inputs.clone(), who.labels.clone()) for who in shares]
@@ -163,7 +163,7 @@ def test_the_broadcast_is_not_written_to() -> None:
 def test_a_broadcast_of_another_width_is_trained_from_as_in_the_loop(dtype: torch.dtype) -> None:
     """FedAdam and its like broadcast float64 from the second round on; the network stays float32."""
     model, how = net(), sgd(momentum=0.9, weight_decay=0.1, proximal_mu=1.0)
-    before = {name: tensor.to(dtype) for name, tensor in state_of(model).items()}
+    before = {name: tensor.to(dtype) for name, tensor in copy_state(model).items()}
     shares = [share(count, client, client) for client, count in enumerate((9, 2, 5))]
     for who, done in zip(shares, local_updates(model, before, shares, how), strict=True):
         assert done is not None
@@ -174,7 +174,7 @@ def test_a_broadcast_of_another_width_is_trained_from_as_in_the_loop(dtype: torc
 
 def test_it_draws_nothing_from_the_global_generators() -> None:
     before = torch.default_generator.get_state()
-    local_updates(net(), state_of(net()), [share(5), share(3, 1)], sgd())
+    local_updates(net(), copy_state(net()), [share(5), share(3, 1)], sgd())
     assert torch.equal(torch.default_generator.get_state(), before)
 
 
@@ -185,7 +185,7 @@ def test_it_draws_nothing_from_the_global_generators() -> None:
 @given(data=st.data(), counts=st.lists(st.integers(1, 15), min_size=2, max_size=6))
 def test_a_client_ends_at_the_same_weights_in_any_place_and_company(data: st.DataObject, counts: list[int]) -> None:
     model, how = net(), sgd(momentum=0.5, proximal_mu=0.1)
-    before = state_of(model)
+    before = copy_state(model)
     shares = [share(count, client, client) for client, count in enumerate(counts)]
     order = data.draw(st.permutations(range(len(shares))))
     some = order[: data.draw(st.integers(1, len(order)))]
@@ -200,7 +200,7 @@ def test_a_client_ends_at_the_same_weights_in_any_place_and_company(data: st.Dat
 
 def test_another_clients_data_and_key_change_nobody_elses_weights_by_a_bit() -> None:
     model, how = net(), sgd()
-    before = state_of(model)
+    before = copy_state(model)
     one = local_updates(model, before, [share(5), share(9, 1), share(2, 2)], how)
     other = local_updates(model, before, [share(5), share(9, 77), share(2, 2)], how)
     for place in (0, 2):
@@ -218,9 +218,9 @@ def test_another_clients_data_and_key_change_nobody_elses_weights_by_a_bit() -> 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_who_diverges_is_none_and_the_others_are_as_ever(place: int, value: float) -> None:
     model, how = net(), sgd(momentum=0.9)
-    before = state_of(model)
+    before = copy_state(model)
     shares = [share(count, client, client) for client, count in enumerate((9, 2, 5))]
-    shares[place] = Share(
+    shares[place] = LocalData(
         inputs=torch.full_like(shares[place].inputs, value), labels=shares[place].labels, key=shares[place].key
     )
     with pytest.raises(RunError, match="diverged"):
@@ -246,7 +246,7 @@ def test_a_broken_label_is_not_swallowed(label: int) -> None:
     bad = share(4)
     bad.labels[2] = label
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-        local_updates(net(), state_of(net()), [share(4, 1), bad], sgd())
+        local_updates(net(), copy_state(net()), [share(4, 1), bad], sgd())
 
 
 # Who may train at once.
@@ -303,17 +303,17 @@ class Root(nn.Module):
     ids=["dropout", "batch norm", "conv", "layer norm", "no dropout", "group norm", "subclass", "own class", "large"],
 )
 def test_other_networks_are_left_to_the_loop(model: nn.Module) -> None:
-    assert not fits(model, sgd(), [])
+    assert not can_vectorise(model, sgd(), [])
 
 
 @pytest.mark.parametrize("hidden", [(), (3,), (200,), (64, 64, 64)])
 def test_small_fully_connected_networks_train_at_once(hidden: tuple[int, ...]) -> None:
-    assert fits(Mlp(hidden=hidden).build(Task((1, 28, 28), 10)), sgd(), [])
+    assert can_vectorise(Mlp(hidden=hidden).build(Task((1, 28, 28), 10)), sgd(), [])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_other_optimizers_are_left_to_the_loop(optimizer: Any) -> None:
-    assert not fits(net(), sgd(optimizer=optimizer), [])
+    assert not can_vectorise(net(), sgd(optimizer=optimizer), [])
 
 
 @pytest.mark.parametrize(
@@ -329,15 +329,15 @@ def test_other_optimizers_are_left_to_the_loop(optimizer: Any) -> None:
     ],
 )
 def test_every_setting_of_sgd_fits(how: dict[str, Any]) -> None:
-    assert fits(net(), sgd(**how), [])
+    assert can_vectorise(net(), sgd(**how), [])
 
 
 def test_defenses_of_the_update_fit_and_those_inside_training_do_not() -> None:
     noise = UpdateNoise(noise_multiplier=0.1)
-    assert fits(net(), sgd(), [noise])
+    assert can_vectorise(net(), sgd(), [noise])
     for defense in (OnBatch(), OnGradient(), Inherits()):
-        assert not fits(net(), sgd(), [defense])
-        assert not fits(net(), sgd(), [noise, defense])
+        assert not can_vectorise(net(), sgd(), [defense])
+        assert not can_vectorise(net(), sgd(), [noise, defense])
 
 
 def frozen() -> nn.Module:
@@ -368,7 +368,7 @@ def hooked() -> nn.Module:
 def test_what_fits_trains_as_in_the_loop(make: Any) -> None:
     """A plug-in's network of known layers may still be more than its layers."""
     model, how = make(), sgd(weight_decay=0.1)
-    if fits(model, how, []):
+    if can_vectorise(model, how, []):
         assert_same_as_the_loop(model, [share(count, client, client) for client, count in enumerate((9, 2, 5))], how)
 
 
@@ -376,7 +376,7 @@ def test_what_fits_trains_as_in_the_loop(make: Any) -> None:
 def test_a_broadcast_that_is_not_the_models_gets_the_same_answer_at_once_and_in_the_loop(odd: str) -> None:
     """Control variates, say, travel beside the model: whoever does not use them must not pass over them."""
     model = net()
-    before = dict(state_of(model))
+    before = dict(copy_state(model))
     name = next(iter(before))
     if odd == "more":
         before["control/" + name] = torch.zeros(2)

@@ -16,12 +16,12 @@ from fedsim.defense import Defense
 from fedsim.errors import ConfigError, RunError
 from fedsim.models.mlp import Mlp
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.task import Task, squared_error
 from fedsim.training import gradients
 from fedsim.training.gradients import example_gradients
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.modes import set_modes
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
@@ -72,7 +72,7 @@ class Private(Defense):
 
 def material(family: str) -> tuple[nn.Module, Tensor, Tensor, Any]:
     task, settings, count = FAMILIES[family]
-    with seeded("model"):
+    with seed_globals("model"):
         model = registry.build("models", family, settings, "model").build(task)
     rng = generator("data")
     if task.vocabulary:
@@ -90,7 +90,7 @@ def sgd(**how: Any) -> LocalTraining:
 
 
 def net(**how: Any) -> nn.Module:
-    with seeded("test-model"):
+    with seed_globals("test-model"):
         return Mlp(hidden=(6,), **how).build(Task((1, 2, 2), 3))
 
 
@@ -101,7 +101,7 @@ def some_data(count: int = 10) -> tuple[Tensor, Tensor]:
 
 def train(model: nn.Module, *defenses: Defense, count: int = 10, **how: Any) -> dict[str, Tensor]:
     inputs, labels = some_data(count)
-    return local_update(model, state_of(model), inputs, labels, sgd(**how), key=KEY, defenses=defenses)[0]
+    return local_update(model, copy_state(model), inputs, labels, sgd(**how), key=KEY, defenses=defenses)[0]
 
 
 # The gradients.
@@ -123,7 +123,7 @@ def test_the_mean_of_the_examples_gradients_is_the_gradient_of_the_mean_loss(fam
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_defense_that_takes_the_mean_trains_as_without_one(family: str) -> None:
     model, inputs, labels, loss = material(family)
-    before, how = state_of(model), sgd(local_epochs=1, batch_size=2, learning_rate=0.01, dropout=False)
+    before, how = copy_state(model), sgd(local_epochs=1, batch_size=2, learning_rate=0.01, dropout=False)
     plain, same = (
         local_update(model, before, inputs, labels, how, key=KEY, loss=loss, defenses=defenses)
         for defenses in ([], [Mean()])
@@ -151,10 +151,10 @@ def test_pieces_that_bound_the_memory_change_nothing(family: str, monkeypatch: p
     model, inputs, labels, loss = material(family)
     whole, losses = example_gradients(model, inputs, labels, loss)
     size = sum(p.numel() for p in model.parameters())
-    monkeypatch.setattr(gradients, "_AT_ONCE", 2 * size)
+    monkeypatch.setattr(gradients, "_MAX_GRADIENT_NUMBERS", 2 * size)
     pieces, same = example_gradients(model, inputs, labels, loss)
     torch.testing.assert_close((pieces, same), (whole, losses))
-    monkeypatch.setattr(gradients, "_AT_ONCE", 1)
+    monkeypatch.setattr(gradients, "_MAX_GRADIENT_NUMBERS", 1)
     torch.testing.assert_close(example_gradients(model, inputs, labels, loss)[0], whole)
 
 
@@ -202,7 +202,7 @@ def test_dropout_draws_for_each_example_and_follows_the_key() -> None:
     torch.manual_seed(99)
     assert all(torch.equal(t, first[n]) for n, t in train(net(dropout=0.5), Mean()).items())
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(200, 1)).train()
-    with seeded("dropout"):
+    with seed_globals("dropout"):
         each, _ = example_gradients(model, torch.ones(2, 200), torch.ones(2), squared_error)
     assert not torch.equal(each["1.weight"][0] == 0, each["1.weight"][1] == 0)
 
@@ -241,7 +241,7 @@ def test_optimizer_and_proximal_term_act_on_what_the_hook_returns(how: dict[str,
 def test_dp_sgd_by_its_hooks_is_dp_sgd_by_hand() -> None:
     """Clip each example's gradient, sum, divide by the size of the batch, one step."""
     model, (inputs, labels) = net(), some_data(4)
-    before = state_of(model)
+    before = copy_state(model)
     after = train(net(), Private(clip=0.2), count=4, local_steps=1)
     total = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
     for x, y in zip(inputs, labels, strict=True):
@@ -257,10 +257,10 @@ def test_dp_sgd_by_its_hooks_is_dp_sgd_by_hand() -> None:
 def test_a_client_who_sends_a_gradient_sends_what_the_hook_returns() -> None:
     (inputs, labels), how = some_data(4), sgd(local_steps=1, sends="gradient")
     sent, _, loss = local_gradient(
-        net(), state_of(net()), inputs, labels, how, key=KEY, defenses=[Private(clip=0.2, noise=1.0)]
+        net(), copy_state(net()), inputs, labels, how, key=KEY, defenses=[Private(clip=0.2, noise=1.0)]
     )
     after = train(net(), Private(clip=0.2, noise=1.0), count=4, local_steps=1)
-    for name, start in state_of(net()).items():
+    for name, start in copy_state(net()).items():
         torch.testing.assert_close(sent[name], (start - after[name]) / 0.1, rtol=1e-4, atol=1e-5)
     assert loss == pytest.approx(cross_entropy(net()(inputs), labels).item())
 
@@ -273,7 +273,7 @@ def test_gradients_of_examples_come_before_the_hook_on_the_gradient() -> None:
             return {name: tensor / 2 for name, tensor in gradient.items()}
 
     once, half = train(net(), Mean(), local_steps=1), train(net(), Half(), Mean(), local_steps=1)
-    for name, start in state_of(net()).items():
+    for name, start in copy_state(net()).items():
         torch.testing.assert_close(2 * (half[name] - start), once[name] - start)
 
 

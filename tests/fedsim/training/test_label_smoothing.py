@@ -14,21 +14,21 @@ from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
 from fedsim.attacks import Attack, Knowledge
 from fedsim.auditing.audit import Audit
-from fedsim.auditing.threat_model import as_sent, full_knowledge
+from fedsim.auditing.threat_model import apply_headers, full_knowledge
 from fedsim.errors import ConfigError
 from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AdversaryTable, Config, check
+from fedsim.experiments.config import AdversaryTable, Config, validate_tables
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.models.mlp import Mlp
 from fedsim.plugins import registry
-from fedsim.randomness import seeded
+from fedsim.randomness import seed_globals
 from fedsim.recording.header import Header
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task, smoothed, squared_error
-from fedsim.training.cohort import TOLERANCE, Share, local_updates
+from fedsim.task import Task, smooth_labels, squared_error
+from fedsim.training.cohort import TOLERANCE, LocalData, local_updates
 from fedsim.training.gradients import example_gradients
 from fedsim.training.loop import evaluate, local_gradient, local_update
-from fedsim.training.model_state import load_state, state_of
+from fedsim.training.model_state import copy_state, load_state
 from fedsim.training.settings import LocalTraining
 
 KEY = (3, "train", 1, 0)
@@ -43,7 +43,7 @@ def by_hand(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def net() -> nn.Module:
-    with seeded("test-model"):
+    with seed_globals("test-model"):
         return Mlp(hidden=(6,)).build(Task((1, 2, 2), 3))
 
 
@@ -61,7 +61,7 @@ def gradient_by_hand(model: nn.Module) -> dict[str, Tensor]:
 def test_a_step_is_one_of_the_loss_of_smoothed_labels() -> None:
     model, (inputs, labels) = net(), some_data()
     expected = gradient_by_hand(model)
-    before = state_of(model)
+    before = copy_state(model)
     training = LocalTraining(**ONE_STEP, label_smoothing=SMOOTHING)
     after, loss = local_update(model, before, inputs, labels, training, key=KEY)
     for name, slope in expected.items():
@@ -73,20 +73,20 @@ def test_a_step_is_one_of_the_loss_of_smoothed_labels() -> None:
 def test_a_gradient_that_is_sent_is_one_of_the_loss_of_smoothed_labels() -> None:
     model, (inputs, labels) = net(), some_data()
     training = LocalTraining(sends="gradient", local_steps=1, batch_size=10, label_smoothing=SMOOTHING)
-    sent, _, _ = local_gradient(model, state_of(model), inputs, labels, training, key=KEY)
+    sent, _, _ = local_gradient(model, copy_state(model), inputs, labels, training, key=KEY)
     torch.testing.assert_close(sent, gradient_by_hand(model))
 
 
 def test_gradients_of_single_examples_are_of_smoothed_labels() -> None:
-    each, _ = example_gradients(net(), *some_data(), smoothed(cross_entropy, SMOOTHING))
+    each, _ = example_gradients(net(), *some_data(), smooth_labels(cross_entropy, SMOOTHING))
     torch.testing.assert_close({name: of.mean(0) for name, of in each.items()}, gradient_by_hand(net()))
 
 
 def test_clients_that_train_at_once_smooth_alike() -> None:
     model, (inputs, labels) = net(), some_data()
-    before = state_of(model)
+    before = copy_state(model)
     training = LocalTraining(local_epochs=2, batch_size=4, learning_rate=0.1, label_smoothing=SMOOTHING)
-    (together,) = local_updates(model, before, [Share(inputs=inputs, labels=labels, key=KEY)], training)
+    (together,) = local_updates(model, before, [LocalData(inputs=inputs, labels=labels, key=KEY)], training)
     alone, loss = local_update(model, before, inputs, labels, training, key=KEY)
     assert together is not None
     assert together[1] == pytest.approx(loss, rel=1e-4)
@@ -95,8 +95,8 @@ def test_clients_that_train_at_once_smooth_alike() -> None:
 
 
 def test_without_smoothing_the_loss_is_the_same_object_and_else_one_object_a_share() -> None:
-    assert smoothed(squared_error, 0.0) is squared_error
-    assert smoothed(cross_entropy, 0.1) is smoothed(cross_entropy, 0.1)
+    assert smooth_labels(squared_error, 0.0) is squared_error
+    assert smooth_labels(cross_entropy, 0.1) is smooth_labels(cross_entropy, 0.1)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, math.nan, math.inf])
@@ -107,7 +107,7 @@ def test_a_share_that_cannot_be_is_refused(share: float) -> None:
 
 def test_labels_of_no_classes_cannot_be_smoothed() -> None:
     with pytest.raises(ConfigError, match=r"^training.label_smoothing: spreads labels .*leave it out"):
-        smoothed(squared_error, 0.1)
+        smooth_labels(squared_error, 0.1)
 
 
 def test_a_regression_is_refused_before_work(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
@@ -156,10 +156,10 @@ def handed(run: RunFolder, **knowledge: Any) -> Knowledge:
     """What an attack of the run is handed."""
     config = run.read_experiment()
     assert config is not None
-    spec = config.model_copy(update={"adversary": check(AdversaryTable, {"knowledge": knowledge}, "x")})
-    audit = Audit(folder=run, spec=spec, experiment=Experiment(config), beside=run.path)
+    spec = config.model_copy(update={"adversary": validate_tables(AdversaryTable, {"knowledge": knowledge}, "x")})
+    audit = Audit(folder=run, spec=spec, experiment=Experiment(config), base_folder=run.path)
     header = audit.transcript.header(1)
-    return as_sent(audit.granted, spec.adversary, [header], registry.load("attacks", "sme").declared())
+    return apply_headers(audit.granted_knowledge, spec.adversary, [header], registry.load("attacks", "sme").declared())
 
 
 def test_attacks_are_handed_the_loss_of_smoothed_labels_unless_it_is_withheld(run: RunFolder) -> None:
@@ -177,11 +177,11 @@ def test_an_attack_that_reads_the_loss_reads_the_smoothing() -> None:
     class Reader(Attack):
         needs = frozenset({"loss"})
 
-    assert "label_smoothing" in Reader.declared()
-    assert "label_smoothing" not in Attack.declared()
+    assert "label_smoothing" in Reader.declared_facts()
+    assert "label_smoothing" not in Attack.declared_facts()
 
 
 def test_a_loss_that_is_no_cross_entropy_contradicts_a_header_that_tells_of_smoothing() -> None:
     sent = Header(version=1, round=1, broadcasts=[], replies=[], failures={}, config={"label-smoothing": 0.1})
     with pytest.raises(ConfigError, match="label_smoothing"):
-        as_sent(Knowledge(loss=squared_error), AdversaryTable(), [sent], frozenset({"loss", "label_smoothing"}))
+        apply_headers(Knowledge(loss=squared_error), AdversaryTable(), [sent], frozenset({"loss", "label_smoothing"}))

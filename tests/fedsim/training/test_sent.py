@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
-from fedsim.training.sent import Sent
+from fedsim.training.model_state import copy_state
+from fedsim.training.sent import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 LOSS: Any = nn.functional.cross_entropy
@@ -47,9 +47,9 @@ def test_it_is_what_local_training_sends(settings: dict[str, Any]) -> None:
     model, inputs, labels = Branching().double(), torch.randn(4, 5).double(), torch.tensor([0, 2, 1, 1])
     training = LocalTraining(local_steps=3, batch_size=2, learning_rate=0.1, **settings)
     order = [torch.tensor([3, 0]), torch.tensor([1, 2]), torch.tensor([2, 3])]
-    sent = Sent.of(model, LOSS, inputs, labels, training=training, order=order)
-    before = state_of(model)
+    sent = ClientMessage.create(model, LOSS, inputs, labels, training=training, order=order)
+    before = copy_state(model)
     after, _ = local_update(deepcopy(model), before, inputs, labels, training, key=(0,), loss=LOSS, order=order)
     moved = torch.cat([(before[name] - after[name]).flatten() / 0.1 for name in sent.names])
     torch.testing.assert_close(sent.vector, moved)
-    torch.testing.assert_close(sent.transformed(inputs), moved)
+    torch.testing.assert_close(sent.call_in_transform(inputs), moved)

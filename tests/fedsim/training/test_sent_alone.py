@@ -10,16 +10,18 @@ import torch
 from torch import nn
 
 from fedsim.task import squared_error
-from fedsim.training.sent import Sent
+from fedsim.training.sent import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 LOSS: Any = nn.functional.cross_entropy
 
 
-def sent(*layers: nn.Module, training: LocalTraining | None = None) -> Sent:
+def sent(*layers: nn.Module, training: LocalTraining | None = None) -> ClientMessage:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), *layers, nn.Tanh(), nn.Linear(6, 3)).double()
-    return Sent.of(model, LOSS, torch.randn(4, 5, dtype=torch.double), torch.tensor([0, 2, 1, 1]), training=training)
+    return ClientMessage.create(
+        model, LOSS, torch.randn(4, 5, dtype=torch.double), torch.tensor([0, 2, 1, 1]), training=training
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,18 +35,20 @@ def sent(*layers: nn.Module, training: LocalTraining | None = None) -> Sent:
     ],
     ids=["plain", "batch norm in eval mode", "batch norm in train mode", "dropout", "update"],
 )
-def test_an_example_by_itself_is_what_it_is_among_the_others(whole: Sent, computed: int) -> None:
-    alone, among = whole.alone(2), replace(whole, varying=(2,))
+def test_an_example_by_itself_is_what_it_is_among_the_others(whole: ClientMessage, computed: int) -> None:
+    alone, among = whole.vary_one_example(2), replace(whole, varying=(2,))
     assert len(alone.inputs) == computed
     other = torch.randn(1, 5, dtype=torch.double)
-    torch.testing.assert_close(alone.unknown, among.unknown)
+    torch.testing.assert_close(alone.unknown_inputs, among.unknown_inputs)
     torch.testing.assert_close(alone.vector, among.vector)
     torch.testing.assert_close(alone(other), among(other))
-    torch.testing.assert_close(alone.double()(other), among(other))
-    torch.testing.assert_close(alone.linear.push(other.flatten()), among.linear.push(other.flatten()))
-    torch.testing.assert_close(alone.linear.pull(among.vector), among.linear.pull(among.vector))
+    torch.testing.assert_close(alone.to_double()(other), among(other))
+    torch.testing.assert_close(
+        alone.jacobian.push_forward(other.flatten()), among.jacobian.push_forward(other.flatten())
+    )
+    torch.testing.assert_close(alone.jacobian.pull_back(among.vector), among.jacobian.pull_back(among.vector))
     if whole.training is None:
-        torch.testing.assert_close(alone.share, among.share)
+        torch.testing.assert_close(alone.gradient_share, among.gradient_share)
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(6), nn.BatchNorm1d(6, track_running_stats=False).eval()])
@@ -55,7 +59,7 @@ def test_where_outputs_do_not_show_that_examples_mix_they_do_all_the_same(norm: 
     nn.init.zeros_(silent.model[-1].bias)
     equal = replace(equal, inputs=equal.inputs[:1].expand(4, -1), labels=equal.labels[:1].expand(4))
     for whole in (silent, equal):
-        assert len(whole.alone(2).inputs) == 4
+        assert len(whole.vary_one_example(2).inputs) == 4
 
 
 def test_a_head_of_zeros_leaves_open_whether_examples_mix() -> None:
@@ -66,7 +70,7 @@ def test_a_head_of_zeros_leaves_open_whether_examples_mix() -> None:
     whole = sent(Centred())
     nn.init.zeros_(whole.model[-1].weight)
     nn.init.zeros_(whole.model[-1].bias)
-    assert len(whole.alone(2).inputs) == 4
+    assert len(whole.vary_one_example(2).inputs) == 4
 
 
 @pytest.mark.parametrize("layer", [nn.RReLU(), nn.Dropout1d(), nn.LSTM(6, 6, num_layers=2, dropout=0.5)])
@@ -81,8 +85,8 @@ def test_whatever_layer_draws_draws_the_same_each_time(layer: nn.Module) -> None
             return found[0] if isinstance(found, tuple) else found
 
     whole = sent(Only())
-    torch.testing.assert_close(whole(whole.unknown), whole(whole.unknown), rtol=0, atol=0)
-    assert len(whole.alone(2).inputs) == 4
+    torch.testing.assert_close(whole(whole.unknown_inputs), whole(whole.unknown_inputs), rtol=0, atol=0)
+    assert len(whole.vary_one_example(2).inputs) == 4
 
 
 def test_a_share_is_not_lost_in_the_rounding_of_the_others() -> None:
@@ -90,7 +94,7 @@ def test_a_share_is_not_lost_in_the_rounding_of_the_others() -> None:
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     inputs, targets = torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([1e6, 1e-6])
-    share = Sent.of(model, squared_error, inputs, targets).alone(1).share
+    share = ClientMessage.create(model, squared_error, inputs, targets).vary_one_example(1).gradient_share
     assert share.norm().item() == pytest.approx(1e-6 * 26**0.5)
 
 
@@ -99,6 +103,6 @@ def test_an_example_that_adds_nothing_has_nothing_to_read_among_others_that_do()
     inputs = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         targets = model(inputs)[:, 0] + torch.tensor([0.0, 1.0, 2.0])
-    whole = Sent.of(model, squared_error, inputs, targets)
-    assert [whole.alone(example).is_zero for example in range(3)] == [True, False, False]
+    whole = ClientMessage.create(model, squared_error, inputs, targets)
+    assert [whole.vary_one_example(example).is_zero for example in range(3)] == [True, False, False]
     assert not whole.is_zero

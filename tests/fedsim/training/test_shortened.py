@@ -12,22 +12,22 @@ from torch.nn.functional import cross_entropy
 
 from clients.defenses.dp_sgd import DpSgd
 from fedsim.attacks import Paper
-from fedsim.defense import Defense, a_defense, shortens
+from fedsim.defense import Defense, check_defense, supports_ghost_clipping
 from fedsim.errors import PluginError
 from fedsim.models.lenet import LeNet
 from fedsim.models.mlp import Mlp
 from fedsim.models.resnet import ResNet8
 from fedsim.models.sme import SmeCnn
 from fedsim.models.vgg import Vgg9
-from fedsim.randomness import generator, seeded
-from fedsim.task import Task, smoothed, squared_error
+from fedsim.randomness import generator, seed_globals
+from fedsim.task import Task, smooth_labels, squared_error
 from fedsim.training.canaries import Canaries
 from fedsim.training.gradients import example_gradients
-from fedsim.training.hooks import Hooks
+from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
-from fedsim.training.shortened import fits, shortened_sum
+from fedsim.training.shortened import can_clip, clipped_sum
 from fedsim.wire.messages import State
 
 TASK = Task((3, 32, 32), 10)
@@ -43,7 +43,7 @@ NETWORKS = {"lenet": LeNet(), "sme-cnn": SmeCnn(), "mlp": Mlp(hidden=(9, 7)), "v
 
 
 def network(name: str) -> nn.Module:
-    with seeded("network"):
+    with seed_globals("network"):
         return ODD if name == "odd" else NETWORKS[name].build(TASK)  # type: ignore[attr-defined]
 
 
@@ -59,25 +59,25 @@ def test_it_is_the_sum_of_the_clipped_gradients(name: str, clipping: Any, soft: 
     loss, targets = (
         (cross_entropy, labels.float()[:, None] / 10 + torch.eye(10)[:6])
         if soft
-        else (smoothed(cross_entropy, 0.2), labels)
+        else (smooth_labels(cross_entropy, 0.2), labels)
     )
-    assert fits(model)
+    assert can_clip(model)
     each, losses = example_gradients(model, inputs, targets, loss)
     clip = torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]).norm(dim=0).median().item()
     defense = DpSgd(clip=clip, clipping=clipping, noise_multiplier=1.0)
-    found = shortened_sum(model, inputs, targets, loss, defense.example_factors)
+    found = clipped_sum(model, inputs, targets, loss, defense.example_factors)
     assert found is not None
     torch.testing.assert_close(found[1], losses)
     torch.testing.assert_close(found[0], dict(defense.clipped_sum(each)), rtol=1e-4, atol=1e-5 * clip)
 
 
 def test_a_regression_too() -> None:
-    with seeded("regression"):
+    with seed_globals("regression"):
         model = Mlp(hidden=(8,)).build(Task((5,), 0))
     inputs, targets = torch.randn((6, 5), generator=generator("x")), torch.randn(6, generator=generator("y"))
     each, _ = example_gradients(model, inputs, targets, squared_error)
     defense = DpSgd(clip=0.5, noise_multiplier=1.0)
-    found = shortened_sum(model, inputs, targets, squared_error, defense.example_factors)
+    found = clipped_sum(model, inputs, targets, squared_error, defense.example_factors)
     assert found is not None
     torch.testing.assert_close(found[0], dict(defense.clipped_sum(each)), rtol=1e-4, atol=1e-6)
 
@@ -122,7 +122,7 @@ TWICE = nn.Linear(4, 4)
     ],
 )
 def test_networks_of_which_it_is_not_known_are_left_out(model: nn.Module) -> None:
-    assert not fits(model)
+    assert not can_clip(model)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_networks_of_which_it_is_not_known_are_left_out(model: nn.Module) -> Non
     ids=["changed in place", "another shape"],
 )
 def test_what_is_found_on_the_way_to_be_different_is_left_to_the_gradients(model: nn.Module, inputs: Tensor) -> None:
-    assert fits(model)
+    assert can_clip(model)
     labels, defense = torch.arange(4), DpSgd(clip=0.3, noise_multiplier=1e-6)
-    assert shortened_sum(model, inputs, labels, cross_entropy, defense.example_factors) is None
+    assert clipped_sum(model, inputs, labels, cross_entropy, defense.example_factors) is None
     settings = LocalTraining(local_steps=1, batch_size=4, learning_rate=1.0)
-    before = state_of(model)
+    before = copy_state(model)
     after, _ = local_update(model, before, inputs, labels, settings, key=("fallback",), defenses=[defense])
     assert sum((after[n] - before[n]).square().sum().item() for n in before) ** 0.5 <= 0.3 * (1 + 1e-3)
 
@@ -154,7 +154,7 @@ class Shown(DpSgd):
 def test_a_client_trains_the_same_either_way() -> None:
     namesake: Any = type("DpSgd", (Shown,), {})  # what a defense draws is keyed by its name
     model, (inputs, labels) = network("lenet"), batch(20)
-    before = state_of(model)
+    before = copy_state(model)
     short, shown = (
         local_update(
             model, before, inputs, labels, SETTINGS, key=("ways",), defenses=[d(clip=0.4, noise_multiplier=0.5)]
@@ -168,12 +168,14 @@ def test_a_client_trains_the_same_either_way() -> None:
 
 def test_whose_own_on_examples_it_is_that_is_called() -> None:
     model = network("lenet")
-    assert shortens(DpSgd(noise_multiplier=1.0))
-    assert not shortens(Shown(noise_multiplier=1.0))
-    assert Hooks([DpSgd(noise_multiplier=1.0)], model, SETTINGS, 20, ("key",)).factors is not None
-    assert Hooks([Shown(noise_multiplier=1.0)], model, SETTINGS, 20, ("key",)).factors is None
+    assert supports_ghost_clipping(DpSgd(noise_multiplier=1.0))
+    assert not supports_ghost_clipping(Shown(noise_multiplier=1.0))
+    assert TrainingHooks([DpSgd(noise_multiplier=1.0)], model, SETTINGS, 20, ("key",)).clipping_factors is not None
+    assert TrainingHooks([Shown(noise_multiplier=1.0)], model, SETTINGS, 20, ("key",)).clipping_factors is None
     canaries = Canaries(seed=0, client=0, count=3)
-    assert Hooks([DpSgd(noise_multiplier=1.0)], model, SETTINGS, 20, ("key",), canaries).factors is None
+    assert (
+        TrainingHooks([DpSgd(noise_multiplier=1.0)], model, SETTINGS, 20, ("key",), canaries).clipping_factors is None
+    )
 
 
 class Half(Defense):
@@ -192,4 +194,4 @@ def test_a_shortcut_alone_is_refused() -> None:
     with pytest.raises(
         PluginError, match="'example_factors' is a shortcut of 'on_examples' and is not called without it"
     ):
-        a_defense(Half())
+        check_defense(Half())

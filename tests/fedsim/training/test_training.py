@@ -24,19 +24,19 @@ from fedsim.defense import Defense
 from fedsim.engines.serial import InProcessGrid
 from fedsim.errors import ConfigError, RunError
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seed_for, seeded
+from fedsim.randomness import derive_seed, generator, seed_globals
 from fedsim.task import Task, squared_error
 from fedsim.training.loop import evaluate, local_update
-from fedsim.training.model_state import load_state, state_of
+from fedsim.training.model_state import copy_state, load_state
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State, Update, by_name, non_finite
+from fedsim.wire.messages import State, Update, match_names, non_finite_names
 from fedsim.wire.payloads import Payload
 
 KEY = (3, "train", 1, 0)
 
 
 def net(**kwargs: Any) -> nn.Module:
-    with seeded("test-model"):
+    with seed_globals("test-model"):
         return Mlp(hidden=(6,), **kwargs).build(Task((1, 2, 2), 3))
 
 
@@ -48,7 +48,7 @@ def some_data(count: int = 10) -> tuple[Tensor, Tensor]:
 def train(model: nn.Module, *, count: int = 10, key: Any = KEY, defenses: Any = (), **kwargs: Any) -> dict[str, Tensor]:
     inputs, labels = some_data(count)
     training = LocalTraining(**{"local_epochs": 2, "batch_size": 4, "learning_rate": 0.1, **kwargs})
-    return local_update(model, state_of(model), inputs, labels, training, key=key, defenses=defenses)[0]
+    return local_update(model, copy_state(model), inputs, labels, training, key=key, defenses=defenses)[0]
 
 
 def equal(left: State, right: State) -> bool:
@@ -162,8 +162,8 @@ def test_training_equals_a_loop_written_by_hand(name: str) -> None:
             optimizer.step()
             losses.append(loss.item())
     training = LocalTraining(local_epochs=2, batch_size=4, learning_rate=0.1, **kwargs)
-    after, loss_mean = local_update(model, state_of(net()), inputs, labels, training, key=KEY)
-    assert equal(after, state_of(theirs))
+    after, loss_mean = local_update(model, copy_state(net()), inputs, labels, training, key=KEY)
+    assert equal(after, copy_state(theirs))
     assert loss_mean == pytest.approx(np.mean(losses), abs=1e-6)
 
 
@@ -171,7 +171,7 @@ def test_one_step_of_sgd_written_as_arithmetic() -> None:
     """w_T = w_t - lr (softmax(xW + b) - onehot) x, for one linear layer and one example."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     inputs, labels = some_data(1)
-    before = state_of(model)
+    before = copy_state(model)
     after, _ = local_update(model, before, inputs, labels, LocalTraining(local_epochs=1, learning_rate=0.5), key=KEY)
     x = inputs.flatten()
     signal = torch.softmax(before["1.weight"] @ x + before["1.bias"], 0)
@@ -182,7 +182,7 @@ def test_one_step_of_sgd_written_as_arithmetic() -> None:
 
 def test_momentum_begins_anew_each_round() -> None:
     model = net()
-    state = state_of(model)
+    state = copy_state(model)
     inputs, labels = some_data()
     training = LocalTraining(local_epochs=1, batch_size=4, learning_rate=0.1, momentum=0.9)
     first, _ = local_update(model, state, inputs, labels, training, key=KEY)
@@ -205,13 +205,13 @@ def test_the_proximal_term_pulls_towards_the_broadcast_model() -> None:
             p.grad += 2.0 * (p.detach() - anchor[name])
         optimizer.step()
     after = train(model, count=4, local_epochs=3, proximal_mu=2.0)
-    for name, tensor in state_of(theirs).items():
+    for name, tensor in copy_state(theirs).items():
         torch.testing.assert_close(after[name], tensor)
     assert not equal(after, train(net(), count=4, local_epochs=3))
 
 
 def test_a_strong_proximal_term_keeps_the_model_where_it_is() -> None:
-    before = state_of(net())
+    before = copy_state(net())
 
     def distance(after: State) -> float:
         return sum((after[n] - t).square().sum().item() for n, t in before.items()) ** 0.5
@@ -224,7 +224,7 @@ def test_a_strong_proximal_term_keeps_the_model_where_it_is() -> None:
 def test_the_reported_loss_leaves_the_proximal_term_out() -> None:
     inputs, labels = some_data()
     training = LocalTraining(local_epochs=1, batch_size=10, learning_rate=1e-9, proximal_mu=5.0)
-    _, loss = local_update(net(), state_of(net()), inputs, labels, training, key=KEY)
+    _, loss = local_update(net(), copy_state(net()), inputs, labels, training, key=KEY)
     assert loss == pytest.approx(cross_entropy(net()(inputs), labels).item(), abs=1e-6)
 
 
@@ -233,7 +233,7 @@ def test_the_reported_loss_leaves_the_proximal_term_out() -> None:
 
 def test_batch_norm_in_training_uses_the_batch_and_moves_its_statistics() -> None:
     model = net(batch_norm=True)
-    before = state_of(model)
+    before = copy_state(model)
     after = train(model, count=4, local_epochs=1, batch_size=4, learning_rate=0.1)
     inputs, _ = some_data(4)
     hidden = nn.functional.linear(inputs.flatten(1), before["1.weight"], before["1.bias"])
@@ -243,7 +243,7 @@ def test_batch_norm_in_training_uses_the_batch_and_moves_its_statistics() -> Non
 
 def test_frozen_batch_norm_leaves_its_statistics_and_trains_its_scale() -> None:
     model = net(batch_norm=True)
-    before = state_of(model)
+    before = copy_state(model)
     after = train(model, batch_norm="eval", local_epochs=1)
     for name in ("2.running_mean", "2.running_var"):
         assert torch.equal(after[name], before[name])
@@ -252,12 +252,12 @@ def test_frozen_batch_norm_leaves_its_statistics_and_trains_its_scale() -> None:
 
 
 def test_frozen_batch_norm_trains_on_single_examples() -> None:
-    assert not non_finite(train(net(batch_norm=True), batch_norm="eval", batch_size=1))
+    assert not non_finite_names(train(net(batch_norm=True), batch_norm="eval", batch_size=1))
 
 
 def test_wholly_frozen_batch_norm_is_a_constant_and_the_rest_is_trained() -> None:
     model = net(batch_norm=True)
-    before = state_of(model)
+    before = copy_state(model)
     after = train(model, batch_norm="frozen", local_epochs=1)
     for name in ("2.weight", "2.bias", "2.running_mean", "2.running_var"):
         assert torch.equal(after[name], before[name])
@@ -274,11 +274,11 @@ def test_withheld_statistics_are_in_no_update_and_change_no_weight() -> None:
 
 def test_evaluation_without_statistics_normalises_by_the_batch() -> None:
     model, (inputs, labels) = net(batch_norm=True), some_data(12)
-    state = {name: tensor for name, tensor in state_of(model).items() if "running" not in name}
+    state = {name: tensor for name, tensor in copy_state(model).items() if "running" not in name}
     measured = evaluate(model, state, inputs, labels)
     expected = cross_entropy(net(batch_norm=True).train()(inputs), labels).item()
     assert measured["loss"] == pytest.approx(expected, rel=1e-5)
-    assert measured["loss"] != pytest.approx(evaluate(model, state_of(net(batch_norm=True)), inputs, labels)["loss"])
+    assert measured["loss"] != pytest.approx(evaluate(model, copy_state(net(batch_norm=True)), inputs, labels)["loss"])
 
 
 def test_one_example_alone_has_no_statistics() -> None:
@@ -295,7 +295,7 @@ def test_a_regression_is_trained_and_evaluated_by_its_squared_error() -> None:
     inputs, truth = torch.randn(64, 3, generator=generator(1)), torch.tensor([1.0, -2.0, 0.5])
     targets, model = inputs @ truth, nn.Linear(3, 1)
     settings = LocalTraining(local_epochs=40, batch_size=8, learning_rate=0.1)
-    after, loss = local_update(model, state_of(model), inputs, targets, settings, key=(1,), loss=squared_error)
+    after, loss = local_update(model, copy_state(model), inputs, targets, settings, key=(1,), loss=squared_error)
     torch.testing.assert_close(after["weight"][0], truth, atol=1e-3, rtol=0)
     measured = evaluate(model, after, inputs, targets, squared_error)
     assert set(measured) == {"loss"}
@@ -305,16 +305,16 @@ def test_a_regression_is_trained_and_evaluated_by_its_squared_error() -> None:
 def test_integer_buffers_do_not_travel() -> None:
     model = net(batch_norm=True)
     assert "2.num_batches_tracked" in model.state_dict()
-    assert "2.num_batches_tracked" not in state_of(model)
+    assert "2.num_batches_tracked" not in copy_state(model)
     assert "2.num_batches_tracked" not in train(model)
-    load_state(model, state_of(model))
+    load_state(model, copy_state(model))
 
 
 def test_integer_buffers_carry_nothing_from_one_client_to_the_next() -> None:
     """BatchNorm with momentum = None averages over all batches that it ever counted."""
     model = net(batch_norm=True)
     model[2].momentum = None
-    fresh, state = state_of(model), state_of(model)
+    fresh, state = copy_state(model), copy_state(model)
     inputs, labels = some_data()
     training = LocalTraining(local_epochs=1, batch_size=5)
     first, _ = local_update(model, fresh, inputs, labels, training, key=KEY)
@@ -355,7 +355,7 @@ def test_training_leaves_the_global_generators_as_they_were() -> None:
 
 
 def test_the_models_own_weights_and_mode_do_not_matter() -> None:
-    state, inputs, labels = state_of(net()), *some_data()
+    state, inputs, labels = copy_state(net()), *some_data()
     training = LocalTraining(local_epochs=1)
     used = net()
     with torch.no_grad():
@@ -369,7 +369,7 @@ def test_the_models_own_weights_and_mode_do_not_matter() -> None:
 
 def test_training_changes_neither_the_broadcast_state_nor_the_data() -> None:
     model = net(batch_norm=True)
-    before, (inputs, labels) = state_of(model), some_data()
+    before, (inputs, labels) = copy_state(model), some_data()
     kept = {name: tensor.clone() for name, tensor in before.items()}
     kept_inputs, kept_labels = inputs.clone(), labels.clone()
     after, _ = local_update(model, before, inputs, labels, LocalTraining(local_epochs=2), key=KEY)
@@ -389,7 +389,7 @@ def test_weights_that_are_no_numbers_end_the_clients_round(rate: float, epochs: 
 def test_evaluation_is_the_mean_over_all_examples() -> None:
     model = net(batch_norm=True, dropout=0.5)
     inputs, labels = some_data(1203)
-    measured = evaluate(model, state_of(model), inputs, labels)
+    measured = evaluate(model, copy_state(model), inputs, labels)
     loss, accuracy = measured["loss"], measured["accuracy"]
     model.eval()
     logits = model(inputs)
@@ -402,8 +402,8 @@ def test_evaluation_is_the_mean_over_all_examples() -> None:
 
 def test_seeds_differ_for_every_part_of_a_key() -> None:
     keys = [(3, "train", 1, 0), (3, "train", 0, 1), (3, "train", 10), (31, "train", 0), (3, "train", "1", 0)]
-    assert len({seed_for(*key) for key in keys}) == len(keys)
-    assert all(0 <= seed_for(*key) < 2**63 for key in keys)
+    assert len({derive_seed(*key) for key in keys}) == len(keys)
+    assert all(0 <= derive_seed(*key) < 2**63 for key in keys)
 
 
 # Defenses inside training.
@@ -592,24 +592,26 @@ def test_a_defense_that_yields_no_numbers_is_an_error_not_an_update() -> None:
 
 
 def test_the_pseudo_gradient_is_what_was_subtracted() -> None:
-    before = state_of(net())
-    update = Update(round=1, client=0, before=before, payload=Payload.dense(train(net()), "weights"), num_examples=10)
+    before = copy_state(net())
+    update = Update(
+        round=1, client=0, before=before, payload=Payload.from_dense(train(net()), "weights"), num_examples=10
+    )
     for name, tensor in update.pseudo_gradient.items():
         torch.testing.assert_close(before[name] - tensor, update.after[name])
 
 
 def test_states_without_names_are_matched_by_order() -> None:
-    shapes = {name: tensor.shape for name, tensor in state_of(net()).items()}
-    state = state_of(net())
+    shapes = {name: tensor.shape for name, tensor in copy_state(net()).items()}
+    state = copy_state(net())
     numbered = {str(place): tensor for place, tensor in enumerate(state.values())}
     shuffled = {key: numbered[key] for key in sorted(numbered, reverse=True)}
     for given_state in (state, numbered, shuffled, {**state, "extra": torch.zeros(1)}):
-        found = by_name(given_state, shapes)
+        found = match_names(given_state, shapes)
         assert found is not None
         assert equal(found, state)
-    assert by_name({**state, "1.bias": torch.zeros(99)}, shapes) is None
-    assert by_name({key: numbered[key] for key in list(numbered)[:-1]}, shapes) is None
-    assert by_name({}, shapes) is None
+    assert match_names({**state, "1.bias": torch.zeros(99)}, shapes) is None
+    assert match_names({key: numbered[key] for key in list(numbered)[:-1]}, shapes) is None
+    assert match_names({}, shapes) is None
 
 
 @settings(max_examples=20, deadline=None)

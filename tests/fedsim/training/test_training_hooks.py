@@ -17,19 +17,19 @@ from torch.nn.functional import cross_entropy
 
 from clients.mods import as_mod
 from fedsim.attacks import Paper
-from fedsim.defense import INSIDE, Defense, Poisson, a_defense
+from fedsim.defense import TRAINING_HOOKS, Defense, Poisson, check_defense
 from fedsim.errors import ConfigError, PluginError, RunError
 from fedsim.experiments.build import Experiment
 from fedsim.experiments.config import Config
 from fedsim.experiments.run_folder import RunFolder
 from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seeded
+from fedsim.randomness import generator, seed_globals
 from fedsim.recording.transcript import Transcript
 from fedsim.task import Task
-from fedsim.training.cohort import fits
-from fedsim.training.hooks import Hooks
+from fedsim.training.cohort import can_vectorise
+from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import evaluate, local_gradient, local_update
-from fedsim.training.model_state import state_of
+from fedsim.training.model_state import copy_state
 from fedsim.training.sampling import poisson_batches
 from fedsim.training.settings import LocalTraining
 from fedsim.wire.messages import State
@@ -121,7 +121,7 @@ class Spy(nn.Module):
 
 
 def net() -> nn.Module:
-    with seeded("test-model"):
+    with seed_globals("test-model"):
         return Mlp(hidden=(6,)).build(Task((1, 2, 2), 3))
 
 
@@ -138,7 +138,7 @@ def sgd(**how: Any) -> LocalTraining:
 def train(*defenses: Defense, key: Any = KEY, model: nn.Module | None = None, **how: Any) -> tuple[State, float]:
     model = model or net()
     inputs, labels = some_data()
-    return local_update(model, state_of(model), inputs, labels, sgd(**how), key=key, defenses=defenses)
+    return local_update(model, copy_state(model), inputs, labels, sgd(**how), key=key, defenses=defenses)
 
 
 def equal(left: State, right: State) -> bool:
@@ -174,7 +174,7 @@ def test_examples_are_drawn_independently_of_each_other_and_of_the_step() -> Non
 
 @pytest.mark.parametrize("how", [{"local_epochs": 3}, {"local_steps": 7}])
 def test_the_number_of_steps_is_that_of_the_settings(how: dict[str, int]) -> None:
-    order = Hooks([Sampled()], net(), sgd(**how), 10, KEY).order(None)
+    order = TrainingHooks([Sampled()], net(), sgd(**how), 10, KEY).batch_order(None)
     assert len(list(order)) == sgd(**how).steps(10)
 
 
@@ -198,7 +198,7 @@ def test_the_gradient_of_a_poisson_batch_is_its_sum_divided_by_the_expected_size
             assert expected == pytest.approx(4)
             return super().on_examples(gradients, expected, rng=rng)
 
-    (inputs, labels), start = some_data(), state_of(net())
+    (inputs, labels), start = some_data(), copy_state(net())
     (index,) = poisson_batches(10, 0.4, 1, generator(*KEY, "order"))
     assert len(index) not in (0, 4)
     model = net()
@@ -225,7 +225,7 @@ def test_a_step_on_an_empty_batch_is_noise_alone() -> None:
             assert {len(each) for each in gradients.values()} == {0}
             return super().on_examples(gradients, 4, rng=rng)
 
-    start, noise = state_of(net()), generator(*KEY, "defense", "on_examples", "Empty", 0)
+    start, noise = copy_state(net()), generator(*KEY, "defense", "on_examples", "Empty", 0)
     after, loss = train(Empty(), local_steps=1)
     for name, before in start.items():
         torch.testing.assert_close(after[name], before - 0.1 * 0.1 * torch.randn(before.shape, generator=noise) / 4)
@@ -234,7 +234,7 @@ def test_a_step_on_an_empty_batch_is_noise_alone() -> None:
 
 
 def test_an_empty_batch_without_noise_leaves_the_model_where_it_is() -> None:
-    assert equal(train(Sampled(rate=NEVER))[0], state_of(net()))
+    assert equal(train(Sampled(rate=NEVER))[0], copy_state(net()))
 
 
 def test_an_empty_batch_has_a_gradient_that_hooks_add_noise_to_and_is_shown_to_no_hook_on_batches() -> None:
@@ -248,7 +248,7 @@ def test_an_empty_batch_has_a_gradient_that_hooks_add_noise_to_and_is_shown_to_n
     defense = Adds()
     after, _ = train(Sampled(rate=NEVER), defense, local_steps=1)
     assert defense.__dict__["drawn"] == {}
-    for name, start in state_of(net()).items():
+    for name, start in copy_state(net()).items():
         torch.testing.assert_close(after[name], start - 0.1)
 
 
@@ -258,7 +258,7 @@ def test_the_proximal_term_pulls_on_an_empty_batch_too() -> None:
             return {name: g + 1 for name, g in gradient.items()}
 
     free, held = (train(Once(rate=NEVER), local_steps=3, proximal_mu=mu)[0] for mu in (0.0, 5.0))
-    for name, start in state_of(net()).items():
+    for name, start in copy_state(net()).items():
         assert ((held[name] - start).abs() < (free[name] - start).abs()).all()
 
 
@@ -278,7 +278,7 @@ def test_fixed_batches_refuse_poisson_sampling() -> None:
     (inputs, labels), model = some_data(), net()
     with pytest.raises(ConfigError, match=r"Sampled asks for Poisson sampling, but the batches of each step are given"):
         local_update(
-            model, state_of(model), inputs, labels, sgd(), key=KEY, defenses=[Sampled()], order=[torch.arange(3)]
+            model, copy_state(model), inputs, labels, sgd(), key=KEY, defenses=[Sampled()], order=[torch.arange(3)]
         )
 
 
@@ -287,7 +287,7 @@ def test_clients_who_send_gradients_refuse_poisson_sampling() -> None:
     with pytest.raises(ConfigError, match=r"clients that send gradients take one fixed mini-batch; choose a strategy"):
         local_gradient(
             model,
-            state_of(model),
+            copy_state(model),
             inputs,
             labels,
             sgd(local_steps=1, sends="gradient"),
@@ -321,16 +321,16 @@ def test_a_sampling_hook_without_its_arguments_is_refused() -> None:
             return Poisson(rate=0.5)
 
     with pytest.raises(PluginError, match=r"'sampling' cannot be called as sampling\(num_examples, batch_size\)"):
-        a_defense(Bare())
+        check_defense(Bare())
 
 
-@pytest.mark.parametrize("hook", INSIDE)
+@pytest.mark.parametrize("hook", TRAINING_HOOKS)
 def test_what_acts_inside_local_training_is_no_mod_and_is_not_trained_at_once(hook: str) -> None:
     inside = type("Inside", (Defense,), {"paper": PAPER, hook: lambda self, *given, rng=None: None})()
     with pytest.raises(PluginError, match=f"Inside: '{hook}' acts inside local training"):
         as_mod(inside)
-    assert fits(net(), sgd(), [])
-    assert not fits(net(), sgd(), [inside])
+    assert can_vectorise(net(), sgd(), [])
+    assert not can_vectorise(net(), sgd(), [inside])
 
 
 # Randomness of each hook.

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.scene import scene_of
+from adversaries.scene import build_problem
 from fedsim.attacks import Knowledge
-from fedsim.engines.arrays import Parking, as_plain, record_of, state_in
+from fedsim.engines.arrays import ReplySpool, decode_lazily, make_record, read_state
 from fedsim.errors import PayloadError, TranscriptError
-from fedsim.recording.reading import Reading
+from fedsim.recording.reading import MessageFormat
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.wire.messages import Update
@@ -74,7 +74,7 @@ def payloads(draw: st.DrawFn) -> Payload:
 
 
 def dense(payload: Payload) -> State:
-    return {name: form.dense(BEFORE[name].shape) for name, (_, form) in payload.tensors.items()}
+    return {name: form.to_dense(BEFORE[name].shape) for name, (_, form) in payload.tensors.items()}
 
 
 @settings(max_examples=150, deadline=None)
@@ -83,9 +83,9 @@ def test_what_is_read_is_what_was_sent_through_the_wire_and_a_recording(
     payload: Payload, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("payload")
-    arrived = Payload.from_arrays(state_in(over_the_wire(payload)), BEFORE)
+    arrived = Payload.from_arrays(read_state(over_the_wire(payload)), BEFORE)
     Recorder(folder).write(1, [message(arrived)])
-    read = Transcript(folder).recorded(1, 3)
+    read = Transcript(folder).recorded_update(1, 3)
     for got in (arrived, read.payload):
         assert got.kind == payload.kind
         assert same(got.arrays(), payload.arrays())
@@ -102,34 +102,38 @@ def test_what_is_read_is_what_was_sent_through_the_wire_and_a_recording(
 @settings(max_examples=100, deadline=None)
 @given(payload=payloads())
 def test_what_a_strategy_gets_is_the_payload_decoded_from_memory_or_from_disk(payload: Payload) -> None:
-    record = record_of(payload.arrays())
-    plain = as_plain(record, BEFORE)
-    Parking(None, -1).take(record)  # all of it moves to a file, the arrays of `plain` come from there
-    assert same({name: torch.from_numpy(array.numpy()) for name, array in plain.items()}, payload.decoded(BEFORE))
+    record = make_record(payload.arrays())
+    plain = decode_lazily(record, BEFORE)
+    ReplySpool(None, -1).store(record)  # all of it moves to a file, the arrays of `plain` come from there
+    assert same({name: torch.from_numpy(array.numpy()) for name, array in plain.items()}, payload.decode(BEFORE))
 
 
 def test_a_payload_that_strategies_can_read_reaches_them_untouched() -> None:
-    for payload in (Payload.dense(BEFORE, "weights"), Payload.dense(BEFORE, "gradient")):
-        record = record_of(payload.arrays())
-        assert as_plain(record, BEFORE) is record
-    assert list(Payload.dense(BEFORE, "weights").arrays()) == ["weight", "bias"]
-    assert list(Payload.dense(BEFORE, "gradient").arrays()) == ["gradient/weight", "gradient/bias"]
+    for payload in (Payload.from_dense(BEFORE, "weights"), Payload.from_dense(BEFORE, "gradient")):
+        record = make_record(payload.arrays())
+        assert decode_lazily(record, BEFORE) is record
+    assert list(Payload.from_dense(BEFORE, "weights").arrays()) == ["weight", "bias"]
+    assert list(Payload.from_dense(BEFORE, "gradient").arrays()) == ["gradient/weight", "gradient/bias"]
 
 
 def test_what_decoding_makes_is_written_out() -> None:
     delta = {"weight": torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, -4.0]])}
-    sparse = Payload.sparse(delta)
+    sparse = Payload.from_sparse(delta)
     assert {name: tensor.tolist() for name, tensor in sparse.arrays().items()} == {
         "delta-indices/weight": [1, 5],
         "delta-values/weight": [2.0, -4.0],
     }
     assert sparse.nbytes == 2 * 4 + 2 * 4
-    quantised = Payload.quantised({"weight": torch.tensor([[0, 1, 0], [0, 0, -1]]).to(torch.int8)}, {"weight": SCALES})
+    quantised = Payload.from_integers(
+        {"weight": torch.tensor([[0, 1, 0], [0, 0, -1]]).to(torch.int8)}, {"weight": SCALES}
+    )
     assert quantised.nbytes == 6 + 2 * 4
-    for payload in (Payload.dense(delta), sparse, quantised):
-        assert torch.equal(payload.decoded(BEFORE)["weight"], BEFORE["weight"] + delta["weight"])
-    slopes = Payload.quantised({"bias": torch.tensor([3, -1]).to(torch.int8)}, {"bias": torch.tensor(0.5)}, "gradient")
-    assert slopes.decoded(BEFORE)["gradient/bias"].tolist() == [1.5, -0.5]
+    for payload in (Payload.from_dense(delta), sparse, quantised):
+        assert torch.equal(payload.decode(BEFORE)["weight"], BEFORE["weight"] + delta["weight"])
+    slopes = Payload.from_integers(
+        {"bias": torch.tensor([3, -1]).to(torch.int8)}, {"bias": torch.tensor(0.5)}, "gradient"
+    )
+    assert slopes.decode(BEFORE)["gradient/bias"].tolist() == [1.5, -0.5]
 
 
 SCALES = torch.tensor([2.0, 4.0])
@@ -195,19 +199,19 @@ def test_a_malformed_payload_is_refused_in_one_sentence(arrays: State, expected:
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(PayloadError):
-        as_plain(record_of(arrays), BEFORE)
+        decode_lazily(make_record(arrays), BEFORE)
 
 
 def test_integers_and_scales_have_the_same_names() -> None:
     with pytest.raises(PayloadError, match="'bias' has only one of integers and scales"):
-        Payload.quantised({"bias": torch.tensor([1, 2])}, {})
+        Payload.from_integers({"bias": torch.tensor([1, 2])}, {})
 
 
 def test_weights_whose_name_begins_like_an_encoding_are_plain() -> None:
     before = {"delta/kernel": torch.zeros(3), "weights-indices/kernel": torch.zeros(2)}
-    sent = over_the_wire(Payload.dense({name: tensor + 1 for name, tensor in before.items()}, "weights"))
-    assert as_plain(sent, before) is sent
-    assert same(Payload.from_arrays(state_in(sent), before).after(before), state_in(sent))
+    sent = over_the_wire(Payload.from_dense({name: tensor + 1 for name, tensor in before.items()}, "weights"))
+    assert decode_lazily(sent, before) is sent
+    assert same(Payload.from_arrays(read_state(sent), before).weights_after(before), read_state(sent))
 
 
 def test_a_recording_of_a_malformed_payload_is_damaged(tmp_path: Path) -> None:
@@ -227,6 +231,6 @@ def test_an_attack_matches_the_delta_that_was_sent_and_not_a_difference_of_round
     known = Knowledge(
         model=lambda: nn.Linear(3, 2), loss=cross_entropy, input_shape=(3,), value_range=(0.0, 1.0), device="cpu"
     )
-    scene = scene_of(Reading().of(message(deltas)), known)
+    scene = build_problem(MessageFormat().read(message(deltas)), known)
     for got, expected in zip(scene.direction, moved, strict=True):
         assert got.numpy().tobytes() == expected.numpy().tobytes()

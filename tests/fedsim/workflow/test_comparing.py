@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_settings_and_accuracy_stand_side_by_side(folder: Path) -> None:
     found = fedsim.compare(folder / "plain", folder / "noisy")
-    assert found.differing["defense.0.name"] == [None, "update-noise"]
-    assert all(key.startswith("defense.0.") for key in found.differing)
+    assert found.differing_settings["defense.0.name"] == [None, "update-noise"]
+    assert all(key.startswith("defense.0.") for key in found.differing_settings)
     assert list(found.settings.columns) == ["plain", "noisy"]
     assert list(found.quality.index) == [1, 2]
     assert (found.quality["plain"] != found.quality["noisy"]).any()
@@ -60,7 +60,7 @@ def test_scores_are_paired_by_victim(folder: Path) -> None:
 
 def test_an_attack_that_a_defense_stopped_is_named(folder: Path) -> None:
     found = fedsim.compare(folder / "plain", folder / "noisy")
-    assert found.alone("noisy") == (["spear-ica"], [])
+    assert found.unshared_attacks("noisy") == (["spear-ica"], [])
 
 
 def test_clients_of_another_seed_are_not_paired(folder: Path) -> None:
@@ -93,7 +93,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(folder: Path, tmp_path
     shutil.copytree(folder / "plain", tmp_path / "plain")
     found = fedsim.compare(folder / "plain", tmp_path / "plain")
     assert [side.name for side in found.sides] == [f"{folder.name}/plain", f"{tmp_path.name}/plain"]
-    assert not found.differing
+    assert not found.differing_settings
     assert (found.scores["difference"].dropna() == 0).all()
 
 
@@ -109,18 +109,18 @@ def test_settings_of_recordings_made_elsewhere_are_unknown(
 ) -> None:
     one, two = (foreign(folder / "plain", tmp_path / name) for name in ("one", "two"))
     both = fedsim.compare(one, two)
-    assert not both.differing
+    assert not both.differing_settings
     assert "All settings are the same" not in both.report(tmp_path / "page.html").path.read_text()
     assert both.about_settings == [
         f"{n} was recorded elsewhere, so its settings are not known." for n in ("one", "two")
     ]
 
     mixed = fedsim.compare(folder / "plain", one, folder / "noisy")
-    assert mixed.differing["defense.0.name"] == [None, "unknown", "update-noise"]
+    assert mixed.differing_settings["defense.0.name"] == [None, "unknown", "update-noise"]
     text = mixed.report(tmp_path / "page.html").path.read_text()
     assert "<td>not set</td><td>unknown</td><td>update-noise</td>" in text
     same = fedsim.compare(folder / "plain", one)
-    assert not same.differing
+    assert not same.differing_settings
     assert "one was recorded elsewhere" in same.report(tmp_path / "page.html").path.read_text()
 
     compare([one, two])

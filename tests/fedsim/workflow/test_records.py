@@ -15,7 +15,7 @@ from fedsim.attacks import Attack, Knowledge, KnownCandidates, PropertyRecords, 
 from fedsim.errors import ConfigError
 from fedsim.findings import Reconstruction
 from fedsim.knowledge import FACTS
-from fedsim.workflow.records import without_twins
+from fedsim.workflow.records import drop_overlap
 
 
 def table(*numbers: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -37,7 +37,7 @@ def test_auxiliary_records_that_are_the_clients_own_are_left_out_and_counted(cap
         "property_records": PropertyRecords(**table(2, 6, 7), has=torch.tensor([True, False, True])),
     }
     with caplog.at_level(logging.WARNING, "fedsim"):
-        kept = without_twins(known)
+        kept = drop_overlap(known)
     assert inputs(kept, "auxiliary") == [5, 4]
     assert kept["auxiliary"].labels.tolist() == [5, 4]
     assert inputs(kept, "property_records") == [6, 7]
@@ -51,7 +51,7 @@ def test_auxiliary_records_that_are_the_clients_own_are_left_out_and_counted(cap
 
 def test_a_record_with_another_label_is_no_twin() -> None:
     other = Records(inputs=table(1)["inputs"], labels=torch.tensor([0]))
-    kept = without_twins({"records": Records(**table(1)), "auxiliary": other})
+    kept = drop_overlap({"records": Records(**table(1)), "auxiliary": other})
     assert kept["auxiliary"] is other
 
 
@@ -85,7 +85,7 @@ def test_a_record_with_another_label_is_no_twin() -> None:
 )
 def test_records_that_cannot_be_used_are_one_sentence(known: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=f"^attack: {re.escape(told)}"):
-        without_twins(known)
+        drop_overlap(known)
 
 
 class Told(Attack):

@@ -21,13 +21,13 @@ import pytest
 import tomli_w
 
 import fedsim
-from fedsim.auditing.workers import Prepare
+from fedsim.auditing.workers import PrepareWork
 from fedsim.cli.main import main
 from fedsim.cli.options import console
 from fedsim.errors import ConfigError, RunError
-from fedsim.sweeps.board import Board
+from fedsim.sweeps.board import SweepBoard
 from fedsim.sweeps.file import read_sweep
-from fedsim.sweeps.queue import Job, Queue
+from fedsim.sweeps.queue import JobQueue, SweepJob
 from fedsim.workflow import sweeping
 
 ROOT = Path(__file__).parents[3]
@@ -81,8 +81,8 @@ def stay_here(patched: pytest.MonkeyPatch) -> None:
     """Work on cells in this process, which has imported all that a new one would have to."""
 
     def in_this_process(
-        queue: Queue, workers: int, prepare: Prepare, arguments: tuple[Any, ...], report: object
-    ) -> Iterator[tuple[Job, BaseException | None]]:
+        queue: JobQueue, workers: int, prepare: PrepareWork, arguments: tuple[Any, ...], report: object
+    ) -> Iterator[tuple[SweepJob, BaseException | None]]:
         with prepare(*arguments) as do:
             while queue:
                 do(job := queue.popleft(), lambda iteration, iterations, values: None)
@@ -132,12 +132,12 @@ def test_an_interrupted_sweep_leaves_no_page_of_the_sweep_before(
     page = folder / "sweep.html"
     assert page.is_file()
 
-    def interrupted(board: Board, sweep: object) -> None:
+    def interrupted(board: SweepBoard, sweep: object) -> None:
         assert not page.exists()  # nor is it there after a `kill -9` at this moment
         assert set(fedsim.Sweep(folder).cells["seed"]) == {7}
         raise end
 
-    monkeypatch.setattr(sweeping, "_work", interrupted)
+    monkeypatch.setattr(sweeping, "_do_jobs", interrupted)
     with pytest.raises(end):
         fedsim.sweep(SWEEP, out=folder, cells=made / "cells", set={"sweep.seeds": [7]})
     assert "seeds = [" in page.read_text(encoding="utf-8")
@@ -346,21 +346,21 @@ def test_a_job_whose_actor_died_is_done_again(tmp_path: Path, monkeypatch: pytes
 
 def test_the_example_is_a_grid_of_attacks_defenses_strengths_and_seeds(tmp_path: Path) -> None:
     """Every cell of it applies; `made` shows that such a file runs."""
-    from fedsim.sweeps.plan import planned
-    from fedsim.sweeps.store import Store
+    from fedsim.sweeps.plan import plan_sweep
+    from fedsim.sweeps.store import CellStore
 
     file = ROOT / "examples" / "sweep.toml"
-    plan = planned(read_sweep(file), Store(tmp_path), trust=False)
-    assert plan.left_out == []
+    plan = plan_sweep(read_sweep(file), CellStore(tmp_path), trust=False)
+    assert plan.inapplicable == []
     assert len(plan.cells) == 2 * 7 * 2
-    assert len(plan.to_federate) == 7 * 2
+    assert len(plan.remaining_federations) == 7 * 2
 
 
 def test_the_grid_of_the_page_is_one() -> None:
     page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     block = next(block for block in page.split("```toml\n")[1:] if "[sweep.axes]" in block).split("```")[0]
-    from fedsim.sweeps.file import sweep_of
-    from fedsim.sweeps.grid import grid_of
+    from fedsim.sweeps.file import parse_sweep
+    from fedsim.sweeps.grid import build_grid
 
-    grid = grid_of(sweep_of(tomllib.loads(block), "page", ROOT / "examples"))
+    grid = build_grid(parse_sweep(tomllib.loads(block), "page", ROOT / "examples"))
     assert len(grid.points) == (2 * 3 - 2) * 2 * 3

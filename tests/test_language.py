@@ -1,0 +1,111 @@
+"""The house speaks the field's language: names, docstrings and words are held to it; see language/code_figures.py.
+
+When one of these fails on a name that you are sure of, add it to the exceptions below and say why.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+FUNCTION_NAMES_ALLOWED: dict[str, str] = {}
+"""Names of functions that the rule would refuse, and why they stand."""
+
+CLASS_NAMES_ALLOWED: dict[str, str] = {}
+"""Class names that stand in two files, and why they do."""
+
+WORDS_NOT_OURS = {
+    r"\bslopes?\b": "gradient",
+    r"\bholdings\b": "the client's data, or its partition",
+    r"\btwins?\b": "overlap, or examples that two clients share",
+    r"\bshorten(s|ed|ing)?\b": "clip",
+    r"\bgauge\b": "measure",
+}
+"""Words that a reader of the field would not use, and what it says in their place."""
+
+LINES_ALLOWED = {
+    "slope": r"straight|line|fit|regress|linear model",
+}
+"""Where a word stands for what the field means by it, the line says so."""
+
+
+@pytest.fixture(scope="module")
+def measure() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("code_figures", ROOT / "tests" / "language" / "code_figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the module of an annotation
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_function_is_named_by_a_verb_or_a_noun(measure: ModuleType) -> None:
+    names = measure.code_figures().function_names
+    bare = sorted(name for name in names if measure.is_bare(name) and name not in FUNCTION_NAMES_ALLOWED)
+    assert not bare, f"named by a participle, an adverb or a preposition alone: {', '.join(bare)}"
+
+
+def test_each_class_name_stands_once(measure: ModuleType) -> None:
+    twice = {
+        name: files for name, files in measure.code_figures().classes_twice.items() if name not in CLASS_NAMES_ALLOWED
+    }
+    assert not twice, "\n".join(f"class {name}: {', '.join(files)}" for name, files in twice.items())
+
+
+def test_exceptions_are_still_needed(measure: ModuleType) -> None:
+    figures = measure.code_figures()
+    unused = [name for name in FUNCTION_NAMES_ALLOWED if not figures.function_names[name]]
+    unused += [name for name in CLASS_NAMES_ALLOWED if name not in figures.classes_twice]
+    assert not unused, f"take these out of the exceptions: {', '.join(unused)}"
+
+
+def test_docstrings_open_with_a_verb_and_stand_by_themselves(measure: ModuleType) -> None:
+    figures = measure.code_figures()
+    assert figures.share(figures.verb_openings, figures.function_docstrings) >= 70
+    assert figures.share(figures.leaning_openings, figures.docstrings) < 2
+
+
+def test_values_are_named_after_what_they_hold(measure: ModuleType) -> None:
+    figures = measure.code_figures()
+    assert figures.share(figures.vague_assignments, figures.assignments) < 1
+
+
+def test_comprehensions_are_few_and_none_is_nested_twice(measure: ModuleType) -> None:
+    figures = measure.code_figures()
+    assert 1000 * figures.comprehensions / figures.lines <= 20
+
+
+@pytest.mark.parametrize("word", WORDS_NOT_OURS)
+def test_the_field_has_another_word(measure: ModuleType, word: str) -> None:
+    allowed = next((rule for key, rule in LINES_ALLOWED.items() if key in word), None)
+    places = []
+    for path in measure.python_files(measure.PRODUCT):
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            if re.search(word, line, re.IGNORECASE) and not (allowed and re.search(allowed, line, re.IGNORECASE)):
+                places.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not places, f"say {WORDS_NOT_OURS[word]}:\n" + "\n".join(places[:20])
+
+
+def test_the_rule_for_names_tells_good_from_bad(measure: ModuleType) -> None:
+    bad = ["told", "_kept", "beside", "made_again", "of_each", "_one_by_one"]
+    good = ["pair_claims", "label_counts", "read", "split", "seed", "training", "__len__", "update", "embed"]
+    assert [name for name in bad if not measure.is_bare(name)] == []
+    assert [name for name in good if measure.is_bare(name)] == []
+
+
+def test_each_file_parses_and_says_what_it_holds(measure: ModuleType) -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in measure.python_files(measure.PRODUCT)
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not silent, f"without a docstring at its top: {', '.join(silent)}"
