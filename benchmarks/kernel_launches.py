@@ -108,7 +108,7 @@ def launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float
             )
             for client in range(victims)
         ]
-        with patch.object(matching, "pays", lambda device: at_once), suppress(Enough):
+        with patch.object(matching, "batching_pays", lambda device: at_once), suppress(Enough):
             list(attack.run_several(orders))
     return sum(map(starts_one, profiler.events())) / (LAST - FIRST) / (victims if at_once else 1)
 

@@ -73,7 +73,7 @@ def takes_no_derivative(subject: CheckedPlugin) -> None:
         raise ContractViolation("it takes derivatives of the model by its inputs; set black_box = False")
 
     for task, model, inputs, labels in _accepted_batches(subject):
-        with patch.object(ClientMessage, "linear", property(refuse_derivative)):
+        with patch.object(ClientMessage, "jacobian", property(refuse_derivative)):
             _build_measure(subject).compute(model, task.loss, inputs, labels)
 
 

@@ -66,7 +66,7 @@ def list_granted_facts(
     knowledge = audit.spec.adversary.knowledge if audit else None
     not_withheld = {name for name in FACTS if knowledge is not None and getattr(knowledge, name) is not False}
     if not findings:
-        handed = {title: not_withheld & cls.declared() for title, cls in attacks.items() if cls}
+        handed = {title: not_withheld & cls.declared_facts() for title, cls in attacks.items() if cls}
     if not handed:
         return []
     rows = []
@@ -75,7 +75,7 @@ def list_granted_facts(
         attacks_without = []
         for title, names in handed.items():
             cls = attacks.get(title)
-            if cls and name in cls.declared() - names:
+            if cls and name in cls.declared_facts() - names:
                 attacks_without.append(title)
         needed_by = [title for title, cls in attacks.items() if cls and name in cls.needs]
         rows.append(

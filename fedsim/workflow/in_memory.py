@@ -165,7 +165,7 @@ def _build_attack(attack: str | Attack, settings: Mapping[str, Any]) -> Attack:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"attack: settings: expected a dict of names and values, got {type(settings).__name__}")
     if isinstance(attack, str):
-        built: Attack = registry.build("attacks", attack, settings, "attack").entitled(attack)
+        built: Attack = registry.build("attacks", attack, settings, "attack").with_title(attack)
         return built
     if not isinstance(attack, Attack):
         raise ConfigError(f"attack: expected a name or an instance of fedsim.Attack, got {type(attack).__name__}")

@@ -232,7 +232,7 @@ def test_each_client_counts_the_rounds_in_which_it_was_accepted(
     expected = dict.fromkeys(range(8), 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", size)
-        patch.setattr(fedsim.engines.cohort, "reply_room", lambda: room)  # what comes before its turn waits on disk
+        patch.setattr(fedsim.engines.cohort, "default_reply_memory", lambda: room)  # what comes before its turn waits on disk
         for number, clients in enumerate(rounds):
             now["round"] = number
             expected |= {client: expected[client] + 1 for client in clients}

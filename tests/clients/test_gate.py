@@ -328,7 +328,7 @@ def test_the_past_of_examples_has_whole_rounds() -> None:
 def test_it_measures_what_the_client_would_send(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its batches of this round, in float32, by the loss of the task."""
     local, seen = a_round(1.0), []
-    monkeypatch.setattr(Brightness, "_of", lambda _, sent: seen.append(sent) or {"most": 0.0, "least": 0.0})
+    monkeypatch.setattr(Brightness, "_compute", lambda _, sent: seen.append(sent) or {"most": 0.0, "least": 0.0})
     apply_on_data(bright(above=1.0), local, generator(1), {})
     (sent,) = seen
     assert sent.training == local.training

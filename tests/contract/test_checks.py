@@ -488,7 +488,7 @@ class Mean(Measure):
         if self.way == "changing":
             _SEEN.append(1)
             return {"mean": torch.tensor(float(len(_SEEN)))}
-        value = sent.unknown.mean()
+        value = sent.unknown_inputs.mean()
         if self.way == "moving":
             sent.inputs.add_(1)
         if self.way == "training":
@@ -502,7 +502,7 @@ class Peeks(Mean):
     black_box = True
 
     def _compute(self, sent: Any) -> Any:
-        return {"mean": sent.linear.pull(sent.vector).norm()}
+        return {"mean": sent.jacobian.pull_back(sent.vector).norm()}
 
 
 class Mute(Mean):

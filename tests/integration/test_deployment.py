@@ -106,7 +106,7 @@ def stand_ins(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> 
         path = folder / ("flwr" if name == "flwr" else f"flower-{name}")
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-    monkeypatch.setattr(flower, "executable", lambda name: str(folder / name))
+    monkeypatch.setattr(flower, "find_executable", lambda name: str(folder / name))
 
 
 def test_a_superlink_that_dies_at_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ def test_rows_of_clients_that_are_done_are_kept(call: Call, tmp_path: Path, monk
             raise RunError("no more memory")
         return filled(self, state)
 
-    monkeypatch.setattr(Experiment, "filled", interrupted)
+    monkeypatch.setattr(Experiment, "model_with_state", interrupted)
     done = call("expose", "tiny.toml", "--measure", "gradient-norm")
     assert done.returncode == 1
     assert done.stderr.endswith("fedsim: no more memory\n")
@@ -191,7 +191,7 @@ def test_a_measure_that_is_done_is_kept_though_the_next_is_interrupted(
     def interrupted(self: JacobianNorm, sent: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(JacobianNorm, "_of", interrupted)
+    monkeypatch.setattr(JacobianNorm, "_compute", interrupted)
     with contextlib.suppress(Killed):
         call("expose", "tiny.toml", "--measure", "gradient-norm", "--measure", "jacobian-norm")
     assert [row["measure"] for row in rows(tmp_path / "runs" / "exposure-tiny")] == ["gradient-norm"]

@@ -114,7 +114,7 @@ def test_silence_is_that_of_a_straggler_for_every_reason(
     held = Experiment(resolve(gated(tiny_config, **sends))).data.model_examples(sorted(silent))
     Odd.marked.update(example.numpy().tobytes() for inputs, _ in held for example in inputs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Experiment, "straggles", lambda _, client, number: client in silent)
+        patch.setattr(Experiment, "is_straggler", lambda _, client, number: client in silent)
         config = tiny_config(federation={"clients": 8, "rounds": 3, "vectorise": False}, **sends)
         straggling = serial_run(config, tmp_path / "straggling")
     expected, told = recorded(straggling), list(seen)
@@ -182,7 +182,7 @@ def test_a_round_in_which_all_are_silent_is_lost_and_the_run_goes_on(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Experiment, "straggles", lambda _, client, number: number == 2)
+        patch.setattr(Experiment, "is_straggler", lambda _, client, number: number == 2)
         folder = serial_run(tiny_config(federation={"rounds": 3}), tmp_path / "run")
     assert "round 2: the strategy aggregated nothing, too few clients returned; the model stays" in caplog.messages
     transcript = Transcript(folder.path)

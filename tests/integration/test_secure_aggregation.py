@@ -126,7 +126,7 @@ def test_no_update_of_a_single_client_reaches_the_strategy_or_the_disk(
 
     monkeypatch.setattr(FedAvg, "aggregate_train", seen(aggregate))
     monkeypatch.setattr(FedAvg, "aggregate_evaluate", seen(evaluate))
-    monkeypatch.delattr(fedsim.engines.cohort, "Parking")  # which moves replies of large rounds to disk
+    monkeypatch.delattr(fedsim.engines.cohort, "ReplySpool")  # which moves replies of large rounds to disk
     folder = serial_run(secure(tiny_config, partition={"test_fraction": 0.2}), tmp_path / "run")
     assert len(own) >= 8
     known = {values for update in own for values in _forms(update)}
@@ -171,8 +171,8 @@ def _note_clients(own: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
                 own.extend(torch.from_numpy(array.numpy()) for array in record.values())
             yield reply
 
-    monkeypatch.setattr(SecureSum, "quantised", noted)
-    monkeypatch.setattr(SecureSum, "sums", lambda rules, replies, *rest: sums(rules, watched(replies), *rest))
+    monkeypatch.setattr(SecureSum, "quantise", noted)
+    monkeypatch.setattr(SecureSum, "sum_groups", lambda rules, replies, *rest: sums(rules, watched(replies), *rest))
 
 
 def _metrics(message: Message) -> Any:

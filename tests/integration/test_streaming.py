@@ -121,8 +121,8 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
         moved.append(self)
         park(self, file)
 
-    monkeypatch.setattr(LazyArray, "park", watched)
-    monkeypatch.setattr(fedsim.engines.cohort, "reply_room", lambda: 0)
+    monkeypatch.setattr(LazyArray, "move_to_file", watched)
+    monkeypatch.setattr(fedsim.engines.cohort, "default_reply_memory", lambda: 0)
     monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 9000)
     streamed = serial_run(config, tmp_path / "streamed")
     assert len(moved) == 3 * 9 * 4
@@ -274,7 +274,7 @@ def test_who_diverges_in_a_group_fails_alone_and_with_the_loops_sentence(
             made[2] = replace(made[2], inputs=made[2].inputs * torch.inf)
         return list(made.values())
 
-    monkeypatch.setattr(Experiment, "shares", huge)
+    monkeypatch.setattr(Experiment, "local_data", huge)
     vectorised, loop = both(tiny_config, serial_run, tmp_path, federation={"clients": 6, "rounds": 2})
     assert farthest(vectorised, loop) < TOLERANCE
     assert {frozenset(failed) for failed in failures(vectorised).values()} == {frozenset({2})}
@@ -291,7 +291,7 @@ def test_vectorise_false_trains_one_by_one(
 def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earlier_rounds(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.engines.cohort, "reply_room", lambda: 0)
+    monkeypatch.setattr(fedsim.engines.cohort, "default_reply_memory", lambda: 0)
     park, count = LazyArray.move_to_file, 0
 
     def full(self: LazyArray, file: Any) -> None:
@@ -301,7 +301,7 @@ def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earli
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         park(self, file)
 
-    monkeypatch.setattr(LazyArray, "park", full)
+    monkeypatch.setattr(LazyArray, "move_to_file", full)
     config = tiny_config(federation={"rounds": 3})
     with pytest.raises(RunError, match="no room for the updates of this round") as caught:
         serial_run(config, tmp_path / "run")

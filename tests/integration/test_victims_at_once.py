@@ -82,7 +82,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
             return compute(self, left, *given)
 
         monkeypatch.setattr(together._BatchedCall, "compute", noted)
-        monkeypatch.setattr(matching, "pays", lambda device: True)
+        monkeypatch.setattr(matching, "batching_pays", lambda device: True)
         return sizes
 
     return patched
@@ -198,8 +198,8 @@ def test_victims_that_fail_at_once_leave_those_of_the_next_call_alone(
         return begin(entries)
 
     at_once()
-    monkeypatch.setattr(matching, "at_once", failing)
-    monkeypatch.setattr(matching, "fit", lambda entries: len(entries) <= 2)
+    monkeypatch.setattr(matching, "batched_steps", failing)
+    monkeypatch.setattr(matching, "fit_in_memory", lambda entries: len(entries) <= 2)
     tables = {"adversary": {"victims": "all", "workers": 1}, "attack": [{"name": "sme", "iterations": 3}]}
     failures = open_audit(run, validate_tables(AttackFile, tables, "attack.toml")).run()
     told = [re.search(r"client (\d): ZeroDivisionError: of the first call", failure) for failure in failures]

@@ -3,10 +3,10 @@
     python tests/language/walks.py attack RUN          # fedsim attack RUN, in this process
     python tests/language/walks.py run FILE.toml --out RUN
 
-A crossing is a function of one file that calls, or is entered from, a function of another, counted once however often it
-happens. A climb is a crossing into a file on a floor above the caller's; the floors are those of import-linter in
-pyproject.toml. Visits are entries from outside into a file, counted each time: they show what is asked again and again.
-Attacks that run in processes of their own are not followed.
+A crossing is a call from a function of one file into a function of another, counted once however
+often it happens. A climb is a crossing into a file on a floor above the caller's; the floors are
+those of import-linter in pyproject.toml. Visits are entries from outside into a file, counted each
+time: they show what is asked again and again. Attacks in processes of their own are not followed.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def check_same(one: Reconstruction, other: Reconstruction) -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
 
 
 def test_it_pays_on_an_accelerator_alone() -> None:
@@ -104,7 +104,7 @@ def test_it_pays_on_an_accelerator_alone() -> None:
 )
 def test_restarts_at_once_find_what_they_find_one_after_the_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     apart, many = found(attack(name))
-    monkeypatch.setattr(matching, "pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
     whole, few = found(attack(name))
     check_same(apart, whole)
     assert few < 0.6 * many
@@ -123,7 +123,7 @@ def test_as_many_are_computed_at_once_as_the_memory_allows(monkeypatch: pytest.M
         sizes.append(entry.bytes_per_restart)
         return entry
 
-    monkeypatch.setattr(together.BatchEntry, "of", measured)
+    monkeypatch.setattr(together.BatchEntry, "from_task", measured)
     whole, _ = found(attack())
     for budget, calls in ((together.MEMORY_BUDGET, 1), (4 * sizes[0], 2), (2 * sizes[0], 3), (sizes[0], RESTARTS)):
         monkeypatch.setattr(together, "MEMORY_BUDGET", budget)
@@ -135,7 +135,7 @@ def test_a_model_that_cannot_be_computed_for_several_is_computed_one_after_the_o
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     apart, _ = found(attack(), branching)
-    monkeypatch.setattr(matching, "pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
     again, _ = found(attack(), branching)
     assert "restarts are computed one after the other" in caplog.text
     assert torch.equal(apart.data, again.data)
@@ -145,7 +145,7 @@ def test_values_that_differ_at_once_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     apart, _ = found(attack())
-    monkeypatch.setattr(matching, "pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
     compute = together._BatchedCall.compute
 
     def off(self: Any, *given: Any) -> list[Tensor]:
@@ -168,7 +168,7 @@ def test_a_memory_that_does_not_last_for_several_lasts_for_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     apart, _ = found(attack())
-    monkeypatch.setattr(matching, "pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
 
     def full(self: Any, *given: Any) -> list[Tensor]:
         raise torch.OutOfMemoryError("out of memory")
@@ -190,7 +190,7 @@ def test_a_restart_that_diverges_leaves_the_others_alone(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Restart, "__init__", starts)
     apart, _ = found(attack())
-    monkeypatch.setattr(matching, "pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
     whole, _ = found(attack())
     assert apart.data.isfinite().all()
     check_same(apart, whole)

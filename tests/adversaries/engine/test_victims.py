@@ -176,7 +176,7 @@ def check_same(outcome: Outcome, other: Finding) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on several at once save time."""
-    return lambda: monkeypatch.setattr(matching, "pays", lambda device: True)
+    return lambda: monkeypatch.setattr(matching, "batching_pays", lambda device: True)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

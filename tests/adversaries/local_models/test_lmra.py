@@ -579,7 +579,7 @@ def test_dummy_labels_grow_certain_until_they_are_trained_on(record: Record, mon
         matched.append(sharpness)
         return labels(self, values, sharpness)
 
-    monkeypatch.setattr(lmra_dummy_data, "train_alone", noted)
+    monkeypatch.setattr(lmra_dummy_data, "train_to_convergence", noted)
     monkeypatch.setattr(lmra_dummy_data._Client, "labels", told)
     short: dict[str, Any] = {"sets": 1, "training_iterations": 2}
     for sharpness in (1.0, 16.0):  # one step is matched without any sharpness: these logits are the same

@@ -54,7 +54,7 @@ def test_what_measures_share_changes_no_value() -> None:
 
 
 def test_noises_of_the_same_size_are_sent_once() -> None:
-    with patch.object(ClientMessage, "around", autospec=True, side_effect=ClientMessage.perturbed_messages) as around:
+    with patch.object(ClientMessage, "perturbed_messages", autospec=True, side_effect=ClientMessage.perturbed_messages) as around:
         measured([AngularLipschitz(noises=20), Lipschitz(noises=20)])
         both = around.call_count
         measured([Lipschitz(noises=20)])

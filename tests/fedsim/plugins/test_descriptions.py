@@ -56,6 +56,6 @@ def test_a_defense_states_what_it_says_and_denies_no_guarantee_that_it_has(
     class Entry:
         dist = None
 
-    monkeypatch.setattr(registry, "entry", lambda group, name: Entry)
+    monkeypatch.setattr(registry, "find_entry_point", lambda group, name: Entry)
     monkeypatch.setattr(registry, "load", lambda group, name: cls)
     assert descriptions.describe_plugin(group, "theirs").statement == expected

@@ -390,7 +390,7 @@ def test_a_strangers_header_names_numbers_where_numbers_belong(tmp_path: Path, c
 
 
 def test_a_recording_of_a_later_format_is_told_apart_from_damage(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(fedsim.recording.recorder, "FORMAT", 4)
+    monkeypatch.setattr(fedsim.recording.recorder, "FORMAT_VERSION", 4)
     Recorder(tmp_path).write(1, [replace(an_update(1, 0), payload=Payload.from_dense(a_state(), "gradient"))])
     monkeypatch.undo()
     with pytest.raises(TranscriptError, match="has format 4, this fedsim reads format 3; record it again"):
@@ -1022,7 +1022,7 @@ def test_a_file_with_a_client_below_0_or_twice_is_damaged(tmp_path: Path, monkey
             return told
 
         with monkeypatch.context() as patch:
-            patch.setattr(Header, "plain", forged)
+            patch.setattr(Header, "to_json", forged)
             Recorder(tmp_path / str(number)).write(1, updates)
         with pytest.raises(TranscriptError, match="client"):
             Transcript(tmp_path / str(number)).header(1)

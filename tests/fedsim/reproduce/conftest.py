@@ -85,7 +85,7 @@ def small_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     for module in (read, recipes, running):
-        monkeypatch.setattr(module, "HERE", tmp_path / "package")
+        monkeypatch.setattr(module, "PACKAGE_FOLDER", tmp_path / "package")
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

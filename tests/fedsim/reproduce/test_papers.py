@@ -59,7 +59,7 @@ def test_a_difference_that_the_paper_does_not_print_follows_from_its_figures() -
 def test_ours_stand_beside_theirs_with_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     table = validate_tables(PublishedTable, {**SOME, "incomparable": {"a": "why"}}, "here")
     paper = read.PublishedPaper(title="P", cite="C", table={"t": table})
-    monkeypatch.setattr(read, "papers", lambda: {"p": paper})
+    monkeypatch.setattr(read, "read_papers", lambda: {"p": paper})
     ours = {"one": {"b": "2.5", "a": "1.0", "floor": ".1"}}
     found = {(one.row, one.quantity): one.verdict for one in compare_figures("p", "t", ours, "kept")}
     assert found == {
@@ -104,7 +104,7 @@ def test_a_result_for_a_table_that_is_not_there_names_the_file(tmp_path: Path, m
     (tmp_path / "papers").symlink_to(read.PACKAGE_FOLDER / "papers")
     text = 'paper = "sme"\n[[kept]]\ntable = "table66"\nname = "x"\ndate = 2026-11-25\ncommand = "c"\nrows = {}\n'
     (tmp_path / "kept" / "mine.toml").write_text(text)
-    monkeypatch.setattr(read, "HERE", tmp_path)
+    monkeypatch.setattr(read, "PACKAGE_FOLDER", tmp_path)
     read_results.cache_clear()
     try:
         with pytest.raises(ConfigError, match=r"mine.toml: no table of sme is called 'table66', did you mean 'table6'"):

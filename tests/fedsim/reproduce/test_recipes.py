@@ -232,6 +232,6 @@ def test_a_mistake_in_a_sweep_file_is_told_with_its_name(
     (tmp_path / "sweeps").mkdir()
     scale = '{ minutes = 1, note = "All." }'
     (tmp_path / "sweeps" / "sme-table4.toml").write_text(f"[reproduce]\n{table}\nquick = {scale}\nfull = {scale}\n")
-    monkeypatch.setattr(recipes, "HERE", tmp_path)
+    monkeypatch.setattr(recipes, "PACKAGE_FOLDER", tmp_path)
     with pytest.raises(ConfigError, match=sentence):
         find_recipe.__wrapped__("sme", "table4")

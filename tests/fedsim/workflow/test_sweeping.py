@@ -88,7 +88,7 @@ def stay_here(patched: pytest.MonkeyPatch) -> None:
                 do(job := queue.popleft(), lambda iteration, iterations, values: None)
                 yield job, None
 
-    patched.setattr(sweeping, "in_processes", in_this_process)
+    patched.setattr(sweeping, "run_in_processes", in_this_process)
 
 
 @pytest.fixture
