@@ -9,11 +9,12 @@ from typing import Literal, cast, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from adversaries.batch_norm import used_batch_statistics
 from adversaries.local_models.model_sources import LoadableNetwork
-from adversaries.named_states import named_states
-from fedsim.attacks import Knowledge
-from fedsim.defense import (
+from fedsim.base.errors import AttackError, RunError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Loss
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.defense import (
     Defense,
     Memory,
     Participation,
@@ -23,14 +24,13 @@ from fedsim.defense import (
     uses_common_randomness,
     uses_memory,
 )
-from fedsim.errors import AttackError, RunError
-from fedsim.randomness import generator
-from fedsim.task import Loss
+from fedsim.inversion.batch_norm import used_batch_statistics
+from fedsim.inversion.named_states import named_states
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
 
 _OPTIMIZERS = get_args(get_type_hints(LocalTraining)["optimizer"])
 _FEW_ROUNDS, _MANY_ROUNDS = 1, 1000

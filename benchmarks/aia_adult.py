@@ -20,10 +20,10 @@ from typing import Any
 from attack_study import accuracy, arguments, keep, run
 from torch import Tensor
 
-from fedsim.evaluation.imputation import Imputation
-from fedsim.evaluation.statistics import format_mean
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, validate_tables
+from fedsim.audit.evaluation.imputation import Imputation
+from fedsim.audit.evaluation.statistics import format_mean
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
 
 RESULTS = Path(__file__).parent / "results" / "aia-adult.csv"
 COLUMNS = ("case", "attack", "metric", "seed", "client", "value", "model")

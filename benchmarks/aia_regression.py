@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import fedsim
-from fedsim.evaluation.statistics import format_mean
+from fedsim.audit.evaluation.statistics import format_mean
 
 SEEDS, CLIENTS, RECORDS, NUMBERS = (1, 2, 3), 8, 50, 4
 EFFECTS = (0.5, 1.0, 2.0)

@@ -29,27 +29,28 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.priors import BatchNormStatistics, TotalVariation
-from adversaries.engine.recipe import Recipe
-from adversaries.scene import InversionProblem
-from fedsim import metrics
-from fedsim.errors import AttackError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.training_states import make_states
+from fedsim.audit.evaluation.perceptual_distance import lpips_distances
+from fedsim.base import metrics
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator, use_one_thread
 from fedsim.exposure.angular_lipschitz import AngularLipschitz
 from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.gradient_norm import GradientNorm
 from fedsim.exposure.lipschitz import Lipschitz
+from fedsim.exposure.measure import Meaning, Measure
 from fedsim.exposure.noises import NoiseMeasure
-from fedsim.knowledge import Knowledge
-from fedsim.measure import Meaning, Measure
-from fedsim.randomness import generator, use_one_thread
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.training_states import make_states
+from fedsim.interfaces.knowledge import Knowledge
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import BatchNormStatistics, TotalVariation
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.recipe import Recipe
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.message_function import ClientMessage
 from fedsim.training.model_state import copy_state, load_state
-from fedsim.training.sent import ClientMessage
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 QUALITY, MEASURED = RESULTS / "angular-quality.csv", RESULTS / "angular-measures.csv"
 CELL = ("model", "epoch", "mode", "batch")
@@ -228,7 +229,7 @@ class Client:
     def scores(self, claimed: Tensor) -> dict[str, float]:
         """Means over the images, each paired with one of those claimed in [0, 1]."""
         claimed = metrics.pair_examples(claimed, self.images)
-        perceived = metrics.lpips(claimed, self.images, Path(os.environ["FEDSIM_DATA"]) / "weights")
+        perceived = lpips_distances(claimed, self.images, Path(os.environ["FEDSIM_DATA"]) / "weights")
         if isinstance(perceived, str):
             raise SystemExit(f"LPIPS: {perceived}")
         std = torch.tensor(self.trained.experiment.data.moments()[1]).reshape(-1, 1, 1)

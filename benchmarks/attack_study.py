@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 import fedsim
-from fedsim.auditing.audit import open_audit
-from fedsim.errors import ConfigError
-from fedsim.experiments.config import AttackFile, validate_tables
+from fedsim.audit.audit import open_audit
+from fedsim.base.errors import ConfigError
+from fedsim.federation.config import AttackFile, validate_tables
 
 
 def run(path: Path, experiment: dict[str, Any]) -> fedsim.Run:

@@ -3,7 +3,7 @@
     python benchmarks/attribute_floors.py --data-dir DIR
 
 First, means over all clients at seeds 1 to 3: the majority among a client's own records, imputation from public data
-(`fedsim.evaluation.imputation`), and the floor, the better of both for each client; and the same of balanced accuracy.
+(`fedsim.audit.evaluation.imputation`), and the floor, the better of both for each client; and the same of balanced accuracy.
 Then, of each run in `results/lmra-clients.csv` that has attacks on attributes, how far each is from that floor, paired
 by client, with a 95 % interval.
 """
@@ -20,12 +20,12 @@ from statistics import fmean
 import torch
 from lmra_sweeps import ATTRIBUTE, HERE, settings
 
-from fedsim.evaluation.imputation import IMPUTED_GUESS, Imputation
-from fedsim.evaluation.inferences import score_inference
-from fedsim.evaluation.statistics import format_mean
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.findings import Inference
+from fedsim.audit.evaluation.imputation import IMPUTED_GUESS, Imputation
+from fedsim.audit.evaluation.inferences import score_inference
+from fedsim.audit.evaluation.statistics import format_mean
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.interfaces.findings import Inference
 
 METRICS = ("attribute_accuracy", "attribute_balanced_accuracy")
 

@@ -30,22 +30,22 @@ from adversaries.text.dager import Dager
 from adversaries.text.lamp import Lamp
 from adversaries.text.tag import Tag
 from adversaries.text.texts import TextInvertingGradients
-from fedsim.attacks import Attack, Knowledge
-from fedsim.datasets import Dataset
-from fedsim.datasets.reuters import ReutersR8
-from fedsim.errors import AttackError
-from fedsim.evaluation import text_metrics
-from fedsim.evaluation.score import PublicExamples
-from fedsim.evaluation.scoring import score_examples
-from fedsim.evaluation.truth import Truth
-from fedsim.experiments.build import find_data_folder
-from fedsim.findings import Texts
-from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
-from fedsim.randomness import generator, seed_globals
+from fedsim.audit.evaluation import text_metrics
+from fedsim.audit.evaluation.score import PublicExamples
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.data import Dataset
+from fedsim.data.reuters import ReutersR8
+from fedsim.federation.build import find_data_folder
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Texts
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.models.transformer import TransformerDecoder, TransformerEncoder
 
 RESULTS = Path(__file__).parent / "results" / "dager.csv"
 NETWORKS: dict[str, Callable[..., Any]] = {

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from fedsim.errors import DataError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.experiments.simulation import run_federation
+from fedsim.base.errors import DataError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.simulation import run_federation
 
 BY_NATURE: dict[str, Any] = {"name": "natural"}
 

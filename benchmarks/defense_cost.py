@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from clients.app import app as client_app
-from fedsim.engines.arrays import make_record
-from fedsim.engines.cohort import CohortGrid
-from fedsim.engines.serial import InProcessGrid
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, validate_tables
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.engines.arrays import make_record
+from fedsim.federation.engines.cohort import CohortGrid
+from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.plugins import registry
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript

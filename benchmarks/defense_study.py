@@ -28,11 +28,11 @@ from unittest.mock import patch
 import torch
 
 import fedsim
-from fedsim.auditing.audit import Audit, open_audit
-from fedsim.auditing.plan import TitledAttacks
-from fedsim.errors import FedsimError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AttackFile, validate_tables
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.plan import TitledAttacks
+from fedsim.base.errors import FedsimError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import AttackFile, validate_tables
 
 RESULTS = Path(__file__).parent / "results" / "defenses.csv"
 VICTIMS, DELTA = 10, 1e-5
@@ -189,8 +189,8 @@ def epsilon(experiment: Experiment | None) -> float | str:
 def without_slow_metrics() -> Iterator[None]:
     """The study has no use for LPIPS and L_sim, which take longer than the attack."""
     with (
-        patch("fedsim.metrics.lpips", lambda *_: "not part of the study"),
-        patch("fedsim.evaluation.reconstructions._attacked_update", lambda *_: None),
+        patch("fedsim.audit.evaluation.scoring.lpips_distances", lambda *_: "not part of the study"),
+        patch("fedsim.audit.evaluation.reconstructions._attacked_update", lambda *_: None),
     ):
         yield
 

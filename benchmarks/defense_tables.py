@@ -16,8 +16,8 @@ from defense_study import METRICS, NONE, RESULTS, cells, read
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
-from fedsim.reporting.adaptive import FAILS, HOLDS, ONLY_NAIVE, UNDECIDED_OUTCOME, NaiveAdaptivePair, at_floor
-from fedsim.reporting.summary import LEAKS, ScoreReading, score_readings
+from fedsim.report.adaptive import FAILS, HOLDS, ONLY_NAIVE, UNDECIDED_OUTCOME, NaiveAdaptivePair, at_floor
+from fedsim.report.summary import LEAKS, ScoreReading, score_readings
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- defense_tables.py: begin -->", "<!-- defense_tables.py: end -->"

@@ -23,12 +23,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients.defenses.dp_sgd import DpSgd
-from fedsim.models.lenet import LeNet
-from fedsim.models.mlp import Mlp
-from fedsim.models.sme import SmeCnn
-from fedsim.task import Task
+from fedsim.base.task import Task
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.lenet import LeNet
+from fedsim.training.models.mlp import Mlp
+from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
 
 TASK = Task((1, 28, 28), 10)

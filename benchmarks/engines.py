@@ -60,10 +60,10 @@ DEMO = launch.PROJECT / "examples" / "quickstart.toml"
 SERIALLY = 'federation.engine="serial"'
 DEMO_IMPORTS = [
     "fedsim.cli.main",
-    "fedsim.auditing.audit",
-    "fedsim.reporting.page",
-    "fedsim.experiments.simulation",
-    "fedsim.engines.serial",
+    "fedsim.audit.audit",
+    "fedsim.report.page",
+    "fedsim.federation.simulation",
+    "fedsim.federation.engines.serial",
     "strategies.app",
     "clients.app",
     "adversaries.inversion.surrogate_model",

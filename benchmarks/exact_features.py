@@ -18,18 +18,18 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.priors import total_variation
 from adversaries.exact.layer import FirstLayer
 from adversaries.exact.mixture import InputMixture
 from adversaries.exact.spear_ica import SpearIca
-from adversaries.scene import build_problem
-from fedsim.attacks import Knowledge
-from fedsim.datasets.cifar import Cifar10
-from fedsim.errors import AttackError
-from fedsim.metrics import psnr
-from fedsim.randomness import generator, seed_globals
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.base.errors import AttackError
+from fedsim.base.metrics import psnr
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.data.cifar import Cifar10
+from fedsim.interfaces.attack import Knowledge
+from fedsim.inversion.priors import total_variation
+from fedsim.inversion.problem import build_problem
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 CELLS = ((4, 1, 4), (8, 1, 8), (16, 1, 16), (8, 5, 8), (8, 5, 4))
 RATE, SEEDS, CONVOLUTIONS = 0.01, 3, 7

@@ -26,10 +26,10 @@ from unittest.mock import patch
 import torch
 
 import fedsim
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
-from fedsim.errors import FedsimError, RunError
-from fedsim.wire.messages import State
+from fedsim.base.errors import FedsimError, RunError
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.wire_format import State
 
 RESULTS = Path(__file__).parent / "results" / "exact.csv"
 SEEDS, CLIENTS = (1, 2, 3), 10
@@ -209,8 +209,8 @@ def measured(cell: Cell, seed: int, data_dir: Path) -> list[dict[str, Any]]:
 def without_slow_metrics() -> Iterator[None]:
     """The study has no use for LPIPS and L_sim, which take longer than the attack."""
     with (
-        patch("fedsim.metrics.lpips", lambda *_: "not part of the study"),
-        patch("fedsim.evaluation.reconstructions._attacked_update", lambda *_: None),
+        patch("fedsim.audit.evaluation.scoring.lpips_distances", lambda *_: "not part of the study"),
+        patch("fedsim.audit.evaluation.reconstructions._attacked_update", lambda *_: None),
     ):
         yield
 

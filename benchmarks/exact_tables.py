@@ -14,7 +14,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
 
-from fedsim.evaluation.statistics import confidence_interval
+from fedsim.audit.evaluation.statistics import confidence_interval
 
 RESULTS = Path(__file__).parent / "results" / "exact.csv"
 DOCS = Path(__file__).parent.parent / "docs"

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 import fedsim
-from fedsim.auditing.audit import Audit, open_audit
-from fedsim.experiments.config import AttackFile, validate_tables
-from fedsim.measure import Measure
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.exposure.measure import Measure
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.plugins import registry
 from fedsim.training.local_round import LocalRound
 

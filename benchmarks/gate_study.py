@@ -39,12 +39,12 @@ from torch import Tensor
 
 import fedsim
 from clients.defenses.gate import Gate
-from fedsim.attacks import Paper
-from fedsim.auditing.audit import open_audit
-from fedsim.defense import Defense, Memory
-from fedsim.experiments.config import AttackFile, validate_tables
+from fedsim.audit.audit import open_audit
+from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Memory
+from fedsim.recording.wire_format import State
 from fedsim.training.local_round import LocalRound
-from fedsim.wire.messages import State
 
 RESULTS = Path(__file__).parent / "results" / "gate.csv"
 CLIENTS, ROUNDS, NOISE, RESAMPLED = 16, 10, 0.002, 2000

@@ -37,17 +37,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.matching import GradientInversion
 from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from fedsim.attacks import Knowledge
-from fedsim.models.sme import SmeCnn
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Knowledge
+from fedsim.inversion.matching import GradientInversion
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.models.sme import SmeCnn
 
 CLASSES, BATCH, RATE = 100, 10, 0.004
 PEER, BASE = "breaching IG", "IG eager"

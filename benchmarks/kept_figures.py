@@ -1,4 +1,4 @@
-"""Figures that follow from the tables in `results/`, written to `fedsim/reproduce/kept/*-computed.toml`.
+"""Figures that follow from the tables in `results/`, written to `fedsim/api/reproduce/kept/*-computed.toml`.
 
 `python benchmarks/kept_figures.py` takes a minute. After it `python docs/paper_pages.py` writes the pages. The day of a
 result stays where its figures have not changed.

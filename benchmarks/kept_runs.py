@@ -1,6 +1,6 @@
 """Keeps what `fedsim reproduce` got: `python benchmarks/kept_runs.py runs/reproduce/*/result.toml`.
 
-Each result goes to `fedsim/reproduce/kept/PAPER-SCALE.toml`, in the place of an older one for the same table and scale;
+Each result goes to `fedsim/api/reproduce/kept/PAPER-SCALE.toml`, in the place of an older one for the same table and scale;
 `python docs/paper_pages.py` then shows them.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from fedsim.reproduce.papers import PACKAGE_FOLDER, read_papers
+from fedsim.api.reproduce.papers import PACKAGE_FOLDER, read_papers
 
 FOLDER = PACKAGE_FOLDER / "kept"
 HEAD = "# Written by `python benchmarks/kept_runs.py` from what `fedsim reproduce` got.\n"

@@ -6,8 +6,8 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedsim.evaluation.statistics import format_mean, mean_and_margin
-from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.audit.evaluation.statistics import format_mean, mean_and_margin
+from fedsim.federation.run_folder import RunFolder, read_rows
 
 COLUMNS = ("run", "attack", "metric", "what", "clients 0, 1, ...")
 Scores = dict[tuple[str, str, str, str], list[float | None]]

@@ -25,17 +25,17 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
-from adversaries.engine import matching
-from adversaries.engine.matching import GradientInversion
-from fedsim.attacks import Knowledge, VictimTask
-from fedsim.models.sme import SmeCnn
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Knowledge, VictimTask
+from fedsim.inversion import matching
+from fedsim.inversion.matching import GradientInversion
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seed_globals
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.models.sme import SmeCnn
 
 TASK, COUNT, RATE = Task((3, 32, 32), 10), 8, 0.01
 FIRST, LAST = 21, 31

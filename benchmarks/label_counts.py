@@ -21,22 +21,22 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.labels import updates as rules
-from fedsim.attacks import Knowledge
-from fedsim.datasets import Dataset
-from fedsim.datasets.digits import Digits
-from fedsim.datasets.idx import Mnist
-from fedsim.evaluation import statistics
-from fedsim.evaluation.scoring import frequency_guess_accuracy, label_accuracy, uniform_guess_accuracy
-from fedsim.models.mlp import Mlp
-from fedsim.models.sme import SmeCnn
-from fedsim.randomness import generator, numpy_generator
-from fedsim.task import Task
+from fedsim.audit.evaluation import statistics
+from fedsim.audit.evaluation.scoring import frequency_guess_accuracy, label_accuracy, uniform_guess_accuracy
+from fedsim.base.randomness import generator, numpy_generator
+from fedsim.base.task import Task
+from fedsim.data import Dataset
+from fedsim.data.digits import Digits
+from fedsim.data.idx import Mnist
+from fedsim.interfaces.attack import Knowledge
+from fedsim.inversion.labels import updates as rules
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
+from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 CLASSES = 10
 CELLS = {

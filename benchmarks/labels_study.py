@@ -16,7 +16,7 @@ from typing import Any
 
 from attack_study import accuracy, arguments, attacked, cells, keep, run
 
-from fedsim.evaluation.statistics import format_mean
+from fedsim.audit.evaluation.statistics import format_mean
 
 RESULTS = Path(__file__).parent / "results" / "labels.csv"
 COLUMNS = ("case", "rounds", "attack", "metric", "seed", "client", "value", "floor", "guess", "accuracy")

@@ -20,7 +20,7 @@ from lavp_study import DISTANCES, RESULTS, SEED, Cell, append, begun, read, shor
 from lavp_tables import ByImage, correlated, measures
 from torch import Tensor
 
-from fedsim.randomness import generator
+from fedsim.base.randomness import generator
 
 LOCAL, COLUMNS = RESULTS / "lavp-local.csv", ("data", "model", "image", "distance", "start", "first", "last")
 OF = ("cifar10", "lenet")

@@ -27,23 +27,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adversaries.engine.distances import Cosine, Distance, SquaredL2
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.priors import TotalVariation
-from adversaries.engine.recipe import Recipe
-from adversaries.scene import InversionProblem
-from fedsim import metrics
-from fedsim.errors import AttackError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.training_states import make_states
-from fedsim.findings import Reconstruction
-from fedsim.knowledge import Knowledge
+from fedsim.audit.evaluation.perceptual_distance import lpips_distances
+from fedsim.base import metrics
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator, use_one_thread
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.training_states import make_states
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.knowledge import Knowledge
+from fedsim.inversion.distances import Cosine, Distance, SquaredL2
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import TotalVariation
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.recipe import Recipe
 from fedsim.plugins import registry
-from fedsim.randomness import generator, use_one_thread
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import Update
 from fedsim.training.model_state import copy_state, load_state
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 RESULTS = Path(__file__).parent / "results"
 QUALITY, MEASURED = RESULTS / "lavp-quality.csv", RESULTS / "lavp-measures.csv"
@@ -218,7 +219,7 @@ class Cell:
     def scores(self, image: int, found: Reconstruction) -> dict[str, float]:
         """By each metric, against the original."""
         true = self.example(image)[0]
-        perceived = metrics.lpips(found.data, true, Path(os.environ["FEDSIM_DATA"]) / "weights")
+        perceived = lpips_distances(found.data, true, Path(os.environ["FEDSIM_DATA"]) / "weights")
         if isinstance(perceived, str):
             raise SystemExit(f"LPIPS: {perceived}")
         close = {name: getattr(metrics, name)(found.data, true) for name in ("mse", "ssim", "psnr")}

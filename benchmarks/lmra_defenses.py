@@ -33,7 +33,7 @@ SMALLER = {
 DP, MIXUP = 'name = "dp-sgd", epsilon = 10.0, delta = 1e-5', 'name = "mixup"'
 DEFENSES = {"none": (), "DP": (DP,), "mixup": (MIXUP,), "DP + mixup": (MIXUP, f"{DP}, with_mixing = true")}
 ROWS = {"adult": "Adult", "leaf-synthetic": "Leaf Synthetic", FACES: "AT&T", "flight-prices": "flights"}
-"""What fedsim/reproduce/papers/lmra.toml calls the data sets."""
+"""What fedsim/api/reproduce/papers/lmra.toml calls the data sets."""
 METRICS = {"zest": "zest", "aia": "attribute_accuracy", "sia": "source_accuracy", "sra": "class_ssim"}
 RESULTS_OF = {
     "lmra": {

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsim.evaluation.local_optimum import local_optimum
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.reading import load_config
-from fedsim.randomness import use_one_thread
+from fedsim.audit.evaluation.local_optimum import local_optimum
+from fedsim.base.randomness import use_one_thread
+from fedsim.federation.build import Experiment
+from fedsim.federation.reading import load_config
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State
+from fedsim.recording.wire_format import State
 
 
 def main(run: Path) -> None:

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.auditing.audit import Audit, open_audit
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.simulation import run_federation
-from fedsim.findings import Inference, LocalModel
-from fedsim.recording.finding_files import load_finding
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.finding_files import load_finding
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.simulation import run_federation
+from fedsim.interfaces.findings import Inference, LocalModel
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State
+from fedsim.recording.wire_format import State
 
 CLIENTS, EXAMPLES, FULL = 10, 40, 1000
 

@@ -14,11 +14,11 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from fedsim.auditing.audit import open_audit
-from fedsim.experiments.config import AttackFile, validate_tables
+from fedsim.audit.audit import open_audit
+from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.recording.wire_format import State
 from fedsim.training.model_state import load_state
 from fedsim.training.modes import forward, set_evaluation_modes
-from fedsim.wire.messages import State
 
 NOBODY = validate_tables(AttackFile, {"attack": [{"name": "shared-model"}]}, "lmra_optima")
 

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedsim.evaluation.statistics import format_mean
-from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.audit.evaluation.statistics import format_mean
+from fedsim.federation.run_folder import RunFolder, read_rows
 
 HERE = Path(__file__).parent
 ATTRIBUTE = {"adult": "sex", "leaf-synthetic": "sensitive", "flight-prices": "stops"}

@@ -1,6 +1,6 @@
 """LMRA's Tables 1 and 9 from attacked runs: python benchmarks/lmra_tables.py RUN ... (runs of one data set, any seeds).
 
-Every line is a mean over all clients of all runs with its 95 % interval (see `fedsim.evaluation.statistics`), and the
+Every line is a mean over all clients of all runs with its 95 % interval (see `fedsim.audit.evaluation.statistics`), and the
 paired difference to the floor, client by client.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.evaluation.statistics import format_mean
-from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.audit.evaluation.statistics import format_mean
+from fedsim.federation.run_folder import RunFolder, read_rows
 
 
 def main(paths: list[str]) -> None:

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
+from fedsim.base.randomness import seed_globals
+from fedsim.base.task import Task
+from fedsim.exposure.measure import Measure
 from fedsim.exposure.spectrum import Spectrum
-from fedsim.measure import Measure
-from fedsim.models.lenet import LeNet
 from fedsim.plugins import registry
-from fedsim.randomness import seed_globals
-from fedsim.task import Task
+from fedsim.training.models.lenet import LeNet
 
 RESULTS = Path(__file__).parent / "results" / "measure-cost.csv"
 BATCHES = (1, 8)

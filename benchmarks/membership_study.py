@@ -25,8 +25,8 @@ from typing import Any
 from attack_study import accuracy, arguments, attacked, cells, keep, run
 
 import fedsim
-from fedsim.evaluation.statistics import format_mean
-from fedsim.knowledge import HELD_OUT, NON_MEMBER_SOURCES
+from fedsim.audit.evaluation.statistics import format_mean
+from fedsim.interfaces.knowledge import HELD_OUT, NON_MEMBER_SOURCES
 
 RESULTS = Path(__file__).parent / "results" / "membership.csv"
 COLUMNS = ("case", "others", "attack", "metric", "seed", "client", "value", "floor", "accuracy")

@@ -24,21 +24,21 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.unmixing import Unmixing
 from clients.defenses.instahide import InstaHide
 from clients.defenses.mixup import Mixup
-from fedsim.attacks import Attack, Knowledge
-from fedsim.datasets import Dataset
-from fedsim.defense import Defense, Participation
-from fedsim.errors import AttackError
-from fedsim.findings import Reconstruction
-from fedsim.metrics import pair_examples, psnr
+from fedsim.base.errors import AttackError
+from fedsim.base.metrics import pair_examples, psnr
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.data import Dataset
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.defense import Defense, Participation
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seed_globals
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_gradient
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 ROUNDS = 8
 CASES: Sequence[tuple[Defense | None, int]] = (

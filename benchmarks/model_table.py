@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedsim.base.task import Task
 from fedsim.plugins import registry
-from fedsim.task import Task
 
 FEMNIST = ("FEMNIST", Task((1, 28, 28), 62))
 MNIST = ("MNIST", Task((1, 28, 28), 10))

@@ -22,9 +22,9 @@ import numpy as np
 from attack_study import accuracy, arguments, attacked, cells, keep, run
 
 import fedsim
-from fedsim.datasets import Dataset
-from fedsim.datasets.tables import Csv
-from fedsim.evaluation.statistics import format_mean
+from fedsim.audit.evaluation.statistics import format_mean
+from fedsim.data import Dataset
+from fedsim.data.tables import Csv
 
 RESULTS = Path(__file__).parent / "results" / "properties.csv"
 COLUMNS = ("case", "rounds", "attack", "metric", "seed", "client", "value", "floor", "accuracy")

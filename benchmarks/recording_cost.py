@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from clients.app import app as client_app
-from fedsim.engines.arrays import make_record
-from fedsim.engines.cohort import CohortGrid
-from fedsim.engines.serial import InProcessGrid
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.reading import read_toml
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.engines.arrays import make_record
+from fedsim.federation.engines.cohort import CohortGrid
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.reading import read_toml
 from fedsim.recording.recorder import Recorder
 from strategies.app import _simulation_record, _training_config
 from strategies.curious import Curious

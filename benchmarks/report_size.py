@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 import fedsim
-from fedsim.workflow import work
+from fedsim.api import pipeline
 
 ITERATED = ("inverting-gradients", "sme", "dlg", "sapag", "dlfa")
 ATTACKS = [
@@ -88,7 +88,7 @@ def main() -> None:
         if not (path / "scores.csv").is_file():
             fedsim.run(experiment(arguments.clients, arguments.data), out=path)
         started, busy = time.perf_counter(), time.process_time()
-        work.report(path)
+        pipeline.report(path)
         written, busy = time.perf_counter() - started, time.process_time() - busy
         page = path / "report.html"
         findings = len(list(path.glob("findings/*/*.safetensors")))

@@ -26,17 +26,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.matching import GradientInversion
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from fedsim import metrics
-from fedsim.attacks import Knowledge
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.reading import load_config
-from fedsim.findings import Reconstruction
-from fedsim.randomness import generator, use_one_thread
+from fedsim.base import metrics
+from fedsim.base.randomness import generator, use_one_thread
+from fedsim.federation.build import Experiment
+from fedsim.federation.reading import load_config
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion.matching import GradientInversion
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State, Update
+from fedsim.recording.wire_format import State, Update
 
 KEY = "parity"
 

@@ -31,26 +31,26 @@ from torch.nn.functional import cross_entropy
 
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.tableak import TabLeak
-from fedsim import table_metrics
-from fedsim.attacks import Attack, Knowledge
-from fedsim.datasets import Dataset
-from fedsim.datasets.tables import Adult
-from fedsim.evaluation.score import PublicExamples
-from fedsim.evaluation.scoring import score_examples
-from fedsim.evaluation.statistics import confidence_interval
-from fedsim.evaluation.table_scores import draw_rows
-from fedsim.evaluation.truth import Truth
-from fedsim.experiments.build import find_data_folder
-from fedsim.findings import Reconstruction
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seed_globals
+from fedsim.audit.evaluation.score import PublicExamples
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.statistics import confidence_interval
+from fedsim.audit.evaluation.table_scores import draw_rows
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base import table_metrics
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.data import Dataset
+from fedsim.data.tables import Adult
+from fedsim.federation.build import find_data_folder
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 RESULTS = Path(__file__).parent / "results" / "tableak.csv"
 ITERATIONS, STARTS = 1500, 6

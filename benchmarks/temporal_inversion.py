@@ -34,30 +34,30 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.alignment import align
 from adversaries.inversion.deep_leakage import DeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.sapag import SelfAdaptiveLeakage
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.tgias_ro import TemporalInversion
-from adversaries.labels.gradients import LABEL_RULES
-from adversaries.labels.last_layer import last_layer
-from adversaries.scene import InversionProblem, build_problem
-from fedsim import metrics
-from fedsim.attacks import Attack, Knowledge
-from fedsim.datasets import Dataset
-from fedsim.datasets.cifar import Cifar10, Cifar100
-from fedsim.datasets.idx import Mnist
-from fedsim.experiments.build import find_data_folder
-from fedsim.findings import Reconstruction
-from fedsim.models.alexnet import AlexNet
-from fedsim.models.lenet import TgiasLeNet
-from fedsim.models.resnet import ResNet8
-from fedsim.randomness import generator, seed_globals
+from fedsim.base import metrics
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.data import Dataset
+from fedsim.data.cifar import Cifar10, Cifar100
+from fedsim.data.idx import Mnist
+from fedsim.federation.build import find_data_folder
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion.alignment import align
+from fedsim.inversion.labels.gradients import LABEL_RULES
+from fedsim.inversion.labels.last_layer import last_layer
+from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import State, Update
+from fedsim.training.models.alexnet import AlexNet
+from fedsim.training.models.lenet import TgiasLeNet
+from fedsim.training.models.resnet import ResNet8
 
 ROBUST = ("median", "trimmed-mean", "krum", "mean")
 CELLS: dict[str, tuple[type, type]] = {"lenet-mnist": (Mnist, TgiasLeNet), "alexnet-cifar10": (Cifar10, AlexNet)}

@@ -25,18 +25,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.text.texts import EmbeddingRows, TemporalTextInversion
-from fedsim.attacks import Attack, Knowledge
-from fedsim.datasets.reuters import ReutersR8
-from fedsim.evaluation.scoring import score_examples
-from fedsim.evaluation.truth import Truth
-from fedsim.experiments.build import find_data_folder
-from fedsim.findings import Texts
-from fedsim.models.text_cnn import TextCnn
-from fedsim.randomness import generator, seed_globals
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.data.reuters import ReutersR8
+from fedsim.federation.build import find_data_folder
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Texts
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.models.text_cnn import TextCnn
 
 
 class Federation:

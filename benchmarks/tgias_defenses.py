@@ -18,7 +18,7 @@ from pathlib import Path
 from kept_scores import Scores, cell, read, scored, write
 from lmra_sweeps import HERE, fedsim
 
-from fedsim.auditing.plan import ADAPTIVE
+from fedsim.audit.plan import ADAPTIVE
 
 RESULTS = HERE / "results" / "tgias-defenses.csv"
 DEFENSES = {

@@ -32,28 +32,28 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import fold
 
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import GradientAtBroadcast, UnrolledTraining
-from adversaries.engine.priors import BatchNormStatistics, TotalVariation
-from adversaries.engine.recipe import Recipe
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from adversaries.scene import InversionProblem, build_problem
-from fedsim.evaluation.score import PublicExamples
-from fedsim.evaluation.scoring import score_examples
-from fedsim.evaluation.truth import Truth
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.training_states import make_states
-from fedsim.findings import Reconstruction
-from fedsim.knowledge import Knowledge
-from fedsim.randomness import generator, use_one_thread
+from fedsim.audit.evaluation.score import PublicExamples
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.randomness import generator, use_one_thread
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.training_states import make_states
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.knowledge import Knowledge
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import BatchNormStatistics, TotalVariation
+from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.recipe import Recipe
+from fedsim.inversion.update_models import GradientAtBroadcast, UnrolledTraining
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import running_statistics
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
 
 RESULTS = Path(__file__).parent / "results" / "today.csv"
 RUNS = Path("runs/today")

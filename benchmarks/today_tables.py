@@ -19,8 +19,8 @@ from resumed import read
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedsim import metrics
-from fedsim.evaluation.statistics import confidence_interval, gains
+from fedsim.audit.evaluation.statistics import confidence_interval, gains
+from fedsim.base import metrics
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- today_tables.py: begin -->", "<!-- today_tables.py: end -->"

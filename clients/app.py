@@ -15,24 +15,24 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
+from clients.client_state import open_memory
 from clients.exposure import measure_exposure
-from clients.memory import open_memory
 from clients.mods import defend_payload
-from clients.taking_part import select_examples, silent_reply
-from fedsim.defense import pair_with_keys, uses_common_randomness
-from fedsim.engines.arrays import make_record, read_state
-from fedsim.engines.cohort import COHORT_MESSAGE_TYPE
-from fedsim.engines.node import play_cohort
-from fedsim.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
-from fedsim.errors import FedsimError, error_reason
-from fedsim.experiments.build import Experiment
-from fedsim.process_defaults import protect_defaults
-from fedsim.randomness import generator, use_one_thread
+from clients.participation import select_examples, silent_reply
+from fedsim.base.errors import FedsimError, error_reason
+from fedsim.base.process_defaults import protect_defaults
+from fedsim.base.randomness import generator, use_one_thread
+from fedsim.federation.build import Experiment
+from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE
+from fedsim.federation.engines.node import play_cohort
+from fedsim.federation.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
+from fedsim.interfaces.defense import pair_with_keys, uses_common_randomness
+from fedsim.recording.payloads import Kind, Payload, State
 from fedsim.training.cohort import LocalData, is_worthwhile, local_updates, training_defenses
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.payloads import Kind, Payload, State
 
 log = logging.getLogger("fedsim." + __name__)
 _CLIENT_CODE = "code of a client (its model, loss, a defense or a measure)"
@@ -49,7 +49,7 @@ app = ClientApp(mods=[restore_defaults])
 
 @app.query(COHORT_MESSAGE_TYPE.split(".")[1])
 def play_clients(message: Message, context: Context) -> Message:
-    """Simulate several clients for one message; see `fedsim.engines.node`."""
+    """Simulate several clients for one message; see `fedsim.federation.engines.node`."""
     with use_one_thread():  # the same bytes on every engine
         return play_cohort(app, message, context, _train_cohort)
 
@@ -58,7 +58,7 @@ def play_clients(message: Message, context: Context) -> Message:
 def report_readiness(message: Message, context: Context) -> Message:
     """Report the versions of this node, and the error that keeps it from training, if any.
 
-    See `fedsim.engines.readiness`.
+    See `fedsim.federation.engines.readiness`.
     """
     del context
     answer: dict[str, Any] = {"host": platform.node(), **host_versions()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from flwr.app import RecordDict
 
-from fedsim.engines.arrays import make_record
-from fedsim.experiments.build import Experiment
 from fedsim.exposure.of_clients import STATE_KEY, measure_client, pack_rows
+from fedsim.federation.build import Experiment
+from fedsim.federation.engines.arrays import make_record
+from fedsim.recording.payloads import State
 from fedsim.training.cohort import LocalData
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.payloads import State
 
 
 def measure_exposure(

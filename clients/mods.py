@@ -6,8 +6,10 @@ import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from clients.memory import open_memory, restore_on_failure
-from fedsim.defense import (
+from clients.client_state import open_memory, restore_on_failure
+from fedsim.base.errors import PluginError, RunError
+from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.interfaces.defense import (
     TRAINING_HOOKS,
     Defense,
     Memory,
@@ -18,10 +20,8 @@ from fedsim.defense import (
     uses_common_randomness,
     uses_memory,
 )
-from fedsim.engines.arrays import make_record, read_state
-from fedsim.errors import PluginError, RunError
-from fedsim.wire.messages import State, non_finite_names
-from fedsim.wire.payloads import Dense, Payload
+from fedsim.recording.payloads import Dense, Payload
+from fedsim.recording.wire_format import State, non_finite_names
 
 _PARTITION_KEY = "partition-id"
 
@@ -126,7 +126,7 @@ def defend_payload(
         before: w_t, the state that the client received.
         payload: the undefended payload.
         rng: source of the defense's randomness.
-        memory: see `clients.memory.open_memory`.
+        memory: see `clients.client_state.open_memory`.
         common: source of randomness that all clients of the round share, for a defense that needs
             it.
 

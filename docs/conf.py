@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fedsim  # noqa: F401  (imported here as a program does, or autodoc would import it as a type checker does)
-from fedsim.knowledge import FACTS, Knowledge
+from fedsim.interfaces.knowledge import FACTS, Knowledge
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

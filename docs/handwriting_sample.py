@@ -1,4 +1,4 @@
-"""Make fedsim/datasets/samples/handwriting.jsonl from MNIST and QMNIST: digits of sixteen people, one line a person.
+"""Make fedsim/data/samples/handwriting.jsonl from MNIST and QMNIST: digits of sixteen people, one line a person.
 
 `python docs/handwriting_sample.py --data-dir DIR` writes it byte for byte as it is, if Python has zlib 1.2 or 1.3;
 others pack the same pixels into other bytes. DIR holds `MNIST/raw` and `QMNIST/raw`, by default `FEDSIM_DATA`.
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.datasets import Examples
-from fedsim.datasets.handwriting import SAMPLE
-from fedsim.datasets.idx import Mnist
+from fedsim.data import Examples
+from fedsim.data.handwriting import SAMPLE
+from fedsim.data.idx import Mnist
 
 FIRST_STUDENT = 2100
 """NIST's numbers below it are employees of the Census Bureau (series hsf_0 to hsf_3), others students (hsf_4)."""

@@ -1,6 +1,6 @@
 """Writes papers/*.md and paper-numbers.md: `python docs/paper_pages.py`. A test sees that they are up to date.
 
-Figures come from `fedsim/reproduce/papers` (what is published) and `fedsim/reproduce/kept` (what we got), words from
+Figures come from `fedsim/api/reproduce/papers` (what is published) and `fedsim/api/reproduce/kept` (what we got), words from
 the templates `papers/*.md.j2`, in which `setting`, `comparison` and `details` stand for tables. Figures in `kept/` that
 follow from the tables in `benchmarks/results` are written by `python benchmarks/kept_figures.py`.
 """
@@ -14,9 +14,8 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from fedsim.errors import ConfigError, join_first
-from fedsim.reproduce.figures import FigureVerdict, difference_text
-from fedsim.reproduce.papers import (
+from fedsim.api.reproduce.figures import FigureVerdict, difference_text
+from fedsim.api.reproduce.papers import (
     Details,
     FigureComparison,
     KeptResult,
@@ -27,7 +26,8 @@ from fedsim.reproduce.papers import (
     read_papers,
     read_results,
 )
-from fedsim.reproduce.recipes import find_recipe, how_to_reproduce
+from fedsim.api.reproduce.recipes import find_recipe, how_to_reproduce
+from fedsim.base.errors import ConfigError, join_first
 
 HERE = Path(__file__).parent
 INDEX = HERE / "paper-numbers.md"

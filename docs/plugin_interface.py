@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedsim import attacks, datasets, defense, findings, knowledge, measure, partitions, task
-from fedsim.plugins.makers import RETURN_TYPES
-from fedsim.recording import transcript
+from fedsim import data
+from fedsim.base import task
+from fedsim.data import partitions
+from fedsim.exposure import measure
+from fedsim.interfaces import attack, defense, findings, knowledge
+from fedsim.plugins.factories import RETURN_TYPES
+from fedsim.recording import payloads, transcript, wire_format
 from fedsim.training import local_round
-from fedsim.wire import messages, payloads
 
 PAGE = Path(__file__).with_name("plugin-interface.md")
 HEAD = """# The interface of plug-ins
@@ -25,19 +28,19 @@ PARTS = {
     "An attack": (
         "Derive a frozen dataclass from `Attack` and implement `_run`. Fields are settings.",
         [
-            attacks.Attack,
+            attack.Attack,
             knowledge.Knowledge,
             knowledge.Records,
             knowledge.KnownCandidates,
             knowledge.PartialRecords,
             knowledge.PropertyRecords,
-            attacks.Paper,
+            attack.Paper,
         ],
-        [attacks.single_update],
+        [attack.single_update],
     ),
     "What the server saw": (
         "The first argument of `_run`.",
-        [transcript.Transcript, messages.Update, payloads.Payload, payloads.Sparse, payloads.Quantised],
+        [transcript.Transcript, wire_format.Update, payloads.Payload, payloads.Sparse, payloads.Quantised],
         [],
     ),
     "What an attack claims": (
@@ -74,7 +77,7 @@ PARTS = {
     "A data set": (
         "A class with `load(folder: Path | None) -> Dataset`, or a function annotated to return "
         f"{RETURN_TYPES['datasets']}.",
-        [datasets.Dataset, datasets.Examples, datasets.Column],
+        [data.Dataset, data.Examples, data.Column],
         [],
     ),
     "A partition": (

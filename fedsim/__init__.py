@@ -9,17 +9,23 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedsim import errors as errors
+from fedsim.base import errors as errors
 
 if TYPE_CHECKING:
-    from fedsim.attacks import Attack, Knowledge, Paper
-    from fedsim.datasets import Dataset, Examples
-    from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting
-    from fedsim.errors import FedsimError
-    from fedsim.evaluation.kind import Evaluator
-    from fedsim.evaluation.truth import write_truth
-    from fedsim.experiments.config import Config
-    from fedsim.findings import (
+    from fedsim.api.comparing import Comparison, compare
+    from fedsim.api.in_memory import attack
+    from fedsim.api.runs import Run, open, run
+    from fedsim.api.sweeping import Sweep, sweep
+    from fedsim.audit.evaluation.evaluator import Evaluator
+    from fedsim.audit.evaluation.truth import write_truth
+    from fedsim.base.errors import FedsimError
+    from fedsim.base.task import Task
+    from fedsim.data import Dataset, Examples
+    from fedsim.exposure.measure import Measure
+    from fedsim.federation.config import Config
+    from fedsim.interfaces.attack import Attack, Knowledge, Paper
+    from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson, Setting
+    from fedsim.interfaces.findings import (
         Finding,
         Inference,
         LabelDistribution,
@@ -30,15 +36,9 @@ if TYPE_CHECKING:
         Representatives,
         Texts,
     )
-    from fedsim.measure import Measure
+    from fedsim.recording.payloads import Payload
     from fedsim.recording.transcript import Transcript
-    from fedsim.task import Task
-    from fedsim.wire.messages import Update
-    from fedsim.wire.payloads import Payload
-    from fedsim.workflow.comparing import Comparison, compare
-    from fedsim.workflow.in_memory import attack
-    from fedsim.workflow.runs import Run, open, run
-    from fedsim.workflow.sweeping import Sweep, sweep
+    from fedsim.recording.wire_format import Update
 
     Curious: Any
     CuriousGrid: Any
@@ -46,46 +46,46 @@ if TYPE_CHECKING:
     partition_mod: Any
 
 _HOMES = {
-    "Attack": "fedsim.attacks",
-    "Comparison": "fedsim.workflow.comparing",
-    "Config": "fedsim.experiments.config",
+    "Attack": "fedsim.interfaces.attack",
+    "Comparison": "fedsim.api.comparing",
+    "Config": "fedsim.federation.config",
     "Curious": "strategies.curious",
     "CuriousGrid": "strategies.curious_grid",
-    "Dataset": "fedsim.datasets",
-    "Defense": "fedsim.defense",
-    "Evaluator": "fedsim.evaluation.kind",
-    "Examples": "fedsim.datasets",
-    "FedsimError": "fedsim.errors",
-    "Finding": "fedsim.findings",
-    "Guarantee": "fedsim.defense",
-    "Inference": "fedsim.findings",
-    "Knowledge": "fedsim.attacks",
-    "LabelDistribution": "fedsim.findings",
-    "LocalModel": "fedsim.findings",
-    "Measure": "fedsim.measure",
-    "Membership": "fedsim.findings",
-    "Paper": "fedsim.attacks",
-    "Payload": "fedsim.wire.payloads",
-    "Poisson": "fedsim.defense",
-    "Participation": "fedsim.defense",
-    "Setting": "fedsim.defense",
-    "PropertyPresence": "fedsim.findings",
-    "Reconstruction": "fedsim.findings",
-    "Representatives": "fedsim.findings",
-    "Run": "fedsim.workflow.runs",
-    "Sweep": "fedsim.workflow.sweeping",
-    "Task": "fedsim.task",
-    "Texts": "fedsim.findings",
+    "Dataset": "fedsim.data",
+    "Defense": "fedsim.interfaces.defense",
+    "Evaluator": "fedsim.audit.evaluation.evaluator",
+    "Examples": "fedsim.data",
+    "FedsimError": "fedsim.base.errors",
+    "Finding": "fedsim.interfaces.findings",
+    "Guarantee": "fedsim.interfaces.defense",
+    "Inference": "fedsim.interfaces.findings",
+    "Knowledge": "fedsim.interfaces.attack",
+    "LabelDistribution": "fedsim.interfaces.findings",
+    "LocalModel": "fedsim.interfaces.findings",
+    "Measure": "fedsim.exposure.measure",
+    "Membership": "fedsim.interfaces.findings",
+    "Paper": "fedsim.interfaces.attack",
+    "Payload": "fedsim.recording.payloads",
+    "Poisson": "fedsim.interfaces.defense",
+    "Participation": "fedsim.interfaces.defense",
+    "Setting": "fedsim.interfaces.defense",
+    "PropertyPresence": "fedsim.interfaces.findings",
+    "Reconstruction": "fedsim.interfaces.findings",
+    "Representatives": "fedsim.interfaces.findings",
+    "Run": "fedsim.api.runs",
+    "Sweep": "fedsim.api.sweeping",
+    "Task": "fedsim.base.task",
+    "Texts": "fedsim.interfaces.findings",
     "Transcript": "fedsim.recording.transcript",
-    "Update": "fedsim.wire.messages",
-    "attack": "fedsim.workflow.in_memory",
+    "Update": "fedsim.recording.wire_format",
+    "attack": "fedsim.api.in_memory",
     "audit": "strategies.curious_grid",
-    "compare": "fedsim.workflow.comparing",
-    "open": "fedsim.workflow.runs",
+    "compare": "fedsim.api.comparing",
+    "open": "fedsim.api.runs",
     "partition_mod": "clients.mods",
-    "run": "fedsim.workflow.runs",
-    "sweep": "fedsim.workflow.sweeping",
-    "write_truth": "fedsim.evaluation.truth",
+    "run": "fedsim.api.runs",
+    "sweep": "fedsim.api.sweeping",
+    "write_truth": "fedsim.audit.evaluation.truth",
 }
 """Module of each public name."""
 __all__ = [

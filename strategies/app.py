@@ -20,30 +20,30 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from fedsim.auditing.workers import background_worker
-from fedsim.engines.arrays import LazyArray, make_record, read_state
-from fedsim.engines.cohort import CohortGrid, straggler_reason
-from fedsim.engines.garbage import exclude_existing_objects
-from fedsim.engines.memory import ClientStateStore
-from fedsim.engines.readiness import check_nodes, wait_for_nodes
-from fedsim.errors import PayloadError, RunError, error_reason, join_first, one_line
-from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import FederationTable
-from fedsim.experiments.reading import load_config
-from fedsim.experiments.run_folder import RunFolder, read_exposures, read_ledger, read_metrics
-from fedsim.experiments.settings import training_fingerprint
-from fedsim.experiments.simulation import prepare_run
-from fedsim.experiments.states import TrainingStates
+from fedsim.audit.workers import background_worker
+from fedsim.base.errors import PayloadError, RunError, error_reason, join_first, one_line
+from fedsim.base.progress import ROUNDS, report_progress, track
+from fedsim.base.randomness import seed_globals
 from fedsim.exposure.of_clients import COLUMNS as EXPOSURE
 from fedsim.exposure.of_clients import STATE_KEY, failure_sentences, unpack_rows
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import FederationTable
+from fedsim.federation.engines.arrays import LazyArray, make_record, read_state
+from fedsim.federation.engines.client_state import ClientStateStore
+from fedsim.federation.engines.cohort import CohortGrid, straggler_reason
+from fedsim.federation.engines.gc_pause import exclude_existing_objects
+from fedsim.federation.engines.readiness import check_nodes, wait_for_nodes
+from fedsim.federation.reading import load_config
+from fedsim.federation.run_folder import RunFolder, read_exposures, read_ledger, read_metrics
+from fedsim.federation.settings import training_fingerprint
+from fedsim.federation.simulation import prepare_run
+from fedsim.federation.states import TrainingStates
 from fedsim.privacy.ledger import COLUMNS, Ledger, summarise_ledger
-from fedsim.progress import ROUNDS, report_progress, track
-from fedsim.randomness import seed_globals
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder, RecordingPlan
+from fedsim.recording.wire_format import describe_misfit
 from fedsim.training.loop import evaluate
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import describe_misfit
-from fedsim.wire.payloads import Payload
 from strategies.checkpoint import Checkpoint, unsavable_attributes
 from strategies.curious import Curious
 from strategies.exchange import describe_wrong_records
@@ -452,7 +452,7 @@ def _round_attack(experiment: Experiment, folder: RunFolder) -> Iterator[Callabl
     if experiment.config.adversary.when != "in-round":
         yield None
         return
-    from fedsim.auditing.in_round import round_attacker  # takes seconds to import
+    from fedsim.audit.in_round import round_attacker  # takes seconds to import
 
     with background_worker(round_attacker, (folder.path,)) as attack:
         yield attack

@@ -4,7 +4,7 @@ Flower saves none of these. Strategies hold their state (FedAdam's moments, an a
 norm) in attributes. Attributes that are arrays, numbers or texts, in lists, tuples and dicts of any
 depth, are saved, also those of a wrapped strategy. Nothing is unpickled. If an attribute of another
 kind changed since the strategy was made, the run cannot be resumed exactly, and the attribute is
-named. The state of clients is arrays only, see `fedsim.engines.client_state`.
+named. The state of clients is arrays only, see `fedsim.federation.engines.client_state`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.engines.memory import ClientState
-from fedsim.errors import RunError
+from fedsim.base.errors import RunError
+from fedsim.federation.engines.client_state import ClientState
 from fedsim.recording.sealed import Arrays, read_sealed_file, write_sealed_file
 
 log = logging.getLogger("fedsim." + __name__)

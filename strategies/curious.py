@@ -19,11 +19,11 @@ from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.engines.arrays import decode_lazily, read_state
-from fedsim.errors import ConfigError, error_reason, one_line
+from fedsim.base.errors import ConfigError, error_reason, one_line
+from fedsim.federation.engines.arrays import decode_lazily, read_state
 from fedsim.recording.header import EXAMPLE_COUNT_KEYS
+from fedsim.recording.payloads import is_encoded
 from fedsim.recording.recorder import Recorder
-from fedsim.wire.payloads import is_encoded
 from strategies.curious_grid import CuriousGrid
 from strategies.exchange import Exchange, describe_wrong_records
 from strategies.observer import Observer, flower_log, new_run_recorder

@@ -11,12 +11,12 @@ from typing import Any
 from flwr.app import Array, Message, MessageType, RecordDict
 from torch import Tensor
 
-from fedsim.engines.arrays import LazyArray, read_state
-from fedsim.errors import PayloadError, error_reason, one_line
+from fedsim.base.errors import PayloadError, error_reason, one_line
+from fedsim.federation.engines.arrays import LazyArray, read_state
 from fedsim.recording.header import DIFFERS_BY_CLIENT, EXAMPLE_COUNT_KEYS, MAX_CLIENT_ID, RECORDABLE, parse_count
 from fedsim.recording.messages import RecordedExchange, RecordedMessage
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State, Update
 
 PARTITION_KEY = "partition-id"
 """Metric, or config value, in which a client reports its partition id, which names the client."""

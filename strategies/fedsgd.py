@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedsim.errors import ConfigError, RunError
+from fedsim.base.errors import ConfigError, RunError
 
 
 class FedSgd(FedAvg):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from fedsim.errors import RunError, error_reason, one_line
-from fedsim.files import check_no_link
+from fedsim.base.errors import RunError, error_reason, one_line
+from fedsim.base.files import check_no_link
 from fedsim.recording.header import EXAMPLE_COUNT_KEYS, MAX_CLIENT_ID, RECORDING_FOLDER, RUN_FOLDER
 from fedsim.recording.messages import MESSAGES_FOLDER, write_messages
 from fedsim.recording.recorder import Recorder
-from fedsim.wire.messages import Update
+from fedsim.recording.wire_format import Update
 from strategies.exchange import Exchange, MessageContent, ServerMessage, client_name
 from strategies.secure_aggregation import MaskedSum
 

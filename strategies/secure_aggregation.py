@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import Update
 from strategies.exchange import Exchange, MessageContent
 
 _RECORD = "secaggplus_configs"

@@ -38,14 +38,14 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedsim.engines.arrays import make_record, read_state
-from fedsim.errors import RunError, join_first
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import SecureAggregationTable
-from fedsim.experiments.secure_aggregation import group_sizes
-from fedsim.randomness import numpy_generator, seed_globals
-from fedsim.wire.messages import non_finite_names
-from fedsim.wire.payloads import Dense, Form, Kind, Payload
+from fedsim.base.errors import RunError, join_first
+from fedsim.base.randomness import numpy_generator, seed_globals
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import SecureAggregationTable
+from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.federation.secure_aggregation import group_sizes
+from fedsim.recording.payloads import Dense, Form, Kind, Payload
+from fedsim.recording.wire_format import non_finite_names
 from strategies.exchange import GROUP_RECORD, MEMBERS_KEY
 from strategies.secure_aggregation import weighted_mean
 

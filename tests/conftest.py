@@ -24,8 +24,8 @@ os.environ |= {
 import pytest
 import torch
 
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
 
 with warnings.catch_warnings(), contextlib.suppress(ImportError):
     # Warnings of Flower's own dependencies at import are theirs; here, warnings are errors.
@@ -63,7 +63,7 @@ def make_tiny_config(**tables: Any) -> Config:
 
 def run_serial(config: Config, path: Path, **options: bool) -> RunFolder:
     """Federate `config` into the run folder `path`, attack and report nothing."""
-    from fedsim.experiments.simulation import run_federation
+    from fedsim.federation.simulation import run_federation
 
     folder = RunFolder(path)
     run_federation(config, folder, **options)

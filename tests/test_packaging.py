@@ -97,7 +97,7 @@ def test_an_attack_that_looks_at_the_truth_breaks_the_contract(tmp_path: Path) -
             target.write_text(path.read_text())
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     with (tmp_path / "adversaries" / "labels.py").open("a") as file:
-        file.write("\nfrom fedsim.evaluation.truth import Truth\n")
+        file.write("\nfrom fedsim.audit.evaluation.truth import Truth\n")
     result = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
         cwd=tmp_path,
@@ -108,7 +108,7 @@ def test_an_attack_that_looks_at_the_truth_breaks_the_contract(tmp_path: Path) -
     )
     assert result.returncode != 0
     assert "No attack can reach the truth BROKEN" in result.stdout
-    assert "adversaries.labels" in result.stdout
+    assert "fedsim.inversion.labels" in result.stdout
 
 
 def test_no_test_folder_is_a_package() -> None:
@@ -119,7 +119,7 @@ def test_no_test_folder_is_a_package() -> None:
 def test_attacks_scores_and_recordings_work_without_flower_and_ray(tmp_path: Path) -> None:
     code = """
 import adversaries.inversion.inverting_gradients, adversaries.inversion.surrogate_model
-import fedsim.auditing.audit, fedsim.cli.main, fedsim.metrics, fedsim.evaluation.scoring
+import fedsim.audit.audit, fedsim.cli.main, fedsim.base.metrics, fedsim.audit.evaluation.scoring
 import fedsim.training.loop, fedsim.recording.transcript
 from fedsim.plugins import registry
 assert registry.names("attacks")
@@ -132,12 +132,12 @@ assert not {"flwr", "ray"} & set(sys.modules)
 def test_without_flower_a_federation_says_what_to_install(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
-from fedsim.experiments.config import Config
-from fedsim.errors import FedsimError
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.simulation import federate
+from fedsim.federation.config import Config
+from fedsim.base.errors import FedsimError
+from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.simulation import run_federation
 try:
-    federate(Config(), RunFolder(Path("run")))
+    run_federation(Config(), RunFolder(Path("run")))
 except FedsimError as error:
     print(type(error).__name__, error.exit_code, error)
 """
@@ -155,7 +155,7 @@ import torch, numpy, logging, os
 states = torch.random.get_rng_state(), str(numpy.random.get_state()), dict(os.environ)
 handlers = list(logging.getLogger().handlers)
 threads = torch.get_num_threads()
-import fedsim.cli.main, fedsim.auditing.audit, fedsim.experiments.simulation
+import fedsim.cli.main, fedsim.audit.audit, fedsim.federation.simulation
 import adversaries.inversion.surrogate_model, clients.defenses.update_noise
 assert torch.equal(states[0], torch.random.get_rng_state())
 assert states[1] == str(numpy.random.get_state())

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from adversaries.exact.attack import build_finding
 from adversaries.exact.layer import FirstLayer, read_first_layer
-from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
-from fedsim.errors import AttackError
-from fedsim.findings import Finding
+from fedsim.base.errors import AttackError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.findings import Finding
 from fedsim.recording.transcript import Transcript
 
 _SAME_INPUT = 1e-3
@@ -41,13 +42,7 @@ class Analytic(Attack):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    paper: ClassVar[Paper] = Paper(
-        title="Privacy-Preserving Deep Learning via Additively Homomorphic Encryption",
-        authors="Phong, Aono, Hayashi, Wang, Moriai",
-        venue="IEEE Transactions on Information Forensics and Security",
-        year=2018,
-        url="https://eprint.iacr.org/2017/715",
-    )
+    paper: ClassVar[Paper] = cite("phong2018privacy")
 
     def _run(
         self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress

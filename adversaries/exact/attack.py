@@ -14,8 +14,9 @@ from torch import Tensor
 from adversaries.exact.consistency import certify_inputs, repair_columns, subtract_unknown_inputs
 from adversaries.exact.layer import FirstLayer, read_first_layer, read_labels
 from adversaries.exact.mixture import InputMixture
-from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
-from fedsim.findings import Finding, Reconstruction
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)
@@ -39,13 +40,7 @@ class FirstLayerAttack(Attack):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    paper: ClassVar[Paper] = Paper(
-        title="SPEAR: Exact Gradient Inversion of Batches in Federated Learning",
-        authors="Dimitrov, Baader, Müller, Vechev",
-        venue="NeurIPS",
-        year=2024,
-        url="https://arxiv.org/abs/2403.03945",
-    )
+    paper: ClassVar[Paper] = cite("dimitrov2024spear")
 
     @property
     @abstractmethod

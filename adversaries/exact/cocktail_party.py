@@ -7,15 +7,16 @@ from typing import ClassVar, Literal
 
 import torch
 
-from adversaries.engine.settings import check_choices
 from adversaries.exact.attack import build_finding
 from adversaries.exact.components import separate_components
 from adversaries.exact.layer import read_first_layer
 from adversaries.exact.mixture import InputMixture
 from adversaries.exact.refinement import refine_inputs
-from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.findings import Finding
+from fedsim.inversion.settings import check_choices
 from fedsim.recording.transcript import Transcript
 
 
@@ -48,14 +49,7 @@ class CocktailParty(Attack):
     refine: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    paper: ClassVar[Paper] = Paper(
-        title="Cocktail Party Attack: Breaking Aggregation-Based Privacy in Federated Learning Using Independent "
-        "Component Analysis",
-        authors="Kariyappa, Guo, Maeng, Xiong, Suh, Qureshi, Lee",
-        venue="ICML",
-        year=2023,
-        url="https://arxiv.org/abs/2209.05578",
-    )
+    paper: ClassVar[Paper] = cite("kariyappa2023cocktail")
 
     def __post_init__(self) -> None:
         check_choices(self)

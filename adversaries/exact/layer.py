@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from adversaries.labels.last_layer import output_layer
-from adversaries.scene import InversionProblem, build_problem
-from fedsim.attacks import Knowledge
-from fedsim.errors import AttackError, KnowledgeError
-from fedsim.randomness import generator
+from fedsim.base.errors import AttackError, KnowledgeError
+from fedsim.base.randomness import generator
+from fedsim.interfaces.attack import Knowledge
+from fedsim.inversion.labels.last_layer import output_layer
+from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import find_first_layer, is_rectified
-from fedsim.wire.messages import Update
 
 log = logging.getLogger("fedsim." + __name__)
 

@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedsim.errors import AttackError
+from fedsim.base.errors import AttackError
 
 _FLOAT64_EPS = torch.finfo(torch.float64).eps
 _EDGE_FACTOR = 3.0

@@ -14,7 +14,7 @@ from adversaries.exact.consistency import find_sum_column, repair_columns
 from adversaries.exact.layer import FirstLayer
 from adversaries.exact.mixture import InputMixture
 from adversaries.exact.silence import draw_columns
-from fedsim.errors import AttackError, ConfigError
+from fedsim.base.errors import AttackError, ConfigError
 
 _DRAWS_A_STEP = 20_000
 

@@ -13,7 +13,7 @@ from adversaries.exact.components import ComponentSource, separate_components
 from adversaries.exact.layer import FirstLayer
 from adversaries.exact.mixture import InputMixture
 from adversaries.exact.silence import draw_columns, draw_guided_column, fit_trimmed_column, follow_estimates
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
 
 _GUIDED_DRAWS, _DRAWS_FACTOR, _MAX_GUIDED_DRAWS = 150, 6, 10_000
 """Draws of sets of units for each example, their factor after each pass without a new column, and

@@ -9,10 +9,10 @@ import torch
 
 from adversaries.exact.layer import FirstLayer, read_first_layer, stack_layers
 from adversaries.exact.spear_ica import SpearIca
-from adversaries.local_updates import participation_rounds
-from fedsim.attacks import Knowledge, Progress, single_update
-from fedsim.errors import AttackError
-from fedsim.findings import Finding
+from fedsim.base.errors import AttackError
+from fedsim.interfaces.attack import Knowledge, Progress, single_update
+from fedsim.interfaces.findings import Finding
+from fedsim.inversion.local_updates import participation_rounds
 from fedsim.recording.transcript import Transcript
 
 

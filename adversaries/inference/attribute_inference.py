@@ -19,9 +19,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import one_hot
 
-from adversaries.batch_norm import copy_with_batch_statistics
-from adversaries.engine.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
-from adversaries.engine.settings import check_positive
 from adversaries.local_models.model_sources import (
     ModelAttack,
     compute_losses,
@@ -29,14 +26,18 @@ from adversaries.local_models.model_sources import (
     match_state,
     unpack_records,
 )
-from adversaries.local_updates import PAPER, participation_rounds
-from adversaries.named_states import named_states
-from adversaries.scene import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, PartialRecords, Progress
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, Inference
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, PartialRecords, Progress
+from fedsim.interfaces.findings import Finding, Inference
+from fedsim.inversion.batch_norm import copy_with_batch_statistics
+from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
+from fedsim.inversion.local_updates import PAPER, participation_rounds
+from fedsim.inversion.named_states import named_states
+from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
+from fedsim.inversion.settings import check_positive
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State, Update, non_finite_names
+from fedsim.recording.wire_format import State, Update, non_finite_names
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -151,13 +152,7 @@ class GradientAttributeInference(Attack):
     patience: int = 0
     batch_statistics: bool = True
 
-    paper: ClassVar[Paper] = Paper(
-        title="A Novel Attribute Reconstruction Attack in Federated Learning",
-        authors="Lyu, Chen",
-        venue="FTL-IJCAI",
-        year=2021,
-        url="https://arxiv.org/abs/2108.06910",
-    )
+    paper: ClassVar[Paper] = cite("lyu2021novel")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "partial_records"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})

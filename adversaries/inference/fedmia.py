@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 import torch
 
 from adversaries.inference.membership import CandidateScorer, score_against_other_clients
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
-from fedsim.findings import Finding
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding
 from fedsim.recording.transcript import Transcript
 
 
@@ -42,14 +43,7 @@ class FedMia(Attack):
     measure: Literal["cosine", "loss"] = "cosine"
     probability: bool = True
 
-    paper: ClassVar[Paper] = Paper(
-        title="FedMIA: An Effective Membership Inference Attack Exploiting 'All for One' Principle in Federated "
-        "Learning",
-        authors="Zhu, Li, Gu, Yao, Fan, Han",
-        venue="CVPR",
-        year=2025,
-        url="https://arxiv.org/abs/2402.06289",
-    )
+    paper: ClassVar[Paper] = cite("zhu2025fedmia")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True

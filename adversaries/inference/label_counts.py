@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from adversaries.inference.label_distribution import infer_label_distribution
-from adversaries.labels.last_layer import last_layer, untrained_layer_error
-from adversaries.labels.updates import count_labels
-from adversaries.scene import OPTIMIZER_FACTS, build_problem, warn_unless_plain_sgd
-from fedsim.attacks import Attack, Knowledge, Paper, Progress
-from fedsim.findings import Finding
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding
+from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
+from fedsim.inversion.labels.updates import count_labels
+from fedsim.inversion.problem import OPTIMIZER_FACTS, build_problem, warn_unless_plain_sgd
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
+from fedsim.recording.wire_format import Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +33,7 @@ class LabelCounts(Attack):
         `count_labels`; the counts of several rounds are averaged.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Data Leakage in Federated Averaging",
-        authors="Dimitrov, Balunović, Konstantinov, Vechev",
-        venue="TMLR",
-        year=2022,
-        url="https://arxiv.org/abs/2206.12395",
-    )
+    paper: ClassVar[Paper] = cite("dimitrov2022data")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"learning_rate", "local_epochs", "batch_size", "defenses"}
     temporal: ClassVar[bool] = True

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from adversaries.local_updates import participation_rounds
-from fedsim.attacks import Knowledge, Progress, single_update
-from fedsim.errors import AttackError, KnowledgeError
-from fedsim.findings import LabelDistribution
+from fedsim.base.errors import AttackError, KnowledgeError
+from fedsim.interfaces.attack import Knowledge, Progress, single_update
+from fedsim.interfaces.findings import LabelDistribution
+from fedsim.inversion.local_updates import participation_rounds
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
+from fedsim.recording.wire_format import Update
 
 ClassCounter = Callable[[Update], Tensor]
 """`message -> class`, how often each class occurs in the victim's data, on any scale."""

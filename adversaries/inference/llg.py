@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from adversaries.inference.label_distribution import infer_label_distribution
-from adversaries.labels.last_layer import last_layer, untrained_layer_error
-from adversaries.labels.logit_gradient import logit_gradient
-from adversaries.scene import build_problem
-from fedsim.attacks import Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError
-from fedsim.findings import Finding
+from fedsim.base.errors import AttackError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding
+from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
+from fedsim.inversion.labels.logit_gradient import logit_gradient
+from fedsim.inversion.problem import build_problem
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
+from fedsim.recording.wire_format import Update
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -41,13 +42,7 @@ class LabelLeakage(Attack):
         whatever the number of local steps; shares are averaged over rounds.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="User-Level Label Leakage from Gradients in Federated Learning",
-        authors="Wainakh, Ventola, Müßig, Keim, Garcia Cordero, Zimmer, Grube, Kersting, Mühlhäuser",
-        venue="PoPETs",
-        year=2022,
-        url="https://arxiv.org/abs/2105.09369",
-    )
+    paper: ClassVar[Paper] = cite("wainakh2022user")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     temporal: ClassVar[bool] = True
 

@@ -22,24 +22,19 @@ from adversaries.local_models.model_sources import (
     returned_weights,
     unpack_records,
 )
-from adversaries.local_updates import participation_rounds
-from adversaries.named_states import named_states
-from fedsim.attacks import Knowledge, Paper, Progress
-from fedsim.errors import AttackError
-from fedsim.findings import Membership
+from fedsim.base.errors import AttackError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Knowledge, Progress
+from fedsim.interfaces.findings import Membership
+from fedsim.inversion.local_updates import participation_rounds
+from fedsim.inversion.named_states import named_states
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.gradients import example_gradients, flatten_examples
-from fedsim.wire.messages import State, Update
 
 _MIN_CLIENTS_PER_ROUND = 3
 """The victim and two other clients, the fewest that have a mean and a standard deviation."""
-PASSIVE_INFERENCE_PAPER = Paper(
-    title="Effective Passive Membership Inference Attacks in Federated Learning against Overparameterized Models",
-    authors="Li, Li, Ribeiro",
-    venue="ICLR",
-    year=2023,
-    url="https://openreview.net/forum?id=QsCSLPP55Ku",
-)
+PASSIVE_INFERENCE_PAPER = cite("li2023effective")
 _GRADIENT_CHUNK_NUMEL = 1 << 25
 """Most numbers in the candidates' gradients that are in memory at once, 128 MB."""
 _FORWARD_CHUNK = 1000

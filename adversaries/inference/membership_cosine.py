@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateScorer, score_victim
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
-from fedsim.findings import Finding
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding
 from fedsim.recording.transcript import Transcript
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateScorer, score_victim
-from adversaries.local_updates import participation_rounds
-from adversaries.scene import OPTIMIZER_FACTS, known_steps, warn_unless_plain_sgd
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
-from fedsim.findings import Finding
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding
+from fedsim.inversion.local_updates import participation_rounds
+from fedsim.inversion.problem import OPTIMIZER_FACTS, known_steps, warn_unless_plain_sgd
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
+from fedsim.recording.wire_format import Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 
 from adversaries.inference.membership import CandidateScorer, score_against_other_clients
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
-from fedsim.findings import Finding
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding
 from fedsim.recording.transcript import Transcript
 
 
@@ -34,13 +35,7 @@ class MembershipLira(Attack):
         which are no independent trials.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Membership Inference Attacks From First Principles",
-        authors="Carlini, Chien, Nasr, Song, Terzis, Tramèr",
-        venue="IEEE S&P",
-        year=2022,
-        url="https://arxiv.org/abs/2112.03570",
-    )
+    paper: ClassVar[Paper] = cite("carlini2022membership")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True

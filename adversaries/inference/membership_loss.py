@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 
 from adversaries.inference.membership import CandidateScorer, score_victim
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
-from fedsim.findings import Finding
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding
 from fedsim.recording.transcript import Transcript
 
 
@@ -28,13 +29,7 @@ class MembershipLoss(Attack):
         ROC curve that all thresholds make.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting",
-        authors="Yeom, Giacomelli, Fredrikson, Jha",
-        venue="CSF",
-        year=2018,
-        url="https://arxiv.org/abs/1709.01604",
-    )
+    paper: ClassVar[Paper] = cite("yeom2018privacy")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from adversaries.inference.membership import CandidateScorer
-from adversaries.local_updates import participation_rounds
-from fedsim.attacks import CLIENT, Attack, Knowledge, KnownCandidates, Paper, Progress
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, Membership
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, KnownCandidates, Paper, Progress
+from fedsim.interfaces.findings import Finding, Membership
+from fedsim.inversion.local_updates import participation_rounds
 from fedsim.recording.transcript import Transcript
 
 
@@ -47,14 +48,7 @@ class MembershipWhiteBox(Attack):
     layers: int | None = None
     strength: float = 0.1
 
-    paper: ClassVar[Paper] = Paper(
-        title="Comprehensive Privacy Analysis of Deep Learning: Passive and Active White-box Inference Attacks against "
-        "Centralized and Federated Learning",
-        authors="Nasr, Shokri, Houmansadr",
-        venue="IEEE S&P",
-        year=2019,
-        url="https://arxiv.org/abs/1812.00910",
-    )
+    paper: ClassVar[Paper] = cite("nasr2019comprehensive")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates", "known_candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool1d
 
-from adversaries.local_updates import participation_rounds
-from adversaries.scene import OPTIMIZER_FACTS
 from adversaries.simulated import SimulatedClients
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress, PropertyRecords, single_update
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, PropertyPresence, client_ids
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress, PropertyRecords, single_update
+from fedsim.interfaces.findings import Finding, PropertyPresence, client_ids
+from fedsim.inversion.local_updates import participation_rounds
+from fedsim.inversion.problem import OPTIMIZER_FACTS
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
+from fedsim.recording.wire_format import Update
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -72,13 +73,7 @@ class PropertyInference(Attack):
     simulated: int = 100
     trees: int = 100
 
-    paper: ClassVar[Paper] = Paper(
-        title="Exploiting Unintended Feature Leakage in Collaborative Learning",
-        authors="Melis, Song, De Cristofaro, Shmatikov",
-        venue="IEEE S&P",
-        year=2019,
-        url="https://arxiv.org/abs/1805.04049",
-    )
+    paper: ClassVar[Paper] = cite("melis2019exploiting")
     needs: ClassVar[frozenset[str]] = frozenset(
         {"model", "loss", "property_records", "learning_rate", "local_epochs", "batch_size"}
     )

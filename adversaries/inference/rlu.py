@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.inference.label_distribution import infer_label_distribution
-from adversaries.labels.last_layer import apportion_counts, last_bias_name, untrained_layer_error
-from adversaries.labels.logit_gradient import logit_gradient
-from adversaries.labels.updates import layer_directions, total_step_size
 from adversaries.local_models.model_sources import LoadableNetwork, compute_outputs
-from adversaries.named_states import named_states
-from adversaries.scene import OPTIMIZER_FACTS, known_steps, warn_unless_plain_sgd
 from adversaries.simulated import training_plan
-from fedsim.attacks import Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError, ConfigError, RunError
-from fedsim.findings import Finding
+from fedsim.base.errors import AttackError, ConfigError, RunError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding
+from fedsim.inversion.labels.last_layer import apportion_counts, last_bias_name, untrained_layer_error
+from fedsim.inversion.labels.logit_gradient import logit_gradient
+from fedsim.inversion.labels.updates import layer_directions, total_step_size
+from fedsim.inversion.named_states import named_states
+from fedsim.inversion.problem import OPTIMIZER_FACTS, known_steps, warn_unless_plain_sgd
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
-from fedsim.wire.messages import State, Update
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -67,13 +68,7 @@ class LabelsFromUpdates(Attack):
 
     simulations: int = 10
 
-    paper: ClassVar[Paper] = Paper(
-        title="Recovering Labels from Local Updates in Federated Learning",
-        authors="Chen, Vikalo",
-        venue="ICML",
-        year=2024,
-        url="https://arxiv.org/abs/2405.00955",
-    )
+    paper: ClassVar[Paper] = cite("chen2024recovering")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "auxiliary", "learning_rate", "local_epochs", "batch_size"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"defenses", "label_smoothing", "loss"}
     temporal: ClassVar[bool] = True

@@ -13,22 +13,23 @@ from typing import ClassVar, Literal
 
 import torch
 
-from adversaries.batch_norm import copy_with_batch_statistics, used_batch_statistics
-from adversaries.engine.descent import Curves, Trial, descend, divergence_error, make_optimizer_step
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.priors import TotalVariation, total_variation
-from adversaries.engine.recipe import INPUT_MOMENTS, Recipe, constant_schedule, step_decay_schedule
-from adversaries.engine.restart import Restart
-from adversaries.engine.settings import check_choices, check_not_negative, check_positive
 from adversaries.local_models.model_sources import ModelAttack, compute_outputs
-from adversaries.local_updates import PAPER, participation_rounds
-from adversaries.scene import OPTIMIZER_FACTS, InversionProblem, build_problem
-from fedsim.attacks import Knowledge, Paper, Progress, single_update
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, Reconstruction, Representatives
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.findings import Finding, Reconstruction, Representatives
+from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
+from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step
+from fedsim.inversion.local_updates import PAPER, participation_rounds
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import TotalVariation, total_variation
+from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
+from fedsim.inversion.recipe import INPUT_MOMENTS, Recipe, constant_schedule, step_decay_schedule
+from fedsim.inversion.restart import Restart
+from fedsim.inversion.settings import check_choices, check_not_negative, check_positive
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from fedsim.training.optimizers import SGD, Adam
-from fedsim.wire.messages import Update
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -73,13 +74,7 @@ class ModelSampleReconstruction(ModelAttack):
     tv_weight: float = 0.0
     patience: int = 0
 
-    paper: ClassVar[Paper] = Paper(
-        title="Model Inversion Attacks that Exploit Confidence Information and Basic Countermeasures",
-        authors="Fredrikson, Jha, Ristenpart",
-        venue="CCS",
-        year=2015,
-        url="https://doi.org/10.1145/2810103.2813677",
-    )
+    paper: ClassVar[Paper] = cite("fredrikson2015model")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "input_shape", "value_range", "num_classes"})
 
     def __post_init__(self) -> None:
@@ -158,7 +153,7 @@ class GradientSampleReconstruction(GradientInversion):
         iterations: steps of the optimizer.      [not given]
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:

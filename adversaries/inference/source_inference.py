@@ -19,12 +19,13 @@ from adversaries.local_models.model_sources import (
     returned_weights,
     unpack_records,
 )
-from adversaries.local_updates import participation_rounds
-from fedsim.attacks import GLOBAL, LAST_RETURNED, OPTIMAL, Knowledge, Paper, Progress
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, Inference, client_ids
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding, Inference, client_ids
+from fedsim.inversion.local_updates import participation_rounds
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State
+from fedsim.recording.wire_format import State
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -72,13 +73,7 @@ class SourceInference(ModelAttack):
 
     source: str = RETURNED
 
-    paper: ClassVar[Paper] = Paper(
-        title="Source Inference Attacks in Federated Learning",
-        authors="Hu, Salcic, Sun, Dobbie, Zhang",
-        venue="ICDM",
-        year=2021,
-        url="https://arxiv.org/abs/2109.05659",
-    )
+    paper: ClassVar[Paper] = cite("hu2021source")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "records"})
     transcript_sources: ClassVar[tuple[str, ...]] = (RETURNED, LAST_RETURNED)
 

@@ -9,16 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.engine.distances import SquaredL2
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import UnrolledTraining
-from adversaries.engine.priors import EpochConsistency, SoftBounds, SquaredTotalVariation
-from adversaries.engine.recipe import MEAN_GRADIENT_FACTS, Recipe
-from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import InversionProblem
-from fedsim.attacks import Paper
-from fedsim.errors import ConfigError
-from fedsim.metrics import match_examples
+from fedsim.base.errors import ConfigError
+from fedsim.base.metrics import match_examples
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.inversion.distances import SquaredL2
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import EpochConsistency, SoftBounds, SquaredTotalVariation
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe
+from fedsim.inversion.settings import check_not_negative, check_positive
+from fedsim.inversion.update_models import UnrolledTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class DataLeakage(GradientInversion):
         order_weight: weight of the difference of the epochs' mean images.     [FEMNIST 1000]
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
@@ -68,13 +69,7 @@ class DataLeakage(GradientInversion):
     bounds_weight: float = 2.0
     order_weight: float = 1000.0
 
-    paper: ClassVar[Paper] = Paper(
-        title="Data Leakage in Federated Averaging",
-        authors="Dimitrov, Balunović, Konstantinov, Vechev",
-        venue="TMLR",
-        year=2022,
-        url="https://arxiv.org/abs/2206.12395",
-    )
+    paper: ClassVar[Paper] = cite("dimitrov2022data")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
     def __post_init__(self) -> None:

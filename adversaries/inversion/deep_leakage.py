@@ -8,14 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.engine.distances import SquaredL2
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule
-from adversaries.engine.settings import check_positive
-from adversaries.labels.gradients import sign_rule
-from adversaries.scene import OPTIMIZER_FACTS, InversionProblem
-from fedsim.attacks import Knowledge, Paper
-from fedsim.wire.messages import Update
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Knowledge, Paper
+from fedsim.inversion.distances import SquaredL2
+from fedsim.inversion.labels.gradients import sign_rule
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
+from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule
+from fedsim.inversion.settings import check_positive
+from fedsim.recording.wire_format import Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class DeepLeakage(GradientInversion):
         step_size: of L-BFGS.                                              [released code: 1]
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
@@ -47,13 +48,7 @@ class DeepLeakage(GradientInversion):
     iterations: int = 300
     step_size: float = 1.0
 
-    paper: ClassVar[Paper] = Paper(
-        title="Deep Leakage from Gradients",
-        authors="Zhu, Liu, Han",
-        venue="NeurIPS",
-        year=2019,
-        url="https://arxiv.org/abs/1906.08935",
-    )
+    paper: ClassVar[Paper] = cite("zhu2019deep")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS | {"num_classes"}
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS | {"defenses"}
 
@@ -79,7 +74,7 @@ class ImprovedDeepLeakage(GradientInversion):
         step_size: of L-BFGS.                                              [released code: 1]
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
@@ -90,13 +85,7 @@ class ImprovedDeepLeakage(GradientInversion):
     iterations: int = 300
     step_size: float = 1.0
 
-    paper: ClassVar[Paper] = Paper(
-        title="iDLG: Improved Deep Leakage from Gradients",
-        authors="Zhao, Mopuri, Bilen",
-        venue="arXiv",
-        year=2020,
-        url="https://arxiv.org/abs/2001.02610",
-    )
+    paper: ClassVar[Paper] = cite("zhao2020idlg")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
     def __post_init__(self) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.priors import TotalVariation
-from adversaries.engine.recipe import Recipe, constant_schedule, step_decay_schedule
-from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import InversionProblem
-from fedsim.attacks import Paper
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import TotalVariation
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.recipe import Recipe, constant_schedule, step_decay_schedule
+from fedsim.inversion.settings import check_not_negative, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class InvertingGradients(GradientInversion):
         decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the iterations. [released code of both]
         restarts: random starts; the one with the smallest objective is the finding.  [papers: 1]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
@@ -46,13 +47,7 @@ class InvertingGradients(GradientInversion):
     signed: bool = False
     decay: bool = True
 
-    paper: ClassVar[Paper] = Paper(
-        title="Inverting Gradients - How easy is it to break privacy in federated learning?",
-        authors="Geiping, Bauermeister, Dröge, Moeller",
-        venue="NeurIPS",
-        year=2020,
-        url="https://arxiv.org/abs/2003.14053",
-    )
+    paper: ClassVar[Paper] = cite("geiping2020inverting")
 
     def __post_init__(self) -> None:
         super().__post_init__()

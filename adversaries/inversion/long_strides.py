@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import MidpointTraining
-from adversaries.engine.priors import TotalVariation
-from adversaries.engine.recipe import Recipe, constant_schedule, step_decay_schedule
-from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import InversionProblem
-from fedsim.attacks import Paper
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import TotalVariation
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.recipe import Recipe, constant_schedule, step_decay_schedule
+from fedsim.inversion.settings import check_not_negative, check_positive
+from fedsim.inversion.update_models import MidpointTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class LongStrides(GradientInversion):
         strides: number of long steps.
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
@@ -45,12 +46,7 @@ class LongStrides(GradientInversion):
     decay: bool = True
     strides: int = 2
 
-    paper: ClassVar[Paper] = Paper(
-        title="Long strides: no publication, see docs/paper-numbers.md",
-        authors="fedsim",
-        venue="this software",
-        year=2026,
-    )
+    paper: ClassVar[Paper] = cite("fedsim2026long")
 
     def __post_init__(self) -> None:
         super().__post_init__()

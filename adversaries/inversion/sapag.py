@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.engine.distances import GaussianKernel
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.recipe import MEAN_GRADIENT_FACTS, Recipe, step_decay_schedule
-from adversaries.engine.settings import check_positive
-from adversaries.scene import InversionProblem
-from fedsim.attacks import Paper
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.inversion.distances import GaussianKernel
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, step_decay_schedule
+from fedsim.inversion.settings import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class SelfAdaptiveLeakage(GradientInversion):
         step_size: Adam's, in standard deviations of the inputs.
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
@@ -41,13 +42,7 @@ class SelfAdaptiveLeakage(GradientInversion):
     iterations: int = 1000
     step_size: float = 0.1
 
-    paper: ClassVar[Paper] = Paper(
-        title="SAPAG: A Self-Adaptive Privacy Attack From Gradients",
-        authors="Wang, Deng, Guo, Wang, Meng, Liu, Ding, Rajasekaran",
-        venue="arXiv",
-        year=2020,
-        url="https://arxiv.org/abs/2009.06228",
-    )
+    paper: ClassVar[Paper] = cite("wang2020sapag")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
     def __post_init__(self) -> None:

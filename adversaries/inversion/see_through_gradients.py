@@ -8,16 +8,17 @@ from typing import ClassVar
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from adversaries.engine.distances import SquaredL2
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import GradientAtBroadcast, UnrolledTraining
-from adversaries.engine.priors import BatchNormStatistics, GroupConsistency, MeanSquare, TotalVariation
-from adversaries.engine.recipe import MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
-from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import InversionProblem, build_problem
-from fedsim.attacks import Knowledge, Paper
-from fedsim.errors import AttackError
-from fedsim.wire.messages import Update
+from fedsim.base.errors import AttackError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Knowledge, Paper
+from fedsim.inversion.distances import SquaredL2
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import BatchNormStatistics, GroupConsistency, MeanSquare, TotalVariation
+from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
+from fedsim.inversion.settings import check_not_negative, check_positive
+from fedsim.inversion.update_models import GradientAtBroadcast, UnrolledTraining
+from fedsim.recording.wire_format import Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class SeeThroughGradients(GradientInversion):
             statistics are sent, dummy data are normalised in this way with `bn_weight = 0`.
         restarts: size of the group.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
@@ -72,13 +73,7 @@ class SeeThroughGradients(GradientInversion):
     noise: float = 0.01
     exact_statistics: bool = False
 
-    paper: ClassVar[Paper] = Paper(
-        title="See through Gradients: Image Batch Recovery via GradInversion",
-        authors="Yin, Mallya, Vahdat, Alvarez, Kautz, Molchanov",
-        venue="CVPR",
-        year=2021,
-        url="https://arxiv.org/abs/2104.07586",
-    )
+    paper: ClassVar[Paper] = cite("yin2021through")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
     def __post_init__(self) -> None:

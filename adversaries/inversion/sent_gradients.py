@@ -10,12 +10,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from adversaries.batch_norm import copy_with_batch_statistics, used_batch_statistics
-from adversaries.scene import InversionProblem, build_problem
-from fedsim.attacks import Knowledge
-from fedsim.errors import AttackError
+from fedsim.base.errors import AttackError
+from fedsim.interfaces.attack import Knowledge
+from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
+from fedsim.inversion.problem import InversionProblem, build_problem
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update, non_finite_names
+from fedsim.recording.wire_format import Update, non_finite_names
 
 log = logging.getLogger("fedsim." + __name__)
 

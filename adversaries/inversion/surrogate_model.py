@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import SurrogatePoint
-from adversaries.engine.priors import TotalVariation
-from adversaries.engine.recipe import Recipe, constant_schedule, step_decay_schedule
-from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import InversionProblem
-from fedsim.attacks import Paper
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import TotalVariation
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.recipe import Recipe, constant_schedule, step_decay_schedule
+from fedsim.inversion.settings import check_not_negative, check_positive
+from fedsim.inversion.update_models import SurrogatePoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class SurrogateModelExtension(GradientInversion):
         decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the iterations. [released code of both]
         restarts: random starts; the one with the smallest objective is the finding.  [papers: 1]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
         alpha: start, 1 is the broadcast model.                                  [Algorithm 1: 0.5]
         alpha_step_size: Adam's, for alpha.                                      [App. D: 0.001]
@@ -57,13 +58,7 @@ class SurrogateModelExtension(GradientInversion):
     alpha_step_size: float = 0.001
     alpha_every: int = 1
 
-    paper: ClassVar[Paper] = Paper(
-        title="Surrogate Model Extension (SME): A Fast and Accurate Weight Update Attack on Federated Learning",
-        authors="Zhu, Yao, Blaschko",
-        venue="ICML",
-        year=2023,
-        url="https://arxiv.org/abs/2306.00127",
-    )
+    paper: ClassVar[Paper] = cite("zhu2023surrogate")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,22 +10,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.engine.aggregation import median
-from adversaries.engine.descent import Trial
-from adversaries.engine.matching import GradientInversion, best_restart
-from adversaries.engine.places import UnrolledTraining
-from adversaries.engine.priors import EpochConsistency
-from adversaries.engine.recipe import Recipe, constant_schedule
-from adversaries.engine.relaxed import RelaxedScaling
-from adversaries.engine.restart import Restart
-from adversaries.engine.settings import check_not_negative, check_positive
 from adversaries.inversion.data_leakage import average_epochs, num_epochs
-from adversaries.scene import InversionProblem, known_steps
-from fedsim.attacks import Knowledge, Paper
-from fedsim.errors import AttackError
-from fedsim.findings import Reconstruction
-from fedsim.table_metrics import assign_rows, compare_rows
-from fedsim.wire.messages import Update
+from fedsim.base.errors import AttackError
+from fedsim.base.papers import cite
+from fedsim.base.table_metrics import assign_rows, compare_rows
+from fedsim.interfaces.attack import Knowledge, Paper
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion.aggregation import median
+from fedsim.inversion.descent import Trial
+from fedsim.inversion.matching import GradientInversion, best_restart
+from fedsim.inversion.priors import EpochConsistency
+from fedsim.inversion.problem import InversionProblem, known_steps
+from fedsim.inversion.recipe import Recipe, constant_schedule
+from fedsim.inversion.relaxed import RelaxedScaling
+from fedsim.inversion.restart import Restart
+from fedsim.inversion.settings import check_not_negative, check_positive
+from fedsim.inversion.update_models import UnrolledTraining
+from fedsim.recording.wire_format import Update
 
 _MIN_ENSEMBLE_STD = 1e-6
 """Least deviation of a number over the ensemble, in standard deviations, before its logarithm."""
@@ -54,7 +55,7 @@ class TabLeak(GradientInversion):
         step_size: Adam's, in standard deviations of the inputs; constant.             [.06]
         order_weight: weight of the difference of the epochs' mean rows.  [0 to .5, see below]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes linear layers in it.
 
     References:
@@ -71,13 +72,7 @@ class TabLeak(GradientInversion):
     step_size: float = 0.06
     order_weight: float = 0.01
 
-    paper: ClassVar[Paper] = Paper(
-        title="TabLeak: Tabular Data Leakage in Federated Learning",
-        authors="Vero, Balunović, Dimitrov, Vechev",
-        venue="ICML",
-        year=2023,
-        url="https://arxiv.org/abs/2210.01785",
-    )
+    paper: ClassVar[Paper] = cite("vero2023tableak")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | {"columns"}
     main_metric: ClassVar[str] = "columns_right"
 

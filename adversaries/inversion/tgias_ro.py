@@ -12,16 +12,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from adversaries.engine import aggregation
-from adversaries.engine.alignment import align
-from adversaries.engine.descent import Curves, Step, Trial, descend, divergence_error, make_optimizer_step
-from adversaries.engine.distances import SquaredL2
-from adversaries.engine.lbfgs import ValuesAndGradients, minimise
-from adversaries.engine.priors import total_variation
-from adversaries.engine.recipe import INPUT_MOMENTS, cosine_schedule
-from adversaries.engine.settings import check_choices, check_not_negative, check_positive
-from adversaries.engine.slopes import check_differentiability, check_inputs
-from adversaries.engine.temporal import temporal_objective
 from adversaries.inversion.sent_gradients import (
     ClientGradients,
     ClientUpdates,
@@ -29,13 +19,24 @@ from adversaries.inversion.sent_gradients import (
     format_rounds,
     problems_with_other_labels,
 )
-from adversaries.labels.gradients import LABEL_RULES
-from adversaries.labels.last_layer import last_layer
-from adversaries.labels.logit_gradient import check_mean_cross_entropy
-from adversaries.scene import InversionProblem, warn_of_dropout
-from fedsim.attacks import Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, Reconstruction
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding, Reconstruction
+from fedsim.inversion import aggregation
+from fedsim.inversion.alignment import align
+from fedsim.inversion.descent import Curves, Step, Trial, descend, divergence_error, make_optimizer_step
+from fedsim.inversion.differentiability import check_differentiability, check_inputs
+from fedsim.inversion.distances import SquaredL2
+from fedsim.inversion.labels.gradients import LABEL_RULES
+from fedsim.inversion.labels.last_layer import last_layer
+from fedsim.inversion.labels.logit_gradient import check_mean_cross_entropy
+from fedsim.inversion.lbfgs import ValuesAndGradients, minimise
+from fedsim.inversion.priors import total_variation
+from fedsim.inversion.problem import InversionProblem, warn_of_dropout
+from fedsim.inversion.recipe import INPUT_MOMENTS, cosine_schedule
+from fedsim.inversion.settings import check_choices, check_not_negative, check_positive
+from fedsim.inversion.temporal import temporal_objective
 from fedsim.recording.transcript import Transcript
 from fedsim.training.optimizers import Adam
 
@@ -89,13 +90,13 @@ class TemporalInversion(Attack):
         bn_weight: weight of the distance of BatchNorm statistics to those of the mini-batch, which
             are computed from the ones sent and returned, or to the returned ones where the client
             did not normalise by the batch.                             [0; Table IX: > 0]
-        labels: `optimisation`, `bias` or `column`, see `adversaries.labels.gradients`; granted
+        labels: `optimisation`, `bias` or `column`, see `fedsim.inversion.labels.gradients`; granted
             labels take precedence.                                     [Eq. 16]
         align: select the rounds of the first round's mini-batch; otherwise all rounds are assumed
             to be of it. Batches that a client reshuffles in each epoch (`training.batches =
             "reshuffled"`) do not recur.
         similarity: least similarity of two gradients of one mini-batch, see
-            `adversaries.engine.alignment`.
+            `fedsim.inversion.alignment`.
         bounded: keep pixels in the valid range after each aggregation.
         batch_statistics: BatchNorm layers normalise dummy data by their own statistics, as clients
             in training mode do, instead of by the running ones of w_t; None does as the client did,
@@ -133,13 +134,7 @@ class TemporalInversion(Attack):
     batch_statistics: bool | None = None
     vectorise: bool = True
 
-    paper: ClassVar[Paper] = Paper(
-        title="Temporal Gradient Inversion Attacks with Robust Optimization",
-        authors="Li, Gu, Chen, Li, Wu, Ruan, Si, Fan",
-        venue="arXiv",
-        year=2023,
-        url="https://arxiv.org/abs/2306.07883",
-    )
+    paper: ClassVar[Paper] = cite("li2023temporal")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | {"labels", "defenses"}
     temporal: ClassVar[bool] = True

@@ -9,18 +9,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.engine.descent import offset_progress
-from adversaries.engine.linear_mixtures import MAX_RECORDS, unmix_records
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.recipe import Recipe
-from adversaries.engine.settings import check_positive
-from adversaries.local_updates import participation_rounds
-from adversaries.scene import InputScaling, InversionProblem, build_problem
-from fedsim.attacks import CLIENT, Knowledge, Paper, Progress, single_update
-from fedsim.errors import AttackError
-from fedsim.findings import Finding, Reconstruction
+from fedsim.base.errors import AttackError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import CLIENT, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.findings import Finding, Reconstruction
+from fedsim.inversion.descent import offset_progress
+from fedsim.inversion.linear_mixtures import MAX_RECORDS, unmix_records
+from fedsim.inversion.local_updates import participation_rounds
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.problem import InputScaling, InversionProblem, build_problem
+from fedsim.inversion.recipe import Recipe
+from fedsim.inversion.settings import check_positive
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
+from fedsim.recording.wire_format import Update
 
 _MIN_CLASS_WEIGHT = 0.3
 """Least sum of a class's weights over a round's mixtures; that of a record is one."""
@@ -52,7 +53,7 @@ class Unmixing(GradientInversion):
             of their labels.
         restarts: random starts in each round; the one with the smallest objective counts.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
@@ -68,13 +69,7 @@ class Unmixing(GradientInversion):
 
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     temporal: ClassVar[bool] = True
-    paper: ClassVar[Paper] = Paper(
-        title="Is Private Learning Possible with Instance Encoding?",
-        authors="Carlini, Deng, Garg, Jha, Mahloujifar, Mahmoody, Song, Thakurta, Tramèr",
-        venue="IEEE S&P",
-        year=2021,
-        url="https://arxiv.org/abs/2011.05315",
-    )
+    paper: ClassVar[Paper] = cite("carlini2021private")
 
     def __post_init__(self) -> None:
         super().__post_init__()

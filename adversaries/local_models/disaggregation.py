@@ -10,12 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.local_updates import check_update, flatten_state, trained_names
-from fedsim.attacks import CLIENT, GROUPS, Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError, join_first
-from fedsim.findings import Finding, LocalModel
+from fedsim.base.errors import AttackError, join_first
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import CLIENT, GROUPS, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.inversion.local_updates import check_update, flatten_state, trained_names
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
+from fedsim.recording.wire_format import Update
 
 log = logging.getLogger("fedsim." + __name__)
 
@@ -59,14 +60,7 @@ class Disaggregation(Attack):
         the totals; clients are solved for one by one, where P has less than full rank.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Gradient Disaggregation: Breaking Privacy in Federated Learning by Reconstructing the User Participant "
-        "Matrix",
-        authors="Lam, Wei, Brooks, Reddi, Mitzenmacher",
-        venue="ICML",
-        year=2021,
-        url="https://arxiv.org/abs/2106.06089",
-    )
+    paper: ClassVar[Paper] = cite("lam2021gradient")
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUPS})
     temporal: ClassVar[bool] = True
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.randomness import seed_globals
+from fedsim.base.randomness import seed_globals
 
 _OVERSAMPLING = 16  # singular vectors that are computed beyond the largest possible rank
 

@@ -15,12 +15,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from adversaries.engine.descent import Curves, Trial, descend, make_optimizer_step, offset_progress
-from adversaries.engine.settings import check_choices
-from adversaries.local_updates import PAPER, LocalUpdates, UpdateSpan, read_updates
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, LocalModel
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.inversion.descent import Curves, Trial, descend, make_optimizer_step, offset_progress
+from fedsim.inversion.local_updates import PAPER, LocalUpdates, UpdateSpan, read_updates
+from fedsim.inversion.settings import check_choices
 from fedsim.recording.transcript import Transcript
 from fedsim.training.optimizers import Adam
 

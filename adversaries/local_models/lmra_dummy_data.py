@@ -12,24 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from adversaries.batch_norm import copy_with_batch_statistics
-from adversaries.engine.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
-from adversaries.engine.recipe import cosine_schedule
-from adversaries.engine.settings import check_not_negative, check_positive
 from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.model_sources import match_state
-from adversaries.local_updates import PAPER, LocalUpdates, read_updates
-from adversaries.scene import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError, ConfigError, RunError, first_line
-from fedsim.findings import Finding, LocalModel
-from fedsim.randomness import generator
+from fedsim.base.errors import AttackError, ConfigError, RunError, first_line
+from fedsim.base.randomness import generator
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.inversion.batch_norm import copy_with_batch_statistics
+from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
+from fedsim.inversion.local_updates import PAPER, LocalUpdates, read_updates
+from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
+from fedsim.inversion.recipe import cosine_schedule
+from fedsim.inversion.settings import check_not_negative, check_positive
 from fedsim.recording.transcript import Transcript
-from fedsim.training.alone import train_to_convergence
+from fedsim.recording.wire_format import match_names
 from fedsim.training.first_layer import find_first_layer
+from fedsim.training.local_optimum import train_to_convergence
 from fedsim.training.model_state import load_state
 from fedsim.training.optimizers import Adam
-from fedsim.wire.messages import match_names
 
 log = logging.getLogger("fedsim." + __name__)
 

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.local_updates import PAPER, participation_rounds, read_updates
-from adversaries.scene import OPTIMIZER_FACTS, warn_unless_plain_sgd
-from fedsim.attacks import CLIENT, Attack, Knowledge, Paper, Progress
-from fedsim.errors import AttackError
-from fedsim.findings import Finding, LocalModel
+from fedsim.base.errors import AttackError
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.inversion.local_updates import PAPER, participation_rounds, read_updates
+from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)

@@ -11,13 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from adversaries.batch_norm import copy_with_batch_statistics
-from adversaries.local_updates import participation_rounds
-from fedsim.attacks import CLIENT, GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
-from fedsim.errors import AttackError, ConfigError, first_line
+from fedsim.base.errors import AttackError, ConfigError, first_line
+from fedsim.interfaces.attack import CLIENT, GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
+from fedsim.inversion.batch_norm import copy_with_batch_statistics
+from fedsim.inversion.local_updates import participation_rounds
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State, Update, match_any_names, non_finite_names
 from fedsim.training.model_state import load_state, running_statistics
-from fedsim.wire.messages import State, Update, match_any_names, non_finite_names
 
 
 @dataclass(frozen=True, kw_only=True)

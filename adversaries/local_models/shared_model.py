@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 
 from adversaries.local_models.model_sources import ModelAttack
-from adversaries.local_updates import PAPER
-from fedsim.attacks import Knowledge, Paper, Progress
-from fedsim.errors import ConfigError
-from fedsim.findings import Finding, LocalModel
+from fedsim.base.errors import ConfigError
+from fedsim.interfaces.attack import Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.inversion.local_updates import PAPER
 from fedsim.recording.transcript import Transcript
 
 

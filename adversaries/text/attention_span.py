@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from adversaries.named_states import NamedStates, named_states
 from adversaries.text.embedding import find_token_embedding
-from fedsim.attacks import Knowledge
-from fedsim.errors import AttackError
-from fedsim.models.transformer import TransformerBlock, TransformerModule
-from fedsim.wire.messages import Update
+from fedsim.base.errors import AttackError
+from fedsim.interfaces.attack import Knowledge
+from fedsim.inversion.named_states import NamedStates, named_states
+from fedsim.recording.wire_format import Update
+from fedsim.training.models.transformer import TransformerBlock, TransformerModule
 
 _MATCHING_REMEDY = "choose 'lamp', which matches gradients"
 _REMEDY = "choose 'embedding-rows' for the words alone, or 'lamp', which matches gradients"

@@ -10,13 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.scene import warn_of_dropout
 from adversaries.text.attention_span import AttentionBlocks
-from adversaries.text.causal_search import DecoderSearch
-from adversaries.text.whole_search import find_encoder_texts
-from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Texts
+from adversaries.text.decoder_search import DecoderSearch
+from adversaries.text.encoder_search import find_encoder_texts
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.findings import Texts
+from fedsim.inversion.problem import warn_of_dropout
 from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)
@@ -74,13 +75,7 @@ class Dager(Attack):
     tolerances: tuple[float, ...] = (1e-3, 5e-3, 2e-2, 5e-2)
     attempts: int = 3
 
-    paper: ClassVar[Paper] = Paper(
-        title="DAGER: Exact Gradient Inversion for Large Language Models",
-        authors="Petrov, Dimitrov, Baader, Müller, Vechev",
-        venue="NeurIPS",
-        year=2024,
-        url="https://arxiv.org/abs/2405.15586",
-    )
+    paper: ClassVar[Paper] = cite("petrov2024dager")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
     texts: ClassVar[bool] = True
 

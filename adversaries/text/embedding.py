@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from adversaries.named_states import named_states
-from fedsim.attacks import Knowledge
-from fedsim.errors import AttackError, first_line
-from fedsim.wire.messages import Update
+from fedsim.base.errors import AttackError, first_line
+from fedsim.interfaces.attack import Knowledge
+from fedsim.inversion.named_states import named_states
+from fedsim.recording.wire_format import Update
 
 NearestMetric = Literal["euclidean", "cosine"]
 ClaimableWords = Literal["vocabulary", "touched"]

@@ -9,14 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.engine.distances import MeanCosine
-from adversaries.engine.recipe import MEAN_GRADIENT_FACTS, Recipe
-from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import OPTIMIZER_FACTS, InversionProblem
-from adversaries.text.behind import problem_lexicon
+from adversaries.text.embedding_space import problem_lexicon
 from adversaries.text.texts import SingleUpdateTextAttack
-from fedsim.attacks import Paper
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.inversion.distances import MeanCosine
+from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
+from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe
+from fedsim.inversion.settings import check_not_negative, check_positive
 
 _STEPS_PER_DECAY = 50
 
@@ -48,7 +49,7 @@ class Lamp(SingleUpdateTextAttack):
             the embedding's gradient is not zero.
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
@@ -69,13 +70,7 @@ class Lamp(SingleUpdateTextAttack):
     burn_in: float = 0.1
     tries: int = 200
 
-    paper: ClassVar[Paper] = Paper(
-        title="LAMP: Extracting Text from Gradients with Language Model Priors",
-        authors="Balunović, Dimitrov, Jovanović, Vechev",
-        venue="NeurIPS",
-        year=2022,
-        url="https://arxiv.org/abs/2202.08827",
-    )
+    paper: ClassVar[Paper] = cite("balunović2022lamp")
     uses: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels"}
 
     def __post_init__(self) -> None:

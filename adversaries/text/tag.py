@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.engine.distances import SquaredAndAbsolute
-from adversaries.engine.recipe import MEAN_GRADIENT_FACTS, Recipe, constant_schedule
-from adversaries.engine.settings import check_not_negative, check_positive
-from adversaries.scene import OPTIMIZER_FACTS, InversionProblem
 from adversaries.text.texts import TAG_PAPER, SingleUpdateTextAttack, TextAttack
-from fedsim.attacks import Paper
+from fedsim.interfaces.attack import Paper
+from fedsim.inversion.distances import SquaredAndAbsolute
+from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
+from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, constant_schedule
+from fedsim.inversion.settings import check_not_negative, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Tag(SingleUpdateTextAttack):
             the embedding's gradient is not zero.
         restarts: random starts; the one with the smallest objective is the finding.
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `adversaries.engine.compiled`.
+        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:

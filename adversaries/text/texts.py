@@ -16,16 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.engine.descent import offset_progress
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.recipe import MEAN_GRADIENT_FACTS
 from adversaries.inversion.deep_leakage import DeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.sent_gradients import ClientUpdates
 from adversaries.inversion.tgias_ro import TemporalInversion
-from adversaries.labels.updates import count_labels
-from adversaries.scene import OPTIMIZER_FACTS, InversionProblem
-from adversaries.text.behind import EmbeddingSpace, problem_lexicon
 from adversaries.text.embedding import (
     ClaimableWords,
     NearestMetric,
@@ -33,20 +27,21 @@ from adversaries.text.embedding import (
     read_embedding,
     tokens_with_gradient,
 )
+from adversaries.text.embedding_space import EmbeddingSpace, problem_lexicon
 from adversaries.text.word_exchange import exchange_words
-from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
-from fedsim.errors import ConfigError
-from fedsim.findings import Reconstruction, Texts
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.findings import Reconstruction, Texts
+from fedsim.inversion.descent import offset_progress
+from fedsim.inversion.labels.updates import count_labels
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
+from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS
 from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)
-TAG_PAPER = Paper(
-    title="TAG: Gradient Attack on Transformer-based Language Models",
-    authors="Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran, Ding",
-    venue="Findings of EMNLP",
-    year=2021,
-    url="https://arxiv.org/abs/2103.06819",
-)
+TAG_PAPER = cite("deng2021gradient")
 _NEEDS = frozenset({"model", "loss", "input_shape"})
 _EXCHANGE_GRADIENTS = 2
 """Number of gradients by which exchanges of words are compared; more take longer."""

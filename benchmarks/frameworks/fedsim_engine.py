@@ -1,4 +1,4 @@
-"""fedsim through `fedsim.experiments.simulation.run_federation`, as the command line calls it.
+"""fedsim through `fedsim.federation.simulation.run_federation`, as the command line calls it.
 
 The curious server is always there. It records the first round alone, unless asked to record each.
 """
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.simulation import run_federation
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.simulation import run_federation
 from frameworks.jobs import BATCH, LEARNING_RATE
 from frameworks.task import Task
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from fedsim.datasets import Dataset, Examples
-from fedsim.task import Task
+from fedsim.base.task import Task
+from fedsim.data import Dataset, Examples
 from frameworks.jobs import CLASSES, JOBS, SCALE
 
 

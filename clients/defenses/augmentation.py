@@ -10,8 +10,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedsim.attacks import Paper
-from fedsim.defense import (
+from fedsim.base.errors import ConfigError, RunError, did_you_mean, first_line
+from fedsim.base.papers import cite
+from fedsim.base.randomness import seed_globals_with
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import (
     Defense,
     Participation,
     Setting,
@@ -20,8 +23,6 @@ from fedsim.defense import (
     mixing_defenses,
     name_of_defense,
 )
-from fedsim.errors import ConfigError, RunError, did_you_mean, first_line
-from fedsim.randomness import seed_globals_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +58,7 @@ class Augmentation(Defense):
     against: ClassVar[str] = "a server that reconstructs images: it finds them as they were transformed"
     cost: ClassVar[str] = "accuracy, where classes do not survive a transform; listed transforms cost time"
     value_range: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
-    paper: ClassVar[Paper] = Paper(
-        title="Privacy-preserving Collaborative Learning with Automatic Transformation Search",
-        authors="Gao, Guo, Zhang, Qiu, Wen, Liu",
-        venue="CVPR",
-        year=2021,
-        url="https://arxiv.org/abs/2011.12505",
-    )
+    paper: ClassVar[Paper] = cite("gao2021privacy")
 
     def __post_init__(self) -> None:
         if self.padding < 0:

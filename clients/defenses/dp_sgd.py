@@ -11,12 +11,21 @@ import torch
 from torch import Tensor
 
 from clients.defenses.mixup import Mixup
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Guarantee, Participation, Poisson, Setting, mixing_defenses, name_of_defense
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import (
+    Defense,
+    Guarantee,
+    Participation,
+    Poisson,
+    Setting,
+    mixing_defenses,
+    name_of_defense,
+)
 from fedsim.privacy.accountants import Accountant, Steps, compute_epsilon, find_noise_multiplier
+from fedsim.recording.wire_format import State
 from fedsim.training.gradients import flatten_examples
-from fedsim.wire.messages import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +86,7 @@ class DpSgd(Defense):
     promise: ClassVar[str] = "(epsilon, delta)-differential privacy of each example, over all rounds"
     against: ClassVar[str] = "the server and all who see what a client sends; N and its metrics are in clear"
     cost: ClassVar[str] = "accuracy; a step takes half as long again, in some networks several times as long"
-    paper: ClassVar[Paper] = Paper(
-        title="Deep Learning with Differential Privacy",
-        authors="Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang",
-        venue="CCS",
-        year=2016,
-        url="https://arxiv.org/abs/1607.00133",
-    )
+    paper: ClassVar[Paper] = cite("abadi2016deep")
 
     def __post_init__(self) -> None:
         if self.noise_multiplier is None and self.epsilon is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedsim.defense import Memory
-from fedsim.wire.messages import State
+from fedsim.interfaces.defense import Memory
+from fedsim.recording.wire_format import State
 
 
 def add_unsent(update: State, memory: Memory) -> State:

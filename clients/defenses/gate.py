@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Memory, Participation, Setting, name_of_defense, overrides
-from fedsim.errors import ConfigError, PluginError, did_you_mean
-from fedsim.measure import Measure
+from fedsim.base.errors import ConfigError, PluginError, did_you_mean
+from fedsim.base.papers import cite
+from fedsim.exposure.measure import Measure
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Memory, Participation, Setting, name_of_defense, overrides
+from fedsim.recording.wire_format import State
 from fedsim.training.local_round import LocalRound
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
 
 _ACTIONS = ("withhold", "noise", "drop-examples")
 _ACCESS = ("white-box", "black-box")
@@ -108,12 +109,7 @@ class Gate(Defense):
         "accuracy: what is withheld, noised or left out is missing from the model, and is not missing at random; time: "
         "a measurement a round, from one gradient to thousands"
     )
-    paper: ClassVar[Paper] = Paper(
-        title="Foreseeing Privacy Threats from Gradient Inversion Through the Lens of Angular Lipschitz Smoothness",
-        authors="Anonymous",
-        venue="preprint under review",
-        year=2023,
-    )
+    paper: ClassVar[Paper] = cite("anonymous2023foreseeing")
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("action", self.action, _ACTIONS), ("access", self.access, _ACCESS)):

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from clients.defenses.views import shrink_unsent, smallest_sent
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
-from fedsim.errors import ConfigError
-from fedsim.wire.messages import State
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.wire_format import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +42,7 @@ class GradientPrune(Defense):
 
     against: ClassVar[str] = "a server that inverts gradients without knowing that small numbers were set to zero"
     cost: ClassVar[str] = "accuracy, where much is pruned; no more bytes; a selection by size in each local step"
-    paper: ClassVar[Paper] = Paper(
-        title="Deep Leakage from Gradients",
-        authors="Zhu, Liu, Han",
-        venue="NeurIPS",
-        year=2019,
-        url="https://arxiv.org/abs/1906.08935",
-    )
+    paper: ClassVar[Paper] = cite("zhu2019deep")
 
     def __post_init__(self) -> None:
         if not 0 <= self.pruned < 1:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from clients.defenses.mixing import Mixing
-from fedsim.attacks import Paper
-from fedsim.defense import Setting
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Setting
 
 MAX_WEIGHT = 0.65
 """Largest weight of a record in a mixture, as in the paper."""
@@ -49,13 +50,7 @@ class InstaHide(Mixing):
         "signs by absolute values, and may take the mixtures apart"
     )
     cost: ClassVar[str] = "much accuracy; no bytes, hardly any time"
-    paper: ClassVar[Paper] = Paper(
-        title="InstaHide: Instance-hiding Schemes for Private Distributed Learning",
-        authors="Huang, Song, Li, Arora",
-        venue="ICML",
-        year=2020,
-        url="https://arxiv.org/abs/2010.02772",
-    )
+    paper: ClassVar[Paper] = cite("huang2020instahide")
 
     def __post_init__(self) -> None:
         if self.k < 2:

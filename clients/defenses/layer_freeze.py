@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import torch
 
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Setting
-from fedsim.errors import ConfigError
-from fedsim.wire.messages import State
-from fedsim.wire.payloads import Payload
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Setting
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +43,7 @@ class LayerFreeze(Defense):
     against: ClassVar[str] = "a server that needs the layers that are not sent; all others it sees as they are"
     cost: ClassVar[str] = "accuracy: these layers never learn; saves the bytes of these layers"
     encodes: ClassVar[bool] = True
-    paper: ClassVar[Paper] = Paper(
-        title="Federated Learning with Personalization Layers",
-        authors="Arivazhagan, Aggarwal, Singh, Choudhary",
-        venue="arXiv",
-        year=2019,
-        url="https://arxiv.org/abs/1912.00818",
-    )
+    paper: ClassVar[Paper] = cite("arivazhagan2019federated")
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsim.defense import Defense, Participation, Setting, copy_with_facts, mixing_defenses, name_of_defense
-from fedsim.errors import ConfigError, RunError
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.interfaces.defense import (
+    Defense,
+    Participation,
+    Setting,
+    copy_with_facts,
+    mixing_defenses,
+    name_of_defense,
+)
 
 log = logging.getLogger("fedsim." + __name__)
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from clients.defenses.mixing import Mixing
-from fedsim.attacks import Paper
-from fedsim.defense import Setting
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +50,7 @@ class Mixup(Mixing):
         "a server that reconstructs records: it finds mixtures; one that knows the defense may take these apart"
     )
     cost: ClassVar[str] = "accuracy, where classes do not mix well; no bytes, hardly any time"
-    paper: ClassVar[Paper] = Paper(
-        title="mixup: Beyond Empirical Risk Minimization",
-        authors="Zhang, Cisse, Dauphin, Lopez-Paz",
-        venue="ICLR",
-        year=2018,
-        url="https://arxiv.org/abs/1710.09412",
-    )
+    paper: ClassVar[Paper] = cite("zhang2018mixup")
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not 0 <= self.alpha < math.inf:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from clients.defenses.gradient_prune import zero_smallest
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
-from fedsim.errors import ConfigError
-from fedsim.wire.messages import State
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.wire_format import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +61,7 @@ class Outpost(Defense):
         "rounds to average, is left with more"
     )
     cost: ClassVar[str] = "accuracy, most in the first local steps of a round; no more bytes; a sort of each gradient"
-    paper: ClassVar[Paper] = Paper(
-        title="More than Enough is Too Much: Adaptive Defenses against Gradient Leakage in Production Federated "
-        "Learning",
-        authors="Wang, Hugh, Li",
-        venue="INFOCOM",
-        year=2023,
-        url="https://iqua.ece.toronto.edu/research/gradient-leakage-in-federated-learning/",
-    )
+    paper: ClassVar[Paper] = cite("wang2023more")
 
     def __post_init__(self) -> None:
         for name in ("noise_scale", "decay"):

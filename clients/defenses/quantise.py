@@ -8,11 +8,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
-from fedsim.errors import ConfigError
-from fedsim.wire.messages import State
-from fedsim.wire.payloads import Payload
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State
 
 _SMOOTHING_WIDTH = 0.3
 """Width of the smooth sign's transition, as a share of the tensor's mean absolute value."""
@@ -52,13 +53,7 @@ class Quantise(Defense):
     against: ClassVar[str] = "a server that inverts the update and takes it for exact; with many bits it nearly is"
     cost: ClassVar[str] = "accuracy, where bits are few; saves two to four times the bytes, hardly any time"
     encodes: ClassVar[bool] = True
-    paper: ClassVar[Paper] = Paper(
-        title="QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
-        authors="Alistarh, Grubic, Li, Tomioka, Vojnovic",
-        venue="NeurIPS",
-        year=2017,
-        url="https://arxiv.org/abs/1610.02132",
-    )
+    paper: ClassVar[Paper] = cite("alistarh2017qsgd")
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16:

@@ -9,11 +9,12 @@ import torch
 
 from clients.defenses.error_feedback import add_unsent, keep_unsent
 from clients.defenses.views import masked_by_chance
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Memory
-from fedsim.errors import ConfigError
-from fedsim.wire.messages import State
-from fedsim.wire.payloads import Payload
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Memory
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +52,7 @@ class RandomMask(Defense):
     )
     cost: ClassVar[str] = "accuracy or rounds, less with error feedback; saves bytes where less than half is sent"
     encodes: ClassVar[bool] = True
-    paper: ClassVar[Paper] = Paper(
-        title="Federated Learning: Strategies for Improving Communication Efficiency",
-        authors="Konecny, McMahan, Yu, Richtarik, Suresh, Bacon",
-        venue="arXiv",
-        year=2016,
-        url="https://arxiv.org/abs/1610.05492",
-    )
+    paper: ClassVar[Paper] = cite("konecny2016federated")
 
     def __post_init__(self) -> None:
         if not 0 <= self.masked < 1:

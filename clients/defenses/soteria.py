@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
-from fedsim.errors import ConfigError, RunError, first_line
-from fedsim.wire.messages import State
+from fedsim.base.errors import ConfigError, RunError, first_line
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.wire_format import State
 
 _MAX_DERIVATIVES = 1 << 18
 """Largest number of derivatives that are computed at once, so that they fit in a cache."""
@@ -53,13 +54,7 @@ class Soteria(Defense):
         "are, and who matches those alone is not kept from anything"
     )
     cost: ClassVar[str] = "a backward pass to the inputs for each feature in each local step; some accuracy"
-    paper: ClassVar[Paper] = Paper(
-        title="Soteria: Provable Defense against Privacy Leakage in Federated Learning from Representation Perspective",
-        authors="Sun, Li, Wang, Yang, Li, Chen",
-        venue="CVPR",
-        year=2021,
-        url="https://arxiv.org/abs/2012.06043",
-    )
+    paper: ClassVar[Paper] = cite("sun2021soteria")
 
     def __post_init__(self) -> None:
         if not 0 <= self.pruned < 1:

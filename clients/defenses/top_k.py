@@ -8,11 +8,12 @@ from typing import ClassVar
 import torch
 
 from clients.defenses.error_feedback import add_unsent, keep_unsent
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Memory, Setting
-from fedsim.errors import ConfigError
-from fedsim.wire.messages import State
-from fedsim.wire.payloads import Payload
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Memory, Setting
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +47,7 @@ class TopK(Defense):
     )
     cost: ClassVar[str] = "accuracy or rounds, less with error feedback; saves bytes where less than half is sent"
     encodes: ClassVar[bool] = True
-    paper: ClassVar[Paper] = Paper(
-        title="Sparse Communication for Distributed Gradient Descent",
-        authors="Aji, Heafield",
-        venue="EMNLP",
-        year=2017,
-        url="https://arxiv.org/abs/1704.05021",
-    )
+    paper: ClassVar[Paper] = cite("aji2017sparse")
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:

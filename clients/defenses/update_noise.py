@@ -10,10 +10,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Guarantee, Memory, Participation
-from fedsim.errors import ConfigError
-from fedsim.wire.messages import State
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Guarantee, Memory, Participation
+from fedsim.recording.wire_format import State
 
 
 def _gaussian(like: Tensor, rng: torch.Generator) -> Tensor:
@@ -97,13 +98,7 @@ class UpdateNoise(Defense):
         "accuracy: noise grows with the number of weights, and is averaged over few clients; no more bytes, one draw "
         "a weight and round"
     )
-    paper: ClassVar[Paper] = Paper(
-        title="Learning Differentially Private Recurrent Language Models",
-        authors="McMahan, Ramage, Talwar, Zhang",
-        venue="ICLR",
-        year=2018,
-        url="https://arxiv.org/abs/1710.06963",
-    )
+    paper: ClassVar[Paper] = cite("mcmahan2018learning")
 
     def __post_init__(self) -> None:
         if not (self.clip > 0 and math.isfinite(self.clip)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsim.wire.messages import State
+from fedsim.recording.wire_format import State
 
 _MAX_CHANCE = 0.01
 """Probability below which zeros are not attributed to a random mask."""

@@ -298,7 +298,7 @@ def a_wire(client_app: Any, settings: dict[str, Any]) -> Any:
     """A Grid to clients in this process; each gets a message of its own, as over a network."""
     from flwr.app import Message
 
-    from fedsim.engines.serial import InProcessGrid
+    from fedsim.federation.engines.serial import InProcessGrid
 
     class Wire(InProcessGrid):
         sent = hashlib.sha256()

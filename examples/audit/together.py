@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import fedsim
-from fedsim.engines.serial import InProcessGrid
+from fedsim.federation.engines.serial import InProcessGrid
 
 CLIENTS = 3
 

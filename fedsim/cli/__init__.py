@@ -1,1 +1,1 @@
-"""The command line: one file a command, which reads options and shows what `fedsim.workflow` returns."""
+"""The command line: one file a command, which reads options and shows what `fedsim.api` returns."""

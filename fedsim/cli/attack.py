@@ -34,17 +34,17 @@ def attack(
     key: Key = None,
 ) -> None:
     """Attack a recorded run, or the recording of somebody's Flower app."""
-    from fedsim.workflow.adversaries import read_adversary
+    from fedsim.api.adversaries import read_adversary
 
     use_data_dir(data_dir)
     use_key(key)
     adversary = read_adversary(run, file, overrides or [], trust=trust)
 
     # What follows takes seconds to import, so a mistyped key is reported before.
+    from fedsim.api import pipeline
     from fedsim.cli.work_shown import show_scores, show_work
-    from fedsim.workflow import work
 
     with show_work(quiet, verbose) as follow:
-        done = work.attack(run, adversary, trust=trust, follow=follow)
+        done = pipeline.attack(run, adversary, trust=trust, follow=follow)
     show_scores(done)
     finish_with_report(done, quiet)

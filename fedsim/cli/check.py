@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from fedsim.base.errors import ConfigError
 from fedsim.cli.options import console, finish, number_of
 from fedsim.cli.plugins import complete_name
-from fedsim.errors import ConfigError
 from fedsim.plugins import registry
 
 _STYLES = {"passed": "green", "failed": "bold red", "does not apply": "dim", "not checked": "yellow"}

@@ -14,8 +14,8 @@ from rich.table import Column, Table
 from fedsim.cli.options import console, finish
 
 if TYPE_CHECKING:
-    from fedsim.reporting.differences import Difference
-    from fedsim.workflow.comparing import Comparison
+    from fedsim.api.comparing import Comparison
+    from fedsim.report.differences import Difference
 
 
 def compare(
@@ -23,7 +23,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures, too.")] = None,
 ) -> None:
     """Compare runs with the first: settings that differ, accuracy, scores paired by victim."""
-    from fedsim.workflow.comparing import compare as compare_runs
+    from fedsim.api.comparing import compare as compare_runs
 
     comparison = compare_runs(*runs)
     _show_settings(comparison)
@@ -56,7 +56,7 @@ def _show_quality(comparison: Comparison) -> None:
 
 
 def _show_scores(comparison: Comparison, name: str, differences: Sequence[Difference]) -> None:
-    from fedsim.reporting.summary import join_titles
+    from fedsim.report.summary import join_titles
 
     base = comparison.sides[0].name
     for attack in dict.fromkeys(item.attack for item in differences):
@@ -73,7 +73,7 @@ def _show_scores(comparison: Comparison, name: str, differences: Sequence[Differ
 
 
 def _score_table(attack: str, base: str, name: str, differences: Sequence[Difference]) -> Table:
-    from fedsim.reporting.differences import difference_text
+    from fedsim.report.differences import difference_text
 
     table = Table(
         Column("metric", no_wrap=True),

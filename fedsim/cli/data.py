@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedsim.base.errors import ConfigError
 from fedsim.cli.options import DataDir, Overrides, Trust, console, use_data_dir
-from fedsim.errors import ConfigError
 
 
 def show_data(
@@ -20,8 +20,8 @@ def show_data(
     trust: Trust = False,
 ) -> None:
     """Say what a data set is and who holds what of it, and draw a picture of that."""
-    from fedsim.reporting.holdings import client_table, dataset_table, load_partition_summary
-    from fedsim.reporting.holdings_picture import save_partition_picture
+    from fedsim.report.partition_picture import save_partition_picture
+    from fedsim.report.partition_summary import client_table, dataset_table, load_partition_summary
 
     use_data_dir(data_dir)
     if out is not None and out.suffix != ".png":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from fedsim.api.doctor import MachineCheck, run_checks
 from fedsim.cli.options import DataDir, finish, use_data_dir
 from fedsim.cli.plugins import lay_out
-from fedsim.workflow.doctor import MachineCheck, run_checks
 
 _NAME_WIDTH = 16
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from fedsim.base.errors import ConfigError
 from fedsim.cli.options import (
     DataDir,
     Key,
@@ -23,7 +24,6 @@ from fedsim.cli.options import (
     use_data_dir,
     use_key,
 )
-from fedsim.errors import ConfigError
 
 
 def expose(
@@ -60,8 +60,8 @@ def expose(
     key: Key = None,
 ) -> None:
     """Say which clients and examples are exposed most by what clients send, without any attack."""
-    from fedsim.experiments.reading import load_config
-    from fedsim.experiments.run_folder import RunFolder
+    from fedsim.federation.reading import load_config
+    from fedsim.federation.run_folder import RunFolder
 
     use_data_dir(data_dir)
     use_key(key)
@@ -85,11 +85,11 @@ def expose(
         )
 
     # What follows takes seconds to import, so a mistyped key is reported before.
+    from fedsim.api.exposing import check_free, write_exposure
     from fedsim.cli.work_shown import show_exposure, show_work
-    from fedsim.experiments.build import Experiment, build_measure, resolve
-    from fedsim.experiments.exposing import choose_measures, file_moments, find_applicable_measures, run_moments
     from fedsim.exposure.of_clients import failure_sentences
-    from fedsim.workflow.exposing import check_free, write_exposure
+    from fedsim.federation.build import Experiment, build_measure, resolve
+    from fedsim.federation.exposing import choose_measures, file_moments, find_applicable_measures, run_moments
 
     # Measure into the folder.
     folder = out or (experiment / "exposure" if is_run else Path("runs") / f"exposure-{experiment.stem}")

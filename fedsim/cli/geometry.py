@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedsim.base.errors import ConfigError
 from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, format_rounds, number_of, use_data_dir, use_key
-from fedsim.errors import ConfigError
 
 
 def geometry(
@@ -21,12 +21,12 @@ def geometry(
     key: Key = None,
 ) -> None:
     """Say how well recorded updates can be matched by one gradient: the analysis of SME, Sect. 5.1."""
-    from fedsim.experiments.build import Experiment
-    from fedsim.experiments.run_folder import RunFolder
-    from fedsim.files import write_bytes
+    from fedsim.base.files import write_bytes
+    from fedsim.federation.build import Experiment
+    from fedsim.federation.run_folder import RunFolder
     from fedsim.recording.transcript import Transcript
-    from fedsim.reporting.figures import draw_diagram, style
-    from fedsim.reporting.geometry import geometries_of_updates, geometry_diagrams
+    from fedsim.report.figures import draw_diagram, style
+    from fedsim.report.geometry import geometries_of_updates, geometry_diagrams
 
     use_data_dir(data_dir)
     use_key(key)

@@ -14,13 +14,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedsim.base.errors import FedsimError, TranscriptError, one_line
 from fedsim.cli.options import Key, RunPath, console, finish, number_of, use_key
-from fedsim.errors import FedsimError, TranscriptError, one_line
 
 if TYPE_CHECKING:
     from fedsim.recording.messages import RecordedExchange
     from fedsim.recording.transcript import Transcript
-    from fedsim.wire.messages import Update
+    from fedsim.recording.wire_format import Update
 
 
 def inspect(
@@ -30,8 +30,8 @@ def inspect(
     key: Key = None,
 ) -> None:
     """Say what clients told the server in clear, what a recording holds, and whether it is still what was written."""
-    from fedsim.experiments.integrity import compare_with_manifest
-    from fedsim.experiments.run_folder import RunFolder
+    from fedsim.federation.integrity import compare_with_manifest
+    from fedsim.federation.run_folder import RunFolder
     from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
     from fedsim.recording.messages import read_messages
     from fedsim.recording.transcript import Transcript, find_run
@@ -198,7 +198,7 @@ def _message_row(messages: RecordedExchange) -> tuple[str, ...]:
 
 def _summary_table(transcript: Transcript, totals: _Totals) -> Table:
     """Summarise the readable rounds of a recording in a few lines."""
-    from fedsim.experiments.secure_aggregation import SENT_MASKED
+    from fedsim.federation.secure_aggregation import SENT_MASKED
 
     clients, sums = totals.clients, totals.sums
     table = Table(show_header=False, box=None, title=escape(str(transcript.folder)), title_justify="left")

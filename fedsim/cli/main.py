@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from fedsim.base.errors import FedsimError, error_reason
 from fedsim.cli.allocator import keep_freed_memory
 from fedsim.cli.attack import attack
 from fedsim.cli.check import check
@@ -35,7 +36,6 @@ from fedsim.cli.reproduce import reproduce
 from fedsim.cli.run import run
 from fedsim.cli.sweep import sweep
 from fedsim.cli.train import train
-from fedsim.errors import FedsimError, error_reason
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import restrict_code
 

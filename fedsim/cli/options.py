@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from fedsim.workflow.work import AuditResult
+    from fedsim.api.pipeline import AuditResult
 
 console = Console()
 _MAX_LETTERS = 10_000

@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedsim.base.errors import ConfigError, FedsimError, did_you_mean
 from fedsim.cli.options import console
-from fedsim.errors import ConfigError, FedsimError, did_you_mean
 from fedsim.plugins import registry
 from fedsim.plugins.descriptions import describe_plugin
 

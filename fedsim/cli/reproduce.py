@@ -12,12 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedsim.base.errors import ConfigError
 from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish, use_data_dir
-from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsim.reproduce.papers import FigureComparison
-    from fedsim.reproduce.recipes import Scale, ScaleName
+    from fedsim.api.reproduce.papers import FigureComparison
+    from fedsim.api.reproduce.recipes import Scale, ScaleName
 
 _COLOURS = {"met": "green", "missed": "red", "not comparable": "dim"}
 
@@ -42,7 +42,7 @@ def reproduce(
 
     Without a name, say which tables there are. After an interrupt the same command goes on.
     """
-    from fedsim.reproduce.papers import find_tables, read_papers
+    from fedsim.api.reproduce.papers import find_tables, read_papers
 
     use_data_dir(data_dir)
     tables = (
@@ -60,8 +60,8 @@ def reproduce(
 
 def _list_tables(tables: Sequence[tuple[str, str]]) -> None:
     """Print every table with what is kept of it, what makes it again, and how long that takes."""
-    from fedsim.reproduce.papers import count_verdicts, read_results
-    from fedsim.reproduce.recipes import how_to_reproduce
+    from fedsim.api.reproduce.papers import count_verdicts, read_results
+    from fedsim.api.reproduce.recipes import how_to_reproduce
 
     names = ("table", "last result", "kept", "quick run", "made again by")
     printed = Table(*(Column(name, no_wrap=name in names[:2]) for name in names), box=SIMPLE_HEAD)
@@ -83,8 +83,8 @@ def _list_tables(tables: Sequence[tuple[str, str]]) -> None:
 
 def _show_kept(tables: Sequence[tuple[str, str]]) -> None:
     """Print what is kept of each table, compared with the paper."""
-    from fedsim.reproduce.papers import compare_figures, read_papers, read_results
-    from fedsim.reproduce.recipes import how_to_reproduce
+    from fedsim.api.reproduce.papers import compare_figures, read_papers, read_results
+    from fedsim.api.reproduce.recipes import how_to_reproduce
 
     for paper, table in tables:
         published = read_papers()[paper].table[table]
@@ -103,7 +103,7 @@ def _run(
     tables: Sequence[tuple[str, str]], scale: ScaleName, cells: Path | None, *, quiet: bool, verbose: bool
 ) -> None:
     """Run the sweeps of these tables, one after another."""
-    from fedsim.reproduce.recipes import SweepRecipe, find_recipe
+    from fedsim.api.reproduce.recipes import SweepRecipe, find_recipe
 
     recipes: dict[tuple[str, str], SweepRecipe] = {}
     for paper_and_table in tables:
@@ -111,7 +111,7 @@ def _run(
         if table_recipe is not None:
             recipes[paper_and_table] = table_recipe
     if not recipes:
-        from fedsim.reproduce.running import require_recipe
+        from fedsim.api.reproduce.running import require_recipe
 
         require_recipe(*tables[0])
     if without_recipe := [f"{paper}/{table}" for paper, table in tables if (paper, table) not in recipes]:
@@ -122,8 +122,8 @@ def _run(
     )
 
     # What follows takes seconds to import, so a name that nobody published is reported before.
+    from fedsim.api.reproduce.running import RESULT, reproduce_table
     from fedsim.cli.work_shown import show_work
-    from fedsim.reproduce.running import RESULT, reproduce_table
 
     failures: list[str] = []
     for paper, table in recipes:
@@ -140,7 +140,7 @@ def _run(
 
 
 def _print_durations(scales: Mapping[str, Scale]) -> None:
-    from fedsim.reproduce.recipes import duration_text
+    from fedsim.api.reproduce.recipes import duration_text
 
     for name, scale in scales.items():
         text = f"{name}: {scale.note} About {duration_text(scale.minutes)} on {scale.on}."
@@ -152,7 +152,7 @@ def _print_durations(scales: Mapping[str, Scale]) -> None:
 
 def _print_comparison(paper: str, table: str, title: str, comparisons: Sequence[FigureComparison]) -> None:
     """Print our figures and the paper's, with difference and verdict."""
-    from fedsim.reproduce.papers import read_papers
+    from fedsim.api.reproduce.papers import read_papers
 
     quantities = read_papers()[paper].table[table].quantities
     printed = Table("", "paper", "ours", "difference", "verdict", box=SIMPLE_HEAD, title=escape(title))
@@ -165,7 +165,7 @@ def _print_comparison(paper: str, table: str, title: str, comparisons: Sequence[
 
 def _cells(comparison: FigureComparison) -> tuple[str, ...]:
     """Return the paper's figure, ours, the difference and the verdict; only ours where the paper has none."""
-    from fedsim.reproduce.figures import difference_text
+    from fedsim.api.reproduce.figures import difference_text
 
     paper, ours, verdict = comparison.paper, comparison.ours, comparison.verdict
     if paper is None or verdict is None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedsim.base.errors import ConfigError
 from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, finish_with_report, use_data_dir, use_key
-from fedsim.errors import ConfigError
 
 
 def run(
@@ -24,8 +24,8 @@ def run(
     key: Key = None,
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
-    from fedsim.experiments.reading import load_config
-    from fedsim.experiments.run_folder import RunFolder, default_folder, read_exposures
+    from fedsim.federation.reading import load_config
+    from fedsim.federation.run_folder import RunFolder, default_folder, read_exposures
 
     use_data_dir(data_dir)
     use_key(key)
@@ -36,17 +36,17 @@ def run(
     config = None if file is None else load_config(file, overrides or [], trust=trust)
 
     # What follows takes seconds to import, so a mistyped key is reported before.
+    from fedsim.api import pipeline
+    from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
     from fedsim.cli.work_shown import show_epsilons, show_exposure, show_scores, show_work
-    from fedsim.evaluation.empirical_epsilon import read_epsilons
-    from fedsim.workflow import work
 
     with show_work(quiet, verbose) as follow:
         if config is not None and file is not None:
             folder = RunFolder(out) if out else default_folder(file)
-            done = work.run(config, folder, overwrite=overwrite, follow=follow)
+            done = pipeline.run(config, folder, overwrite=overwrite, follow=follow)
         else:
             assert resume is not None
-            done = work.resume(RunFolder(resume), trust=trust, follow=follow)
+            done = pipeline.resume(RunFolder(resume), trust=trust, follow=follow)
     show_scores(done)
     show_epsilons(read_epsilons(done.folder))
     show_exposure(read_exposures(done.folder), "before clients sent, mean over rounds")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from fedsim.progress import ROUNDS, parse_progress
+from fedsim.base.progress import ROUNDS, parse_progress
 
 PAUSE = 5.0
 """Seconds between two plain lines, and between two lines about rounds."""
@@ -21,7 +21,7 @@ _ESTIMATE_FROM = 0.05
 
 
 class PhaseHandler(logging.Handler):
-    """Handler that shows what `fedsim.progress` reports: live on a terminal, elsewhere as a line every few seconds.
+    """Handler that shows what `fedsim.base.progress` reports: live on a terminal, elsewhere as a line every few seconds.
 
     A phase of several items, such as an attack on several updates, may have `parts` that are under way.
     """

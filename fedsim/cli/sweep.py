@@ -49,7 +49,7 @@ def sweep(
     key: Key = None,
 ) -> None:
     """Run many experiments side by side: attacks x defenses x settings x seeds; the same command goes on."""
-    from fedsim.experiments.reading import parse_override
+    from fedsim.federation.reading import parse_override
     from fedsim.sweeps.file import read_sweep
     from fedsim.sweeps.grid import build_grid
 
@@ -59,13 +59,13 @@ def sweep(
     build_grid(sweep_file)
 
     # What follows takes seconds to import, so a mistyped key is reported before.
+    from fedsim.api.sweeping import STORE, default_folder, run_sweep
+    from fedsim.base.machine import count_cores
     from fedsim.cli.work_shown import show_work
-    from fedsim.machine import count_cores
-    from fedsim.reporting.sweep_page import PAGE
+    from fedsim.report.sweep_page import PAGE
     from fedsim.sweeps.plan import plan_sweep
     from fedsim.sweeps.store import CellStore
     from fedsim.sweeps.table import TABLE
-    from fedsim.workflow.sweeping import STORE, default_folder, run_sweep
 
     store, folder = CellStore(cells or STORE), out or default_folder(file)
     with show_work(quiet, verbose):

@@ -21,13 +21,13 @@ def train(
     trust: Trust = False,
 ) -> None:
     r"""Train without an adversary and keep models at the rounds and epochs that \[states] names."""
-    from fedsim.experiments.reading import load_config
+    from fedsim.federation.reading import load_config
 
     use_data_dir(data_dir)
     config = load_config(file, overrides or [], trust=trust)
 
     from fedsim.cli.work_shown import show_work
-    from fedsim.experiments.training_states import make_states
+    from fedsim.federation.training_states import make_states
 
     with show_work(quiet, verbose):
         states = make_states(config, file.stem, out)

@@ -14,17 +14,17 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedsim.api.logs import OnceFilter, listen
+from fedsim.base.progress import LOGGER
 from fedsim.cli.options import console, strip_control_characters
 from fedsim.cli.screen import PhaseHandler, RoundFilter
-from fedsim.progress import LOGGER
-from fedsim.reporting.exposure import mean_quantities
-from fedsim.workflow.logs import OnceFilter, listen
+from fedsim.report.exposure import mean_quantities
 
 if TYPE_CHECKING:
-    from fedsim.auditing.plan import AttackJob
-    from fedsim.evaluation.empirical_epsilon import EpsilonComparison
-    from fedsim.reporting.summary import ScoreReading
-    from fedsim.workflow.work import AuditResult
+    from fedsim.api.pipeline import AuditResult
+    from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison
+    from fedsim.audit.plan import AttackJob
+    from fedsim.report.summary import ScoreReading
 
 _STYLES = {"leaks": "bold red", "undecided": "yellow", "beyond the floor": "yellow"}
 
@@ -56,7 +56,7 @@ def show_work(
 
 def show_scores(done: AuditResult) -> None:
     """Print a table for each attack, and what the clients' defense is worth against each."""
-    from fedsim.reporting.adaptive import merge_equal_attacks  # which takes seconds
+    from fedsim.report.adaptive import merge_equal_attacks  # which takes seconds
 
     for attack, readings in groupby(merge_equal_attacks(done.readings), key=lambda reading: reading.summary.attack):
         console.print(score_table(attack, list(readings)))

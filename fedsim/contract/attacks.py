@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import torch
 
-from fedsim.attacks import Attack, Knowledge
+from fedsim.audit.evaluation.evaluator import FindingSpec, evaluator_of
+from fedsim.audit.finding_files import finding_from_tensors, tensors_to_save
+from fedsim.base.errors import AttackError, KnowledgeError
+from fedsim.base.randomness import generator
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, NotChecked, expect
-from fedsim.contract.scenes import OTHER, VICTIM, TinyRecording, recordings_for
-from fedsim.errors import AttackError, KnowledgeError
-from fedsim.evaluation.kind import FindingSpec, evaluator_of
-from fedsim.findings import Finding
-from fedsim.knowledge import FACTS
+from fedsim.contract.recordings import OTHER, VICTIM, TinyRecording, recordings_for
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Finding
+from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins import registry
-from fedsim.randomness import generator
-from fedsim.recording.finding_files import finding_from_tensors, tensors_to_save
 
 _ITERATIONS = 6
 """Value of the setting `iterations`, where an attack has it and it is not set."""

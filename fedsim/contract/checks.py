@@ -10,10 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.errors import FedsimError, error_reason, one_line
-from fedsim.files import temporary_folder
+from fedsim.base.errors import FedsimError, error_reason, one_line
+from fedsim.base.files import temporary_folder
 from fedsim.plugins import registry
-from fedsim.plugins.code import locate_error
+from fedsim.plugins.code_hashes import locate_error
 
 Verdict = Literal["passed", "failed", "does not apply", "not checked"]
 

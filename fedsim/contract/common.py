@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.attacks import Paper
+from fedsim.base.errors import FedsimError
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, expect
-from fedsim.errors import FedsimError
+from fedsim.interfaces.attack import Paper
 from fedsim.plugins import registry
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from fedsim.base.errors import ConfigError, DataError
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
-from fedsim.datasets import Dataset, Examples
-from fedsim.errors import ConfigError, DataError
-from fedsim.experiments.build import find_data_folder
+from fedsim.data import Dataset, Examples
+from fedsim.federation.build import find_data_folder
 
 _SAMPLE_SIZE = 500
 """Number of examples of each part that are checked."""

@@ -9,9 +9,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator, seed_globals, use_one_thread
+from fedsim.base.task import Task
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, expect
-from fedsim.defense import (
+from fedsim.interfaces.defense import (
     HOOKS,
     NO_GUARANTEE,
     Defense,
@@ -31,18 +34,15 @@ from fedsim.defense import (
     supports_ghost_clipping,
     uses_memory,
 )
-from fedsim.errors import ConfigError
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seed_globals, use_one_thread
-from fedsim.task import Task
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State, non_finite_names
 from fedsim.training.cohort import LocalData
 from fedsim.training.gradients import flatten_examples
 from fedsim.training.local_round import LocalRound
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State, non_finite_names
-from fedsim.wire.payloads import Payload
 
 _EXAMPLES, _BATCH_SIZE, _ROUNDS, _DELTA = 6, 3, 3, 1e-5
 

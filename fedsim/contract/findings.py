@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 
+from fedsim.audit.evaluation.evaluator import Evaluator
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, expect
-from fedsim.evaluation.kind import Evaluator
-from fedsim.findings import Finding
+from fedsim.interfaces.findings import Finding
 
 _PARAMETERS = {
     "form": ("finding", "owed"),
@@ -34,7 +34,10 @@ def is_of_a_finding(subject: CheckedPlugin) -> None:
     """Its finding is a frozen dataclass that can be saved, and its kind is the registered name."""
     finding = getattr(subject.build(), "finding", None)
     is_finding = isinstance(finding, type) and issubclass(finding, Finding)
-    expect(is_finding, f"its 'finding' is {finding!r}, expected a class that derives from fedsim.findings.Finding")
+    expect(
+        is_finding,
+        f"its 'finding' is {finding!r}, expected a class that derives from fedsim.interfaces.findings.Finding",
+    )
     assert isinstance(finding, type)
     is_frozen = dataclasses.is_dataclass(finding) and vars(finding)["__dataclass_params__"].frozen
     expect(is_frozen, f"{finding.__name__} is no frozen dataclass")

@@ -10,14 +10,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, NotChecked, expect
-from fedsim.errors import ConfigError
-from fedsim.measure import Measure
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seed_globals
-from fedsim.task import Task
-from fedsim.training.sent import ClientMessage
+from fedsim.exposure.measure import Measure
+from fedsim.training.message_function import ClientMessage
+from fedsim.training.models.mlp import Mlp
 
 _TASKS = (Task((1, 8, 8), 10), Task((4,), 0))
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
-from fedsim.datasets import Dataset, Examples
-from fedsim.errors import ConfigError
-from fedsim.models.checks import check_model, check_network
-from fedsim.randomness import generator, seed_globals
-from fedsim.task import Task
+from fedsim.data import Dataset, Examples
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.checks import check_model, check_network
 
 _TASKS = (
     Task((1, 8, 8), 7),

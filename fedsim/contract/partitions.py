@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fedsim.base.errors import ConfigError, DataError
+from fedsim.base.randomness import numpy_generator
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, NotChecked, expect
-from fedsim.datasets import Dataset, Examples
-from fedsim.errors import ConfigError, DataError
-from fedsim.partitions import Indices
-from fedsim.randomness import numpy_generator
+from fedsim.data import Dataset, Examples
+from fedsim.data.partitions import Indices
 
 CLIENTS, EXAMPLES = 5, 200
 _CLASSES, _GROUPS = 4, 8

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.base.randomness import numpy_generator, seed_globals
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
-from fedsim.experiments.strategy_checks import declared_message
+from fedsim.federation.strategy_checks import declared_message
 from fedsim.plugins import registry
-from fedsim.randomness import numpy_generator, seed_globals
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -80,8 +80,8 @@ def _run_federation(subject: CheckedPlugin) -> list[Arrays]:
     from flwr.app import Array, ArrayRecord, ConfigRecord
     from flwr.clientapp import ClientApp
 
-    from fedsim.engines.garbage import exclude_existing_objects
-    from fedsim.engines.serial import InProcessGrid
+    from fedsim.federation.engines.gc_pause import exclude_existing_objects
+    from fedsim.federation.engines.serial import InProcessGrid
 
     app = ClientApp()
     app.train()(_reply)

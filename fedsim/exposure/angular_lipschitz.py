@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedsim.base.papers import Paper, cite
+from fedsim.exposure.measure import Meaning
 from fedsim.exposure.noises import NoiseEffects, NoiseMeasure, maximum_and_q99
-from fedsim.measure import Meaning
-from fedsim.paper import Paper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,7 @@ class AngularLipschitz(NoiseMeasure):
         for all channels.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Foreseeing Privacy Threats from Gradient Inversion Through the Lens of Angular Lipschitz Smoothness",
-        authors="Anonymous",
-        venue="preprint under review",
-        year=2023,
-    )
+    paper: ClassVar[Paper] = cite("anonymous2023foreseeing")
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"max": "less", "q99": "less"}
 

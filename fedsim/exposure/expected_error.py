@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
 from fedsim.exposure.hessian import Distance, Hessian
 from fedsim.exposure.lanczos import lanczos_quadrature
-from fedsim.measure import Meaning, Measure
-from fedsim.training.sent import ClientMessage
+from fedsim.exposure.measure import Meaning, Measure
+from fedsim.training.message_function import ClientMessage
 
 _ROUNDING_CURVATURE = 1e-6
 """Curvature along a line, relative to the largest one, that is rounding only."""

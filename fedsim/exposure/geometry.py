@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.task import Loss, smooth_labels
+from fedsim.base.task import Loss, smooth_labels
+from fedsim.recording.wire_format import State
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import load_state
 from fedsim.training.modes import forward, set_modes
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
 
 Numbers = NDArray[np.float64]
 _LINE_POINTS = 21

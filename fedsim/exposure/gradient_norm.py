@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsim.measure import Meaning, Measure
-from fedsim.training.sent import ClientMessage
+from fedsim.exposure.measure import Meaning, Measure
+from fedsim.training.message_function import ClientMessage
 
 
 @dataclass(frozen=True, kw_only=True)

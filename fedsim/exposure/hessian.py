@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.errors import ConfigError, RunError
-from fedsim.randomness import numpy_generator
-from fedsim.training.sent import ClientMessage
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.randomness import numpy_generator
+from fedsim.training.message_function import ClientMessage
 
 Distance = Literal["l2", "cosine"]
 MAX_EXACT_INPUTS = 4096

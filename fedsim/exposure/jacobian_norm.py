@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError
-from fedsim.measure import Meaning, Measure
-from fedsim.paper import Paper
-from fedsim.randomness import generator
-from fedsim.training.linear import MessageJacobian
-from fedsim.training.sent import ClientMessage
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import Paper, cite
+from fedsim.base.randomness import generator
+from fedsim.exposure.measure import Meaning, Measure
+from fedsim.training.message_function import ClientMessage
+from fedsim.training.message_jacobian import MessageJacobian
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,7 @@ class JacobianNorm(Measure):
         Differs: Mo et al. look at single layers, this at the whole message.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Quantifying and Localizing Usable Information Leakage from Neural Network Gradients",
-        authors="Mo, Borovykh, Malekzadeh, Demetriou, Gündüz, Haddadi",
-        venue="ESORICS",
-        year=2021,
-    )
+    paper: ClassVar[Paper] = cite("mo2021quantifying")
 
     probes: int = 100
     exact: bool = False

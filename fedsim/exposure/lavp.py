@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import nan, sqrt
 from typing import ClassVar
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import Paper, cite
 from fedsim.exposure.hessian import Hessian
 from fedsim.exposure.lanczos import smallest_by_power_iteration
-from fedsim.measure import Meaning, Measure
-from fedsim.paper import Paper
-from fedsim.training.sent import ClientMessage
+from fedsim.exposure.measure import Meaning, Measure
+from fedsim.training.message_function import ClientMessage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,7 @@ class Lavp(Measure):
         has the squared distance, of which it is twice as large.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Foreseeing Reconstruction Quality of Gradient Inversion: An Optimization Perspective",
-        authors="Hong, Cho, Cho, Ahn, Kim",
-        venue="arXiv",
-        year=2023,
-        url="https://arxiv.org/abs/2312.12488",
-    )
+    paper: ClassVar[Paper] = cite("hong2023foreseeing")
 
     steps: int = 100
 

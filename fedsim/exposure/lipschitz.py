@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedsim.base.papers import Paper, cite
+from fedsim.exposure.measure import Meaning
 from fedsim.exposure.noises import NoiseEffects, NoiseMeasure, maximum_and_q99
-from fedsim.measure import Meaning
-from fedsim.paper import Paper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,7 @@ class Lipschitz(NoiseMeasure):
         the data set is normalised, if it is the same for all channels; L for pixels is then L / d.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Foreseeing Privacy Threats from Gradient Inversion Through the Lens of Angular Lipschitz Smoothness",
-        authors="Anonymous",
-        venue="preprint under review",
-        year=2023,
-    )
+    paper: ClassVar[Paper] = cite("anonymous2023foreseeing")
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"max": "less", "q99": "less"}
 

@@ -10,11 +10,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator
 from fedsim.exposure.hessian import ROUNDING_FACTOR
-from fedsim.measure import Measure
-from fedsim.randomness import generator
-from fedsim.training.sent import ClientMessage
+from fedsim.exposure.measure import Measure
+from fedsim.training.message_function import ClientMessage
 
 
 @dataclass(frozen=True, kw_only=True)

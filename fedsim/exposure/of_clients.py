@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import error_reason, one_line
-from fedsim.measure import Measure
-from fedsim.task import Loss
+from fedsim.base.errors import error_reason, one_line
+from fedsim.base.task import Loss
+from fedsim.exposure.measure import Measure
 from fedsim.training.cohort import LocalData
 from fedsim.training.local_round import LocalRound
-from fedsim.training.sent import ClientMessage
+from fedsim.training.message_function import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedsim.base.papers import Paper, cite
+from fedsim.exposure.measure import Meaning
 from fedsim.exposure.noises import NoiseEffects, NoiseMeasure
-from fedsim.measure import Meaning
-from fedsim.paper import Paper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,7 @@ class Sensitivity(NoiseMeasure):
         of the noise.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Quantifying and Localizing Usable Information Leakage from Neural Network Gradients",
-        authors="Mo, Borovykh, Malekzadeh, Demetriou, Gündüz, Haddadi",
-        venue="ESORICS",
-        year=2021,
-    )
+    paper: ClassVar[Paper] = cite("mo2021quantifying")
 
     noises: int = 100
 

@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.papers import Paper, cite
+from fedsim.base.randomness import generator
 from fedsim.exposure.hessian import MAX_EXACT_INPUTS, Distance, Hessian
 from fedsim.exposure.lanczos import lanczos_quadrature
-from fedsim.measure import Meaning, Measure
-from fedsim.paper import Paper
-from fedsim.randomness import generator
-from fedsim.training.sent import ClientMessage
+from fedsim.exposure.measure import Meaning, Measure
+from fedsim.training.message_function import ClientMessage
 
 _QUANTILES = {"q90": 0.9, "median": 0.5, "q10": 0.1}
 
@@ -63,13 +63,7 @@ class Spectrum(Measure):
         Differs: LAVP uses the two ends of the spectrum only, in single precision.
     """
 
-    paper: ClassVar[Paper] = Paper(
-        title="Foreseeing Reconstruction Quality of Gradient Inversion: An Optimization Perspective",
-        authors="Hong, Cho, Cho, Ahn, Kim",
-        venue="arXiv",
-        year=2023,
-        url="https://arxiv.org/abs/2312.12488",
-    )
+    paper: ClassVar[Paper] = cite("hong2023foreseeing")
 
     distance: Distance = "l2"
     exact: int = 1024

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from fedsim.errors import TrustError
+from fedsim.base.errors import TrustError
 
 _VARIABLE = "FEDSIM_ALLOWED_CODE"
 """Environment variable with a JSON list of references, which child processes inherit."""

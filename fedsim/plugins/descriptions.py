@@ -20,9 +20,9 @@ from inspect import Parameter, formatannotation, getdoc
 from pathlib import Path
 from typing import get_type_hints
 
-from fedsim.errors import FedsimError
-from fedsim.files import cache_folder, replace_atomically
-from fedsim.paper import Paper
+from fedsim.base.errors import FedsimError
+from fedsim.base.files import cache_folder, replace_atomically
+from fedsim.base.papers import Paper
 from fedsim.plugins import registry
 
 

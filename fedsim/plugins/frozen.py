@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.errors import PluginError
+from fedsim.base.errors import PluginError
 
 
 def check_frozen(cls: type) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsim.errors import TrustError
+from fedsim.base.errors import TrustError
 
 _ALLOWED_GLOBALS = {
     ("_codecs", "encode"),

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from fedsim.errors import (
+from fedsim.base.errors import (
     ConfigError,
     InstallationError,
     PluginError,
@@ -25,7 +25,7 @@ from fedsim.errors import (
     first_line,
     one_line,
 )
-from fedsim.plugins import objects
+from fedsim.plugins import inline
 from fedsim.plugins.allowed_code import check_allowed
 from fedsim.plugins.annotations import argument_types
 
@@ -172,8 +172,8 @@ def load(group: Group, name: str) -> Any:
         PluginError: the name is unknown, its module does not import, or it is no plug-in of
             `group`.
     """
-    if objects.is_object(name):
-        loaded = objects.find_object(name)
+    if inline.is_object(name):
+        loaded = inline.find_object(name)
         loaded = loaded if isinstance(loaded, type) else type(loaded)
     else:
         loaded = load_object(name) if ":" in name else _load_entry_point(group, name)
@@ -181,7 +181,7 @@ def load(group: Group, name: str) -> Any:
         return loaded
     alternative = ""
     if group in _FACTORY_GROUPS:
-        from fedsim.plugins.makers import RETURN_TYPES
+        from fedsim.plugins.factories import RETURN_TYPES
 
         alternative = f", nor a function annotated to return {RETURN_TYPES[group]}"
     raise PluginError(
@@ -197,7 +197,7 @@ def _is_factory(candidate: Any, group: Group) -> bool:
     """Return whether calling `candidate` makes a model or data set."""
     if group not in _FACTORY_GROUPS:
         return False
-    from fedsim.plugins.makers import is_factory
+    from fedsim.plugins.factories import is_factory
 
     return is_factory(candidate, group)
 
@@ -261,12 +261,12 @@ def build(group: Group, name: str, settings: Mapping[str, Any], where: str) -> A
         ConfigError: an unknown setting or a wrong type; names it as `where.setting`.
         PluginError: the name is unknown, or its module does not import.
     """
-    if objects.is_object(name) and not isinstance(objects.find_object(name), type):
-        return objects.build_inline_plugin(group, name, settings, where)
+    if inline.is_object(name) and not isinstance(inline.find_object(name), type):
+        return inline.build_inline_plugin(group, name, settings, where)
     loaded = load(group, name)
     if _is_plugin_class(loaded, group):
         return construct(loaded, name, settings, where)
-    from fedsim.plugins.makers import FactoryPlugin
+    from fedsim.plugins.factories import FactoryPlugin
 
     return construct(FactoryPlugin.make_constructor(loaded), name, settings, where)
 

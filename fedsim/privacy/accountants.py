@@ -11,7 +11,7 @@ import warnings
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
 
 Accountant = Literal["rdp", "prv"]
 _LARGE_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)

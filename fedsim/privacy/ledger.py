@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedsim.defense import Defense, Guarantee, Participation, Setting, overrides
-from fedsim.errors import RunError
+from fedsim.base.errors import RunError
+from fedsim.interfaces.defense import Defense, Guarantee, Participation, Setting, overrides
 from fedsim.training.settings import LocalTraining
 
 DELTA = 1e-5

@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedsim.errors import TranscriptError, one_line
-from fedsim.files import check_readable, parse_json
-from fedsim.wire.payloads import Kind, State
+from fedsim.base.errors import TranscriptError, one_line
+from fedsim.base.files import check_readable, parse_json
+from fedsim.recording.payloads import Kind, State
 
 FORMAT_VERSION = 3
 RECORDABLE = {

@@ -22,8 +22,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.errors import ConfigError, RunError
-from fedsim.files import check_no_link, hash_file, parse_json, replace_atomically
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.files import check_no_link, hash_file, parse_json, replace_atomically
 from fedsim.recording.sealed import read_seal
 from fedsim.recording.seals import check_seal, seal_text, signing_key
 
@@ -263,7 +263,7 @@ def _lock(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
     try:
-        # If the file system has no locks, `fedsim.experiments.lock` has warned of it.
+        # If the file system has no locks, `fedsim.federation.lock` has warned of it.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.errors import RunError, TranscriptError
+from fedsim.base.errors import RunError, TranscriptError
 from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 
 MESSAGES_FOLDER = "messages"

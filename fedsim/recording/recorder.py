@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedsim.errors import RunError, TranscriptError
-from fedsim.files import check_no_link, remove_leftovers, replace_atomically, write_all
+from fedsim.base.errors import RunError, TranscriptError
+from fedsim.base.files import check_no_link, remove_leftovers, replace_atomically, write_all
 from fedsim.recording import manifest
 from fedsim.recording.header import (
     FORMAT_VERSION,
@@ -26,8 +26,8 @@ from fedsim.recording.header import (
     seal_header,
     tensor_bytes,
 )
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import State
+from fedsim.recording.payloads import State
+from fedsim.recording.wire_format import Update
 
 # Generous estimates of the bytes that the header of a round's file needs.
 _BYTES_PER_ROUND, _BYTES_PER_REPLY, _BYTES_PER_TENSOR = 4096, 512, 128

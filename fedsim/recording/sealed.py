@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from fedsim.errors import RunError
-from fedsim.files import check_readable, parse_json, replace_atomically
+from fedsim.base.errors import RunError
+from fedsim.base.files import check_readable, parse_json, replace_atomically
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
 
 KEY_VARIABLE = "FEDSIM_KEY"
 _MIN_KEY_BYTES = 16

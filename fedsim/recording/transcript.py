@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from fedsim.errors import PayloadError, TranscriptError
+from fedsim.base.errors import PayloadError, TranscriptError
 from fedsim.recording.header import (
     RECORDABLE,
     RECORDING_FOLDER,
@@ -27,11 +27,11 @@ from fedsim.recording.header import (
     read_header,
     withhold_facts,
 )
+from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
-from fedsim.recording.reading import MessageFormat
+from fedsim.recording.payloads import Payload, State
 from fedsim.recording.recorder import Recorder
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload, State
+from fedsim.recording.wire_format import Update
 
 _DEFAULT_FORMAT = MessageFormat()
 _BYTES_OF_TYPE = {name: dtype.itemsize for dtype, name in RECORDABLE.items()}

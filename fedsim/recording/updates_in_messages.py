@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError, TranscriptError, TrustError, first_line
+from fedsim.base.errors import ConfigError, TranscriptError, TrustError, first_line
 from fedsim.recording.header import EXAMPLE_COUNT_KEYS, RECORDING_FOLDER, parse_count
 from fedsim.recording.messages import MESSAGES_FOLDER, RecordedExchange, RecordedMessage, read_messages
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import State, Update
 
 _SOURCE_KEY = "recorded-from"
 """Key in the config of a round's header of the messages that its updates were read from."""

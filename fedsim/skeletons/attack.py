@@ -13,9 +13,9 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cosine_similarity
 
-from fedsim.attacks import Attack, Knowledge, Paper, Progress, single_update
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding, Reconstruction
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.recording.transcript import Transcript
 
 
@@ -40,7 +40,7 @@ class Skeleton(Attack):
     paper: ClassVar[Paper] = Paper(title="Skeleton", authors="Nobody yet", venue="unpublished", year=2026)
     # Without these facts the attack is refused before any work. Facts that are named neither here
     # nor in `uses` are None in `knowledge`, even where the experiment grants them.
-    # fedsim/knowledge.py lists all facts.
+    # fedsim/interfaces/knowledge.py lists all facts.
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range", "labels"})
     # Further facts that the attack reads where they are granted.
     uses: ClassVar[frozenset[str]] = frozenset()

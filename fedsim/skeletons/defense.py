@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import torch
 
-from fedsim.attacks import Paper
-from fedsim.defense import NO_GUARANTEE, Defense
-from fedsim.errors import ConfigError
-from fedsim.wire.messages import State
+from fedsim.base.errors import ConfigError
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import NO_GUARANTEE, Defense
+from fedsim.recording.wire_format import State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError
-from fedsim.measure import Meaning, Measure
-from fedsim.randomness import generator
-from fedsim.training.sent import ClientMessage
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator
+from fedsim.exposure.measure import Meaning, Measure
+from fedsim.training.message_function import ClientMessage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedsim.errors import ConfigError, did_you_mean
+from fedsim.base.errors import ConfigError, did_you_mean
 
 PLUGINS = ("attack", "defense", "measure")
 KINDS = ("experiment", *PLUGINS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import FedsimError
+from fedsim.base.errors import FedsimError
 from fedsim.sweeps.cells import SweepCell
 from fedsim.sweeps.plan import SweepPlan
 from fedsim.sweeps.queue import SweepJob

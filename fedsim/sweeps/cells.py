@@ -15,21 +15,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.attacks import BASELINE_SOURCES
-from fedsim.auditing.plan import work_stages
-from fedsim.auditing.threat_model import parse_device
-from fedsim.content_hashes import cached_file_hash, hash_files, hash_json
-from fedsim.datasets.cache import find_source_files
-from fedsim.errors import ConfigError, DataError, PluginError, error_reason
-from fedsim.experiments.build import Experiment, build_attacks, find_data_folder, resolve
-from fedsim.experiments.config import AdversaryTable, AttackFile, Config, validate_tables
-from fedsim.experiments.reading import config_of
-from fedsim.experiments.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
-from fedsim.experiments.trust import check_trust
-from fedsim.metrics import LPIPS_FILE
+from fedsim.audit.evaluation.perceptual_distance import find_backbone
+from fedsim.audit.plan import work_stages
+from fedsim.audit.threat_model import parse_device
+from fedsim.base.content_hashes import cached_file_hash, hash_files, hash_json
+from fedsim.base.errors import ConfigError, DataError, PluginError, error_reason
+from fedsim.data.cache import find_source_files
+from fedsim.federation.build import Experiment, build_attacks, find_data_folder, resolve
+from fedsim.federation.config import AdversaryTable, AttackFile, Config, validate_tables
+from fedsim.federation.reading import config_of
+from fedsim.federation.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
+from fedsim.federation.trust import check_trust
+from fedsim.interfaces.attack import BASELINE_SOURCES
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import find_references
-from fedsim.plugins.code import hash_plugin_code, hash_referenced_code
+from fedsim.plugins.code_hashes import hash_plugin_code, hash_referenced_code
 from fedsim.sweeps.dataset_hash import hash_dataset
 from fedsim.sweeps.file import SERIAL
 from fedsim.sweeps.grid import GridPoint, SweepGrid
@@ -220,14 +220,14 @@ def _attack_inputs(config: Config, title: str) -> dict[str, Any]:
     attacks = [table.model_dump(mode="json", exclude_none=True) for table in config.attack]
     settings = [adversary, *({**table, "name": None} for table in attacks)]
     folder = find_data_folder()
-    weights = None if folder is None else folder / "weights" / LPIPS_FILE
+    backbone = find_backbone(None if folder is None else folder / "weights")
     return {
         "adversary": adversary | {"device": str(parse_device(config.adversary.device))},
         "attack": attacks,
         "title": title,
         "code": [hash_plugin_code(registry.load("attacks", table.name)) for table in config.attack],
         "named": hash_referenced_code(reference for _, reference in find_references(settings)),
-        "weights": cached_file_hash(weights) if weights is not None and weights.is_file() else None,
+        "weights": cached_file_hash(backbone[1]) if backbone else None,
     }
 
 

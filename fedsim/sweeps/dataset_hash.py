@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import torch
 
-from fedsim.datasets import Dataset
+from fedsim.data import Dataset
 
 
 def hash_dataset(dataset: Dataset) -> str:

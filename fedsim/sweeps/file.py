@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedsim.errors import ConfigError, did_you_mean
-from fedsim.experiments.config import Config, Table, validate_tables
-from fedsim.experiments.reading import check_possible, make_absolute, read_toml, set_value
-from fedsim.experiments.trust import is_in_run_folder
+from fedsim.base.errors import ConfigError, did_you_mean
+from fedsim.federation.config import Config, Table, validate_tables
+from fedsim.federation.reading import check_possible, make_absolute, read_toml, set_value
+from fedsim.federation.trust import is_in_run_folder
 from fedsim.plugins.allowed_code import allow_code
 
 SERIAL = ("engine", "actors", "address", "gpus_per_actor", "supernodes")

@@ -8,10 +8,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.auditing.plan import ADAPTIVE
-from fedsim.errors import ConfigError, did_you_mean
-from fedsim.experiments.config import Config
-from fedsim.experiments.reading import make_absolute, set_value
+from fedsim.audit.plan import ADAPTIVE
+from fedsim.base.errors import ConfigError, did_you_mean
+from fedsim.federation.config import Config
+from fedsim.federation.reading import make_absolute, set_value
 from fedsim.sweeps.file import SweepFile
 from fedsim.sweeps.labels import label_values
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedsim.auditing.workers import PrepareWork, describe_error, restore_error
-from fedsim.engines.ray import ray_session
-from fedsim.errors import AttackCrash, RunError, first_line
+from fedsim.audit.workers import PrepareWork, describe_error, restore_error
+from fedsim.base.errors import AttackCrash, RunError, first_line
+from fedsim.federation.engines.ray import ray_session
 from fedsim.sweeps.queue import JobQueue, SweepJob
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def run_in_actors(
 ) -> Iterator[tuple[SweepJob, BaseException | None]]:
     """Run the jobs of `queue`; yield each with its error, or None, once it ends.
 
-    `fedsim.auditing.workers.run_in_processes` does the same without Ray. The job of an actor that dies
+    `fedsim.audit.workers.run_in_processes` does the same without Ray. The job of an actor that dies
     is repeated by another one, at most twice. Jobs only go to actors that have started, so that
     none waits for an actor without a core, because a host died or others use the cluster.
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from fedsim.auditing.audit import Audit
-from fedsim.errors import (
+from fedsim.audit.audit import Audit
+from fedsim.base.errors import (
     ConfigError,
     DataError,
     FedsimError,
@@ -18,10 +18,10 @@ from fedsim.errors import (
     TrustError,
     error_reason,
 )
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.progress import track
-from fedsim.randomness import use_one_thread
+from fedsim.base.progress import track
+from fedsim.base.randomness import use_one_thread
+from fedsim.federation.build import Experiment
+from fedsim.federation.run_folder import RunFolder
 from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
 from fedsim.sweeps.file import SweepFile
 from fedsim.sweeps.grid import ATTACK, GridPoint, SweepGrid, build_grid

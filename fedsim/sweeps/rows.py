@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fedsim.auditing.plan import ADAPTIVE, AttackJob
-from fedsim.auditing.scores import SCORE_COLUMNS
-from fedsim.evaluation.empirical_epsilon import read_epsilons
-from fedsim.experiments.run_folder import RunFolder, read_ledger, read_metrics, read_rows
+from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
+from fedsim.audit.finding_files import read_facts
+from fedsim.audit.plan import ADAPTIVE, AttackJob
+from fedsim.audit.scores import SCORE_COLUMNS
+from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics, read_rows
 from fedsim.privacy.ledger import spending_by_client
-from fedsim.recording.finding_files import read_facts
 from fedsim.recording.transcript import Transcript
 
 _JOB_COLUMNS = ("attack", "victim", "round", "repeat")

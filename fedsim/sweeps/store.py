@@ -21,13 +21,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedsim.content_hashes import cached_file_hash
-from fedsim.errors import FedsimError, RunError, first_line
-from fedsim.experiments import lock
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.settings import flat_settings
-from fedsim.files import parse_json, write_bytes, write_text
+from fedsim.base.content_hashes import cached_file_hash
+from fedsim.base.errors import FedsimError, RunError, first_line
+from fedsim.base.files import parse_json, write_bytes, write_text
+from fedsim.federation import lock
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.settings import flat_settings
 from fedsim.recording import manifest
 from fedsim.recording.seals import require_seal, seal_text, signing_key
 

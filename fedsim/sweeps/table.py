@@ -17,9 +17,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.errors import RunError
-from fedsim.experiments.run_folder import as_csv
-from fedsim.files import parse_json, write_text
+from fedsim.base.errors import RunError
+from fedsim.base.files import parse_json, write_text
+from fedsim.federation.run_folder import as_csv
 from fedsim.recording.seals import require_seal, seal_text, signing_key
 
 TABLE, CELLS = "sweep.csv", "cells.csv"

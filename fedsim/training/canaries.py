@@ -25,10 +25,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedsim.defense import Defense, overrides
-from fedsim.errors import ConfigError
-from fedsim.randomness import generator
-from fedsim.wire.messages import State
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator
+from fedsim.interfaces.defense import Defense, overrides
+from fedsim.recording.wire_format import State
 
 CANARY_VALUE = 1e6
 """Value of a canary's gradient.

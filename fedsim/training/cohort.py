@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from fedsim.defense import TRAINING_HOOKS, Defense, overrides, supports_ghost_clipping
-from fedsim.errors import RunError
-from fedsim.randomness import generator
-from fedsim.task import Loss, smooth_labels
-from fedsim.training import shortened
+from fedsim.base.errors import RunError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Loss, smooth_labels
+from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, overrides, supports_ghost_clipping
+from fedsim.recording.wire_format import State
+from fedsim.training import ghost_clipping
 from fedsim.training.gradients import flatten_examples
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.model_state import check_broadcast
 from fedsim.training.optimizers import sgd_direction
 from fedsim.training.sampling import shuffled_batches
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
 
 TOLERANCE = 1e-4
 """Largest L2 distance to the reference's update, relative to its L2 norm."""
@@ -112,7 +112,7 @@ def _only_clips(model: nn.Module, inside: Sequence[Defense]) -> bool:
         len(inside) == 1
         and supports_ghost_clipping(inside[0])
         and not any(overrides(inside[0], hook) for hook in other_hooks)
-        and shortened.can_clip(model)
+        and ghost_clipping.can_clip(model)
         and not any(getattr(layer, "inplace", False) for layer in model.modules())
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from fedsim.errors import RunError
+from fedsim.base.errors import RunError
 from fedsim.training.modes import forward
 
 Replace = Callable[[Tensor, Tensor], Tensor]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.randomness import generator
+from fedsim.base.randomness import generator
 
 
 def find_first_layer(model: nn.Module, inputs: Tensor) -> str | None:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedsim.errors import RunError, first_line
-from fedsim.task import Loss
+from fedsim.base.errors import RunError, first_line
+from fedsim.base.task import Loss
+from fedsim.training.ghost_clipping import clipped_sum
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.modes import forward
-from fedsim.training.shortened import clipped_sum
 
 _MAX_GRADIENT_NUMBERS = 1 << 26
 """Most numbers in the gradients that are computed at once; the layers' memory grows with it."""

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsim.defense import (
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.randomness import generator
+from fedsim.interfaces.defense import (
     Defense,
     Poisson,
     apply_on_batch,
@@ -21,15 +23,13 @@ from fedsim.defense import (
     pair_with_keys,
     supports_ghost_clipping,
 )
-from fedsim.errors import ConfigError, RunError
-from fedsim.randomness import generator
+from fedsim.recording.wire_format import State
 from fedsim.training.canaries import Canaries, CanaryInsertion
 from fedsim.training.features import find_last_linear, outputs_with_features
+from fedsim.training.ghost_clipping import ClippingFactors, can_clip
 from fedsim.training.modes import find_mixing_batch_norm, forward
 from fedsim.training.sampling import poisson_batches, shuffled_batches
 from fedsim.training.settings import LocalTraining
-from fedsim.training.shortened import ClippingFactors, can_clip
-from fedsim.wire.messages import State
 
 
 class TrainingHooks:
@@ -246,7 +246,7 @@ def _find_sampling(defenses: Sequence[Defense], count: int, batch_size: int) -> 
             continue
         if not isinstance(requested, Poisson):
             raise RunError(
-                f"{type(defense).__name__}.sampling: expected fedsim.defense.Poisson or None back, "
+                f"{type(defense).__name__}.sampling: expected fedsim.interfaces.defense.Poisson or None back, "
                 f"got {describe_value(requested)}"
             )
         if sampling not in (None, requested):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from fedsim.task import Loss
-from fedsim.training.sent import ClientMessage
+from fedsim.base.task import Loss
+from fedsim.training.message_function import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.defense import Defense
-from fedsim.errors import RunError
-from fedsim.progress import track
-from fedsim.randomness import seed_globals
-from fedsim.task import Loss, smooth_labels
+from fedsim.base.errors import RunError
+from fedsim.base.progress import track
+from fedsim.base.randomness import seed_globals
+from fedsim.base.task import Loss, smooth_labels
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.wire_format import State, non_finite_names
 from fedsim.training.canaries import CANARY_VALUE, Canaries
 from fedsim.training.gradients import put_gradient
 from fedsim.training.hooks import TrainingHooks
@@ -21,7 +22,6 @@ from fedsim.training.model_state import check_broadcast, copy_state, load_state,
 from fedsim.training.modes import forward, freeze_parameters, set_evaluation_modes, set_modes
 from fedsim.training.optimizers import SGD, Adam, Optimizer
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State, non_finite_names
 
 
 def local_update(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.errors import RunError
-from fedsim.wire.messages import State, match_any_names
+from fedsim.base.errors import RunError
+from fedsim.recording.wire_format import State, match_any_names
 
 
 def copy_state(model: nn.Module, *, statistics: bool = True) -> dict[str, Tensor]:

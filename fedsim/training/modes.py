@@ -11,10 +11,10 @@ from torch.nn.functional import instance_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedsim.errors import RunError
+from fedsim.base.errors import RunError
+from fedsim.recording.wire_format import State
 from fedsim.training.settings import LocalTraining
 from fedsim.training.stochastic_layers import silence_stochastic_layers
-from fedsim.wire.messages import State
 
 
 def set_modes(model: nn.Module, settings: LocalTraining, inputs: Tensor) -> None:

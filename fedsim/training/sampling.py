@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedsim.randomness import generator
+from fedsim.base.randomness import generator
 from fedsim.training.settings import LocalTraining
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
 
 _LARGEST_VALUES = {"local_epochs": 10**6, "local_steps": 10**6, "batch_size": 10**9}
 """Largest values that are accepted; larger ones are typing errors."""

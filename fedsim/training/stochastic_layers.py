@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import RunError, join_first
-from fedsim.randomness import seed_globals
+from fedsim.base.errors import RunError, join_first
+from fedsim.base.randomness import seed_globals
 
 _MAX_PASSES = 4
 """Most passes over a model; a layer may be reached only once another one is silent."""

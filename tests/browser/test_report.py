@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import fedsim
-from fedsim.datasets import Examples
+from fedsim.data import Examples
 
 SHEET = 700
 """CSS pixels between the margins of a sheet of A4."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.reporting.sweep_page import write_sweep_page
+from fedsim.report.sweep_page import write_sweep_page
 from fedsim.sweeps.table import write_cells, write_table
 
 AXES = ("defense", "training.local_epochs")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.auditing import audit
-from fedsim.randomness import adversary_key, derive_seed, generator
+from fedsim.audit import audit
+from fedsim.base.randomness import adversary_key, derive_seed, generator
 
 
 def test_the_seed_of_an_attack_is_not_that_of_a_key_of_the_runs_seed(

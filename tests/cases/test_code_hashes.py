@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.experiments.config import Config
-from fedsim.experiments.settings import hash_experiment_code
-from fedsim.plugins.code import hash_plugin_code, hash_referenced_code
+from fedsim.federation.config import Config
+from fedsim.federation.settings import hash_experiment_code
+from fedsim.plugins.code_hashes import hash_plugin_code, hash_referenced_code
 from fedsim.plugins.registry import load_object
 
 
@@ -72,4 +72,4 @@ def test_code_that_a_setting_names_counts(folder: Path) -> None:
     )
     assert hash_experiment_code(config) == {"defense.0.measure.name": hash_referenced_code(["helped_plugin:Thing"])}
     assert hash_referenced_code(["helped_plugin:Thing"]) == hash_plugin_code(sys.modules["helped_plugin"].Thing)
-    assert hash_referenced_code(["nowhere_at_all:Thing", "os:path", "fedsim.errors:X"]) is None
+    assert hash_referenced_code(["nowhere_at_all:Thing", "os:path", "fedsim.base.errors:X"]) is None

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.datasets import Dataset, Examples
-from fedsim.errors import ConfigError, DataError
-from fedsim.evaluation.truth import Truth
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import ConfigError, DataError
+from fedsim.data import Dataset, Examples
 
 SCALES = np.array([1.0, 1e3, 1e5, 0.01])
 CLIENTS = 6

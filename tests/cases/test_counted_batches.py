@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.auditing.fit import warn_of_update_ranks
-from fedsim.knowledge import Knowledge
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.audit.plausibility import warn_of_update_ranks
+from fedsim.interfaces.knowledge import Knowledge
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 BATCHES, BATCH_SIZE, EPOCHS = 4, 8, 3
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsim.datasets.image_folder import ImageFolder
-from fedsim.datasets.tables import Csv
-from fedsim.errors import DataError
+from fedsim.base.errors import DataError
+from fedsim.data.image_folder import ImageFolder
+from fedsim.data.tables import Csv
 
 HALF = np.arange(16)[None] // 8 == 0
 """The left half of an image."""

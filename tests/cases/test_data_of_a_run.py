@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fedsim
+from fedsim.base.errors import DataError
 from fedsim.cli.main import main
-from fedsim.errors import DataError
 
 
 def write_table(path: Path, seed: int) -> None:

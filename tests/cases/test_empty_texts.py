@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsim.evaluation.score import PublicExamples
-from fedsim.evaluation.scoring import score_examples
-from fedsim.evaluation.truth import Truth
-from fedsim.findings import Texts
+from fedsim.audit.evaluation.score import PublicExamples
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.interfaces.findings import Texts
 
 PADDING = 0
 TEXTS = torch.tensor([[3, 4, 5], [6, 7, PADDING], [PADDING] * 3, [8, 9, 3]])

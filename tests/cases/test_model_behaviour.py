@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, linear
 
 import fedsim
-from adversaries.engine.priors import total_variation
-from adversaries.named_states import named_states
 from clients.defenses.dp_sgd import DpSgd
-from fedsim import metrics
-from fedsim.auditing.fit import check_fit
-from fedsim.errors import AttackError, ConfigError, RunError
-from fedsim.evaluation.similarity import SIMILARITY_AT_BROADCAST, AttackedUpdate
-from fedsim.knowledge import Knowledge
+from fedsim.audit.evaluation.similarity import SIMILARITY_AT_BROADCAST, AttackedUpdate
+from fedsim.audit.plausibility import check_fit
+from fedsim.base import metrics
+from fedsim.base.errors import AttackError, ConfigError, RunError
+from fedsim.interfaces.knowledge import Knowledge
+from fedsim.inversion.named_states import named_states
+from fedsim.inversion.priors import total_variation
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.training.stochastic_layers import find_stochastic_layers
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 KNOWN: dict[str, Any] = {
     "num_examples": 1,

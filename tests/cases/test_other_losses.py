@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 import fedsim
-from adversaries.labels.logit_gradient import check_mean_cross_entropy, logit_gradient
-from fedsim.errors import AttackError, KnowledgeError
-from fedsim.task import Loss
+from fedsim.base.errors import AttackError, KnowledgeError
+from fedsim.base.task import Loss
+from fedsim.inversion.labels.logit_gradient import check_mean_cross_entropy, logit_gradient
 
 LABELS = torch.tensor([0, 1, 1, 2, 2, 3, 4, 4])
 WEIGHTS, MILD = torch.tensor([10.0, 1.0, 1.0, 1.0, 0.1]), torch.tensor([2.0, 1.0, 1.0, 1.0, 0.5])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.engines import flower
-from fedsim.engines.private_network import PrivateNetwork
-from fedsim.engines.processes import Processes
-from fedsim.errors import RunError
+from fedsim.base.errors import RunError
+from fedsim.federation.engines import flower
+from fedsim.federation.engines.private_network import PrivateNetwork
+from fedsim.federation.engines.processes import Processes
 
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 SERVER = "import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True)\nwhile 1: s.accept()"
@@ -54,8 +54,8 @@ def test_another_user_cannot_enter_a_private_network(network: PrivateNetwork) ->
 def test_a_user_without_rights_makes_a_private_network() -> None:
     code = (
         "import os, pathlib, subprocess, sys\n"
-        "from fedsim.engines.private_network import PrivateNetwork\n"
-        "from fedsim.engines.processes import Processes\n"
+        "from fedsim.federation.engines.private_network import PrivateNetwork\n"
+        "from fedsim.federation.engines.processes import Processes\n"
         "with Processes(pathlib.Path(sys.argv[1]), os.environ) as processes:\n"
         "    command = PrivateNetwork(processes, sys.executable).command(['id', '-u'])\n"
         "    print(*subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())\n"

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.errors import PluginError, RunError
-from fedsim.process_defaults import protect_defaults
+from fedsim.base.errors import PluginError, RunError
+from fedsim.base.process_defaults import protect_defaults
 
 CHANGES: Mapping[str, Callable[[], object]] = {
     "torch's default dtype from torch.float32 to torch.float64": lambda: torch.set_default_dtype(torch.float64),

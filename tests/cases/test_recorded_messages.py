@@ -15,13 +15,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.auditing.fit import warn_of_replies
-from fedsim.errors import AttackError, ConfigError, TranscriptError
-from fedsim.recording.reading import MessageFormat
+from fedsim.audit.plausibility import warn_of_replies
+from fedsim.base.errors import AttackError, ConfigError, TranscriptError
+from fedsim.recording.message_format import MessageFormat
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript, find_run
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 Answer = Callable[[Message], RecordDict]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim import content_hashes
-from fedsim.datasets.tables import Csv
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.training_states import make_states
+from fedsim.base import content_hashes
+from fedsim.data.tables import Csv
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.training_states import make_states
 
 
 def write_table(path: Path, seed: int) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsim.datasets import Column, Dataset, Examples
-from fedsim.evaluation.case import OwnRun
-from fedsim.evaluation.examples import display_examples
-from fedsim.evaluation.score import PublicExamples
-from fedsim.evaluation.scoring import score_examples
-from fedsim.evaluation.truth import Truth
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.findings import Reconstruction
-from fedsim.randomness import generator
-from fedsim.reporting.image_scores import extreme_examples
-from fedsim.reporting.records import shown_records
+from fedsim.audit.evaluation.case import OwnRun
+from fedsim.audit.evaluation.examples import display_examples
+from fedsim.audit.evaluation.score import PublicExamples
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.randomness import generator
+from fedsim.data import Column, Dataset, Examples
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.report.image_scores import extreme_examples
+from fedsim.report.records import shown_records
 
 COLUMNS = (
     Column(name="gain", start=0, low=0.0, high=100_000.0),

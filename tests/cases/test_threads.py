@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import fedsim
-from fedsim.randomness import seed_globals, serialize_calls, use_one_thread
+from fedsim.base.randomness import seed_globals, serialize_calls, use_one_thread
 
 
 def record(folder: Path, seed: int) -> dict[str, bytes]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fedsim.base.errors import TrustError
 from fedsim.cli.main import main
-from fedsim.errors import TrustError
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.federation.run_folder import RunFolder
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import allow_code, find_references, restrict_code
 

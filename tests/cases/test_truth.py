@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedsim
-from fedsim import table_metrics
-from fedsim.auditing.audit import open_audit
-from fedsim.evaluation.scoring import compute_text_metrics
-from fedsim.evaluation.truth import Truth
-from fedsim.experiments.config import AttackFile, validate_tables
+from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.scoring import compute_text_metrics
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base import table_metrics
+from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 
 def make_model() -> nn.Module:

@@ -13,13 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedsim import Transcript
-from fedsim.errors import TranscriptError
+from fedsim.base.errors import TranscriptError
 from fedsim.recording.header import seal_header
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, read_messages, write_messages
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.sealed import write_sealed_file
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 HUGE = 10**400
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.datasets import Dataset
-from fedsim.datasets.digits import Digits
-from fedsim.errors import ConfigError
-from fedsim.experiments.federated_data import FederatedData
-from fedsim.partitions import Indices
+from fedsim.base.errors import ConfigError
+from fedsim.data import Dataset
+from fedsim.data.digits import Digits
+from fedsim.data.partitions import Indices
+from fedsim.federation.federated_data import FederatedData
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fedsim import Transcript
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import ConfigError, TranscriptError, TrustError
+from fedsim.base.errors import ConfigError, TranscriptError, TrustError
+from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.recording.header import parse_count
+from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages
-from fedsim.recording.reading import MessageFormat
 from fedsim.recording.updates_in_messages import check_source, record_updates
 from strategies.curious_grid import CuriousGrid
 

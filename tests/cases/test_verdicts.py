@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from fedsim.audit.evaluation import statistics
 from fedsim.cli.options import print_error
-from fedsim.evaluation import statistics
-from fedsim.reporting.summary import GUESSING, LEAKS, judge_summary, summarise
+from fedsim.report.summary import GUESSING, LEAKS, judge_summary, summarise
 
 
 @pytest.mark.parametrize(("successes", "count"), [(9, 12), (0, 7), (7, 7), (1, 40)])

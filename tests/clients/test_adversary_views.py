@@ -17,12 +17,18 @@ from clients.defenses.soteria import Soteria
 from clients.defenses.top_k import TopK
 from clients.defenses.views import masked_by_chance
 from clients.mods import as_mod
-from fedsim.defense import Defense, apply_adversary_views, apply_on_update, uses_common_randomness, uses_memory
-from fedsim.errors import PluginError
-from fedsim.paper import Paper
-from fedsim.randomness import generator
-from fedsim.wire.messages import State
-from fedsim.wire.payloads import Payload
+from fedsim.base.errors import PluginError
+from fedsim.base.papers import Paper
+from fedsim.base.randomness import generator
+from fedsim.interfaces.defense import (
+    Defense,
+    apply_adversary_views,
+    apply_on_update,
+    uses_common_randomness,
+    uses_memory,
+)
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State
 
 TRUE = {"w": torch.tensor([[3.0, -0.5], [0.25, -4.0]]), "b": torch.tensor([1.0, -2.0])}
 BUILT_IN: list[Defense] = [

@@ -19,14 +19,14 @@ from clients.defenses.augmentation import Augmentation
 from clients.defenses.instahide import MAX_WEIGHT, InstaHide, draw_bounded_weights
 from clients.defenses.mixing import draw_partners
 from clients.defenses.mixup import Mixup
-from fedsim.defense import Defense, Participation, Setting, check_defense, check_order, check_setting
-from fedsim.errors import ConfigError, PluginError, RunError
-from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.randomness import generator
+from fedsim.base.errors import ConfigError, PluginError, RunError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.defense import Defense, Participation, Setting, check_defense, check_order, check_setting
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
 from fedsim.training.settings import LocalTraining
 
 CLIENT = Participation(

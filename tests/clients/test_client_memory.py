@@ -17,19 +17,19 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedsim.engines.cohort
-from clients.memory import open_memory
+import fedsim.federation.engines.cohort
+from clients.client_state import open_memory
 from clients.mods import as_mod
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, check_defense, uses_memory
-from fedsim.engines.arrays import make_record
-from fedsim.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
-from fedsim.engines.memory import ClientStateStore
-from fedsim.engines.node import play_cohort
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import PluginError, RunError
+from fedsim.base.errors import PluginError, RunError
+from fedsim.federation.engines.arrays import make_record
+from fedsim.federation.engines.client_state import ClientStateStore
+from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
+from fedsim.federation.engines.node import play_cohort
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, check_defense, uses_memory
 from fedsim.recording.sealed import read_sealed_file, write_sealed_file
-from fedsim.wire.messages import State
+from fedsim.recording.wire_format import State
 from strategies.checkpoint import Checkpoint
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
@@ -231,8 +231,10 @@ def test_each_client_counts_the_rounds_in_which_it_was_accepted(
     grid, _ = grid_of(train, nodes=nodes, together=together, ahead=ahead)
     expected = dict.fromkeys(range(8), 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", size)
-        patch.setattr(fedsim.engines.cohort, "default_reply_memory", lambda: room)  # what comes before its turn waits on disk
+        patch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", size)
+        patch.setattr(
+            fedsim.federation.engines.cohort, "default_reply_memory", lambda: room
+        )  # what comes before its turn waits on disk
         for number, clients in enumerate(rounds):
             now["round"] = number
             expected |= {client: expected[client] + 1 for client in clients}
@@ -274,7 +276,7 @@ def test_messages_are_cut_by_what_memory_adds_to_them(monkeypatch: pytest.Monkey
         return counting(message, context)
 
     grid, sent = grid_of(train, nodes=1)
-    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 8200)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 8200)
     asked(grid, range(8))
     assert len(sent) == 1
     asked(grid, range(8))
@@ -335,7 +337,7 @@ def test_a_checkpoint_holds_what_clients_keep_in_its_order_and_without_a_copy(
     }
     written: list[Any] = []
     monkeypatch.setattr(
-        "strategies.checkpoint.write_sealed", lambda *a, **k: written.append(a) or write_sealed_file(*a, **k)
+        "strategies.checkpoint.write_sealed_file", lambda *a, **k: written.append(a) or write_sealed_file(*a, **k)
     )
     Checkpoint.capture(1, arrays, FedAvg(), clients=kept).save(path)
     assert sum(array is kept[3]["b"]["y/z"] for array in written[0][2].values()) == 1

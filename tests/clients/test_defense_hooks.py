@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from clients.mods import as_mod, defend_payload
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, check_defense
-from fedsim.errors import PluginError, RunError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator
+from fedsim.base.errors import PluginError, RunError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, check_defense
+from fedsim.recording.payloads import Kind, Payload
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
+from fedsim.recording.wire_format import State
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
-from fedsim.wire.payloads import Kind, Payload
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
@@ -328,7 +328,7 @@ class NoRng(Defense):
         (OneTooMany(), "OneTooMany: 'on_gradients' is no hook of a defense"),
         (Camel(), "Camel: 'onUpdate' is no hook of a defense and would never be called, did you mean 'on_update'?"),
         (NoRng(), "NoRng: 'on_update' cannot be called as on_update(update, rng=...)"),
-        (Hooks, "Hooks: expected a defense, made from a class that derives from fedsim.defense.Defense"),
+        (Hooks, "Hooks: expected a defense, made from a class that derives from fedsim.interfaces.defense.Defense"),
         (object(), "builtins.object: expected a defense"),
     ],
 )

@@ -21,24 +21,24 @@ from clients.defenses.instahide import InstaHide
 from clients.defenses.mixing import draw_partners
 from clients.defenses.mixup import Mixup
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Participation, check_order
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import ConfigError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.models.lenet import LeNet
-from fedsim.models.mlp import Mlp
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Participation, check_order
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seed_globals
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
-from fedsim.training.apart import check_example_independence
+from fedsim.training.example_independence import check_example_independence
 from fedsim.training.gradients import example_gradients
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.lenet import LeNet
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 
 Tiny = Callable[..., Config]
@@ -346,7 +346,7 @@ def test_the_recording_is_the_same_however_clients_are_played(
 
     alone, together = run("alone", vectorise=False), run("together", vectorise=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedsim.engines.serial.InProcessGrid", lambda app, nodes=1: InProcessGrid(app, 3))
+        patch.setattr("fedsim.federation.engines.serial.InProcessGrid", lambda app, nodes=1: InProcessGrid(app, 3))
         nodes = run("three nodes", vectorise=True)
     for path in sorted(together.transcript.iterdir()):
         assert path.read_bytes() == (nodes.transcript / path.name).read_bytes()

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from clients.defenses.gate import Gate
-from fedsim.defense import Defense, Memory, apply_on_data
-from fedsim.errors import ConfigError, RunError
-from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import Config
-from fedsim.measure import Meaning, Measure
-from fedsim.models.mlp import Mlp
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.exposure.measure import Meaning, Measure
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import Config
+from fedsim.interfaces.defense import Defense, Memory, apply_on_data
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seed_globals
-from fedsim.task import Task
 from fedsim.training.cohort import LocalData
 from fedsim.training.local_round import LocalRound
-from fedsim.training.sent import ClientMessage
+from fedsim.training.message_function import ClientMessage
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 
 Tiny = Callable[..., Config]

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from clients.defenses.outpost import Outpost
-from fedsim.errors import ConfigError
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seed_globals
-from fedsim.task import Task
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 
 GRADIENT = {"wide": torch.randn(200, 100, generator=generator("wide")), "bias": torch.randn(50, generator=generator(2))}

@@ -14,17 +14,25 @@ from clients.defenses.quantise import Quantise
 from clients.defenses.random_mask import RandomMask
 from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.defense import Defense, Setting, apply_on_gradient, apply_on_update, check_order, check_setting, uses_memory
-from fedsim.errors import ConfigError
-from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.simulation import run_federation
-from fedsim.randomness import generator
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.simulation import run_federation
+from fedsim.interfaces.defense import (
+    Defense,
+    Setting,
+    apply_on_gradient,
+    apply_on_update,
+    check_order,
+    check_setting,
+    uses_memory,
+)
+from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.payloads import Payload
 
 UPDATE = {"w": torch.tensor([[3.0, -0.5], [0.25, -4.0]]), "b": torch.tensor([1.0, -2.0])}
 

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 
 from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.soteria import Soteria, feature_gradient_norms
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Setting, check_setting
-from fedsim.errors import ConfigError, RunError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.models.sme import SmeCnn
-from fedsim.randomness import generator, seed_globals
-from fedsim.task import Task
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Setting, check_setting
+from fedsim.recording.wire_format import State
 from fedsim.training.cohort import can_vectorise
 from fedsim.training.features import find_last_linear
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
 
 KEY = ("soteria",)
 PLAN = LocalTraining(local_epochs=2, batch_size=3, learning_rate=0.1)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fedsim.errors import ConfigError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.base.errors import ConfigError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
 from fedsim.plugins import registry
 
 Tiny = Callable[..., Config]

@@ -11,9 +11,9 @@ from scipy.stats import kstest, laplace, norm
 from torch import Tensor
 
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.defense import Guarantee, Participation
-from fedsim.errors import ConfigError
-from fedsim.randomness import generator
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator
+from fedsim.interfaces.defense import Guarantee, Participation
 
 UPDATE = {"a": torch.tensor([[3.0, -4.0], [0.0, 12.0]]), "b": torch.tensor([5.0])}
 L1, L2 = 24.0, math.sqrt(194.0)

@@ -15,19 +15,19 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from fedsim.attacks import Attack, Paper, single_update
+from fedsim.audit.evaluation.evaluator import Evaluator, Judgement
+from fedsim.base.errors import AttackError, ConfigError, PluginError
 from fedsim.contract import attacks, common, datasets, defenses, measures, models, partitions
 from fedsim.contract import findings as kinds
 from fedsim.contract import strategies as strategy_checks
 from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check, run_checks
-from fedsim.datasets import Dataset, Examples
-from fedsim.defense import Defense, Guarantee, Participation
-from fedsim.errors import AttackError, ConfigError, PluginError
-from fedsim.evaluation.kind import Evaluator, Judgement
-from fedsim.findings import Reconstruction
-from fedsim.measure import Measure
+from fedsim.data import Dataset, Examples
+from fedsim.exposure.measure import Measure
+from fedsim.interfaces.attack import Attack, Paper, single_update
+from fedsim.interfaces.defense import Defense, Guarantee, Participation
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.plugins import registry
-from fedsim.wire.messages import State
+from fedsim.recording.wire_format import State
 
 PAPER = Paper(title="An example", authors="Nobody", venue="nowhere", year=2026)
 

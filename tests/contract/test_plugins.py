@@ -16,7 +16,7 @@ import pytest
 
 from fedsim.contract.checks import run_checks
 from fedsim.contract.partitions import CLIENTS, EXAMPLES
-from fedsim.experiments.reading import load_config
+from fedsim.federation.reading import load_config
 from fedsim.plugins import registry
 
 HOUSE = "fedsim-curious"

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.attacks import Attack, VictimTask
-from fedsim.contract.scenes import OTHER, VICTIM, TinyRecording, recordings_for
-from fedsim.defense import Defense, Participation
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Finding
-from fedsim.measure import Measure
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.randomness import generator, seed_globals, use_one_thread
+from fedsim.base.task import Task
+from fedsim.contract.recordings import OTHER, VICTIM, TinyRecording, recordings_for
+from fedsim.exposure.measure import Measure
+from fedsim.interfaces.attack import Attack, VictimTask
+from fedsim.interfaces.defense import Defense, Participation
+from fedsim.interfaces.findings import Finding
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seed_globals, use_one_thread
-from fedsim.task import Task
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsim.auditing.audit import open_audit
+from fedsim.audit.audit import open_audit
 from fedsim.cli.main import main
 from fedsim.recording.transcript import Transcript
 

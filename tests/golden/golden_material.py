@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedsim.datasets import Dataset, Examples
-from fedsim.models.mlp import Mlp
-from fedsim.task import Task
+from fedsim.base.task import Task
+from fedsim.data import Dataset, Examples
+from fedsim.training.models.mlp import Mlp
 
 
 def texts() -> Dataset:

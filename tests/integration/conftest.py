@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.auditing.audit import open_audit
-from fedsim.errors import ConfigError
-from fedsim.experiments.config import AttackFile, Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.recording.finding_files import load_claim, load_finding, read_facts
+from fedsim.audit.audit import open_audit
+from fedsim.audit.finding_files import load_claim, load_finding, read_facts
+from fedsim.base.errors import ConfigError
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
 
 INVERTING = {"name": "inverting-gradients", "iterations": 5}
 DECODING = {"name": "strangers_who_adapt:Decoder", "label": "decoder"}
@@ -23,8 +23,8 @@ STRANGERS = '''
 """Attacks of somebody else."""
 from dataclasses import dataclass
 import torch
-from fedsim.attacks import Attack, Paper, single_update
-from fedsim.findings import LocalModel, Reconstruction
+from fedsim.interfaces.attack import Attack, Paper, single_update
+from fedsim.interfaces.findings import LocalModel, Reconstruction
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder(Attack):

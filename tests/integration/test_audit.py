@@ -19,25 +19,25 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim.auditing.architecture import Architecture
-from fedsim.auditing.audit import Audit, open_audit
-from fedsim.auditing.in_round import attack_round
-from fedsim.auditing.threat_model import grant_knowledge
-from fedsim.datasets import Dataset, Examples
-from fedsim.errors import ConfigError, DataError, KnowledgeError, PluginError
-from fedsim.evaluation import examples
-from fedsim.experiments.build import Experiment, build_attacks
-from fedsim.experiments.config import AdversaryTable, AttackFile, Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.findings import Reconstruction
-from fedsim.knowledge import FACTS
-from fedsim.recording.finding_files import load_finding, save_finding
+from fedsim.audit.architecture import Architecture
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.evaluation import examples
+from fedsim.audit.finding_files import load_finding, save_finding
+from fedsim.audit.in_round import attack_round
+from fedsim.audit.threat_model import grant_knowledge
+from fedsim.base.errors import ConfigError, DataError, KnowledgeError, PluginError
+from fedsim.base.task import Task
+from fedsim.data import Dataset, Examples
+from fedsim.federation.build import Experiment, build_attacks
+from fedsim.federation.config import AdversaryTable, AttackFile, Config, validate_tables
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.knowledge import FACTS
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting import evidence
-from fedsim.reporting.page import write_report
-from fedsim.reporting.summary import summarise
-from fedsim.task import Task
+from fedsim.report import run_contents
+from fedsim.report.page import write_report
+from fedsim.report.summary import summarise
 
 ATTACKS = [{"name": "sme", "iterations": 4}, {"name": "inverting-gradients", "label": "ig", "iterations": 4}]
 
@@ -231,7 +231,7 @@ def test_no_attack_asks_for_the_truth(
         raise AssertionError("an attack looked at the truth")
 
     monkeypatch.setattr(Audit, "truth", refuse)
-    monkeypatch.setattr("fedsim.experiments.federated_data.FederatedData.train", refuse)
+    monkeypatch.setattr("fedsim.federation.federated_data.FederatedData.train", refuse)
     assert open_audit(blind, None).run() == []
     seeing, unseeing = findings(run), findings(blind)
     assert seeing.keys() == unseeing.keys()
@@ -255,8 +255,8 @@ def test_the_granted_model_carries_no_experiment(run: Path) -> None:
 
 
 NET = """
-from fedsim.models.mlp import Mlp
-from fedsim.task import Task
+from fedsim.training.models.mlp import Mlp
+from fedsim.base.task import Task
 
 def build():
     return Mlp(hidden=(16,)).build(Task((1, 8, 8), 10))
@@ -633,9 +633,9 @@ STRANGERS = '''
 """Attacks of somebody else."""
 from dataclasses import dataclass
 import torch
-from fedsim.attacks import Attack, Paper, single_update
-from fedsim.findings import Reconstruction
-from fedsim.task import Task
+from fedsim.interfaces.attack import Attack, Paper, single_update
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.base.task import Task
 
 PAPER = Paper(title="T", authors="A, B", venue="V", year=2020)
 
@@ -782,8 +782,8 @@ def test_what_breaks_the_scoring_or_the_drawing_of_one_finding_leaves_the_others
 
         return broken
 
-    monkeypatch.setattr("fedsim.evaluation.examples.score", breaking(examples.score_examples))
-    monkeypatch.setattr("fedsim.reporting.evidence._view_finding", breaking(evidence._view_finding))
+    monkeypatch.setattr("fedsim.audit.evaluation.examples.score_examples", breaking(examples.score_examples))
+    monkeypatch.setattr("fedsim.report.run_contents._view_finding", breaking(run_contents._view_finding))
     failures: list[str] = []
     assert {row["attack"] for row in audit.score(failures)} == {"ig"}
     assert {row["attack"] for row in read_rows(RunFolder(run).scores)} == {"ig"}

@@ -20,13 +20,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedsim.audit.finding_files import load_finding
 from fedsim.cli.main import main
-from fedsim.experiments.run_folder import read_rows
-from fedsim.recording.finding_files import load_finding
+from fedsim.federation.run_folder import read_rows
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 FILE = """
 [partition]
@@ -385,7 +385,7 @@ def test_inspect_says_what_is_recorded_and_its_hash(here: Call, home: Path, run:
 
 def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns() -> None:
     from fedsim.cli.work_shown import score_table
-    from fedsim.reporting.summary import score_readings
+    from fedsim.report.summary import score_readings
 
     row = {"attack": "aia, [x]", "variant": "", "settings": "{}", "granted": "", "round": 1, "missing": ""}
     row |= {"ceiling": 1.0, "nearest_public": math.nan, "higher_is_better": True}
@@ -543,7 +543,7 @@ def test_a_crash_is_a_sentence_on_the_screen_and_a_traceback_in_the_log(
 ) -> None:
     (tmp_path / "own_crash.py").write_text(
         "from dataclasses import dataclass\n"
-        "from fedsim.attacks import Attack\n"
+        "from fedsim.interfaces.attack import Attack\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Mine(Attack):\n"
         "    'Break.'\n"

@@ -20,10 +20,10 @@ import torch
 from flwr.app import Message
 
 import strategies.app
-from fedsim.errors import RunError
-from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import compare_with_manifest
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.base.errors import RunError
+from fedsim.federation.config import Config
+from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.run_folder import RunFolder
 from fedsim.recording.manifest import edit_manifest
 from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 from fedsim.recording.transcript import Transcript
@@ -38,8 +38,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
@@ -140,7 +140,7 @@ def test_without_its_memory_a_client_would_send_something_else(
     serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the tests below would show little."""
-    monkeypatch.setattr("fedsim.engines.memory.ClientStateStore.pack", lambda memory, clients: {})
+    monkeypatch.setattr("fedsim.federation.engines.client_state.ClientStateStore.pack", lambda memory, clients: {})
     forgetful = serial_run(remembering(tiny_config), tmp_path / "run")
     assert Transcript(forgetful.path).hash() != Transcript(serial.path).hash()
     assert recorded(forgetful)["round-000001.safetensors"] == recorded(serial)["round-000001.safetensors"]

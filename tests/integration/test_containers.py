@@ -20,9 +20,9 @@ import pytest
 import tomli_w
 import yaml
 
-from fedsim.engines.processes import CommandProcess, Processes
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.federation.config import Config
+from fedsim.federation.engines.processes import CommandProcess, Processes
+from fedsim.federation.run_folder import RunFolder
 from fedsim.recording.transcript import Transcript
 
 Run = Callable[..., RunFolder]

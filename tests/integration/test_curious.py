@@ -19,10 +19,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
-from fedsim.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
-from fedsim.engines.node import play_cohort
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import TranscriptError
+from fedsim.base.errors import TranscriptError
+from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
+from fedsim.federation.engines.node import play_cohort
+from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.transcript import Transcript
 from strategies.curious import Curious

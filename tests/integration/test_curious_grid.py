@@ -29,10 +29,10 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedsim
 from fedsim import Curious, CuriousGrid, Transcript
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import ConfigError, RunError, TranscriptError
+from fedsim.base.errors import ConfigError, RunError, TranscriptError
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.messages import RecordedExchange, read_messages
-from fedsim.recording.reading import MessageFormat
 from tests.integration.test_curious import CLIENTS, STRATEGIES, Clients, federate, start_of
 
 START = [np.arange(6, dtype=np.float32).reshape(2, 3) / 10, np.zeros(2, dtype=np.float32)]

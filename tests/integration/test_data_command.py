@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.cli.main import main
-from fedsim.datasets import Dataset, Examples
-from fedsim.experiments.config import Config
-from fedsim.experiments.federated_data import FederatedData
-from fedsim.partitions import Partition
-from fedsim.partitions.natural import Natural
-from fedsim.partitions.shares import Dirichlet, Iid
-from fedsim.reporting.holdings import PartitionSummary, client_table, dataset_table, load_partition_summary
-from fedsim.reporting.holdings_picture import draw_partition
+from fedsim.data import Dataset, Examples
+from fedsim.data.partitions import Partition
+from fedsim.data.partitions.natural import Natural
+from fedsim.data.partitions.shares import Dirichlet, Iid
+from fedsim.federation.config import Config
+from fedsim.federation.federated_data import FederatedData
+from fedsim.report.partition_picture import draw_partition
+from fedsim.report.partition_summary import PartitionSummary, client_table, dataset_table, load_partition_summary
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -182,7 +182,7 @@ def test_who_only_tests_is_counted_apart(call: Call) -> None:
 def test_natural_groups_are_clients_unless_one_says_otherwise(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from fedsim.datasets.digits import Digits
+    from fedsim.data.digits import Digits
 
     names = tuple(f"writer {number}" for number in range(30))
     dataset = made("table", 30, names=names).dataset
@@ -212,7 +212,7 @@ def test_examples_that_several_hold_are_said_to_be(tmp_path: Path) -> None:
 def test_a_download_is_asked_for_before_the_data_are_read(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import fedsim.datasets.download as module
+    import fedsim.data.download as module
 
     asked: list[tuple[str, Path]] = []
     monkeypatch.setattr(module, "download", lambda name, folder: asked.append((name, folder)))

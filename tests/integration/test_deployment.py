@@ -20,13 +20,13 @@ import tomli_w
 from flwr.app import Context, RecordDict
 
 from clients.app import app as client_app
-from fedsim.engines import deployed, flower
-from fedsim.engines.deployed import LogRelay, serverapp_log
-from fedsim.engines.processes import Processes, find_executable
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import InstallationError, RunError
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.base.errors import InstallationError, RunError
+from fedsim.federation.config import Config
+from fedsim.federation.engines import deployed, flower
+from fedsim.federation.engines.deployed import LogRelay, serverapp_log
+from fedsim.federation.engines.processes import Processes, find_executable
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.recording.transcript import Transcript
 
 Run = Callable[..., RunFolder]
@@ -89,7 +89,7 @@ def test_a_pointer_names_components_and_holds_no_code(tmp_path: Path) -> None:
     flower.write_pointer(tmp_path / "app", settings)
     assert [path.name for path in (tmp_path / "app").rglob("*")] == ["pyproject.toml"]
     app = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert app["components"] == {"serverapp": "fedsim.engines.deployed:app", "clientapp": "clients.app:app"}
+    assert app["components"] == {"serverapp": "fedsim.federation.engines.deployed:app", "clientapp": "clients.app:app"}
     assert app["config"] == settings
 
 
@@ -234,7 +234,7 @@ def test_a_command_that_ended_leaves_no_children(logs: Path) -> None:
 
 def test_commands_end_when_their_owner_is_killed_without_warning(logs: Path) -> None:
     code = (
-        "import os, pathlib, sys, time; from fedsim.engines.processes import Processes\n"
+        "import os, pathlib, sys, time; from fedsim.federation.engines.processes import Processes\n"
         "with Processes(pathlib.Path(sys.argv[1]), os.environ) as group:\n"
         "    group.start('stubborn', ['sh', '-c', sys.argv[2]]); time.sleep(100)"
     )
@@ -265,7 +265,7 @@ def test_what_the_serverapp_says_is_said_again(tmp_path: Path, caplog: pytest.Lo
         assert caplog.record_tuples == []
         with file.open("a") as more:
             more.write(
-                "uracy 0.5\n2026-01-01 10:00:01,000 ERROR fedsim.engines.deployed: round 2: all 4 clients failed\n"
+                "uracy 0.5\n2026-01-01 10:00:01,000 ERROR fedsim.federation.engines.deployed: round 2: all 4 clients failed\n"
             )
         relay()
         relay()

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from fedsim.api import doctor
+from fedsim.base.errors import DataError
 from fedsim.cli.main import main
-from fedsim.datasets.cache import find_source_files
-from fedsim.datasets.tables import Adult
-from fedsim.errors import DataError
-from fedsim.metrics import LPIPS_FILE
+from fedsim.data.cache import find_source_files
+from fedsim.data.tables import Adult
 from fedsim.plugins import registry
-from fedsim.workflow import doctor
 
 Call = Callable[..., tuple[int, dict[str, str], str]]
 
@@ -88,7 +87,7 @@ def test_every_data_set_at_hand_is_there(call: Call) -> None:
     told = call("--data-dir", data)[1]
     names = ("adult", "att-faces", "cifar10", "cifar100", "flight-prices", "mnist", "reuters-r8")
     assert [name for name in names if not told[name].startswith("there, ")] == []
-    assert told["LPIPS"] == f"there, {data}/weights/{LPIPS_FILE}"
+    assert told["LPIPS"] == f"there, {data}/weights/squeezenet1_1-imagenet1k.pth"
     assert 'set data.files = "test"' in told["emnist"]
 
 
@@ -96,7 +95,7 @@ def test_every_data_set_at_hand_is_there(call: Call) -> None:
 def test_a_folder_that_is_not_there_and_weights_that_are_damaged_are_told(call: Call, tmp_path: Path) -> None:
     assert call("--data-dir", tmp_path / "x")[1]["folder"] == f"{tmp_path}/x; there is no such folder"
     (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / LPIPS_FILE).write_bytes(b"PK")
+    (tmp_path / "weights" / "squeezenet1_1-imagenet1k.pth").write_bytes(b"PK")
     code, told, _ = call("--data-dir", tmp_path)
     assert code == 0
     assert "is no readable file of weights" in told["LPIPS"]

@@ -21,20 +21,20 @@ from torch.nn.functional import cross_entropy
 from typer.main import get_command
 
 import fedsim
-from fedsim.attacks import Knowledge
+from fedsim.base.errors import ConfigError
 from fedsim.cli.main import cli
-from fedsim.errors import ConfigError
-from fedsim.experiments.config import AttackFile, Config, validate_tables
-from fedsim.experiments.reading import load_config
-from fedsim.findings import Reconstruction
-from fedsim.knowledge import FACTS
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.reading import load_config
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.plugins.registry import load_object
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from fedsim.sweeps.file import SweepTable
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = sorted(
@@ -229,7 +229,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     from flwr.serverapp import ServerApp
     from flwr.serverapp.strategy import FedAvg
 
-    from fedsim.engines.serial import InProcessGrid
+    from fedsim.federation.engines.serial import InProcessGrid
 
     quick = tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text(encoding="utf-8"))
     quick["adversary"] |= {"workers": 1, "victims": [0]}

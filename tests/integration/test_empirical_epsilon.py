@@ -13,14 +13,14 @@ import torch
 import fedsim
 from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.attacks import Paper
-from fedsim.defense import Memory, Poisson
-from fedsim.errors import ConfigError, RunError
-from fedsim.evaluation.empirical_epsilon import EpsilonComparison, read_epsilons
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison, read_epsilons
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Memory, Poisson
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State
+from fedsim.recording.wire_format import State
 
 DP_SGD: dict[str, Any] = {"name": "dp-sgd", "noise_multiplier": 1.0}
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import evaluate, local_update
 
@@ -221,9 +221,9 @@ def python(*lines: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 CORE = [
-    "fedsim.attacks", "fedsim.auditing.audit", "fedsim.datasets", "fedsim.defense", "fedsim.experiments.config",
-    "fedsim.experiments.federated_data", "fedsim.evaluation.scoring", "fedsim.metrics", "fedsim.models",
-    "fedsim.recording.recorder", "fedsim.recording.transcript", "fedsim.training.loop", "fedsim.wire.payloads",
+    "fedsim.interfaces.attack", "fedsim.audit.audit", "fedsim.data", "fedsim.interfaces.defense", "fedsim.federation.config",
+    "fedsim.federation.federated_data", "fedsim.audit.evaluation.scoring", "fedsim.base.metrics", "fedsim.training.models",
+    "fedsim.recording.recorder", "fedsim.recording.transcript", "fedsim.training.loop", "fedsim.recording.payloads",
     "clients.defenses.update_noise",
 ]  # fmt: skip
 BLOCK = """
@@ -243,11 +243,11 @@ def test_a_serial_run_never_asks_for_ray(tiny_config: Tiny, tmp_path: Path) -> N
         "BLOCKED = ['ray']",
         BLOCK,
         "from pathlib import Path",
-        "from fedsim.experiments.config import Config",
-        "from fedsim.experiments.run_folder import RunFolder",
-        "from fedsim.experiments.simulation import federate",
+        "from fedsim.federation.config import Config",
+        "from fedsim.federation.run_folder import RunFolder",
+        "from fedsim.federation.simulation import run_federation",
         f"config = Config.model_validate_json({tiny_config().model_dump_json()!r})",
-        f"federate(config, RunFolder(Path({str(tmp_path / 'run')!r})))",
+        f"run_federation(config, RunFolder(Path({str(tmp_path / 'run')!r})))",
         "print(asked)",
     )
     assert done.returncode == 0, done.stderr

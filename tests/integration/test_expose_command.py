@@ -12,15 +12,15 @@ from subprocess import CompletedProcess
 import pytest
 import torch
 
+from fedsim.base.errors import RunError
 from fedsim.cli.main import main
-from fedsim.errors import RunError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.exposing import find_applicable_measures
-from fedsim.experiments.run_folder import RunFolder, read_exposures
 from fedsim.exposure.jacobian_norm import JacobianNorm
 from fedsim.exposure.of_clients import COLUMNS
-from fedsim.reporting.exposure import ExposureQuantity, draw_clients, draw_examples, mean_quantities
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.exposing import find_applicable_measures
+from fedsim.federation.run_folder import RunFolder, read_exposures
+from fedsim.report.exposure import ExposureQuantity, draw_clients, draw_examples, mean_quantities
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -253,7 +253,7 @@ def test_of_many_examples_a_picture_shows_both_ends(monkeypatch: pytest.MonkeyPa
         shown.extend(list(row.captions) for row in rows)  # type: ignore[attr-defined]
         return b""
 
-    monkeypatch.setattr("fedsim.reporting.figures.gallery", noted)
+    monkeypatch.setattr("fedsim.report.figures.gallery", noted)
     found = mean_quantities([row(0, str(place), example=str(place)) for place in range(50)], of_examples=True)
     draw_examples(found, lambda who: torch.zeros(1, 4, 4))
     assert [len(captions) for captions in shown] == [24, 12]
@@ -271,7 +271,7 @@ def test_a_picture_of_clients_takes_values_of_any_size() -> None:
 def test_a_measure_without_a_choice_that_says_nothing_of_single_examples_says_the_rest(
     tiny_config: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.experiments.exposing.registry.names", lambda _: ["gradient-norm"])
+    monkeypatch.setattr("fedsim.federation.exposing.registry.names", lambda _: ["gradient-norm"])
     caplog.set_level("INFO", logger="fedsim")
     (gauge,) = find_applicable_measures(Experiment(tiny_config()), each=True)
     assert not gauge.per_example

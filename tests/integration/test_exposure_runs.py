@@ -16,16 +16,16 @@ from torch import Tensor
 
 import fedsim
 import strategies.app
-from fedsim.errors import ConfigError, PluginError, RunError
-from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder, read_exposures
+from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.exposure.gradient_norm import GradientNorm
-from fedsim.measure import Meaning, Measure
+from fedsim.exposure.measure import Meaning, Measure
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder, read_exposures
 from fedsim.recording.sealed import read_sealed_file
 from fedsim.recording.transcript import Transcript
+from fedsim.training.message_function import ClientMessage
 from fedsim.training.sampling import round_batches
-from fedsim.training.sent import ClientMessage
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -298,7 +298,7 @@ def test_a_strangers_measure_is_not_tried_in_the_process_of_the_server(tiny_conf
     """Fedsim's own are; of others, what they refuse shows when the first client measures."""
     (tmp_path / "strangers_measure.py").write_text(
         "from dataclasses import dataclass\n"
-        "from fedsim.measure import Measure\n\n\n"
+        "from fedsim.exposure.measure import Measure\n\n\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Theirs(Measure):\n"
         "    quantities = {'value': 'more'}\n\n"
@@ -311,7 +311,7 @@ def test_a_strangers_measure_is_not_tried_in_the_process_of_the_server(tiny_conf
 
 
 def test_training_states_takes_no_time_for_measures(tiny_config: Tiny, tmp_path: Path) -> None:
-    from fedsim.experiments.training_states import make_states
+    from fedsim.federation.training_states import make_states
 
     states = make_states(measuring(tiny_config, NORM, states={"rounds": [1]}), "tiny", tmp_path / "states")
     assert not (states.folder.parent / "exposure.csv").exists()

@@ -14,17 +14,17 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-import fedsim.engines.readiness
+import fedsim.federation.engines.readiness
 import fedsim.recording.recorder
 import fedsim.recording.sealed
 import strategies.app
 from clients.app import app as client_app
-from fedsim.engines.arrays import make_record
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import ConfigError, FedsimError, RunError
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.files import write_text
+from fedsim.base.errors import ConfigError, FedsimError, RunError
+from fedsim.base.files import write_text
+from fedsim.federation.config import Config
+from fedsim.federation.engines.arrays import make_record
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.recording.transcript import Transcript
 
 Run = Callable[..., RunFolder]
@@ -34,9 +34,9 @@ PLUGINS = '''
 from dataclasses import dataclass, replace
 import torch
 from torch import nn
-from fedsim.attacks import Paper
-from fedsim.datasets.digits import Digits
-from fedsim.defense import Defense
+from fedsim.interfaces.attack import Paper
+from fedsim.data.digits import Digits
+from fedsim.interfaces.defense import Defense
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
@@ -432,7 +432,7 @@ def test_a_file_written_on_a_full_disk_leaves_the_old_one(tmp_path: Path, monkey
 
 def test_no_nodes_in_time_is_one_sentence(tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InProcessGrid, "get_node_ids", lambda self: [])
-    monkeypatch.setattr(fedsim.engines.readiness, "_TO_CONNECT", 0.3)
+    monkeypatch.setattr(fedsim.federation.engines.readiness, "_TO_CONNECT", 0.3)
     config = tiny_config()
     settings: Any = {"experiment": config.model_dump_json(), "out": str(tmp_path / "run"), "resume": False}
     with pytest.raises(RunError, match="0 of 1 nodes connected within") as caught:

@@ -16,30 +16,30 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
-from fedsim.auditing.audit import open_audit
-from fedsim.auditing.threat_model import grant_knowledge
+from fedsim.audit.audit import open_audit
+from fedsim.audit.finding_files import load_finding
+from fedsim.audit.threat_model import grant_knowledge
+from fedsim.base.errors import ConfigError, PluginError, RunError
+from fedsim.base.randomness import generator, seed_globals
 from fedsim.cli.main import main
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import ConfigError, PluginError, RunError
-from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import Config
-from fedsim.experiments.reading import load_config
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.experiments.simulation import run_federation
-from fedsim.findings import Reconstruction
-from fedsim.randomness import generator, seed_globals
-from fedsim.recording.finding_files import load_finding
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import Config
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.reading import load_config
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.simulation import run_federation
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting.evidence import read_recording
-from fedsim.reporting.geometry import geometries_of_updates as geometry_of
-from fedsim.reporting.page import write_report
-from fedsim.reporting.run_facts import recorded_facts
+from fedsim.recording.wire_format import Update
+from fedsim.report.geometry import geometries_of_updates as geometry_of
+from fedsim.report.page import write_report
+from fedsim.report.run_contents import read_recording
+from fedsim.report.run_facts import recorded_facts
 from fedsim.training.cohort import TOLERANCE
 from fedsim.training.loop import local_update
 from fedsim.training.sampling import round_batches
 from fedsim.training.stochastic_layers import find_stochastic_layers
-from fedsim.wire.messages import Update
 from strategies.curious import Curious
 from strategies.fedsgd import FedSgd
 
@@ -499,8 +499,8 @@ def test_granted_labels_are_those_of_the_mini_batch(plain: tuple[Config, Path], 
 
 PROBE = """
 from dataclasses import dataclass
-from fedsim.attacks import Attack, Paper
-from fedsim.findings import Reconstruction
+from fedsim.interfaces.attack import Attack, Paper
+from fedsim.interfaces.findings import Reconstruction
 import torch
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,20 +18,20 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 import fedsim
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim import CuriousGrid, Transcript
-from fedsim.auditing.audit import open_audit
-from fedsim.auditing.fit import warn_of_cost
-from fedsim.auditing.threat_model import grant_knowledge
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import ConfigError, DataError, FedsimError, TranscriptError
-from fedsim.evaluation.truth import write_truth
-from fedsim.experiments.config import AttackFile, validate_tables
-from fedsim.findings import Inference
-from fedsim.recording.finding_files import load_claim
+from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.truth import write_truth
+from fedsim.audit.finding_files import load_claim
+from fedsim.audit.plausibility import warn_of_cost
+from fedsim.audit.threat_model import grant_knowledge
+from fedsim.base.errors import ConfigError, DataError, FedsimError, TranscriptError
+from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.interfaces.findings import Inference
+from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages
-from fedsim.recording.reading import MessageFormat
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import State, Update
 from tests.adversaries.exact.test_exact_attacks import digits
 
 COUNT, CLASSES = 6, 10
@@ -411,7 +411,7 @@ def test_a_long_attack_is_told_of_with_the_setting_that_shortens_it(
     )
     warn_of_cost([("sme", SurrogateModelExtension(iterations=10))], Transcript(tmp_path / "run"), known)
     assert caplog.text == ""
-    monkeypatch.setattr("fedsim.auditing.fit._measure_pass", lambda *_: (1 << 40, 1.0))
+    monkeypatch.setattr("fedsim.audit.plausibility._measure_pass", lambda *_: (1 << 40, 1.0))
     warn_of_cost([("sme", SurrogateModelExtension(iterations=1000))], Transcript(tmp_path / "run"), known)
     assert "an attack on 6 examples takes about 6597.1 GB" in caplog.text
     assert (

@@ -14,15 +14,15 @@ from flwr.app import Message
 from torch import Tensor
 
 from clients.defenses.gate import Gate
-from fedsim.errors import RunError
-from fedsim.experiments.build import Experiment, resolve
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.measure import Meaning, Measure
+from fedsim.base.errors import RunError
+from fedsim.exposure.measure import Meaning, Measure
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
 from fedsim.recording.sealed import read_sealed_file
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_gradient, local_update
-from fedsim.training.sent import ClientMessage
+from fedsim.training.message_function import ClientMessage
 from strategies.curious import Curious
 
 Run = Callable[..., RunFolder]

@@ -17,17 +17,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.attacks import Attack, Knowledge
-from fedsim.auditing.audit import Audit, open_audit
-from fedsim.auditing.isolation import Isolation, _import_path, _pickle_without_tensors, attempt
-from fedsim.errors import AttackError
-from fedsim.evaluation.case import ForeignRecording
-from fedsim.evaluation.truth import Truth
-from fedsim.experiments.build import build_attacks
-from fedsim.experiments.config import AttackFile, Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.randomness import generator
-from fedsim.recording.finding_files import load_finding
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.evaluation.case import ForeignRecording
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.finding_files import load_finding
+from fedsim.audit.isolation import Isolation, _import_path, _pickle_without_tensors, attempt
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator
+from fedsim.federation.build import build_attacks
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.attack import Attack, Knowledge
 from fedsim.recording.transcript import Transcript
 
 STRANGERS = '''
@@ -36,9 +36,9 @@ import faulthandler, gc, logging, os, signal, sys, time
 from dataclasses import dataclass
 from pathlib import Path
 import torch
-from fedsim.attacks import Attack, Paper, single_update
-from fedsim.errors import AttackError
-from fedsim.findings import LocalModel, Reconstruction
+from fedsim.interfaces.attack import Attack, Paper, single_update
+from fedsim.base.errors import AttackError
+from fedsim.interfaces.findings import LocalModel, Reconstruction
 
 @dataclass(frozen=True, kw_only=True)
 class Of(Attack):
@@ -87,7 +87,7 @@ class Thief(Of):
             return None
 
     def _of(self, folder, victim):
-        from fedsim.auditing.audit import open_audit
+        from fedsim.audit.audit import open_audit
         truth = open_audit(folder, None).truth(victim, 1)
         return truth.data, truth.labels
 

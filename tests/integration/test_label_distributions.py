@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.auditing.audit import open_audit
-from fedsim.auditing.threat_model import grant_knowledge
-from fedsim.errors import ConfigError, DataError
-from fedsim.experiments.auxiliary import auxiliary_records
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AttackFile, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import LabelDistribution
-from fedsim.recording.finding_files import load_finding
-from fedsim.reporting.page import write_report
+from fedsim.audit.audit import open_audit
+from fedsim.audit.finding_files import load_finding
+from fedsim.audit.threat_model import grant_knowledge
+from fedsim.base.errors import ConfigError, DataError
+from fedsim.federation.auxiliary import auxiliary_records
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.findings import LabelDistribution
+from fedsim.report.page import write_report
 
 RUN = {
     "partition": {"name": "dirichlet", "alpha": 0.3, "samples_per_client": 60},

@@ -13,20 +13,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim.attacks import Attack, Knowledge, Paper, Progress
-from fedsim.auditing.audit import Audit, open_audit
-from fedsim.auditing.in_round import attack_round
-from fedsim.auditing.threat_model import grant_knowledge, grant_private
-from fedsim.errors import ConfigError, RunError
-from fedsim.evaluation.imputation import Imputation
-from fedsim.evaluation.local_optimum import local_optimum
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AttackFile, Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.findings import Finding, Inference, LocalModel, Representatives
-from fedsim.recording.finding_files import load_finding, save_finding
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.evaluation.imputation import Imputation
+from fedsim.audit.evaluation.local_optimum import local_optimum
+from fedsim.audit.finding_files import load_finding, save_finding
+from fedsim.audit.in_round import attack_round
+from fedsim.audit.threat_model import grant_knowledge, grant_private
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.findings import Finding, Inference, LocalModel, Representatives
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting.page import write_report
+from fedsim.report.page import write_report
 
 TABLE = {"name": "leaf-synthetic", "features": 6, "classes": 3, "clients": 3, "examples_per_client": 40,
          "sensitive": True, "decay": 0.0}  # fmt: skip
@@ -190,7 +190,7 @@ def test_an_optimum_from_another_start_is_kept_and_one_that_diverges_costs_only_
             raise RunError("it diverged")
         return whole(model, start, *rest)
 
-    monkeypatch.setattr("fedsim.auditing.optima.local_optimum", diverging)
+    monkeypatch.setattr("fedsim.audit.optima.local_optimum", diverging)
     failures: list[str] = []
     rows = {(row["victim"], row["metric"]): row for row in audit.score(failures)}
     assert failures == []

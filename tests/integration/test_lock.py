@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedsim.errors import ConfigError
-from fedsim.experiments import lock
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.base.errors import ConfigError
+from fedsim.federation import lock
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -25,8 +25,8 @@ Tiny = Callable[..., Config]
 HOLDER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from fedsim.experiments.lock import held
-with held(Path(sys.argv[1])):
+from fedsim.federation.lock import lock_folder
+with lock_folder(Path(sys.argv[1])):
     started = subprocess.Popen(["sleep", "30"])
     forked = os.fork()
     if not forked:

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsim.auditing.audit import open_audit
+from fedsim.audit.audit import open_audit
+from fedsim.audit.finding_files import load_finding, save_finding
+from fedsim.base.errors import ConfigError, RunError
 from fedsim.cli.main import main
-from fedsim.errors import ConfigError, RunError
-from fedsim.experiments import lock
-from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import compare_with_manifest
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.experiments.states import TrainingStates
-from fedsim.findings import LocalModel
+from fedsim.federation import lock
+from fedsim.federation.config import Config
+from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.states import TrainingStates
+from fedsim.interfaces.findings import LocalModel
 from fedsim.recording import manifest
-from fedsim.recording.finding_files import load_finding, save_finding
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -102,7 +102,7 @@ def test_an_untouched_run_is_intact_and_the_report_quotes_its_id(
 def other_seed(run: Path) -> None:
     config = RunFolder(run).read_experiment()
     assert config is not None
-    from fedsim.experiments.simulation import run_federation
+    from fedsim.federation.simulation import run_federation
 
     federation = config.federation.model_copy(update={"seed": 4})
     run_federation(config.model_copy(update={"federation": federation}), RunFolder(run.parent / "other"))
@@ -314,7 +314,7 @@ def test_an_overwriting_that_was_killed_can_be_begun_again(
         real(path, **settings)  # type: ignore[call-overload]
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedsim.experiments.run_folder.shutil.rmtree", killed)
+        patch.setattr("fedsim.federation.run_folder.shutil.rmtree", killed)
         with pytest.raises(Killed):
             call("run", tmp_path / "x.toml", "--out", run, "--overwrite")
     assert call("run", tmp_path / "x.toml", "--out", run, "--overwrite")[0] == 0

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.auditing.audit import open_audit
-from fedsim.auditing.threat_model import check_private_facts
-from fedsim.errors import ConfigError, KnowledgeError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.candidates import draw_candidates
-from fedsim.experiments.config import AttackFile, Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import Membership
-from fedsim.knowledge import HELD_OUT, OTHER_CLIENTS
-from fedsim.recording.finding_files import load_finding
+from fedsim.audit.audit import open_audit
+from fedsim.audit.finding_files import load_finding
+from fedsim.audit.threat_model import check_private_facts
+from fedsim.base.errors import ConfigError, KnowledgeError
+from fedsim.federation.build import Experiment
+from fedsim.federation.candidates import draw_candidates
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.findings import Membership
+from fedsim.interfaces.knowledge import HELD_OUT, OTHER_CLIENTS
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting.page import write_report
+from fedsim.report.page import write_report
 
 RUN = {
     "partition": {"name": "iid", "samples_per_client": 40},

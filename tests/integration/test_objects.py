@@ -21,8 +21,8 @@ from torch import nn
 import fedsim
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from fedsim import Run
-from fedsim.defense import check_defense
-from fedsim.errors import AttackError, ConfigError, FedsimError, PluginError, RunError
+from fedsim.base.errors import AttackError, ConfigError, FedsimError, PluginError, RunError
+from fedsim.interfaces.defense import check_defense
 
 PAPER = fedsim.Paper(title="Test", authors="Nobody", venue="Nowhere", year=2026)
 TABLES: dict[str, Any] = {

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsim.auditing.audit import Audit, open_audit
-from fedsim.errors import TranscriptError
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
-from fedsim.recording.finding_files import load_claim, save_finding, tensors_to_save
-from fedsim.reporting.evidence import read_attack_traits, read_findings
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.finding_files import load_claim, save_finding, tensors_to_save
+from fedsim.base.errors import TranscriptError
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
+from fedsim.report.run_contents import read_attack_traits, read_findings
 
 CURVE = {"objective": torch.tensor([2.0, 1.0])}
 SOUND: dict[str, Finding] = {

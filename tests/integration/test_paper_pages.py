@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from fedsim.errors import ConfigError
-from fedsim.reproduce.papers import KeptFile, KeptResult, read_results
+from fedsim.api.reproduce.papers import KeptFile, KeptResult, read_results
+from fedsim.base.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -15,17 +15,17 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import Tensor
 
 from clients.mods import as_mod, defend_payload
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
-from fedsim.engines.arrays import make_record, read_state
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import RunError
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.randomness import generator
+from fedsim.base.errors import RunError
+from fedsim.base.randomness import generator
+from fedsim.federation.config import Config
+from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.payloads import Dense, Form, Payload, Quantised, Sparse, State
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.payloads import Dense, Form, Payload, Quantised, Sparse, State
 from strategies.curious import Curious
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")

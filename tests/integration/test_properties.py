@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.auditing.audit import open_audit
-from fedsim.auditing.threat_model import grant_knowledge
-from fedsim.errors import ConfigError, KnowledgeError
-from fedsim.evaluation.properties import PropertyEvaluator
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AttackFile, Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import PropertyPresence
-from fedsim.randomness import numpy_generator
-from fedsim.recording.finding_files import load_finding
-from fedsim.reporting.page import write_report
+from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.properties import PropertyEvaluator
+from fedsim.audit.finding_files import load_finding
+from fedsim.audit.threat_model import grant_knowledge
+from fedsim.base.errors import ConfigError, KnowledgeError
+from fedsim.base.randomness import numpy_generator
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.findings import PropertyPresence
+from fedsim.report.page import write_report
 
 CLIENTS, COUNT = 4, 30  # the tiny experiment has four clients
 SHARES = (0.5, 0.0, 0.5, 0.0)

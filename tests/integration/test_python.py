@@ -29,8 +29,11 @@ import fedsim
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from clients.defenses.update_noise import UpdateNoise
 from fedsim import Run, Transcript
-from fedsim.auditing.audit import open_audit
-from fedsim.errors import (
+from fedsim.api.in_memory import _infer_classes
+from fedsim.api.logs import listen
+from fedsim.api.runs import Report
+from fedsim.audit.audit import open_audit
+from fedsim.base.errors import (
     AttackCrash,
     AttackError,
     ConfigError,
@@ -40,9 +43,6 @@ from fedsim.errors import (
     RunError,
     TranscriptError,
 )
-from fedsim.workflow.in_memory import _infer_classes
-from fedsim.workflow.logs import listen
-from fedsim.workflow.runs import Report
 
 TABLES: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -312,7 +312,7 @@ def test_a_run_of_objects_says_that_its_file_cannot_rebuild_it_and_what_is_there
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fedsim.run({**TABLES, "model": network()}, tmp_path / "run")
-    monkeypatch.setattr("fedsim.plugins.objects._objects", {})  # as in another program
+    monkeypatch.setattr("fedsim.plugins.inline._objects", {})  # as in another program
     run = fedsim.open(tmp_path / "run")
     before = run.scores.to_csv()
     for call in (lambda: run.attack("sme", victim=0), run.resume):
@@ -380,7 +380,7 @@ def foreign(made: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the recording alone; the module of its network lies in the present folder."""
     shutil.copytree(made.path / "transcript", tmp_path / "foreign" / "transcript")
     (tmp_path / "network_of_theirs.py").write_text(
-        "from fedsim.models.mlp import Mlp\nfrom fedsim.task import Task\n\n\n"
+        "from fedsim.training.models.mlp import Mlp\nfrom fedsim.base.task import Task\n\n\n"
         "def build():\n    return Mlp().build(Task((1, 8, 8), 10))\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -435,8 +435,8 @@ def test_a_recording_made_elsewhere_is_attacked_and_scored_by_an_attack_file(
 
 @pytest.fixture
 def update(made: Run) -> dict[str, Any]:
-    from fedsim.experiments.build import Experiment
-    from fedsim.experiments.config import validate_tables
+    from fedsim.federation.build import Experiment
+    from fedsim.federation.config import validate_tables
 
     seen, tables = made.transcript.update(1, 0), tomllib.loads((made.path / "experiment.toml").read_text())
     model = Experiment(validate_tables(fedsim.Config, tables, "made")).new_model()
@@ -480,7 +480,7 @@ def test_an_update_in_memory_is_attacked_without_a_run(update: dict[str, Any]) -
         ({"local_epochs": 0}, ConfigError, "local_epochs: expected at least 1, got 0"),
         ({"labels": [1, 2, 3, 4]}, ConfigError, "labels: expected a tensor"),
         ({"labels": torch.tensor([1, 2])}, AttackError, "2 labels are granted"),
-        ({"records": 3}, ConfigError, "records: expected fedsim.knowledge.Records, got 3"),
+        ({"records": 3}, ConfigError, "records: expected fedsim.interfaces.knowledge.Records, got 3"),
         ({"model": nn.Flatten()}, ConfigError, "this Flatten has no weights"),
         ({"model": nn.LazyLinear(10)}, ConfigError, "does not say how large"),
         ({"after": network()}, ConfigError, "after: has no"),
@@ -527,7 +527,7 @@ def test_an_update_of_a_regression_has_no_classes() -> None:
 @pytest.fixture
 def host() -> Callable[[], dict[str, Any]]:
     """What belongs to the host program, as it is when this is called."""
-    fedsim_logger, progress = logging.getLogger("fedsim"), logging.getLogger("fedsim.progress")
+    fedsim_logger, progress = logging.getLogger("fedsim"), logging.getLogger("fedsim.base.progress")
 
     def seen() -> dict[str, Any]:
         return {

@@ -19,11 +19,11 @@ from typing import Any
 import grpc
 import pytest
 
-import fedsim.engines.ray
-from fedsim.errors import RunError
-from fedsim.experiments.build import resolve
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
+import fedsim.federation.engines.ray
+from fedsim.base.errors import RunError
+from fedsim.federation.build import resolve
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
 from fedsim.recording.transcript import Transcript
 
 pytestmark = pytest.mark.ray
@@ -36,9 +36,9 @@ import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from fedsim.attacks import Paper
-from fedsim.datasets.digits import Digits
-from fedsim.defense import Defense
+from fedsim.interfaces.attack import Paper
+from fedsim.data.digits import Digits
+from fedsim.interfaces.defense import Defense
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
@@ -198,7 +198,7 @@ def test_nobody_else_gets_into_the_ray_that_is_started_here(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     sockets: list[tuple[str, int]] = []
     said: list[str] = []
-    compare = fedsim.engines.ray._count_actors
+    compare = fedsim.federation.engines.ray._count_actors
 
     def look(*arguments: Any) -> int:  # our own run goes on beside this
         import ray
@@ -212,7 +212,7 @@ def test_nobody_else_gets_into_the_ray_that_is_started_here(
         said.append(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout)
         return compare(*arguments)
 
-    monkeypatch.setattr(fedsim.engines.ray, "_count_actors", look)
+    monkeypatch.setattr(fedsim.federation.engines.ray, "_count_actors", look)
     run = serial_run(tiny_config(federation={"engine": "ray", "actors": 1}), tmp_path / "run")
     assert Transcript(run.path).rounds == [1, 2]
     assert len(sockets) >= 4, "Ray's processes should be among them"
@@ -242,20 +242,20 @@ def test_a_cluster_that_wants_a_token_takes_its_own_and_any_other_is_one_sentenc
 ) -> None:
     from ray.cluster_utils import Cluster
 
-    own = fedsim.engines.ray._ray_variables(None)
+    own = fedsim.federation.engines.ray._ray_variables(None)
     others = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-    with fedsim.engines.ray._environment(own):
+    with fedsim.federation.engines.ray._environment(own):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     config = tiny_config(federation={"engine": "ray", "address": cluster.address})
     try:
         for variables in ({}, others):
             with (
-                fedsim.engines.ray._environment(variables),
+                fedsim.federation.engines.ray._environment(variables),
                 pytest.raises(RunError, match="does not accept our token; give its own by RAY_AUTH_MODE") as caught,
             ):
                 serial_run(config, tmp_path / f"run-{len(variables)}")
             assert_one_sentence(caught.value)
-        with fedsim.engines.ray._environment(own):
+        with fedsim.federation.engines.ray._environment(own):
             assert Transcript(serial_run(config, tmp_path / "run").path).rounds == [1, 2]
     finally:
         cluster.shutdown()
@@ -278,9 +278,9 @@ def test_a_cluster_is_joined_and_records_the_same_bytes(
 def test_a_machine_outside_the_cluster_is_told_so_before_ray_is_joined(
     cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert fedsim.engines.ray._is_local("127.0.0.1")
-    assert not fedsim.engines.ray._is_local("192.0.2.77")  # set aside for documents
-    monkeypatch.setattr(fedsim.engines.ray, "_is_local", lambda address: False)
+    assert fedsim.federation.engines.ray._is_local("127.0.0.1")
+    assert not fedsim.federation.engines.ray._is_local("192.0.2.77")  # set aside for documents
+    monkeypatch.setattr(fedsim.federation.engines.ray, "_is_local", lambda address: False)
     with pytest.raises(RunError, match=r"this machine is no host of the Ray cluster at .*; join it by") as caught:
         serial_run(tiny_config(federation={"engine": "ray", "address": cluster.address}), tmp_path / "run")
     assert_one_sentence(caught.value)
@@ -300,7 +300,7 @@ def test_nothing_at_the_address_is_one_sentence_at_once(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray itself is not asked, which would take half a minute and print warnings."""
-    monkeypatch.setattr(fedsim.engines.ray, "_connection", lambda *rest: pytest.fail("Ray was asked"))
+    monkeypatch.setattr(fedsim.federation.engines.ray, "_connection", lambda *rest: pytest.fail("Ray was asked"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
     config = tiny_config(federation={"engine": "ray", "address": place})
@@ -332,7 +332,7 @@ def test_an_address_of_another_kind_is_one_sentence(
 def test_what_listens_but_is_no_ray_is_one_sentence(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.engines.ray, "_PATIENCE", 1.0)
+    monkeypatch.setattr(fedsim.federation.engines.ray, "_PATIENCE", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         place = f"127.0.0.1:{other.getsockname()[1]}"
         config = tiny_config(federation={"engine": "ray", "address": place})
@@ -378,10 +378,10 @@ def test_kill_9_leaves_nothing_running_and_the_run_goes_on(
     folder = RunFolder(tmp_path / "run")
     code = f"""
 from pathlib import Path
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.simulation import federate
-federate(Config.model_validate_json({config.model_dump_json()!r}), RunFolder(Path({str(folder.path)!r})))
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.simulation import run_federation
+run_federation(Config.model_validate_json({config.model_dump_json()!r}), RunFolder(Path({str(folder.path)!r})))
 """
     driver = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.DEVNULL)
     try:
@@ -405,8 +405,8 @@ federate(Config.model_validate_json({config.model_dump_json()!r}), RunFolder(Pat
 
 HOLD = """
 import time
-from fedsim.engines.ray import joined
-with joined(None, 1):
+from fedsim.federation.engines.ray import ray_session
+with ray_session(None, 1):
     print("up", flush=True)
     time.sleep(100)
 """
@@ -459,8 +459,8 @@ def test_more_than_32_actors_work_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     from flwr.app import ConfigRecord, Context, Message, RecordDict
     from flwr.serverapp import Grid, ServerApp
 
-    from fedsim.engines import ray
-    from fedsim.engines.readiness import wait_for_nodes
+    from fedsim.federation.engines import ray
+    from fedsim.federation.engines.readiness import wait_for_nodes
 
     (tmp_path / "noop_app.py").write_text(NOOP)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -81,7 +81,7 @@ def test_audit_my_flower_app(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.app import ArrayRecord, ConfigRecord
     from flwr.serverapp.strategy import FedAvg
 
-    from fedsim.engines import serial
+    from fedsim.federation.engines import serial
 
     monkeypatch.setattr(serial, "_FIRST_NODE", 2**64 - 2)  # Flower draws ids from all of 64 bits
     recipe = section("Audit my Flower app")

@@ -12,18 +12,18 @@ import pytest
 import tomli_w
 
 import fedsim
-from fedsim.auditing.audit import Audit, open_audit
+from fedsim.api import pipeline
+from fedsim.api.adversaries import Adversary
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.cli.main import main
-from fedsim.errors import ConfigError, KnowledgeError
-from fedsim.experiments.config import AttackFile, Config, validate_tables
-from fedsim.experiments.integrity import compare_with_manifest
-from fedsim.experiments.run_folder import RunFolder, read_refusals
-from fedsim.reporting.page import write_report
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.run_folder import RunFolder, read_refusals
+from fedsim.report.page import write_report
 from fedsim.sweeps.file import parse_sweep
 from fedsim.sweeps.plan import plan_sweep
 from fedsim.sweeps.store import CellStore
-from fedsim.workflow import work
-from fedsim.workflow.adversaries import Adversary
 
 SME = {"name": "sme", "iterations": 2}
 TEXTS = {"name": "tgias-ro-text"}
@@ -132,7 +132,7 @@ def test_an_attack_file_reports_what_it_cannot_make_as_a_failure(
 
 def not_made(run: RunFolder) -> list[str]:
     """What a report that is written later says was not made, by the title that each sentence begins with."""
-    work.report(run.path)
+    pipeline.report(run.path)
     return re.findall(r"Not made: (\S+) ", run.report.read_text())
 
 
@@ -143,7 +143,7 @@ def test_a_later_report_and_a_later_attack_know_what_was_refused(run: RunFolder,
     def attack(*attacks: dict[str, Any], **knowledge: Any) -> list[str]:
         adversary = {"victims": [0], "workers": 1, "knowledge": knowledge}
         spec = validate_tables(AttackFile, {"adversary": adversary, "attack": attacks}, "a file")
-        return work.attack(own.path, Adversary(spec=spec)).failures
+        return pipeline.attack(own.path, Adversary(spec=spec)).failures
 
     membership = {"name": "membership-loss"}
     assert len(attack(TEXTS, membership, SME)) == 2

@@ -22,16 +22,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-import fedsim.experiments.run_folder
+import fedsim.federation.run_folder
 import fedsim.recording.recorder
 import fedsim.recording.sealed
 import strategies.app
 from clients.app import app as client_app
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import ConfigError, RunError
-from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import compare_with_manifest
-from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.federation.config import Config
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
@@ -99,7 +99,7 @@ def killed_in_round_three(point: str, *, after_rounds: int = 2) -> Iterator[None
         "before recording": (fedsim.recording.recorder.Recorder, "write", False),
         "while recording": (fedsim.recording.recorder._RoundFile, "finish", True),
         "before metrics": (RunFolder, "write_table", False),
-        "while metrics are written": (fedsim.experiments.run_folder, "write_text", False),
+        "while metrics are written": (fedsim.federation.run_folder, "write_text", False),
         "before the checkpoint": (Checkpoint, "save", False),
         "while the checkpoint is written": (fedsim.recording.sealed, "save_file", False),
         "after the checkpoint": (Checkpoint, "save", True),
@@ -217,7 +217,7 @@ def test_no_engine_starts_for_a_finished_run(
         raise AssertionError("an engine was started")
 
     serial_run(tiny_config(), tmp_path / "run")
-    monkeypatch.setattr(f"fedsim.engines.{engine}.launch", launch)
+    monkeypatch.setattr(f"fedsim.federation.engines.{engine}.launch", launch)
     caplog.set_level("INFO")
     serial_run(tiny_config(federation={"engine": engine}), tmp_path / "run", resume=True)
     assert "the run is finished: all 2 rounds are done already" in caplog.text

@@ -19,24 +19,24 @@ from safetensors import safe_open
 from torch import Tensor
 
 import fedsim
-import fedsim.engines.cohort
-from fedsim.attacks import Paper
-from fedsim.auditing.audit import open_audit
-from fedsim.auditing.sight import explain_group_refusal
+import fedsim.federation.engines.cohort
+from fedsim.api import pipeline
+from fedsim.audit.audit import open_audit
+from fedsim.audit.finding_files import read_facts
+from fedsim.audit.visibility import explain_group_refusal
+from fedsim.base.errors import ConfigError, FedsimError, KnowledgeError
 from fedsim.cli.inspect import inspect
-from fedsim.defense import Defense
-from fedsim.errors import ConfigError, FedsimError, KnowledgeError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, SecureAggregationTable
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.experiments.secure_aggregation import check_defenses, check_weights
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, SecureAggregationTable
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.secure_aggregation import check_defenses, check_weights
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
 from fedsim.plugins import registry
-from fedsim.recording.finding_files import read_facts
+from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting.page import write_report
-from fedsim.wire.messages import State
-from fedsim.wire.payloads import Payload
-from fedsim.workflow import work
+from fedsim.recording.wire_format import State
+from fedsim.report.page import write_report
 from tests.integration.test_client_memory import assert_same, started
 
 Run = Callable[..., RunFolder]
@@ -126,7 +126,7 @@ def test_no_update_of_a_single_client_reaches_the_strategy_or_the_disk(
 
     monkeypatch.setattr(FedAvg, "aggregate_train", seen(aggregate))
     monkeypatch.setattr(FedAvg, "aggregate_evaluate", seen(evaluate))
-    monkeypatch.delattr(fedsim.engines.cohort, "ReplySpool")  # which moves replies of large rounds to disk
+    monkeypatch.delattr(fedsim.federation.engines.cohort, "ReplySpool")  # which moves replies of large rounds to disk
     folder = serial_run(secure(tiny_config, partition={"test_fraction": 0.2}), tmp_path / "run")
     assert len(own) >= 8
     known = {values for update in own for values in _forms(update)}
@@ -398,8 +398,8 @@ def test_layers_that_are_frozen_are_zero_in_the_sum(tiny_config: Tiny, serial_ru
 # Attacks.
 
 
-def attacked(config: Config, path: Path) -> work.AuditResult:
-    return work.run(config, RunFolder(path))
+def attacked(config: Config, path: Path) -> pipeline.AuditResult:
+    return pipeline.run(config, RunFolder(path))
 
 
 def test_a_group_is_attacked_as_one_client_that_holds_all(tiny_config: Tiny, tmp_path: Path) -> None:
@@ -438,8 +438,8 @@ def test_batches_of_a_group_are_those_of_its_members_together(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     """With full batches and one epoch, the sum is the gradient of all examples of the group, times the rate."""
-    from fedsim.auditing.threat_model import scale_to_group
-    from fedsim.knowledge import Knowledge
+    from fedsim.audit.threat_model import scale_to_group
+    from fedsim.interfaces.knowledge import Knowledge
 
     known = scale_to_group(Knowledge(batch_size=8, local_epochs=2), 3)
     assert (known.batch_size, known.local_epochs) == (24, 2)
@@ -475,7 +475,7 @@ def test_an_attack_on_single_clients_does_not_apply_and_says_so_before_work(
 
 
 def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: Tiny, tmp_path: Path) -> None:
-    def made(table: dict[str, Any], name: str) -> work.AuditResult:
+    def made(table: dict[str, Any], name: str) -> pipeline.AuditResult:
         return attacked(
             secure(
                 tiny_config,
@@ -507,7 +507,7 @@ def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: T
 def test_the_sums_of_somebody_elses_app_are_not_taken_for_clients(tiny_config: Tiny, tmp_path: Path) -> None:
     """A recording without an experiment says in its headers what it has seen."""
     config = secure(tiny_config, federation={"rounds": 1, "straggler_probability": 0.0})
-    folder = work.run(config, RunFolder(tmp_path / "run")).folder
+    folder = pipeline.run(config, RunFolder(tmp_path / "run")).folder
     for name in ("experiment.toml", "manifest.json"):
         (folder.path / name).unlink()
     run = fedsim.open(folder.path)
@@ -517,7 +517,7 @@ def test_the_sums_of_somebody_elses_app_are_not_taken_for_clients(tiny_config: T
 
 def test_run_attack_finds_the_group_of_a_client(tiny_config: Tiny, tmp_path: Path) -> None:
     config = secure(tiny_config, partition={"samples_per_client": 2}, federation={"straggler_probability": 0.0})
-    folder = work.run(config, RunFolder(tmp_path / "run")).folder
+    folder = pipeline.run(config, RunFolder(tmp_path / "run")).folder
     victim = Transcript(folder.path).header(1).replies[0].members[-1]
     run = fedsim.open(folder.path)
     finding = run.attack("inverting-gradients", victim=victim, iterations=2)
@@ -525,7 +525,7 @@ def test_run_attack_finds_the_group_of_a_client(tiny_config: Tiny, tmp_path: Pat
 
 
 def test_geometry_of_sums_is_refused(runs: dict[str, RunFolder]) -> None:
-    from fedsim.reporting.geometry import geometries_of_updates
+    from fedsim.report.geometry import geometries_of_updates
 
     folder = runs["secure"]
     config = folder.read_experiment()

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.experiments.run_folder import read_rows
+from fedsim.federation.run_folder import read_rows
 
 MODULE = '''
 from dataclasses import dataclass
 
 import torch
 
-from fedsim.attacks import Attack, Paper
-from fedsim.evaluation.kind import Evaluator, Judgement, Shown
-from fedsim.evaluation.score import Score
-from fedsim.findings import Finding
+from fedsim.interfaces.attack import Attack, Paper
+from fedsim.audit.evaluation.evaluator import Evaluator, Display, Judgement
+from fedsim.audit.evaluation.score import Score
+from fedsim.interfaces.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Brightness(Finding):
     level: float
 
     @property
-    def own_tensors(self):
+    def claim_tensors(self):
         return {"level": torch.tensor(self.level)}
 
     @classmethod

@@ -16,15 +16,15 @@ import pytest
 import tomli_w
 import torch
 
-from fedsim.auditing.audit import Audit, open_audit
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.finding_files import save_finding
+from fedsim.base.errors import RunError, TrustError
 from fedsim.cli.main import main
-from fedsim.errors import RunError, TrustError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import Reconstruction
-from fedsim.recording.finding_files import save_finding
-from fedsim.reporting.evidence import read_audit
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.report.run_contents import read_audit
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]
@@ -167,7 +167,7 @@ def test_a_file_of_ones_own_may_name_code(run: Path, call: Call) -> None:
 
 
 def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path, tiny_config: Tiny) -> None:
-    from fedsim.auditing.audit import _attack_worker, _optimum_worker
+    from fedsim.audit.audit import _attack_worker, _optimum_worker
 
     naming(run, "model")
     spec = tiny_config(attack=[{"name": "shared-model"}])
@@ -366,7 +366,7 @@ def test_a_project_with_an_experiment_file_is_no_run(call: Call, tmp_path: Path)
 
 def test_every_file_of_a_run_is_on_the_list_of_what_may_be_overwritten(run: Path, call: Call) -> None:
     """Else a run could not be overwritten; a new file has to be added there."""
-    from fedsim.experiments.run_folder import is_run_file
+    from fedsim.federation.run_folder import is_run_file
 
     assert call("attack", "run").returncode == 0
     assert call("geometry", "run").returncode == 0

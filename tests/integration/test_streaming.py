@@ -17,20 +17,20 @@ from flwr.app import Context, RecordDict
 from safetensors import safe_open
 
 import clients.app
-import fedsim.engines.cohort
-import fedsim.experiments.build
+import fedsim.federation.build
+import fedsim.federation.engines.cohort
 import fedsim.training.cohort
 from clients.app import app as client_app
-from fedsim.engines.arrays import LazyArray
-from fedsim.engines.cohort import CohortGrid
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import RunError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder, read_rows
+from fedsim.base.errors import RunError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.engines.arrays import LazyArray
+from fedsim.federation.engines.cohort import CohortGrid
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State
 from fedsim.training.cohort import TOLERANCE
-from fedsim.wire.messages import State
 from strategies.app import app as server_app
 
 Run = Callable[..., RunFolder]
@@ -38,7 +38,7 @@ Tiny = Callable[..., Config]
 
 PLUGINS = """
 from dataclasses import dataclass, replace
-from fedsim.datasets.digits import Digits
+from fedsim.data.digits import Digits
 
 @dataclass(frozen=True, kw_only=True)
 class OneBadLabel:
@@ -122,8 +122,8 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
         park(self, file)
 
     monkeypatch.setattr(LazyArray, "move_to_file", watched)
-    monkeypatch.setattr(fedsim.engines.cohort, "default_reply_memory", lambda: 0)
-    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 9000)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda: 0)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 9000)
     streamed = serial_run(config, tmp_path / "streamed")
     assert len(moved) == 3 * 9 * 4
     assert recorded(streamed) == recorded(usual)
@@ -229,7 +229,7 @@ def test_a_vectorised_run_has_the_same_bytes_on_any_number_of_nodes(
     usual = serial_run(config, tmp_path / "one")
     groups = list(at_once)
     at_once.clear()
-    monkeypatch.setattr(fedsim.engines.cohort, "_MESSAGE_BYTES", 10_000 * nodes)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 10_000 * nodes)
     folder = RunFolder(tmp_path / "more")
     folder.prepare(resume=False, overwrite=False)
     settings = {"experiment": config.model_dump_json(), "out": str(folder.path), "resume": False}
@@ -248,7 +248,7 @@ def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        fedsim.experiments.build, "check_dataset", lambda dataset, name: dataset
+        fedsim.federation.build, "check_dataset", lambda dataset, name: dataset
     )  # it would not have come so far
     tables = {
         "data": {"name": "one_bad_label:OneBadLabel"},
@@ -291,7 +291,7 @@ def test_vectorise_false_trains_one_by_one(
 def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earlier_rounds(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.engines.cohort, "default_reply_memory", lambda: 0)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda: 0)
     park, count = LazyArray.move_to_file, 0
 
     def full(self: LazyArray, file: Any) -> None:
@@ -330,7 +330,7 @@ def test_the_replies_of_a_round_do_not_outlive_it(
 
     monkeypatch.setattr(LazyArray, "__init__", counted)
     monkeypatch.setattr(CohortGrid, "_exchange", watched)
-    monkeypatch.setattr(fedsim.engines.cohort, "_COLLECT_FROM_BYTES", 0)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "_COLLECT_FROM_BYTES", 0)
     serial_run(tiny_config(federation={"rounds": 5, "clients": 10}), tmp_path / "run")
     assert len(born) >= 5 * 10 * 4
     assert alive == [0] * 5

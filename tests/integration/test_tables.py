@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.auditing.audit import Audit, open_audit
-from fedsim.errors import KnowledgeError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.reporting.page import write_report
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.base.errors import KnowledgeError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.report.page import write_report
 
 ATTACKS = [
     {"name": "tableak", "iterations": 150, "restarts": 4},

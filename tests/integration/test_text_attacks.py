@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from fedsim.auditing.audit import Audit, open_audit
-from fedsim.datasets import Dataset
-from fedsim.errors import KnowledgeError
-from fedsim.experiments.build import Experiment, find_data_folder
-from fedsim.experiments.config import AttackFile, Config, validate_tables
-from fedsim.experiments.reading import load_config
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.findings import Texts
-from fedsim.recording.finding_files import load_finding
-from fedsim.reporting.page import write_report
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.finding_files import load_finding
+from fedsim.base.errors import KnowledgeError
+from fedsim.data import Dataset
+from fedsim.federation.build import Experiment, find_data_folder
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.reading import load_config
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.interfaces.findings import Texts
+from fedsim.report.page import write_report
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "golden_material.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.experiments.run_folder import read_rows
-from fedsim.recording.finding_files import load_finding
+from fedsim.audit.finding_files import load_finding
+from fedsim.federation.run_folder import read_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-plugin.md"
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from fedsim.knowledge import Knowledge
+from fedsim.interfaces.knowledge import Knowledge
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "benchmarks"

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import fedsim.experiments.central
-from fedsim.errors import ConfigError, RunError
-from fedsim.experiments import lock
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.reading import load_config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.experiments.states import TrainingStates
-from fedsim.experiments.training_states import make_states
+import fedsim.federation.central
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.federation import lock
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.reading import load_config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.states import TrainingStates
+from fedsim.federation.training_states import make_states
 from fedsim.recording.transcript import Transcript
 
 Tiny = Callable[..., Config]
@@ -68,13 +68,13 @@ def test_states_of_both_kinds_are_kept_with_how_good_they_are(tiny_config: Tiny,
 def test_a_folder_is_held_while_epochs_are_trained(
     tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, real = list[bool](), fedsim.experiments.central.train_centrally
+    held, real = list[bool](), fedsim.federation.central.train_centrally
 
     def watched(*arguments: Any) -> None:
         held.append((tmp_path / "out").resolve() in lock._lock_descriptors)
         real(*arguments)
 
-    monkeypatch.setattr(fedsim.experiments.central, "train_centrally", watched)
+    monkeypatch.setattr(fedsim.federation.central, "train_centrally", watched)
     make_states(config(tiny_config, epochs=[1]), "tiny", tmp_path / "out")
     assert held == [True]
 
@@ -106,7 +106,7 @@ def test_an_interrupted_central_training_ends_with_the_same_bytes(
 ) -> None:
     spec = config(tiny_config, epochs=[1, 2, 4], decay_at=[2])
     whole = make_states(spec, "tiny", tmp_path / "whole")
-    real = fedsim.experiments.central._CentralTraining.epoch
+    real = fedsim.federation.central._CentralTraining.epoch
 
     def killed(self: Any, number: int) -> float:
         if number == 3:
@@ -114,7 +114,7 @@ def test_an_interrupted_central_training_ends_with_the_same_bytes(
         return real(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fedsim.experiments.central._CentralTraining, "epoch", killed)
+        patch.setattr(fedsim.federation.central._CentralTraining, "epoch", killed)
         with pytest.raises(KeyboardInterrupt):
             make_states(spec, "tiny", tmp_path / "parts")
     assert list(TrainingStates(tmp_path / "parts" / "states").manifest()["states"]) == ["epoch-1", "epoch-2"]

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from adversaries.engine import matching, together
-from adversaries.engine.matching import GradientInversion
-from fedsim.attacks import Outcome, VictimTask
-from fedsim.auditing import outcomes
-from fedsim.auditing.audit import open_audit
-from fedsim.auditing.outcomes import JobLog, JobLogs
+from fedsim.audit import job_log
+from fedsim.audit.audit import open_audit
+from fedsim.audit.finding_files import load_claim
+from fedsim.audit.job_log import JobLog, JobLogs
 from fedsim.cli.attack import attack
-from fedsim.experiments.config import AttackFile, Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder, read_rows
-from fedsim.findings import Finding
-from fedsim.recording.finding_files import load_claim
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.interfaces.attack import Outcome, VictimTask
+from fedsim.interfaces.findings import Finding
+from fedsim.inversion import batched_restarts, matching
+from fedsim.inversion.matching import GradientInversion
 
 TABLES = """
 [adversary]
@@ -75,13 +75,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
 
     def patched() -> list[int]:
         sizes: list[int] = []
-        compute = together._BatchedCall.compute
+        compute = batched_restarts._BatchedCall.compute
 
         def noted(self: Any, left: list[int], *given: Any) -> Any:
             sizes.append(len(left))
             return compute(self, left, *given)
 
-        monkeypatch.setattr(together._BatchedCall, "compute", noted)
+        monkeypatch.setattr(batched_restarts._BatchedCall, "compute", noted)
         monkeypatch.setattr(matching, "batching_pays", lambda device: True)
         return sizes
 
@@ -146,7 +146,7 @@ def test_what_was_found_before_an_interrupt_is_kept(
     run: Path, file: Path, at_once: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once()
-    monkeypatch.setattr(together, "MEMORY_BUDGET", 1)  # one victim after the other
+    monkeypatch.setattr(batched_restarts, "MEMORY_BUDGET", 1)  # one victim after the other
     begun, begin = [], GradientInversion._prepare_task
 
     def interrupted(self: Any, update: Any, *given: Any) -> Any:
@@ -253,7 +253,7 @@ def test_what_is_no_exception_ends_one_victim_too(run: Path, monkeypatch: pytest
 
 def test_time_is_divided_among_the_jobs_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 14.0, 20.0, 21.0])
-    monkeypatch.setattr(outcomes.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(job_log.time, "monotonic", lambda: next(clock))
     with JobLogs() as turns:
         first, second = JobLog(turns), JobLog(turns)
         with first.record():  # at 10

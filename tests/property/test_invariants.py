@@ -11,17 +11,17 @@ from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fedsim.datasets import Dataset, Examples
-from fedsim.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
-from fedsim.engines.node import play_cohort
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import ConfigError
-from fedsim.partitions.shares import Dirichlet, Iid
-from fedsim.randomness import derive_seed, numpy_generator
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import derive_seed, numpy_generator
+from fedsim.data import Dataset, Examples
+from fedsim.data.partitions.shares import Dirichlet, Iid
+from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
+from fedsim.federation.engines.node import play_cohort
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import RecordingPlan
+from fedsim.recording.wire_format import Update
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 partitions = st.just(Iid()) | st.builds(Dirichlet, alpha=st.floats(1e-3, 1e3), min_examples=st.integers(0, 3))
 

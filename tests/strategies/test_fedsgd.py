@@ -14,7 +14,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.matching import GradientInversion
 from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
@@ -22,29 +21,30 @@ from adversaries.inversion.sapag import SelfAdaptiveLeakage
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from adversaries.inversion.tgias_ro import TemporalInversion
-from adversaries.labels.updates import count_labels
-from adversaries.scene import build_problem
 from clients.defenses.update_noise import UpdateNoise
 from clients.mods import defend_payload
-from fedsim.attacks import Attack, Knowledge, Paper
-from fedsim.auditing.architecture import Architecture
-from fedsim.defense import Defense
-from fedsim.errors import AttackError, ConfigError, RunError, TranscriptError
-from fedsim.findings import Reconstruction
-from fedsim.metrics import psnr
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator
+from fedsim.audit.architecture import Architecture
+from fedsim.base.errors import AttackError, ConfigError, RunError, TranscriptError
+from fedsim.base.metrics import psnr
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Attack, Knowledge, Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion.labels.updates import count_labels
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.problem import build_problem
 from fedsim.recording.header import hash_state
+from fedsim.recording.payloads import Payload, State
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
+from fedsim.recording.wire_format import Update
 from fedsim.training.cohort import can_vectorise
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.sampling import round_batches
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload, State
 
 SHAPE = (1, 4, 4)
 LABELS = torch.tensor([1, 4, 4])

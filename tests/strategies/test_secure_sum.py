@@ -23,12 +23,12 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fedsim.engines.arrays import make_record, read_state
-from fedsim.errors import RunError
-from fedsim.experiments.config import SecureAggregationTable
-from fedsim.experiments.secure_aggregation import group_sizes
-from fedsim.randomness import derive_seed
-from fedsim.wire.payloads import Payload
+from fedsim.base.errors import RunError
+from fedsim.base.randomness import derive_seed
+from fedsim.federation.config import SecureAggregationTable
+from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.federation.secure_aggregation import group_sizes
+from fedsim.recording.payloads import Payload
 from strategies.exchange import GROUP_RECORD, MEMBERS_KEY
 from strategies.secure_sum import SecureSum
 from tests.integration.test_curious_grid import Wire

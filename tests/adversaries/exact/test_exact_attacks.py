@@ -23,16 +23,16 @@ from adversaries.exact.ratios import shared_ratios
 from adversaries.exact.spear import Spear
 from adversaries.exact.spear_ica import SpearIca
 from adversaries.exact.spear_ica_rounds import SpearIcaRounds
-from fedsim.attacks import Attack, Knowledge
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import Reconstruction
-from fedsim.metrics import pair_examples, psnr
-from fedsim.randomness import generator, seed_globals
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.metrics import pair_examples, psnr
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import is_rectified
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 SGD: dict[str, Any] = {"lr": 0.05}
 _DIGITS = load_digits()

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.priors import total_variation
 from adversaries.inference.attribute_inference import (
     GradientAttributeInference,
     ModelAttributeInference,
@@ -24,18 +23,19 @@ from adversaries.inference.attribute_inference import (
 )
 from adversaries.inference.sample_reconstruction import GradientSampleReconstruction, ModelSampleReconstruction
 from adversaries.inference.source_inference import SourceInference
-from fedsim.attacks import OPTIMAL, Attack, Knowledge, PartialRecords, Records
-from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
-from fedsim.findings import Finding, Inference, Representatives
-from fedsim.metrics import psnr
-from fedsim.randomness import generator
+from fedsim.base.errors import AttackError, ConfigError, FedsimError, KnowledgeError
+from fedsim.base.metrics import psnr
+from fedsim.base.randomness import generator
+from fedsim.base.task import squared_error
+from fedsim.interfaces.attack import OPTIMAL, Attack, Knowledge, PartialRecords, Records
+from fedsim.interfaces.findings import Finding, Inference, Representatives
+from fedsim.inversion.priors import total_variation
+from fedsim.recording import payloads
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import squared_error
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.model_state import copy_state
-from fedsim.wire import payloads
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
 
 Record = Callable[[Sequence[Update]], Transcript]
 

@@ -15,22 +15,22 @@ from torch.nn.functional import cross_entropy
 from adversaries.inference.label_counts import LabelCounts
 from adversaries.inference.llg import LabelLeakage, count_labels_by_row_sums
 from adversaries.inference.rlu import LabelsFromUpdates
-from fedsim.attacks import Attack, Knowledge, Records
-from fedsim.datasets import Dataset
-from fedsim.datasets.digits import Digits
-from fedsim.errors import AttackError, ConfigError, KnowledgeError
-from fedsim.evaluation.label_distributions import score_distribution
-from fedsim.findings import LabelDistribution
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator
+from fedsim.audit.evaluation.label_distributions import score_distribution
+from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task, smooth_labels
+from fedsim.data import Dataset
+from fedsim.data.digits import Digits
+from fedsim.interfaces.attack import Attack, Knowledge, Records
+from fedsim.interfaces.findings import LabelDistribution
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task, smooth_labels
+from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 SHAPE, RATE = (1, 8, 8), 0.1
 HELD = {0: 12, 3: 6, 7: 2}

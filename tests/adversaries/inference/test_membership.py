@@ -18,15 +18,15 @@ from adversaries.inference.membership_cosine import MembershipCosine
 from adversaries.inference.membership_difference import MembershipDifference
 from adversaries.inference.membership_lira import MembershipLira
 from adversaries.inference.membership_loss import MembershipLoss
-from fedsim.attacks import Attack, Knowledge, Records
-from fedsim.errors import AttackError, KnowledgeError
-from fedsim.findings import Membership
-from fedsim.randomness import generator
+from fedsim.base.errors import AttackError, KnowledgeError
+from fedsim.base.randomness import generator
+from fedsim.interfaces.attack import Attack, Knowledge, Records
+from fedsim.interfaces.findings import Membership
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.model_state import copy_state
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
 
 RATE, HELD = 0.5, 3
 ATTACKS = (MembershipLoss(), MembershipCosine(), MembershipDifference(), FedMia(), MembershipLira())

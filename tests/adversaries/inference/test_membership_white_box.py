@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.inference.membership_white_box import MembershipWhiteBox
-from fedsim.attacks import Knowledge, KnownCandidates, Records
-from fedsim.errors import AttackError, ConfigError, KnowledgeError
-from fedsim.findings import Membership
-from fedsim.randomness import generator
+from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
+from fedsim.base.randomness import generator
+from fedsim.interfaces.attack import Knowledge, KnownCandidates, Records
+from fedsim.interfaces.findings import Membership
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.model_state import copy_state
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
 
 HELD = 40
 

@@ -19,20 +19,20 @@ from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.gate import Gate
 from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.attacks import Knowledge, PropertyRecords
-from fedsim.defense import Defense, Participation
-from fedsim.errors import AttackError, ConfigError, KnowledgeError
-from fedsim.findings import PropertyPresence
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator
+from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Knowledge, PropertyRecords
+from fedsim.interfaces.defense import Defense, Participation
+from fedsim.interfaces.findings import PropertyPresence
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
+from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 COUNT, RATE, VICTIM = 24, 0.1, 0
 SHARES = {0: 0.5, 1: 0.0, 2: 0.5, 3: 0.0, 4: 0.5, 5: 0.0}

@@ -16,19 +16,26 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries.batch_norm import copy_with_batch_statistics
-from adversaries.engine import compiled as graphs
-from adversaries.engine.descent import Trial, descend, divergence_error
-from adversaries.engine.distances import Cosine, Distance, GaussianKernel, SquaredL2
-from adversaries.engine.matching import GradientInversion
-from adversaries.engine.places import (
-    GradientAtBroadcast,
-    MidpointTraining,
-    SurrogatePoint,
-    UnrolledTraining,
-    UpdateModel,
-)
-from adversaries.engine.priors import (
+from adversaries.inversion.data_leakage import DataLeakage
+from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
+from adversaries.inversion.inverting_gradients import InvertingGradients
+from adversaries.inversion.long_strides import LongStrides
+from adversaries.inversion.sapag import SelfAdaptiveLeakage
+from adversaries.inversion.see_through_gradients import SeeThroughGradients
+from adversaries.inversion.surrogate_model import SurrogateModelExtension
+from fedsim.base.errors import AttackError, ConfigError, FedsimError, KnowledgeError
+from fedsim.base.metrics import match_examples, psnr
+from fedsim.base.randomness import generator
+from fedsim.base.task import squared_error
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion import compiled as graphs
+from fedsim.inversion.batch_norm import copy_with_batch_statistics
+from fedsim.inversion.descent import Trial, descend, divergence_error
+from fedsim.inversion.distances import Cosine, Distance, GaussianKernel, SquaredL2
+from fedsim.inversion.labels.gradients import sign_rule
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import (
     BatchNormStatistics,
     EpochConsistency,
     GroupConsistency,
@@ -38,31 +45,24 @@ from adversaries.engine.priors import (
     SquaredTotalVariation,
     TotalVariation,
 )
-from adversaries.engine.recipe import Recipe
-from adversaries.engine.restart import objective_and_gradients
-from adversaries.inversion.data_leakage import DataLeakage
-from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
-from adversaries.inversion.inverting_gradients import InvertingGradients
-from adversaries.inversion.long_strides import LongStrides
-from adversaries.inversion.sapag import SelfAdaptiveLeakage
-from adversaries.inversion.see_through_gradients import SeeThroughGradients
-from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from adversaries.labels.gradients import sign_rule
-from adversaries.scene import InputScaling, InversionProblem
-from fedsim.attacks import Knowledge
-from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
-from fedsim.findings import Reconstruction
-from fedsim.metrics import match_examples, psnr
-from fedsim.randomness import generator
+from fedsim.inversion.problem import InputScaling, InversionProblem
+from fedsim.inversion.recipe import Recipe
+from fedsim.inversion.restart import objective_and_gradients
+from fedsim.inversion.update_models import (
+    GradientAtBroadcast,
+    MidpointTraining,
+    SurrogatePoint,
+    UnrolledTraining,
+    UpdateModel,
+)
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import squared_error
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.sampling import shuffled_batches
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
 
 SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
 LOW, HIGH = (0 - MEAN) / STD, (1 - MEAN) / STD

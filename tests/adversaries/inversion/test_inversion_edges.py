@@ -12,26 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.distances import Cosine, GaussianKernel
-from adversaries.engine.slopes import check_differentiability
 from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.long_strides import LongStrides
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
-from adversaries.scene import build_problem
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.attacks import Knowledge
-from fedsim.errors import AttackError, KnowledgeError, TranscriptError
-from fedsim.findings import Reconstruction
-from fedsim.randomness import generator
+from fedsim.base.errors import AttackError, KnowledgeError, TranscriptError
+from fedsim.base.randomness import generator
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion.differentiability import check_differentiability
+from fedsim.inversion.distances import Cosine, GaussianKernel
+from fedsim.inversion.problem import build_problem
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
 
 SHAPE = (1, 6, 6)
 DATA = torch.rand(2, *SHAPE, generator=generator("data"))

@@ -12,28 +12,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.linear_mixtures import unmix_records
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.unmixing import Unmixing
-from adversaries.scene import build_problem
 from clients.defenses.gradient_prune import GradientPrune
 from clients.defenses.instahide import InstaHide
 from clients.defenses.mixup import Mixup
-from fedsim.attacks import Attack, Knowledge
-from fedsim.datasets.digits import Digits
-from fedsim.defense import Defense, Participation
-from fedsim.errors import AttackError
-from fedsim.findings import Reconstruction
-from fedsim.metrics import pair_examples, psnr
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seed_globals
+from fedsim.base.errors import AttackError
+from fedsim.base.metrics import pair_examples, psnr
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.data.digits import Digits
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.defense import Defense, Participation
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion.linear_mixtures import unmix_records
+from fedsim.inversion.problem import build_problem
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_gradient
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 DIGITS = Digits().load(None)
 MEAN, STD = (moment.reshape(-1, 1, 1) for moment in DIGITS.standardisation)
@@ -183,7 +183,7 @@ def test_equations_are_of_shares_that_sum_to_one_and_count_by_how_well_gradients
         seen.append(weights)
         return unmix_records(mixtures, weights, *rest, **how)
 
-    monkeypatch.setattr("adversaries.inversion.unmixing.records_of", watched)
+    monkeypatch.setattr("adversaries.inversion.unmixing.unmix_records", watched)
     decibels(Unmixing(iterations=20), transcript, replace(KNOWN, labels=labels), images)
     trust = seen[0].sum(-1)
     assert trust.shape == (2, 3)

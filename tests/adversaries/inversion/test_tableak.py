@@ -13,23 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.relaxed import RelaxedScaling
 from adversaries.inversion.tableak import TabLeak
-from adversaries.scene import InputScaling
-from fedsim.attacks import Attack, Knowledge
-from fedsim.errors import AttackError, ConfigError, KnowledgeError
-from fedsim.findings import Reconstruction
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seed_globals
+from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.table_metrics import find_correct_columns
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion.problem import InputScaling
+from fedsim.inversion.relaxed import RelaxedScaling
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.table_metrics import find_correct_columns
-from fedsim.task import Task
+from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 COLUMNS = (1, 4, 1, 2, 5, 3)
 FEATURES = sum(COLUMNS)

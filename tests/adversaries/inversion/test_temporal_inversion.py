@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine import aggregation
-from adversaries.engine.lbfgs import minimise
 from adversaries.inversion.tgias_ro import TemporalInversion
-from fedsim.attacks import Knowledge
-from fedsim.errors import AttackError, ConfigError, FedsimError, KnowledgeError
-from fedsim.findings import Reconstruction
-from fedsim.metrics import match_examples, psnr
-from fedsim.randomness import generator
+from fedsim.base.errors import AttackError, ConfigError, FedsimError, KnowledgeError
+from fedsim.base.metrics import match_examples, psnr
+from fedsim.base.randomness import generator
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion import aggregation
+from fedsim.inversion.lbfgs import minimise
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 SHAPE, LABELS = (1, 8, 8), torch.tensor([1, 4, 4])
 QUICK: dict[str, Any] = {"optimizer": "adam", "distance": "cosine", "layers": "equal", "step_size": 0.5}

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from adversaries.local_models.disaggregation import Disaggregation
-from fedsim.attacks import Knowledge
-from fedsim.errors import AttackError
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.findings import LocalModel
+from fedsim.base.errors import AttackError
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import LocalModel
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import State, Update
 
 Run = Callable[..., RunFolder]
 Tiny = Callable[..., Config]

@@ -13,14 +13,14 @@ from torch.nn.functional import cross_entropy
 
 from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction, _Client
-from fedsim.attacks import Knowledge
-from fedsim.findings import LocalModel
-from fedsim.randomness import generator, seed_globals
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import LocalModel
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import find_first_layer
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
 
 PIXELS, IMAGES = 48, 7
 SGD: dict[str, Any] = {"lr": 0.1}

@@ -20,17 +20,17 @@ from adversaries.local_models import lmra, lmra_dummy_data
 from adversaries.local_models.lmra import LocalModelReconstruction
 from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction
 from adversaries.local_models.lmra_linear import LinearLocalModel, solve_optimum
-from adversaries.local_updates import UpdateSpan, read_updates
-from fedsim.attacks import Attack, Knowledge
-from fedsim.errors import AttackError, ConfigError
-from fedsim.findings import LocalModel
-from fedsim.randomness import generator, seed_globals
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import squared_error
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import LocalModel
+from fedsim.inversion.local_updates import UpdateSpan, read_updates
+from fedsim.recording import payloads
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import squared_error
-from fedsim.wire import payloads
-from fedsim.wire.messages import State, Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import State, Update
 
 Record = Callable[[Sequence[Update]], Transcript]
 PLAIN: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "proximal_mu": 0.0}

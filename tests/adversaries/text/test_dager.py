@@ -15,26 +15,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.named_states import named_states
 from adversaries.text.attention_span import AttentionBlocks, AttentionSpan, attention_weight_names
-from adversaries.text.causal_search import DecoderSearch
 from adversaries.text.dager import Dager
+from adversaries.text.decoder_search import DecoderSearch
+from adversaries.text.encoder_search import EncoderSearch
 from adversaries.text.lamp import Lamp
-from adversaries.text.slopes import TokenGradients
 from adversaries.text.texts import EmbeddingRows, TextInvertingGradients
-from adversaries.text.whole_search import EncoderSearch
-from fedsim.attacks import Attack, Knowledge
-from fedsim.errors import AttackError, ConfigError, TranscriptError
-from fedsim.evaluation import text_metrics
-from fedsim.findings import Texts
-from fedsim.models.text_cnn import TextCnn
-from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
-from fedsim.randomness import generator, seed_globals
+from adversaries.text.token_gradients import TokenGradients
+from fedsim.audit.evaluation import text_metrics
+from fedsim.base.errors import AttackError, ConfigError, TranscriptError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Texts
+from fedsim.inversion.named_states import named_states
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.models.text_cnn import TextCnn
+from fedsim.training.models.transformer import TransformerDecoder, TransformerEncoder
 
 LENGTH, TASK = 6, Task((6,), 4, vocabulary=30, padding=0)
 TRUE = torch.tensor([[7, 3, 21, 12, 29, 3], [2, 22, 9, 14, 0, 0], [7, 16, 11, 3, 8, 0]])

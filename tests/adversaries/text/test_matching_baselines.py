@@ -11,23 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.engine.distances import MeanCosine, SquaredAndAbsolute
-from adversaries.scene import InversionProblem, build_problem
-from adversaries.text.behind import EmbeddingSpace
+from adversaries.text.embedding_space import EmbeddingSpace
 from adversaries.text.lamp import EmbeddingNormPrior, Lamp, WordReordering, _draw_order
 from adversaries.text.tag import Tag
 from adversaries.text.texts import TextLeakage
-from fedsim.attacks import Knowledge
-from fedsim.errors import ConfigError, KnowledgeError
-from fedsim.evaluation import text_metrics
-from fedsim.findings import Texts
-from fedsim.models.transformer import TransformerDecoder, TransformerEncoder
-from fedsim.randomness import generator, seed_globals
+from fedsim.audit.evaluation import text_metrics
+from fedsim.base.errors import ConfigError, KnowledgeError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Texts
+from fedsim.inversion.distances import MeanCosine, SquaredAndAbsolute
+from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.models.transformer import TransformerDecoder, TransformerEncoder
 
 TRUE, LABELS = torch.tensor([[7, 3, 21, 12, 29, 5], [2, 22, 9, 14, 16, 18]]), torch.tensor([2, 0])
 TASK = Task((6,), 4, vocabulary=30, padding=0)

@@ -15,29 +15,29 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool1d
 
-from adversaries.text.behind import EmbeddingSpace, embedding_space_model
 from adversaries.text.embedding import Lexicon, find_token_embedding
+from adversaries.text.embedding_space import EmbeddingSpace, embedding_space_model
 from adversaries.text.lamp import Lamp
 from adversaries.text.tag import Tag
 from adversaries.text.texts import EmbeddingRows, TemporalTextInversion, TextInvertingGradients, TextLeakage
 from adversaries.text.word_exchange import exchange_words
-from fedsim.attacks import Attack, Knowledge
-from fedsim.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, TranscriptError
-from fedsim.evaluation import text_metrics
-from fedsim.evaluation.score import PublicExamples
-from fedsim.evaluation.scoring import score_examples
-from fedsim.evaluation.truth import Truth
-from fedsim.findings import Reconstruction, Texts
-from fedsim.models.lstm import Lstm
-from fedsim.models.mlp import Mlp
-from fedsim.models.text_cnn import TextCnn
-from fedsim.randomness import generator
-from fedsim.recording.finding_files import load_finding, save_finding
+from fedsim.audit.evaluation import text_metrics
+from fedsim.audit.evaluation.score import PublicExamples
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.finding_files import load_finding, save_finding
+from fedsim.base.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, TranscriptError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Reconstruction, Texts
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.models.lstm import Lstm
+from fedsim.training.models.mlp import Mlp
+from fedsim.training.models.text_cnn import TextCnn
 
 WORDS, LENGTH, CLASSES = 40, 8, 4
 TRUE = torch.tensor([[7, 3, 21, 12, 30, 3, 18, 5], [2, 33, 9, 14, 7, 26, 11, 38]])

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
 from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.hessian import Distance, Hessian
 from fedsim.exposure.lanczos import lanczos_quadrature
-from fedsim.training.sent import ClientMessage
+from fedsim.training.message_function import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 LOSS: Any = nn.functional.cross_entropy

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task, squared_error
 from fedsim.exposure.geometry import Geometry, compute_geometry
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator
-from fedsim.reporting.figures import draw_diagram, style
-from fedsim.reporting.geometry import geometry_diagrams
-from fedsim.task import Task, squared_error
+from fedsim.report.figures import draw_diagram, style
+from fedsim.report.geometry import geometry_diagrams
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 
 

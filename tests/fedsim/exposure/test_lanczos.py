@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsim.exposure.hessian import Distance, Hessian
 from fedsim.exposure.lanczos import smallest_by_power_iteration
-from fedsim.training.sent import ClientMessage
+from fedsim.training.message_function import ClientMessage
 
 LOSS: Any = nn.functional.cross_entropy
 NETWORKS: dict[str, Any] = {

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import generator
 from fedsim.exposure.angular_lipschitz import AngularLipschitz
 from fedsim.exposure.lipschitz import Lipschitz
 from fedsim.exposure.noises import NoiseMeasure, one_minus_cosine
 from fedsim.exposure.sensitivity import Sensitivity
-from fedsim.randomness import generator
 from fedsim.training.settings import LocalTraining
 
 LOSS: Any = nn.functional.cross_entropy

@@ -13,11 +13,11 @@ from fedsim.exposure.angular_lipschitz import AngularLipschitz
 from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.lavp import Lavp
 from fedsim.exposure.lipschitz import Lipschitz
+from fedsim.exposure.measure import Measure
 from fedsim.exposure.of_clients import MeasureSchedule, measure_client
 from fedsim.exposure.spectrum import Spectrum
-from fedsim.measure import Measure
 from fedsim.training.cohort import LocalData
-from fedsim.training.sent import ClientMessage
+from fedsim.training.message_function import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 MEASURES: list[Measure] = [
@@ -54,7 +54,9 @@ def test_what_measures_share_changes_no_value() -> None:
 
 
 def test_noises_of_the_same_size_are_sent_once() -> None:
-    with patch.object(ClientMessage, "perturbed_messages", autospec=True, side_effect=ClientMessage.perturbed_messages) as around:
+    with patch.object(
+        ClientMessage, "perturbed_messages", autospec=True, side_effect=ClientMessage.perturbed_messages
+    ) as around:
         measured([AngularLipschitz(noises=20), Lipschitz(noises=20)])
         both = around.call_count
         measured([Lipschitz(noises=20)])

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedsim.errors import ConfigError, RunError
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task, squared_error
 from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.hessian import Distance, Hessian
 from fedsim.exposure.jacobian_norm import JacobianNorm
 from fedsim.exposure.lavp import Lavp
+from fedsim.exposure.measure import Measure
 from fedsim.exposure.spectrum import Spectrum
-from fedsim.measure import Measure
-from fedsim.models.lenet import LeNet
-from fedsim.randomness import generator
-from fedsim.task import Task, squared_error
-from fedsim.training.sent import ClientMessage
+from fedsim.training.message_function import ClientMessage
+from fedsim.training.models.lenet import LeNet
 from fedsim.training.settings import LocalTraining
 
 LOSS: Any = nn.functional.cross_entropy

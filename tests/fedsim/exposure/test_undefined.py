@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.base.task import squared_error
 from fedsim.exposure.angular_lipschitz import AngularLipschitz
 from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.jacobian_norm import JacobianNorm
 from fedsim.exposure.lavp import Lavp
 from fedsim.exposure.lipschitz import Lipschitz
+from fedsim.exposure.measure import Measure
 from fedsim.exposure.sensitivity import Sensitivity
 from fedsim.exposure.spectrum import Spectrum
-from fedsim.measure import Measure
-from fedsim.task import squared_error
 
 SMALLER_IS_MORE = [
     Lavp(steps=5),

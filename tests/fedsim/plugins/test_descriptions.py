@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Guarantee, Participation
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Guarantee, Participation
 from fedsim.plugins import descriptions, registry
-from fedsim.wire.messages import State
+from fedsim.recording.wire_format import State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fedsim.errors import ConfigError, InstallationError, PluginError
-from fedsim.experiments.build import build_attacks
-from fedsim.experiments.config import AttackFile, validate_tables
+from fedsim.base.errors import ConfigError, InstallationError, PluginError
+from fedsim.federation.build import build_attacks
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.plugins import registry
 
 
@@ -180,7 +180,7 @@ def test_nothing_shadows_the_rooms_here(tmp_path: Path) -> None:
 
 LEAVES = """
 import sys
-from fedsim.attacks import Attack
+from fedsim.interfaces.attack import Attack
 if __name__ == "leaves_at_import":
     sys.exit(0)
 

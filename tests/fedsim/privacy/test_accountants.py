@@ -10,7 +10,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
 from fedsim.privacy.accountants import Steps, compute_epsilon, find_noise_multiplier
 
 DELTA = 1e-5

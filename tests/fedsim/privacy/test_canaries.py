@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Guarantee, Participation, Poisson
-from fedsim.errors import ConfigError, RunError
-from fedsim.models.mlp import Mlp
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson
 from fedsim.privacy.accountants import Steps, compute_epsilon
 from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
-from fedsim.randomness import generator
-from fedsim.task import Task
+from fedsim.recording.wire_format import State
 from fedsim.training.canaries import CANARY_VALUE, Canaries, CanaryInsertion
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.modes import trained_shapes
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 DELTA, CONFIDENCE = 1e-5, 0.99

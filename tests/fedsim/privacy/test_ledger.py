@@ -21,18 +21,18 @@ from flwr.serverapp.strategy import FedAvg
 import fedsim
 import strategies.app
 from clients.defenses.dp_sgd import DpSgd
-from fedsim.attacks import Paper
-from fedsim.defense import Defense, Guarantee, Participation
-from fedsim.errors import ConfigError, RunError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.integrity import compare_with_manifest
-from fedsim.experiments.run_folder import RunFolder, read_ledger, read_metrics
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense, Guarantee, Participation
 from fedsim.plugins import registry
 from fedsim.privacy.ledger import spending_by_client, summarise_ledger, unique_labels
 from fedsim.recording.transcript import Transcript
-from fedsim.reporting.page import write_report
-from fedsim.wire.messages import State
+from fedsim.recording.wire_format import State
+from fedsim.report.page import write_report
 from strategies.checkpoint import Checkpoint
 
 Tiny = Callable[..., Config]

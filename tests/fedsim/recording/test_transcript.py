@@ -25,12 +25,12 @@ from torch import Tensor
 
 import fedsim.recording.recorder
 import fedsim.recording.transcript
-from fedsim.errors import FedsimError, RunError, TranscriptError, one_line
+from fedsim.base.errors import FedsimError, RunError, TranscriptError, one_line
 from fedsim.recording.header import Header, hash_state
+from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.transcript import Transcript
-from fedsim.wire.messages import Update
-from fedsim.wire.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 PATH = "round-{:06d}.safetensors"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.errors import ConfigError
-from fedsim.experiments.reading import config_of
+from fedsim.base.errors import ConfigError
+from fedsim.federation.reading import config_of
 from fedsim.plugins import registry
 from fedsim.skeletons.new import KINDS, PLUGINS, PluginTemplate
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim.datasets import Dataset
-from fedsim.datasets.digits import Digits
-from fedsim.errors import ConfigError, DataError, FedsimError, PluginError
+from fedsim.base.errors import ConfigError, DataError, FedsimError, PluginError
+from fedsim.data import Dataset
+from fedsim.data.digits import Digits
 from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
 from fedsim.sweeps.file import parse_sweep
 from fedsim.sweeps.grid import build_grid

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
 from fedsim.sweeps.file import SweepFile, parse_sweep, read_sweep
 
 SME = {"attack": [{"name": "sme"}]}

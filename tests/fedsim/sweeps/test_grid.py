@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.errors import ConfigError
+from fedsim.base.errors import ConfigError
 from fedsim.sweeps.file import parse_sweep
 from fedsim.sweeps.grid import SweepGrid, build_grid
 from fedsim.sweeps.labels import label_values

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from adversaries.engine.matching import GradientInversion
-from fedsim.experiments.integrity import compare_with_manifest
-from fedsim.experiments.run_folder import RunFolder
+from fedsim.api import pipeline
+from fedsim.api.cell_runner import job_runner
+from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.run_folder import RunFolder
+from fedsim.inversion.matching import GradientInversion
 from fedsim.sweeps import store as storing
 from fedsim.sweeps.board import SweepBoard
 from fedsim.sweeps.file import parse_sweep
@@ -24,8 +26,6 @@ from fedsim.sweeps.plan import SweepPlan, plan_sweep
 from fedsim.sweeps.queue import SweepJob
 from fedsim.sweeps.store import CellStore, StoreEntry
 from fedsim.sweeps.table import read_cells, read_table
-from fedsim.workflow import work
-from fedsim.workflow.cell_work import job_runner
 
 SWEEP: dict[str, Any] = {
     "sweep": {"axes": {"attack": [{"name": "sme", "iterations": 3}, {"name": "spear-ica"}]}},
@@ -213,9 +213,9 @@ def test_what_a_user_does_with_a_cell_is_no_damage(own: Path) -> None:
     tables = folder.read_experiment()
     assert tables is not None
     victims = tables.adversary.model_copy(update={"victims": [2]})
-    other = work.Adversary(spec=tables.model_copy(update={"adversary": victims}))
+    other = pipeline.Adversary(spec=tables.model_copy(update={"adversary": victims}))
     assert len(list(folder.findings.rglob("*.safetensors"))) == 2
-    work.attack(folder.path, other)
+    pipeline.attack(folder.path, other)
     assert len(list(folder.findings.rglob("*.safetensors"))) == 3
     assert plan_of(own).remaining_cells == []
 
@@ -226,7 +226,7 @@ def test_a_federation_that_was_interrupted_goes_on(own: Path, expected: object) 
     place, config = federation(plan, own), plan.cells[0].federation_config
     shutil.rmtree(own)
     short = config.federation.model_copy(update={"rounds": 1})
-    work.run(config.model_copy(update={"federation": short}), place.folder)
+    pipeline.run(config.model_copy(update={"federation": short}), place.folder)
     place.folder.note_experiment(config)
     first = place.folder.path / "transcript" / "round-000001.safetensors"
     written = first.stat().st_mtime_ns
@@ -327,7 +327,7 @@ def failing(own: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception |
             logging.getLogger("fedsim.test").error("no epsilon", exc_info=error)
             return ["no epsilon"]
 
-        monkeypatch.setattr(work, "_measure_epsilon", measured)
+        monkeypatch.setattr(pipeline, "_measure_epsilon", measured)
 
     return arrange
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.errors import RunError
+from fedsim.base.errors import RunError
 from fedsim.sweeps import table
 from fedsim.sweeps.table import (
     CELLS,

@@ -16,18 +16,18 @@ from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.gradient_prune import GradientPrune
 from clients.defenses.mixup import Mixup
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.defense import Defense
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seed_globals
-from fedsim.task import Task
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.wire_format import State
 from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, local_updates
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
 
 SETTINGS = LocalTraining(local_epochs=2, batch_size=2, learning_rate=0.1)
 DP = DpSgd(clip=0.5, noise_multiplier=0.7)

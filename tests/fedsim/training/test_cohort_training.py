@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
-from fedsim.errors import RunError
-from fedsim.models.mlp import Mlp
-from fedsim.models.sme import SmeCnn
-from fedsim.randomness import seed_globals
-from fedsim.task import Task
+from fedsim.base.errors import RunError
+from fedsim.base.randomness import seed_globals
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.wire_format import State
 from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, local_updates
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
+from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
-from fedsim.errors import ConfigError, RunError
-from fedsim.models.mlp import Mlp
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task, squared_error
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
 from fedsim.plugins import registry
-from fedsim.randomness import generator, seed_globals
-from fedsim.task import Task, squared_error
+from fedsim.recording.wire_format import State
 from fedsim.training import gradients
 from fedsim.training.gradients import example_gradients
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.modes import set_modes
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
 
 KEY = (3, "train", 1, 0)
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
-from fedsim.attacks import Attack, Knowledge
-from fedsim.auditing.audit import Audit
-from fedsim.auditing.threat_model import apply_headers, full_knowledge
-from fedsim.errors import ConfigError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import AdversaryTable, Config, validate_tables
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.models.mlp import Mlp
+from fedsim.audit.audit import Audit
+from fedsim.audit.threat_model import apply_headers, full_knowledge
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import seed_globals
+from fedsim.base.task import Task, smooth_labels, squared_error
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import AdversaryTable, Config, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.attack import Attack, Knowledge
 from fedsim.plugins import registry
-from fedsim.randomness import seed_globals
 from fedsim.recording.header import Header
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task, smooth_labels, squared_error
 from fedsim.training.cohort import TOLERANCE, LocalData, local_updates
 from fedsim.training.gradients import example_gradients
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.model_state import copy_state, load_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 
 KEY = (3, "train", 1, 0)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.task import squared_error
-from fedsim.training.sent import ClientMessage
+from fedsim.base.task import squared_error
+from fedsim.training.message_function import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 LOSS: Any = nn.functional.cross_entropy

@@ -19,18 +19,18 @@ from torch.nn.functional import cross_entropy
 
 from clients.defenses.update_noise import UpdateNoise
 from clients.mods import as_mod
-from fedsim.attacks import Paper
-from fedsim.defense import Defense
-from fedsim.engines.serial import InProcessGrid
-from fedsim.errors import ConfigError, RunError
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import derive_seed, generator, seed_globals
-from fedsim.task import Task, squared_error
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.randomness import derive_seed, generator, seed_globals
+from fedsim.base.task import Task, squared_error
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State, Update, match_names, non_finite_names
 from fedsim.training.loop import evaluate, local_update
 from fedsim.training.model_state import copy_state, load_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State, Update, match_names, non_finite_names
-from fedsim.wire.payloads import Payload
 
 KEY = (3, "train", 1, 0)
 

@@ -16,23 +16,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clients.mods import as_mod
-from fedsim.attacks import Paper
-from fedsim.defense import TRAINING_HOOKS, Defense, Poisson, check_defense
-from fedsim.errors import ConfigError, PluginError, RunError
-from fedsim.experiments.build import Experiment
-from fedsim.experiments.config import Config
-from fedsim.experiments.run_folder import RunFolder
-from fedsim.models.mlp import Mlp
-from fedsim.randomness import generator, seed_globals
+from fedsim.base.errors import ConfigError, PluginError, RunError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config
+from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, Poisson, check_defense
 from fedsim.recording.transcript import Transcript
-from fedsim.task import Task
+from fedsim.recording.wire_format import State
 from fedsim.training.cohort import can_vectorise
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
 from fedsim.training.sampling import poisson_batches
 from fedsim.training.settings import LocalTraining
-from fedsim.wire.messages import State
 
 KEY = (3, "train", 1, 0)
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
@@ -309,7 +309,9 @@ def test_sampling_of_another_kind_is_refused() -> None:
         def sampling(self, num_examples: int, batch_size: int) -> Any:
             return 0.5
 
-    with pytest.raises(RunError, match=r"^Odd.sampling: expected fedsim.defense.Poisson or None back, got a float"):
+    with pytest.raises(
+        RunError, match=r"^Odd.sampling: expected fedsim.interfaces.defense.Poisson or None back, got a float"
+    ):
         train(Odd())
 
 

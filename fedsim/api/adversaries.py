@@ -1,0 +1,85 @@
+"""Adversary of a recorded run, read from a file; importing this is quick, so that mistakes are reported at once."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.base.errors import ConfigError
+from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.reading import read_toml
+from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.trust import check_trust, is_in_run_folder
+from fedsim.plugins.allowed_code import allow_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Adversary of a recorded run.
+
+    Attributes:
+        spec: which clients to attack with which attacks; None for what the run's own experiment says.
+        beside: folder in which the `module:callable` and the truth files of `spec` are found.
+        command: the command that makes the findings again; each finding keeps it.
+    """
+
+    spec: AttackFile | None = None
+    beside: Path | None = None
+    command: str = "fedsim attack RUN"
+
+
+def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (), *, trust: bool = False) -> Adversary:
+    """Read the adversary that `file` describes; without a file, the one that the run in `path` describes.
+
+    Args:
+        path: the run folder.
+        file: an attack file or an experiment file.
+        overrides: `key=value` settings of that file, or of the run's own experiment.
+        trust: accept `module:callable` in a file that is in a run folder.
+
+    Raises:
+        ConfigError: the file is not valid, or an override changes a setting that the recording was made with.
+    """
+    overrides = list(overrides)
+    recording_tables = set(Config.model_fields) - set(AttackFile.model_fields)
+    for override in overrides:
+        table = override.partition(".")[0]
+        if table in recording_tables:
+            raise ConfigError(f"--set {override}: the recording was made with [{table}] as it was, so leave that out")
+    if file is None and not overrides:
+        return Adversary()
+    source = file if file is not None else RunFolder(path).experiment
+    tables = read_toml(source, overrides)
+    kind = Config if set(tables) - set(AttackFile.model_fields) else AttackFile
+    spec: AttackFile = validate_tables(kind, tables, str(source))
+    is_outside = not is_in_run_folder(source, path)
+    if is_outside:
+        allow_code(tables)
+    check_trust(spec, source, trust or is_outside)
+    if file is not None and isinstance(spec, Config):
+        _check_same_run(spec, file, RunFolder(path))
+    command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *_override_options(overrides)]
+    return Adversary(spec=spec, beside=source.parent, command=shlex.join(command))
+
+
+def _check_same_run(spec: Config, file: Path, run: RunFolder) -> None:
+    """Raise ConfigError where a whole experiment file, given as attack file, is that of another run."""
+    from fedsim.federation.build import resolve  # which takes torch
+
+    if differing_setting := run.find_changed_setting(resolve(spec)):
+        key, old, new = differing_setting
+        raise ConfigError(
+            f"{file}: {key}: the run was made with {old}, this file says {new}; give one with [adversary] and "
+            "[[attack]] alone"
+        )
+
+
+def _override_options(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides as options of a command, with paths on this machine cut to their last part."""
+    options: list[str] = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        options += ["--set", f"{key}={Path(value).name if Path(value).is_absolute() else value}"]
+    return options

@@ -1,0 +1,265 @@
+"""Comparison of runs that were made by hand: their settings, scores paired by victim, and accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedsim.api.runs import Report
+from fedsim.audit.finding_files import read_facts
+from fedsim.base.errors import ConfigError, FedsimError, RunError
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.reading import read_toml
+from fedsim.federation.run_folder import RunFolder, read_metrics
+from fedsim.federation.settings import flat_settings
+from fedsim.recording.manifest import matches_manifest
+from fedsim.recording.transcript import find_run
+from fedsim.report.comparison_page import Pictures, RunColumn, write_comparison_page
+from fedsim.report.differences import (
+    Difference,
+    differences,
+    incomparable_attacks,
+    unshared_attacks,
+    why_not_same_clients,
+)
+from fedsim.report.run_contents import read_scores
+
+SERVER = "server"
+UNKNOWN = "unknown"
+"""Stands for each setting of a recording made elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """Run that is compared.
+
+    Attributes:
+        name: what tells it from the others, the last parts of its path.
+        path: the run folder.
+        settings: by `table.key`; None for a recording made elsewhere.
+        scores: the rows of its `scores.csv`.
+        quality: by round, what the server measured of the model: its accuracy, or its loss where that is all there is.
+        measured: which of the two; empty where the server measured nothing.
+    """
+
+    name: str
+    path: Path
+    settings: Mapping[str, Any] | None
+    scores: Sequence[Mapping[str, str]]
+    quality: Mapping[int, float]
+    measured: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Runs side by side, each compared with the first.
+
+    Attributes:
+        sides: the runs that could be read.
+        found: by the name of each run but the first, how its scores differ from the first one's.
+        failures: a sentence for each run that could not be read.
+    """
+
+    sides: Sequence[ComparedRun]
+    found: Mapping[str, Sequence[Difference]]
+    failures: Sequence[str] = field(default=())
+
+    @property
+    def settings(self) -> pd.DataFrame:
+        """Settings that are not the same in all runs, a row by `table.key` and a column for each run.
+
+        Runs whose settings are not known do not count.
+        """
+        names = [side.name for side in self.sides]
+        return pd.DataFrame.from_dict(self.differing_settings, orient="index", columns=names, dtype=object)
+
+    @property
+    def differing_settings(self) -> Mapping[str, Sequence[Any]]:
+        """Settings as in `settings`, as lists by `table.key`.
+
+        A value is None where the run does not set it, and `UNKNOWN` for a recording made elsewhere.
+        """
+        known = [side.settings for side in self.sides if side.settings is not None]
+        differing = {}
+        for key in sorted(set().union(*known)):
+            if any(settings.get(key) != known[0].get(key) for settings in known):
+                differing[key] = [UNKNOWN if side.settings is None else side.settings.get(key) for side in self.sides]
+        return differing
+
+    @property
+    def about_settings(self) -> list[str]:
+        """Sentences on `differing`: whose settings are not known, and whether all that are known are the same."""
+        unknown = [side.name for side in self.sides if side.settings is None]
+        sentences = [f"{name} was recorded elsewhere, so its settings are not known." for name in unknown]
+        if len(self.sides) - len(unknown) > 1 and not self.differing_settings:
+            sentences.append("All other runs have the same settings." if unknown else "All settings are the same.")
+        return sentences
+
+    def unshared_attacks(self, name: str) -> tuple[list[str], list[str]]:
+        """Return the attacks that only the first run scored, and those that only the run `name` did."""
+        return unshared_attacks(self.sides[0].scores, self._side(name).scores)
+
+    def incomparable_attacks(self, name: str) -> list[str]:
+        """Return sentences on the attacks that the first run and the run `name` made in ways that are not compared."""
+        return incomparable_attacks(self.sides[0].scores, self._side(name).scores)
+
+    def _side(self, name: str) -> ComparedRun:
+        return next(side for side in self.sides if side.name == name)
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """Row for each run but the first, attack and metric; means, and the difference with its interval."""
+        rows = []
+        for name, run_differences in self.found.items():
+            for item in run_differences:
+                rows.append(
+                    {
+                        "run": name,
+                        "attack": item.attack,
+                        "metric": item.base.metric,
+                        "first": item.first,
+                        "value": item.value,
+                        "difference": item.mean,
+                        "low": item.low,
+                        "high": item.high,
+                        "count": item.count,
+                        "unit": item.unit,
+                        "paired": item.paired,
+                        "verdict": item.verdict,
+                        "remark": item.remark,
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    @property
+    def quality(self) -> pd.DataFrame:
+        """Accuracy, or loss, of the model: a row for each round, a column for each run."""
+        return pd.DataFrame({side.name: pd.Series(side.quality, dtype=float) for side in self.sides}).sort_index()
+
+    def report(self, path: str | Path) -> Report:
+        """Write the comparison as one page, with pictures where the runs' reports drew some.
+
+        Args:
+            path: the file, such as `comparison.html`.
+
+        Raises:
+            RunError: the file cannot be written, or a picture cannot be read.
+        """
+        columns = [
+            RunColumn(name=side.name, quality=side.quality, measured=side.measured, pictures=_pictures(side.path))
+            for side in self.sides
+        ]
+        written = write_comparison_page(
+            Path(path),
+            columns,
+            (self.differing_settings, self.about_settings),
+            self.found,
+            {name: (*self.unshared_attacks(name), self.incomparable_attacks(name)) for name in self.found},
+            self.failures,
+        )
+        return Report(written, tuple(self.failures))
+
+
+def compare(*runs: str | Path) -> Comparison:
+    """Compare runs with the first of them, from what their folders hold; nothing is attacked.
+
+    Args:
+        runs: two run folders or more.
+
+    Raises:
+        ConfigError: fewer than two are named, one is named twice, or fewer than two can be read.
+    """
+    if len(runs) < 2:
+        raise ConfigError(f"compare: expected two runs or more, got {len(runs)}")
+    paths = [find_run(Path(run)) for run in runs]
+    seen = set[Path]()
+    for path in paths:
+        if path.resolve() in seen:
+            raise ConfigError(f"compare: {path} is named twice; name each run once")
+        seen.add(path.resolve())
+    sides, failures = [], []
+    for path, name in zip(paths, _names(paths), strict=True):
+        try:
+            sides.append(_read_run(path, name))
+        except FedsimError as error:
+            failures.append(f"not compared: {error}")
+    if len(sides) < 2:
+        raise ConfigError(f"compare: fewer than two of these runs can be read: {'; '.join(failures)}")
+    first, *further_runs = sides
+    score_differences = {}
+    for compared in further_runs:
+        why_not_paired = why_not_same_clients(first.settings, compared.settings)
+        score_differences[compared.name] = differences(first.scores, compared.scores, why_not_paired)
+    return Comparison(sides=sides, found=score_differences, failures=failures)
+
+
+def _read_run(path: Path, name: str) -> ComparedRun:
+    folder = RunFolder(path)
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such run folder")
+    if not folder.experiment.is_file() and not folder.transcript.is_dir():
+        raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
+    folder.check_kinds()
+    for table in (folder.scores, folder.metrics):
+        if table.is_file() and not matches_manifest(path, table):
+            raise RunError(f"{table}: is not what this run wrote; `fedsim attack {path}` writes scores anew")
+    measured, quality = _quality(folder)
+    return ComparedRun(
+        name=name, path=path, settings=_settings(folder), scores=read_scores(folder), quality=quality, measured=measured
+    )
+
+
+def _settings(folder: RunFolder) -> Mapping[str, Any] | None:
+    """Return the settings of the run's file, without importing code that it names.
+
+    Raises:
+        RunError: the file is not what the run was made with.
+    """
+    if not folder.experiment.is_file():
+        return None
+    config = validate_tables(Config, read_toml(folder.experiment), str(folder.experiment))
+    folder.check_same(config)
+    return flat_settings(config)
+
+
+def _quality(folder: RunFolder) -> tuple[str, dict[int, float]]:
+    rows = [row for row in read_metrics(folder) if row["client"] == SERVER]
+    for name in ("accuracy", "loss"):
+        if values := {int(row["round"]): float(row[name]) for row in rows if row.get(name)}:
+            return name, values
+    return "", {}
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return the last parts of each path, as many as tell the paths apart."""
+    parts = [path.resolve().parts for path in paths]
+    longest = max(map(len, parts))
+    for count in range(1, longest + 1):
+        names = ["/".join(path_parts[-count:]) for path_parts in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _pictures(path: Path) -> Pictures:
+    """Return by attack and update the picture that the run's report drew of each finding that the run noted."""
+    pictures: dict[str, dict[str, bytes]] = {}
+    for file in sorted(RunFolder(path).findings.glob("*/*.safetensors")):
+        picture = file.with_suffix(".png")
+        if not picture.is_file() or not matches_manifest(path, file):
+            continue
+        about = read_facts(file)
+        update = f"round {about['round']}, client {about['victim']}"
+        if about["repeat"]:
+            update += f", start {about['repeat']}"
+        try:
+            pictures.setdefault(str(about["attack"]), {})[update] = picture.read_bytes()
+        except OSError as error:
+            raise RunError(
+                f"{picture}: cannot be read ({error.strerror}); `fedsim report {path}` draws it again"
+            ) from error
+    return pictures

@@ -1,0 +1,222 @@
+"""Work on a run folder, from the first check to the report; each function returns the results of its attacks.
+
+An attack that fails, or cannot be made, does not stop the others: it becomes a sentence in `AuditResult.failures`. A
+request that is not valid, or of which no attack can be made, is refused before work starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsim.api.adversaries import Adversary
+from fedsim.api.logs import log_to_file
+from fedsim.audit.audit import Audit, ReportJobProgress, open_audit
+from fedsim.audit.evaluation.empirical_epsilon import measure_epsilon
+from fedsim.audit.plan import AttackJob
+from fedsim.base.errors import ConfigError, FedsimError, TrustError
+from fedsim.exposure.of_clients import failure_sentences as unmeasured
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import Config
+from fedsim.federation.integrity import start_late_manifest
+from fedsim.federation.run_folder import RunFolder, read_exposures
+from fedsim.federation.simulation import run_federation
+from fedsim.recording.header import NODE_FAILED
+from fedsim.recording.transcript import Transcript
+from fedsim.report.page import defense_remarks, write_report
+from fedsim.report.run_contents import read_attack_traits
+from fedsim.report.summary import ScoreReading, score_readings
+from fedsim.report.tensorboard import check_installed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditResult:
+    """Results of work on a run.
+
+    Attributes:
+        folder: the run.
+        lines: each attack's scores over its victims, as in the report; empty without attacks.
+        remarks: what the clients' defense is worth, as in the report; empty where they have none.
+        failures: one sentence for each attack, score or picture that failed.
+        planned: all that the adversary was to do, what failed included.
+    """
+
+    folder: RunFolder
+    readings: Sequence[ScoreReading] = ()
+    remarks: Sequence[str] = ()
+    failures: list[str] = field(default_factory=list)
+    planned_jobs: Sequence[AttackJob] = ()
+
+
+def run(
+    config: Config, folder: RunFolder, *, overwrite: bool = False, follow: ReportJobProgress | None = None
+) -> AuditResult:
+    """Run the federation that `config` describes, attack what its server saw, and report.
+
+    Args:
+        config: the experiment; code that it names is imported.
+        folder: where everything is written.
+        overwrite: replace an earlier run in the folder.
+        follow: called after each iteration of each attack.
+
+    Raises:
+        FedsimError: the experiment is not valid, and no work was started; or the federation failed.
+    """
+    return _run(config, folder, resume=False, overwrite=overwrite, follow=follow)
+
+
+def resume(folder: RunFolder, *, trust: bool = False, follow: ReportJobProgress | None = None) -> AuditResult:
+    """Resume an interrupted run, make the attacks that are not made yet, and report; see `run`.
+
+    Args:
+        trust: import code that the run folder names.
+    """
+    config = folder.read_experiment(trust=trust)
+    if config is None:
+        raise ConfigError(f"{folder.path}: holds no run to resume; expected {folder.experiment.name} in it")
+    if config.federation.address and not trust:
+        raise TrustError(
+            f"{folder.experiment}: federation.address: '{config.federation.address}' is a machine that the run folder "
+            "names, which would be sent code and data of yours, and is not joined unasked; pass --trust if you trust "
+            "the author of the folder"
+        )
+    return _run(config, folder, resume=True, overwrite=False, follow=follow)
+
+
+def _run(
+    config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, follow: ReportJobProgress | None
+) -> AuditResult:
+    config = config if resume else config.for_new_run()
+    check_installed(config)
+    attacked = config.adversary.when != "never" and bool(config.attack)
+    if attacked:
+        audit = Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), base_folder=folder.path)
+        audit.check()
+        audit.log_refusals()  # now, because training may take hours
+    with folder.hold_lock(), log_to_file(folder.log):
+        run_federation(config, folder, resume=resume, overwrite=overwrite)
+        failures = _lost_clients(folder) + _measure_epsilon(config, folder) + unmeasured(read_exposures(folder))
+        # the code that the experiment names was accepted above
+        done = (
+            _attack_and_score(open_audit(folder.path, None, trust=True), follow)
+            if attacked
+            else AuditResult(folder=folder)
+        )
+        done.failures.extend(failures)
+        write_report(folder.path, None, done.failures, trust=True)
+    return done
+
+
+def attack(
+    path: Path, adversary: Adversary, *, trust: bool = False, follow: ReportJobProgress | None = None
+) -> AuditResult:
+    """Attack a recorded run, or the recording of somebody's Flower app, and report.
+
+    Args:
+        path: the run folder.
+        adversary: who attacks.
+        trust: import code that the run folder names.
+        follow: called after each iteration of each attack.
+
+    Raises:
+        FedsimError: the request is not valid; nothing was attacked.
+    """
+    audit = open_audit(path, adversary.spec, adversary.beside, trust=trust, command=adversary.command)
+    check_installed(audit.spec)
+    with audit.folder.hold_lock(), log_to_file(audit.folder.log):
+        make_ready(audit)
+        old_times = _finding_times(audit.folder)
+        done = _attack_and_score(audit, follow)
+        if old_times and not done.failures and _finding_times(audit.folder) == old_times:
+            log.info(
+                "nothing new: all these findings are there already; name other clients, rounds or settings, as in "
+                "%s --set %s",
+                adversary.command.replace("RUN", str(path), 1),
+                shlex.quote(_setting_with_new_attacks(audit)),
+            )
+        write_report(path, audit, done.failures, trust=trust)
+    return done
+
+
+def report(path: Path, *, trust: bool = False) -> AuditResult:
+    """Write `report.html` anew from the contents of a run folder.
+
+    Raises:
+        ConfigError: there is no such folder, or it holds no run.
+        RunError: the folder cannot be written.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such run folder")
+    done = AuditResult(folder=RunFolder(path))
+    with done.folder.hold_lock():
+        write_report(path, None, done.failures, trust=trust)
+    return done
+
+
+def make_ready(audit: Audit) -> None:
+    """Check that the attacks can work, and begin a manifest where the run, which is held, has none.
+
+    Raises:
+        FedsimError: an attack cannot work, or the run is signed and no key was given, or the other way round.
+    """
+    audit.check()
+    start_late_manifest(audit.folder, audit.experiment)
+    audit.folder.check_key()
+    if audit.experiment is not None:
+        audit.folder.note_experiment(audit.experiment.config)
+
+
+def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditResult:
+    planned: list[AttackJob] = []
+    failures = audit.run(follow, planned_jobs=planned)
+    rows: list[Mapping[str, Any]] = list(audit.score(failures))
+    readings = score_readings(rows, read_attack_traits(audit.folder, audit))
+    remarks = defense_remarks(readings, audit)
+    return AuditResult(folder=audit.folder, readings=readings, remarks=remarks, failures=failures, planned_jobs=planned)
+
+
+def _lost_clients(folder: RunFolder) -> list[str]:
+    """Return a sentence for each recorded round that lacks clients through no fault of theirs."""
+    if not any(folder.transcript.glob("round-*.safetensors")):
+        return []
+    transcript, sentences = Transcript(folder.path), []
+    for number in transcript.rounds:
+        failures = transcript.header(number).failures
+        lost = {client: reason for client, reason in failures.items() if reason.startswith(NODE_FAILED)}
+        if lost:
+            client, reason = next(iter(lost.items()))
+            sentences.append(
+                f"round {number}: without {len(lost)} of its clients, whose node failed (client {client}: {reason}), "
+                "so it is another round than that of all clients; mend the host, and run it again"
+            )
+    return sentences
+
+
+def _measure_epsilon(config: Config, folder: RunFolder) -> list[str]:
+    """Measure epsilon where clients carried canaries; return a sentence where that failed."""
+    if config.canaries is None:
+        return []
+    try:
+        measure_epsilon(folder, Experiment(resolve(config)))
+    except FedsimError as error:
+        return [f"epsilon was not measured: {error}"]
+    return []
+
+
+def _setting_with_new_attacks(audit: Audit) -> str:
+    """Return a setting with which further attacks would be made: on another client, or from another start."""
+    adversary, clients = audit.spec.adversary, sorted(map(int, audit.example_counts))
+    attacked = clients if adversary.victims == "all" else adversary.victims or clients[:1]
+    not_attacked = [client for client in clients if client not in attacked]
+    return f"adversary.victims=[{not_attacked[0]}]" if not_attacked else f"adversary.repeats={adversary.repeats + 1}"
+
+
+def _finding_times(folder: RunFolder) -> dict[Path, int]:
+    """Return by file when each finding was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.findings.rglob("*.safetensors")}

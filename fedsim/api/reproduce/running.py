@@ -1,0 +1,144 @@
+"""Runs a table of a paper again and compares the figures with those that the paper prints."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from fedsim.api.reproduce.figures import Figure
+from fedsim.api.reproduce.geometries import geometry_figures
+from fedsim.api.reproduce.papers import (
+    PACKAGE_FOLDER,
+    FigureComparison,
+    KeptResult,
+    compare_figures,
+    read_papers,
+    read_results,
+)
+from fedsim.api.reproduce.recipes import ScaleName, SweepRecipe, find_recipe, read_sweep_figures
+from fedsim.api.sweeping import STORE, run_sweep
+from fedsim.base.errors import ConfigError, join_first
+from fedsim.base.files import write_text
+from fedsim.federation.reading import config_of
+from fedsim.federation.training_states import make_states
+from fedsim.sweeps.store import CellStore
+from fedsim.sweeps.table import read_table
+
+RESULT = "result.toml"
+"""File in the folder of a reproduction with its results, in the format of the files in `kept/`."""
+_MAX_REASONS = 3
+"""Most reasons for failures that a result quotes."""
+
+
+@dataclass(frozen=True)
+class ReproductionOutcome:
+    """Outcome of a run of a table.
+
+    Attributes:
+        kept: our figures, in the format of the files in `kept/`.
+        beside: our figures compared with the paper's.
+        failures: a sentence for each cell that failed.
+        left_out: a sentence for each cell that does not apply.
+        folder: of the sweep.
+    """
+
+    kept: KeptResult
+    comparisons: Sequence[FigureComparison]
+    failures: Sequence[str]
+    left_out: Sequence[str]
+    folder: Path
+
+
+def require_recipe(paper: str, table: str) -> SweepRecipe:
+    """Return the recipe of a table.
+
+    Raises:
+        ConfigError: no sweep makes the table; the sentence has the commands that do.
+    """
+    sweep_recipe = find_recipe(paper, table)
+    if sweep_recipe is None:
+        commands = dict.fromkeys(kept.command.strip() for kept in read_results()[paper].kept if kept.table == table)
+        script = read_papers()[paper].table[table].script
+        assert script is not None
+        known_commands = ":\n" + "\n".join(commands) if commands else ", but its result is not kept yet"
+        raise ConfigError(
+            f"reproduce: {paper}/{table}: no sweep makes this table; in the repository `{script.command}` does"
+            f"{known_commands}"
+        )
+    return sweep_recipe
+
+
+def reproduce_table(paper: str, table: str, scale: ScaleName, store: Path | None = None) -> ReproductionOutcome:
+    """Run the sweep of a table, as far as it is not done, and compare.
+
+    Args:
+        paper: a paper's name.
+        table: the name of one of its tables.
+        scale: `quick` or `full`.
+        store: of the cells that sweeps share; `runs/cells` by default.
+
+    Raises:
+        FedsimError: the sweep cannot be run.
+    """
+    # Run the sweep, or the federations of a geometry, and read the figures.
+    sweep_recipe, folder = require_recipe(paper, table), Path("runs") / "reproduce" / f"{paper}-{table}-{scale}"
+    decimals, base_folder = _decimals(paper, table), _trained_states(sweep_recipe, paper)
+    if sweep_recipe.recipe.geometry:
+        rows = geometry_figures(sweep_recipe, scale, folder, base_folder, decimals)
+        failures, reasons, left_out = list[str](), list[str](), list[str]()
+    else:
+        board = run_sweep(sweep_recipe.sweep(scale, base_folder), folder, CellStore(store or STORE))
+        rows = read_sweep_figures(sweep_recipe.recipe, read_table(folder), decimals)
+        failures, reasons = board.failure_summaries, list(board.cells_by_reason)
+        left_out = [f"{point.name}: {reason}" for point, reason in board.plan.inapplicable]
+    # Keep them beside the paper's.
+    kept = KeptResult(
+        table=table,
+        name=scale,
+        date=datetime.datetime.now(tz=datetime.UTC).date(),
+        command=f"fedsim reproduce {paper}/{table} --scale {scale} --data-dir DIR",
+        note=f"{sweep_recipe.scale(scale).note} ± is the {sweep_recipe.recipe.spread} over victims and seeds."
+        f"{_sentence_on_missing(reasons, left_out)}",
+        rows=rows,
+    )
+    write_text(folder / RESULT, tomli_w.dumps({"paper": paper, "kept": [kept.model_dump()]}))
+    return ReproductionOutcome(
+        kept, compare_figures(paper, table, rows, sweep_recipe.where), failures, left_out, folder
+    )
+
+
+def _sentence_on_missing(reasons: Sequence[str], left_out: Sequence[str]) -> str:
+    """Say what is not in the figures, and why, after a space; empty where all is."""
+    text = f" Failed: {join_first(reasons, _MAX_REASONS, '; ')}." if reasons else ""
+    if left_out:
+        text += " 1 cell does not apply." if len(left_out) == 1 else f" {len(left_out)} cells do not apply."
+    return text
+
+
+def _trained_states(made: SweepRecipe, name: str) -> Path:
+    """Return the folder of the trained states that a recipe starts from, if it asks for some; tables share them."""
+    if made.recipe.train is None:
+        return PACKAGE_FOLDER
+    config = config_of(deepcopy(made.recipe.train), f"{made.where}: reproduce.train", PACKAGE_FOLDER)
+    return make_states(config, name, None).folder
+
+
+def _decimals(paper: str, table: str) -> dict[str, int]:
+    """Return by quantity how many digits are behind the point."""
+    published_table = read_papers()[paper].table[table]
+    published = published_table.published_figures(f"{paper}.toml: {table}").values()
+    decimals = {}
+    for name in published_table.quantities:
+        decimals[name] = _max_decimals([row[name] for row in published if name in row])
+    return decimals
+
+
+def _max_decimals(figures: Sequence[Figure]) -> int:
+    """Return as many as the paper prints at most; but at least two where it prints none, or shares as .7."""
+    lowest = 2 if all(abs(figure.value or 0.0) < 1 for figure in figures) else 0
+    return max([lowest, *(figure.decimals for figure in figures)])

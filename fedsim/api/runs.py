@@ -1,0 +1,414 @@
+"""A run in Python: `fedsim.run` makes one, `fedsim.open` reads one, and both return a `Run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedsim.api import pipeline, single
+from fedsim.api.adversaries import Adversary, read_adversary
+from fedsim.api.logs import Progress, forward_progress
+from fedsim.api.objects import replace_objects
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
+from fedsim.audit.finding_files import load_claim
+from fedsim.audit.plan import AttackJob
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.randomness import serialize_calls
+from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.reading import config_of, read_toml, set_value
+from fedsim.federation.run_folder import (
+    RunFolder,
+    default_folder,
+    read_exposures,
+    read_ledger,
+    read_metrics,
+    read_rows,
+)
+from fedsim.federation.trust import check_trust, is_in_run_folder
+from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.findings import Finding
+from fedsim.plugins.frozen import to_plain_value
+from fedsim.plugins.inline import is_lost_object
+from fedsim.recording.manifest import matches_manifest
+from fedsim.recording.manifest import read as read_manifest
+from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
+from fedsim.recording.messages import RecordedExchange, read_messages
+from fedsim.recording.transcript import Transcript, find_run
+from fedsim.report.page import write_report
+
+
+@serialize_calls
+def run(
+    experiment: str | Path | Mapping[str, Any] | Config,
+    out: str | Path | None = None,
+    *,
+    set: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Run a federation under a curious server, attack what it saw, and report.
+
+    Args:
+        experiment: an experiment file, its tables as a dict, or a `Config`. In the dict, an object may stand in the
+            place of a table: a network, a `Dataset`, a Flower strategy, a defense, an attack.
+        out: the run folder; `runs/NAME` by default for a file `NAME.toml`.
+        set: settings to change, such as `{"federation.rounds": 3}`.
+        overwrite: replace an earlier run in the folder.
+        trust: import code that a file in a run folder names.
+        progress: called as `progress(what, done, total)`.
+
+    Raises:
+        FedsimError: the experiment is not valid, and nothing was started; or the run or an attack failed, and
+            everything that was computed before is kept in the folder.
+    """
+    tables, where, folder = _read_tables(experiment)
+    changes = {} if set is None else set
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
+    for key, value in changes.items():
+        if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
+            raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
+        set_value(tables, key, copy_tables(value), f"set {key}")
+    replace_objects(tables)
+    config = config_of(tables, where, folder)
+    if isinstance(experiment, str | Path):
+        check_trust(config, Path(experiment), trust or not is_in_run_folder(Path(experiment)))
+    # Choose the folder, and run.
+    if out is None and not isinstance(experiment, str | Path):
+        raise ConfigError("out: an experiment that is in no file has no name; name the run folder")
+    run_folder = default_folder(Path(str(experiment))) if out is None else RunFolder(_path(out, "out"))
+    with forward_progress(progress):
+        done = pipeline.run(config, run_folder, overwrite=overwrite, follow=_follow_with(progress))
+    _raise_failures(done)
+    return Run(run_folder.path, trust=True)
+
+
+def open(path: str | Path, *, file: str | Path | None = None, trust: bool = False) -> Run:
+    """Return the run, or the recording of somebody's Flower app, in the folder `path`.
+
+    Args:
+        path: the run folder, or one in which a Flower app recorded a single run.
+        file: an attack file, which says what an adversary of this recording knows, and which files hold the truth.
+        trust: import code that the run folder names.
+
+    Raises:
+        ConfigError: there is no run in the folder, or the attack file is not valid.
+    """
+    folder = RunFolder(find_run(_path(path, "open")))
+    _check_exists(folder)
+    folder.check_kinds()
+    if not folder.experiment.is_file() and not folder.transcript.is_dir():
+        raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
+    return Run(folder.path, file=None if file is None else _path(file, "file"), trust=trust)
+
+
+class Run:
+    """A run folder. Each property reads its files anew."""
+
+    def __init__(self, path: Path, *, file: Path | None = None, trust: bool = False) -> None:
+        self._folder = RunFolder(path)
+        self._trust = trust
+        self._file = read_adversary(path, file, trust=trust) if file is not None else Adversary()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self._folder.path
+
+    @property
+    def transcript(self) -> Transcript:
+        """Recording of the curious server.
+
+        Raises:
+            TranscriptError: nothing was recorded.
+        """
+        return Transcript(self.path)
+
+    @property
+    def messages(self) -> list[RecordedExchange]:
+        """Messages of somebody's app apart from updates: evaluations, queries, what came with updates; often none.
+
+        Raises:
+            TranscriptError: a file is damaged.
+        """
+        return list(read_messages(self.path / MESSAGES))
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """Accuracy and loss of the server and of each client, a row for each round; empty for a recording alone.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        return _frame(self._folder, self._folder.metrics, lambda: read_metrics(self._folder), texts=("client",))
+
+    @property
+    def ledger(self) -> pd.DataFrame:
+        """Steps of each client in each round and the privacy it has spent; empty where no defense proves anything.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        return _frame(self._folder, self._folder.ledger, lambda: read_ledger(self._folder), texts=("defense",))
+
+    @property
+    def exposure(self) -> pd.DataFrame:
+        """Exposure of clients before they sent, a row for each value or failure; empty without `[[measure]]`.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        path, texts = self._folder.exposure, ("state", "measure", "quantity", "failure")
+        return _frame(self._folder, path, lambda: read_exposures(self._folder), texts=texts)
+
+    @property
+    def epsilons(self) -> pd.DataFrame:
+        """Proved and measured epsilon, a row for each client with canaries and defense; empty without canaries.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        return _frame(self._folder, self._folder.epsilons, lambda: read_epsilons(self._folder), texts=("defense",))
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """Scores of findings, a row for each attack, victim, round, repeat and metric; empty if none is scored.
+
+        Raises:
+            RunError: the table is damaged.
+        """
+        path = self._folder.scores
+        rows = partial(read_rows, path, ("attack", "metric"), ("value", "floor"))
+        return _frame(self._folder, path, rows, texts=("round",))
+
+    @property
+    def findings(self) -> list[AttackFinding]:
+        """Findings of all attacks.
+
+        Raises:
+            TranscriptError: a file is damaged.
+            RunError: a file is not what this run found.
+        """
+        _check_exists(self._folder)
+        return [self._read_finding(path) for path in sorted(self._folder.findings.glob("*/*.safetensors"))]
+
+    @serialize_calls
+    def attack(
+        self,
+        attack: str | Attack,
+        *,
+        victim: int | None = None,
+        round: int | Sequence[int] | None = None,
+        knowledge: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> Finding:
+        """Attack one client, score what was found, and keep it like any other finding.
+
+        Args:
+            attack: a registered name, `module:Class`, or an instance of a frozen dataclass that derives from `Attack`.
+            victim: id of the client; by default the one that the run's file names first, or the first recorded one.
+            round: which round, or rounds for an attack on several; by default as the run's file says.
+            knowledge: facts to grant or to withhold, by the keys of `[adversary.knowledge]`.
+            progress: called as `progress(what, done, total)`.
+            **settings: of the attack.
+
+        Raises:
+            FedsimError: the request is wrong and nothing was attacked, or the attack failed.
+        """
+        rounds = None
+        if round is not None:
+            rounds = list(map(to_plain_value, round)) if isinstance(round, Iterable) else [to_plain_value(round)]
+        base = self._base()
+        spec = single.single_attack_file(
+            base,
+            self.transcript,
+            attack,
+            victim=to_plain_value(victim),
+            rounds=rounds,
+            knowledge=knowledge or {},
+            settings=settings,
+        )
+        # The command that each finding keeps.
+        keywords = {
+            "victim": to_plain_value(victim),
+            "round": to_plain_value(round),
+            "knowledge": knowledge or None,
+            **settings,
+        }
+        arguments = [repr(spec.attack[-1].name)]
+        arguments += [f"{key}={value!r}" for key, value in keywords.items() if value is not None]
+        adversary = Adversary(spec=spec, beside=self._file.beside, command=f"run.attack({', '.join(arguments)})")
+        with forward_progress(progress):
+            finding, _ = single.make_finding(
+                self.path, base, adversary, trust=self._trust, follow=_follow_with(progress)
+            )
+        return finding
+
+    @serialize_calls
+    def resume(self, *, progress: Progress | None = None) -> Run:
+        """Resume the run where it was interrupted, make the attacks that are not made yet, and report.
+
+        Raises:
+            FedsimError: there is nothing to resume, or it failed; what was computed before is kept.
+        """
+        with forward_progress(progress):
+            done = pipeline.resume(self._folder, trust=self._trust, follow=_follow_with(progress))
+        _raise_failures(done)
+        return self
+
+    @serialize_calls
+    def report(self) -> Report:
+        """Write `report.html` anew; the value shows it in a notebook.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        failures: list[str] = []
+        with self._folder.hold_lock():
+            audit = self._audit()
+            return Report(write_report(self.path, audit, failures, trust=self._trust), tuple(failures))
+
+    def _audit(self) -> Audit | None:
+        """Return the audit that the run's file describes; None where there is none, and the page says why."""
+        try:
+            base = self._base()
+        except ConfigError:
+            return None
+        available = [table for table in base.attack if not is_lost_object(table.name)]
+        spec = base.model_copy(update={"attack": available})
+        return open_audit(self.path, spec, self._file.beside, trust=self._trust) if available else None
+
+    def _base(self) -> AttackFile:
+        """Return what the attack file, or the run's own experiment, says of an adversary."""
+        if self._file.spec is not None:
+            return self._file.spec
+        return self._folder.read_experiment(trust=self._trust) or AttackFile()
+
+    def _read_finding(self, path: Path) -> AttackFinding:
+        if not matches_manifest(self.path, path):
+            raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
+        finding, about = load_claim(path)
+        return AttackFinding(
+            attack=str(about["attack"]),
+            victim=int(about["victim"]),
+            round=str(about["round"]),
+            repeat=int(about["repeat"]),
+            finding=finding,
+            about=about,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackFinding:
+    """Finding with the client that it is about.
+
+    Attributes:
+        attack: its title.
+        victim: the client that was attacked.
+        round: the round, or `first-last` for an attack on several.
+        repeat: which of several random starts, from 0.
+        finding: what the attack claims.
+        about: everything else that is saved with it: settings, what was granted, seconds.
+    """
+
+    attack: str
+    victim: int
+    round: str
+    repeat: int
+    finding: Finding
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Report that was written.
+
+    Attributes:
+        path: the page.
+        failures: one sentence for each damaged round, and each finding that the page cannot show.
+    """
+
+    path: Path
+    failures: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        complaints = "".join(f"<p>{escape(failure)}</p>" for failure in self.failures)
+        try:
+            page = escape(self.path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeError) as error:
+            raise RunError(f"{self.path}: cannot be read ({error}); write the report again") from error
+        return f'{complaints}<iframe srcdoc="{page}" style="width: 100%; height: 60em; border: 0"></iframe>'
+
+
+def _read_tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[str, Any], str, Path]:
+    """Return the tables of an experiment, their name in messages, and the folder to which paths are relative."""
+    if isinstance(experiment, str | Path):
+        path = Path(experiment)
+        return read_toml(path), str(path), path.parent
+    if isinstance(experiment, Config):
+        return experiment.model_dump(mode="json", exclude_none=True), "experiment", Path.cwd()
+    if isinstance(experiment, Mapping):
+        return {str(key): copy_tables(value) for key, value in experiment.items()}, "experiment", Path.cwd()
+    raise ConfigError(f"experiment: expected a path, a dict or a Config, got {type(experiment).__name__}")
+
+
+def copy_tables(value: Any) -> Any:
+    """Copy tables and lists, so that those of the caller do not change; paths become texts, objects are not copied."""
+    if isinstance(value, Mapping):
+        return {str(key): copy_tables(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [copy_tables(inner) for inner in value]
+    return to_plain_value(value)
+
+
+def _follow_with(progress: Progress | None) -> Callable[[AttackJob, int, int, Mapping[str, float]], None]:
+    def follow(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+        if progress is not None:
+            progress(f"{job.title}, round {job.round}, client {job.victim}", iteration, iterations)
+
+    return follow
+
+
+def _raise_failures(done: pipeline.AuditResult) -> None:
+    """Raise RunError where an attack, a score or a picture failed."""
+    if done.failures:
+        raise RunError(f"{'; '.join(done.failures)}; all else is kept, fedsim.open({str(done.folder.path)!r}) reads it")
+
+
+def _path(value: object, argument: str) -> Path:
+    """Return a path; raise ConfigError where `given` is none."""
+    if not isinstance(value, str | Path):
+        raise ConfigError(f"{argument}: expected a path, got {type(value).__name__}")
+    return Path(value)
+
+
+def _check_exists(folder: RunFolder) -> None:
+    """Raise ConfigError unless the run folder exists: one that was moved does not count as one without findings."""
+    if not folder.path.is_dir():
+        raise ConfigError(f"{folder.path}: no such run folder")
+
+
+def _frame(folder: RunFolder, path: Path, check: Callable[[], object], texts: Sequence[str]) -> pd.DataFrame:
+    """Return a CSV file of a run as a data frame, once `check` has found nothing wrong with it."""
+    _check_exists(folder)
+    check()
+    if not path.is_file():
+        manifest = read_manifest(folder.path)
+        if manifest is not None and path.name in manifest.files:
+            raise RunError(f"{path}: is missing, though this run wrote it; put it back, or attack or resume the run")
+        return pd.DataFrame()
+    if not matches_manifest(folder.path, path):
+        raise RunError(f"{path}: is not what this run wrote; remove it, and attack or resume the run")
+    return pd.read_csv(path, dtype=dict.fromkeys(texts, str))

@@ -1,0 +1,260 @@
+"""A sweep in Python: `fedsim.sweep` runs the cells of a sweep file, side by side, into tables and a page."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tomli_w
+
+from fedsim.api.cell_runner import job_runner
+from fedsim.api.logs import Progress, forward_progress, log_to_file
+from fedsim.api.objects import name_objects
+from fedsim.api.runs import Report, copy_tables
+from fedsim.audit.workers import run_in_processes
+from fedsim.base.errors import ConfigError
+from fedsim.base.files import write_text
+from fedsim.base.machine import count_cores, free_memory
+from fedsim.base.progress import report_progress
+from fedsim.base.randomness import serialize_calls
+from fedsim.federation import lock
+from fedsim.report.sweep_page import FILE, PAGE, write_sweep_page
+from fedsim.sweeps.board import SweepBoard
+from fedsim.sweeps.file import SweepFile, SweepTable, parse_sweep, read_sweep
+from fedsim.sweeps.plan import plan_sweep
+from fedsim.sweeps.queue import JobQueue, SweepJob
+from fedsim.sweeps.store import CellStore
+from fedsim.sweeps.table import SweepTableFile, read_cells, read_table
+
+log = logging.getLogger(__name__)
+STORE = Path("runs") / "cells"
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_PAUSE_FACTOR = 100
+"""Pause between two writes of the tables, as a multiple of the time that writing takes."""
+
+
+@serialize_calls
+def sweep(
+    experiment: str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    *,
+    cells: str | Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Run all cells of a sweep that are not done yet, side by side, and write their tables and a page.
+
+    Args:
+        experiment: a sweep file, or its tables as a dict.
+        out: the folder for the tables; `runs/NAME` by default for a file `NAME.toml`.
+        cells: the store of cells, which sweeps share; `runs/cells` by default.
+        set: settings to change, such as `{"federation.rounds": 3, "sweep.seeds": [1]}`.
+        trust: import code that a file in a run folder names.
+        progress: called as `progress(what, done, total)`.
+
+    Returns:
+        The sweep, whose `failures` say which cells failed; the others are in its tables.
+
+    Raises:
+        FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
+    """
+    changes = _check_changes({} if set is None else set)
+    if isinstance(experiment, str | Path):
+        path = Path(experiment)
+        file, folder = read_sweep(path, changes), default_folder(path)
+    else:
+        tables = copy_tables(experiment)
+        name_objects(tables)
+        file, folder = parse_sweep(tables, "sweep", Path.cwd(), changes=changes), None
+    if out is None and folder is None:
+        raise ConfigError("out: a sweep that is in no file has no name; name its folder")
+    sweep_folder = Path(out) if out is not None else folder
+    assert sweep_folder is not None
+    with forward_progress(progress):
+        run_sweep(file, sweep_folder, CellStore(Path(cells or STORE)), trust=trust)
+    return Sweep(sweep_folder)
+
+
+class Sweep:
+    """The folder of a sweep. Each property reads its files anew."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"Sweep({str(self.path)!r})"
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each score, see `fedsim.sweeps.table`.
+
+        Raises:
+            RunError: the table is missing or damaged, or is not what the sweep wrote.
+        """
+        return _frame(read_table(self.path), texts=("cell", "federation", "round"))
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """A row for each cell: whether it is done, failed or does not apply, and why.
+
+        Raises:
+            RunError: the table is missing or damaged, or is not what the sweep wrote.
+        """
+        return _frame(read_cells(self.path), texts=("cell", "federation", "reason"))
+
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each cell that failed.
+
+        Raises:
+            RunError: the table is missing or damaged, or is not what the sweep wrote.
+        """
+        table = read_cells(self.path)
+        sentences = []
+        for row in table.rows:
+            if row["state"] == "failed":
+                cell = ", ".join(f"{axis}={row[axis]}" for axis in (*table.axes, "attack", "seed"))
+                sentences.append(f"{cell}: {row['reason']}")
+        return sentences
+
+    @serialize_calls
+    def report(self) -> Report:
+        """Write `sweep.html` anew; the value shows it in a notebook.
+
+        Raises:
+            RunError: a table is missing or damaged, or the folder cannot be written.
+        """
+        return Report(write_sweep_page(self.path))
+
+
+def default_folder(file: Path) -> Path:
+    """Return `runs/NAME` for the sweep file `NAME.toml`."""
+    return Path("runs") / file.stem
+
+
+def run_sweep(file: SweepFile, folder: Path, store: CellStore, *, trust: bool = False) -> SweepBoard:
+    """Run the cells of a sweep that are not done yet, and write its tables and page.
+
+    Args:
+        file: the sweep file.
+        folder: of its tables.
+        store: of its cells.
+        trust: import code that a file in a run folder names.
+
+    Raises:
+        FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
+    """
+    _check_folder(folder)
+    with lock.lock_folder(folder), log_to_file(folder / "log.txt"):
+        store.create_folders()
+        plan = plan_sweep(file, store, trust=trust)
+        (folder / PAGE).unlink(missing_ok=True)  # it may be of another sweep that was here
+        write_text(folder / FILE, tomli_w.dumps(file.tables))
+        board = SweepBoard(folder, store, plan)
+        board.write()
+        log.info("%s", plan.summary)
+        try:
+            _do_jobs(board, file.sweep)
+        finally:
+            board.write()
+            write_sweep_page(folder)
+    return board
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise ConfigError where `folder` holds something else than a sweep."""
+    if not folder.is_dir() or (folder / FILE).exists():
+        return
+    if other_files := sorted({path.name for path in folder.iterdir()} - {lock.NAME, "log.txt"}):
+        raise ConfigError(f"{folder}: holds {other_files[0]} and no sweep; move it away, or choose another folder")
+
+
+def _do_jobs(board: SweepBoard, sweep: SweepTable) -> None:
+    """Do all jobs of a plan, and write the tables from time to time."""
+    plan = board.plan
+    total, num_done, pause = len(plan.remaining_federations) + len(plan.remaining_cells), 0, 0.0
+    if not total:
+        return
+    queue = JobQueue(
+        plan.remaining_federations, plan.remaining_cells, sweep.workers or count_cores(), _memory_limit(sweep)
+    )
+    for finished_cell in (*plan.finished_cells.values(), *plan.finished_federations.values()):
+        queue.record_memory(finished_cell.memory)
+    report_progress("cells", 0, total)
+    last_write = time.monotonic()
+    with _single_threaded_processes():
+        for job, error in _run_jobs(queue, sweep, board):
+            waiting = queue.record_end(job, well=error is None)
+            if (marker := board.record_end(job, error, waiting)) is not None:
+                queue.record_memory(marker.memory)
+            num_done += 1 + len(waiting)
+            log.info("%s: %s", job.name, "failed" if marker is None else f"done in {marker.seconds:.1f} s")
+            if time.monotonic() > last_write + pause:
+                start = time.monotonic()
+                board.write()
+                last_write = time.monotonic()
+                pause = _PAUSE_FACTOR * (last_write - start)
+            report_progress("cells", num_done, total)
+
+
+def _run_jobs(queue: JobQueue, sweep: SweepTable, board: SweepBoard) -> Iterator[tuple[SweepJob, BaseException | None]]:
+    """Do the jobs of `queue`; yield each with what it raised, once it is done."""
+    arguments = (CellStore(board.store.path.resolve()),)
+    if sweep.on == "ray":
+        from fedsim.sweeps.on_ray import run_in_actors
+
+        return run_in_actors(
+            queue, sweep.workers, job_runner, arguments, sweep.address, (board.folder / FILE).resolve()
+        )
+    return run_in_processes(queue, sweep.workers or count_cores(), job_runner, arguments, _silent)
+
+
+def _memory_limit(sweep: SweepTable) -> int:
+    """Return the bytes for all jobs together; a cluster looks after its own."""
+    return sys.maxsize if sweep.address else free_memory()
+
+
+@contextmanager
+def _single_threaded_processes() -> Iterator[None]:
+    """Let processes that are started within compute on one thread each, since there is one for each core."""
+    old_values = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    try:
+        yield
+    finally:
+        for name, value in old_values.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _check_changes(changes: object) -> list[tuple[str, Any]]:
+    """Return settings to change as pairs of key and value.
+
+    Raises:
+        ConfigError: they are not settings by key.
+    """
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
+    for key in changes:
+        if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
+            raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
+    return [(key, copy_tables(value)) for key, value in changes.items()]
+
+
+def _frame(table: SweepTableFile, texts: tuple[str, ...]) -> pd.DataFrame:
+    """Return a table as a data frame; labels stay what they are, also `none`."""
+    return pd.read_csv(StringIO(table.text), dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=[""])
+
+
+def _silent(job: SweepJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+    """Report nothing: the cells that are done are told."""

@@ -1,0 +1,744 @@
+"""Run the attacks of one adversary on a recording, save their findings and score them.
+
+The same code serves `fedsim run` after the last round, the process that attacks while the rounds go
+on, and `fedsim attack` on any recording. All of them read the same transcript, so their results are
+equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from fedsim.audit import scores
+from fedsim.audit.cache import FindingCache, LazyModels
+from fedsim.audit.evaluation.case import Case, ForeignRecording, OwnRun
+from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingSpec, evaluator_of
+from fedsim.audit.evaluation.local_optimum import OPTIMUM_METHOD
+from fedsim.audit.evaluation.perceptual_distance import check_backbone
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.isolation import Isolation, attempt_all
+from fedsim.audit.job_log import JobLog, JobLogs, describe_failure, report_job_counts
+from fedsim.audit.optima import OptimumStore
+from fedsim.audit.plan import (
+    AttackJob,
+    TitledAttacks,
+    adaptive_attacks,
+    check_victims,
+    first_round_with_victim,
+    plan_jobs,
+    rounds_to_attack,
+    work_stages,
+)
+from fedsim.audit.plausibility import check_fit, check_truths, count_examples, warn_of_cost
+from fedsim.audit.threat_model import (
+    apply_headers,
+    check_message_kind,
+    check_model,
+    check_private_facts,
+    facts_in_headers,
+    full_knowledge,
+    grant_knowledge,
+    grant_private,
+    private_facts,
+    scale_to_group,
+)
+from fedsim.audit.variants import changed_settings, settings_of
+from fedsim.audit.visibility import ObservedClients, explain_group_refusal
+from fedsim.audit.workers import run_in_processes
+from fedsim.base.errors import (
+    AttackCrash,
+    AttackError,
+    ConfigError,
+    DataError,
+    FedsimError,
+    KnowledgeError,
+    TranscriptError,
+)
+from fedsim.base.files import temporary_folder
+from fedsim.base.progress import track
+from fedsim.base.randomness import adversary_key, generator
+from fedsim.data.cache import cache_folder
+from fedsim.federation.build import Experiment, build_attacks, find_data_folder
+from fedsim.federation.config import AppTable, AttackFile, Config, validate_tables
+from fedsim.federation.run_folder import RunFolder, read_refusals
+from fedsim.interfaces.attack import (
+    FAILURES,
+    GROUP,
+    GROUPS,
+    OPTIMAL,
+    Attack,
+    Knowledge,
+    Outcome,
+    Progress,
+    VictimTask,
+)
+from fedsim.plugins.code_hashes import hash_plugin_code
+from fedsim.plugins.inline import is_object
+from fedsim.recording.header import RECORDING_FOLDER, Header
+from fedsim.recording.message_format import MessageFormat
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.updates_in_messages import check_source, record_updates
+from fedsim.recording.wire_format import State
+
+log = logging.getLogger(__name__)
+_refusal_log = logging.getLogger("fedsim.audit.refused")
+
+ReportJobProgress = Callable[[AttackJob, int, int, Mapping[str, float]], None]
+"""Callback `progress(job, iteration, iterations, values)`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PendingJob:
+    """Job whose finding is not in the run folder yet.
+
+    Attributes:
+        first: the first round in which its victim took part.
+        members: of the group that the victim stands for; empty where it stands for itself.
+        knowledge: what the attack is granted.
+        fingerprint: of everything that the finding follows from.
+    """
+
+    job: AttackJob
+    first: int
+    members: tuple[int, ...]
+    knowledge: Knowledge
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Attacks of one adversary on one recording.
+
+    Attributes:
+        folder: the run.
+        spec: which clients to attack, with which attacks, and what the adversary knows.
+        experiment: the federation behind the recording; None where it was recorded elsewhere.
+        base_folder: folder of the attack file; `module:callable` and truth files are found there.
+        trust: import code that the run folder names by `module:callable`.
+        command: the command that makes these findings again; each finding keeps it.
+    """
+
+    folder: RunFolder
+    spec: AttackFile
+    experiment: Experiment | None
+    base_folder: Path
+    trust: bool = False
+    command: str = "fedsim attack RUN"
+
+    @cached_property
+    def case(self) -> Case:
+        """Return what the evaluator knows of the recording: its experiment and its truth files."""
+        files: dict[str, Path] = {}
+        for key, file in self.spec.truth.items():
+            client = self._client_of_key(key)
+            if client in files:
+                raise ConfigError(f"truth.{key}: names client {client}, as another key does; leave one of them out")
+            files[client] = self.base_folder / file
+        return OwnRun(files, self.experiment) if self.experiment else ForeignRecording(files)
+
+    @cached_property
+    def attacks(self) -> TitledAttacks:
+        """Return the attacks of the file with their tables, and the adaptive ones.
+
+        Where the adversary knows the defenses, each attack that reads them is also made adaptively.
+        """
+        attacks = build_attacks(self.spec)
+        has_defenses = bool(self.experiment and self.experiment.defenses)
+        if self.spec.adversary.knowledge.defenses is not True or not has_defenses:
+            return attacks
+        return [*attacks, *adaptive_attacks(attacks)]
+
+    @cached_property
+    def stages(self) -> list[list[str]]:
+        """Return the titles of the attacks in the order of work, see `work_stages`."""
+        sources = {table.title: attack.builds_on for table, attack in self.attacks}
+        return work_stages(sources, has_optima=self.experiment is not None)
+
+    @cached_property
+    def granted_knowledge(self) -> Knowledge:
+        """Return what the adversary is granted about every victim."""
+        return grant_knowledge(self.spec.adversary, self.experiment, self.base_folder, self.spec.app)
+
+    @cached_property
+    def transcript(self) -> Transcript:
+        """Return the recorded messages, read in the format that the file states."""
+        return Transcript(self.folder.path, message_format=_message_format(self.spec.app))
+
+    @cached_property
+    def example_counts(self) -> dict[str, set[int]]:
+        """Map each client, in order of appearance, to the numbers of examples N it reported."""
+        return count_examples(self.transcript)
+
+    @cached_property
+    def cache(self) -> FindingCache:
+        """Return the findings that are in the folder."""
+        return FindingCache(
+            folder=self.folder,
+            attacks=self.attacks,
+            titles=list(itertools.chain.from_iterable(self.stages)),
+            knowledge_table=self.spec.adversary.knowledge,
+            base_folder=self.base_folder,
+            seed=self.case.seed,
+            is_own_run=self.experiment is not None,
+            app=self.spec.app,
+        )
+
+    @cached_property
+    def optimum(self) -> OptimumStore:
+        """Return the store of optimal local models: each is computed once, in the run folder."""
+        return OptimumStore(cache=self.cache, case=self.case)
+
+    def truth(self, victim: int, number: int | None, members: Sequence[int] = ()) -> Truth | None:
+        """Return the victim's data, see `Case.truth`."""
+        return self.case.truth(victim, number, members)
+
+    @cached_property
+    def refusal_reasons(self) -> dict[str, str]:
+        """Map the title of each attack that cannot be made to the sentence that says why.
+
+        Such an attack lacks knowledge that it needs, is for other data, cannot read sums over
+        groups, or builds on an attack that cannot be made.
+        """
+        granted_facts = [*private_facts(self.spec.adversary), *self._facts_in_headers()]
+        attacks = {table.title: attack for table, attack in self.attacks}
+        reasons = dict[str, str]()
+        for title in itertools.chain.from_iterable(self.stages):
+            attack = attacks[title]
+            try:
+                self.case.check_kind(title, attack)
+                attack.check_knowledge(self.granted_knowledge, granted_facts)
+                self._check_observations(attack)
+            except KnowledgeError as error:
+                reasons[title] = str(error)
+            source = attack.builds_on
+            if source in reasons:
+                reasons.setdefault(
+                    title,
+                    f"{title} builds on '{source}', which is not made; name another source",
+                )
+        return reasons
+
+    def check(self) -> None:
+        """Check the whole file before any work, and that at least one of its attacks can be made.
+
+        Raises:
+            ConfigError, DataError, PluginError: the file, its data or its code is not usable.
+            KnowledgeError: no attack can be made; this is why the first one is refused.
+        """
+        check_model(self.spec.adversary, self.granted_knowledge)
+        # Code is hashed soon after the import, before its file can change.
+        _ = self.cache.model_code
+        for _, attack in self.attacks:
+            hash_plugin_code(type(attack))
+            settings_of(attack)
+        if self.attacks and len(self.refusal_reasons) == len(self.attacks):
+            raise KnowledgeError(next(iter(self.refusal_reasons.values())))
+        self.case.check_files()
+        if self.experiment is not None and self.spec.app != AppTable():
+            raise ConfigError(
+                "app: states what the messages of another app mean, but this is a run of fedsim, "
+                "whose messages are known; leave [app] out"
+            )
+        if self.experiment is None and self.folder.path.is_dir():
+            self._check_fit()
+        check_private_facts(self.spec.adversary, self.experiment, bool(self.spec.truth))
+        check_backbone(_weights_folder())
+
+    @property
+    def _possible_attacks(self) -> TitledAttacks:
+        return [(table, attack) for table, attack in self.attacks if table.title not in self.refusal_reasons]
+
+    def log_refusals(self) -> None:
+        """Log why attacks are not made.
+
+        Sentences may be logged several times; each is shown once (`fedsim.api.logs.OnceFilter`).
+        """
+        for reason in self.refusal_reasons.values():
+            _refusal_log.error("%s", reason)
+
+    def _save_refusals(self) -> None:
+        """Save why attacks are not made, and keep the reasons that other files wrote.
+
+        A later report shows both.
+        """
+        old_refusals = read_refusals(self.folder)
+        titles = {table.title for table, _ in self.attacks}
+        of_other_files = {title: reason for title, reason in old_refusals.items() if title not in titles}
+        new_refusals = of_other_files | self.refusal_reasons
+        if new_refusals != old_refusals:
+            rows = [{"attack": title, "why": reason} for title, reason in new_refusals.items()]
+            self.folder.write_table(self.folder.refusals, ("attack", "why"), rows)
+            self.folder.settle_manifest()
+
+    def _check_observations(self, attack: Attack) -> None:
+        """Raise KnowledgeError where the server of our own run sees nothing that `attack` reads."""
+        if self.experiment is None or self.experiment.config.secure_aggregation is None:
+            return
+        if not attack.accepted_observations & {GROUP, GROUPS}:
+            raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack)}")
+
+    def run(
+        self,
+        progress: ReportJobProgress | None = None,
+        rounds: Iterable[int] | None = None,
+        planned_jobs: list[AttackJob] | None = None,
+    ) -> list[str]:
+        """Make all attacks; return one sentence for each attack that is refused or failed.
+
+        The other attacks go on. Findings that were made with the same settings and the same code
+        are kept.
+
+        Args:
+            progress: called as `progress(job, iteration, iterations, values)`.
+            rounds: attack only these of the rounds that are to be attacked, and leave out attacks
+                on several rounds at once; None attacks everything.
+            planned_jobs: gets every job, those that fail among them.
+
+        Raises:
+            ConfigError: a round that is to be attacked, or a victim that an attack file names, is
+                not recorded; nothing was attacked.
+            FedsimError: see `check`.
+        """
+        self.check()
+        transcript, adversary = self.transcript, self.spec.adversary
+        # A run that is not finished has not seen all clients yet, and one that samples clients may
+        # never see some. So victims are checked for attack files only.
+        if rounds is None and not isinstance(self.spec, Config):
+            check_victims(transcript, adversary, rounds_to_attack(transcript, adversary, rounds))
+        failures = list(self.refusal_reasons.values())
+        if rounds is None:
+            self.log_refusals()
+            self._save_refusals()
+        plan = list(plan_jobs(transcript, adversary, self._possible_attacks, rounds, failures))
+        if planned_jobs is not None:
+            planned_jobs += plan
+        for stage in self.stages:
+            stage_jobs = [job for job in plan if job.title in stage]
+            self._run_stage(stage_jobs, progress or _ignore_progress, failures)
+        return failures
+
+    def _run_stage(self, stage_jobs: Sequence[AttackJob], progress: ReportJobProgress, failures: list[str]) -> None:
+        """Run jobs of attacks that do not build on one another; add a sentence for each failure."""
+        with (
+            temporary_folder() as folder,
+            closing(self._run_jobs(self.transcript, stage_jobs, progress, folder)) as results,
+        ):
+            for job, error in report_job_counts(results, stage_jobs):
+                if error is not None:
+                    failures.append(describe_failure(job, error))
+                    # A FedsimError needs no traceback: its sentence says it all.
+                    says_all = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
+                    log.error("%s", failures[-1], exc_info=None if says_all else error)
+
+    def score(self, failures: list[str] | None = None) -> list[dict[str, Any]]:
+        """Score all findings in the folder, see `fedsim.audit.scores.score_findings`."""
+        return scores.score_findings(self.cache, self._evaluation_context, [] if failures is None else failures)
+
+    def _evaluation_context(self, about: Mapping[str, Any]) -> EvaluationContext:
+        """Return what a finding is judged with: messages and protocol as its attack read them.
+
+        The attack file of somebody else's recording may say otherwise by now; a finding that was
+        read from gradients does not become one about weights.
+
+        Raises:
+            FedsimError: code that it was made with does not load, or is not trusted.
+        """
+        app, adversary = self.spec.app, self.spec.adversary
+        if self.experiment is None and about["knowledge"] is not None:
+            # Restore [app] and [adversary.knowledge] as they were when the attack was made.
+            table_class = type(adversary.knowledge)
+            values = adversary.knowledge.model_dump(exclude_unset=True) | about["knowledge"]
+            fields = table_class.model_fields
+            values = {name: value for name, value in values.items() if value != fields[name].default}
+            app = validate_tables(AppTable, about["app"] or {}, "app")
+            knowledge = validate_tables(table_class, values, "adversary.knowledge")
+            adversary = adversary.model_copy(update={"knowledge": knowledge})
+        key = app.model_dump_json(), adversary.model_dump_json()
+        if key not in self._evaluation_contexts:
+            self._evaluation_contexts[key] = EvaluationContext(
+                case=self.case,
+                recording=self.folder.path,
+                knowledge=full_knowledge(adversary, self.experiment, self.base_folder, app),
+                optimum=self.optimum,
+                weights=_weights_folder(),
+                message_format=_message_format(app),
+            )
+        return self._evaluation_contexts[key]
+
+    @cached_property
+    def _evaluation_contexts(self) -> dict[tuple[str, str], EvaluationContext]:
+        """Evaluation contexts by [app] and [adversary], as JSON."""
+        return {}
+
+    def attack(self, transcript: Transcript, job: AttackJob, progress: Progress, isolation: Isolation) -> None:
+        """Run one job and save its finding.
+
+        Raises:
+            FedsimError: the attack cannot be done, or failed.
+        """
+
+        def job_progress(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+            progress(iteration, iterations, values)
+
+        for _, error in self._attack_jobs(transcript, [job], job_progress, isolation):
+            if error is not None:
+                raise error
+
+    def _attack_jobs(
+        self,
+        transcript: Transcript,
+        jobs: Sequence[AttackJob],
+        progress: ReportJobProgress,
+        isolation: Isolation,
+    ) -> Iterator[tuple[AttackJob, BaseException | None]]:
+        """Run the jobs of one attack, at once where it can, and save each finding when it is there.
+
+        Yields:
+            Each job with what it raised, or None.
+        """
+        attack, plugin = jobs[0].attack, jobs[0].plugin
+        # An object of the user's own program has no file that another process could import.
+        in_this_process = is_object(plugin) or hash_plugin_code(type(attack)) is None
+        remaining = deque(jobs)
+        running = dict[VictimTask, tuple[_PendingJob, JobLog]]()
+        ready = deque[tuple[AttackJob, BaseException | None]]()
+
+        def orders(job_logs: JobLogs) -> Iterator[VictimTask]:
+            """Prepare a job each time the attack asks for one; skip those that are done."""
+            while remaining:
+                job = remaining.popleft()
+                try:
+                    pending = self._pending_job(transcript, job)
+                except FAILURES as error:
+                    ready.append((job, error))
+                    continue
+                if pending is None:
+                    ready.append((job, None))
+                    continue
+                job_log = JobLog(job_logs)
+                order = self._make_order(transcript, pending, progress, job_log)
+                running[order] = pending, job_log
+                yield order
+
+        run_orders = attempt_all if in_this_process else isolation.attempt_all
+        with JobLogs() as job_logs:
+            while remaining:
+                count = len(remaining)
+                error: BaseException = AttackError(f"{attack.title} gave neither a finding nor a reason")
+                try:
+                    for order, outcome in run_orders(attack, orders(job_logs)):
+                        pending, job_log = running.pop(order)
+                        job_log.end()
+                        yield pending.job, self._save_outcome(transcript, pending, outcome, job_log)
+                        while ready:
+                            yield ready.popleft()
+                except FAILURES as raised:
+                    error = raised
+                # Jobs under way fail with this error; those that were not begun are tried again.
+                for pending, job_log in running.values():
+                    job_log.end()
+                    ready.append((pending.job, error))
+                running.clear()
+                # An attack that asks for no job at all fails on all of them.
+                if len(remaining) == count:
+                    ready += [(job, error) for job in remaining]
+                    remaining.clear()
+                yield from ready
+                ready.clear()
+
+    def _make_order(
+        self, transcript: Transcript, pending: _PendingJob, progress: ReportJobProgress, job_log: JobLog
+    ) -> VictimTask:
+        """Return the inputs of the attack on one victim."""
+        job, key = pending.job, adversary_key(self.case.seed)
+        return VictimTask(
+            transcript=transcript.restrict_to(job.rounds),
+            knowledge=pending.knowledge,
+            victim=job.victim,
+            rng=generator(key, "attack", job.round, job.victim, job.repeat),
+            progress=partial(progress, job),
+            log_context=job_log.record,
+        )
+
+    def _pending_job(self, transcript: Transcript, job: AttackJob) -> _PendingJob | None:
+        """Prepare `job`; None where its finding is in the run folder already."""
+        first = first_round_with_victim(transcript, job)
+        members = self._group_members(transcript, first, job)
+        knowledge, model_hashes = self._job_knowledge(transcript, job, first, members)
+        fingerprint = self.cache.fingerprint(job, knowledge, transcript, model_hashes)
+        if self.cache.is_up_to_date(job, fingerprint):
+            return None
+        return _PendingJob(job=job, first=first, members=members, knowledge=knowledge, fingerprint=fingerprint)
+
+    def _save_outcome(
+        self, transcript: Transcript, pending: _PendingJob, outcome: Outcome, job_log: JobLog
+    ) -> BaseException | None:
+        """Save a finding; return what was raised instead of it, or what is wrong with it."""
+        if isinstance(outcome, BaseException):
+            return outcome
+        try:
+            evaluator_of(outcome).form(outcome, self._finding_spec(transcript, pending))
+            path = self.cache.finding_path(pending.job)
+            self.cache.save(outcome, path, self._finding_metadata(pending, job_log))
+        except FAILURES as error:
+            return error
+        return None
+
+    def _finding_metadata(self, pending: _PendingJob, job_log: JobLog) -> dict[str, object]:
+        """Return what is saved with a finding."""
+        job, granted = pending.job, self.spec.adversary.knowledge.model_dump(mode="json")
+        partial_records = pending.knowledge.partial_records
+        return {
+            "attack": job.title,
+            "plugin": job.plugin,
+            "round": job.round,
+            "rounds": list(job.rounds),
+            "first_round": pending.first,
+            "victim": job.victim,
+            "members": list(pending.members),
+            "repeat": job.repeat,
+            "settings": settings_of(job.attack),
+            "changed": changed_settings(job.attack),
+            "variant": self.cache.variants[job.title],
+            "command": self.command,
+            "code": hash_plugin_code(type(job.attack)),
+            "model_code": self.cache.model_code,
+            "granted": pending.knowledge.granted_facts(),
+            "knowledge": {name: granted[name] for name in sorted(job.attack.facts_to_grant())},
+            "app": self.spec.app.model_dump(mode="json", exclude_defaults=True),
+            "partial_records": partial_records.column if partial_records else "",
+            "fingerprint": pending.fingerprint,
+            "warnings": job_log.warnings,
+            "seconds": round(job_log.seconds, 2),
+        }
+
+    def isolation(self, room: Path) -> Isolation:
+        """Return the processes of attacks of other packages, which learn no path to run or truth.
+
+        Args:
+            room: folder in which each process gets a folder of its own.
+        """
+        hidden = [self.folder.path, *(self.base_folder / file for file in self.spec.truth.values())]
+        hidden += filter(None, [find_data_folder()])
+        with suppress(DataError):  # there is no cache folder
+            hidden.append(cache_folder())
+        return Isolation(room, hidden)
+
+    def _group_members(self, transcript: Transcript, number: int, job: AttackJob) -> tuple[int, ...]:
+        """Return the group that the victim stands for; empty where it stands for itself.
+
+        Raises:
+            AttackError: the number of examples N is not known.
+        """
+        victim, reply = job.victim, transcript.header(number).find_reply(job.victim)
+        assert reply is not None
+        if not transcript.message_format.num_examples_of(victim, reply.num_examples):
+            raise AttackError(
+                f"round {number}, client {victim}: it reported no number of examples that it "
+                "trained on; say it with [app] num_examples"
+            )
+        if not reply.members or GROUPS in job.attack.accepted_observations:
+            return ()
+        members = ", ".join(map(str, reply.members))
+        log.warning("round %d: client %d stands for the sum over clients %s", number, victim, members)
+        return tuple(reply.members)
+
+    def _client_of_key(self, key: str) -> str:
+        """Return the client that a key of [truth] names: itself, or of `#3` the third recorded."""
+        if not key.startswith("#"):
+            return key
+        recorded = list(self.example_counts)
+        position = int(key.removeprefix("#"))
+        if not 1 <= position <= len(recorded):
+            raise ConfigError(f"truth.{key}: {len(recorded)} clients are recorded; expected #1 to #{len(recorded)}")
+        return recorded[position - 1]
+
+    def _check_fit(self) -> None:
+        """Check what the file says of a foreign app against the recording."""
+        check_fit(self.transcript, self.granted_knowledge)
+        check_truths(self.case.files, self.example_counts, self.granted_knowledge)
+        titled_attacks = [(table.title, attack) for table, attack in self._possible_attacks]
+        warn_of_cost(titled_attacks, self.transcript, self.granted_knowledge)
+
+    def _facts_in_headers(self) -> list[str]:
+        """Name the facts that headers of a foreign recording state, except those withheld."""
+        if self.experiment is not None or not self.folder.path.is_dir():
+            return []
+        transcript, headers = self.transcript, list[Header]()
+        for number in transcript.rounds:
+            with suppress(TranscriptError):  # a damaged round is reported when it is attacked
+                headers = [transcript.header(number)]
+                break
+        knowledge = self.spec.adversary.knowledge
+        return [name for name in facts_in_headers(headers) if getattr(knowledge, name) is not False]
+
+    def _run_jobs(
+        self, transcript: Transcript, jobs: Sequence[AttackJob], progress: ReportJobProgress, folder: Path
+    ) -> Generator[tuple[AttackJob, BaseException | None]]:
+        """Run `jobs`, several at once on a CPU.
+
+        Args:
+            folder: for the processes of attacks of other packages.
+
+        Yields:
+            Each job with what it raised, or None.
+        """
+        self._find_optima(sorted({job.victim for job in jobs if job.attack.builds_on == OPTIMAL}))
+        workers = self.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
+        if workers > 1 and self.granted_knowledge.device.type == "cpu":
+            arguments = (self.folder.path, self.spec, self.base_folder, self.trust, self.command, folder)
+            yield from run_in_processes(jobs, workers, _attack_worker, arguments, progress)
+            return
+        with self.isolation(folder) as isolation:
+            for title in dict.fromkeys(job.title for job in jobs):
+                jobs_of_attack = [job for job in jobs if job.title == title]
+                yield from self._attack_jobs(transcript, jobs_of_attack, progress, isolation)
+
+    def _finding_spec(self, transcript: Transcript, pending: _PendingJob) -> FindingSpec:
+        """Return the form that a finding of this job must have."""
+
+        def broadcast() -> State:
+            reply = transcript.header(pending.first).find_reply(pending.job.victim)
+            assert reply is not None
+            return transcript.update(pending.first, reply.client).before
+
+        return FindingSpec(
+            where=f"round {pending.job.round}, client {pending.job.victim}",
+            knowledge=pending.knowledge,
+            before=broadcast,
+            task=self.case.task,
+            clients=self.case.clients,
+        )
+
+    def _job_knowledge(
+        self, transcript: Transcript, job: AttackJob, first: int, members: Sequence[int]
+    ) -> tuple[Knowledge, list[str]]:
+        """Return what the attack of `job` is granted, and the hashes of its source models."""
+        adversary, declared = self.spec.adversary, job.attack.facts_to_grant()
+        reads_private = declared.intersection(private_facts(adversary))
+        truth = self.truth(job.victim, first, members) if reads_private else None
+        all_headers = [transcript.header(number) for number in job.rounds]
+        headers = [header for header in all_headers if header.find_reply(job.victim)]
+        check_message_kind(self.experiment, headers, job.victim)
+        # What headers state goes before the experiment; what is private to the victim comes last.
+        common = scale_to_group(apply_headers(self.granted_knowledge, adversary, headers, declared), len(members))
+        knowledge = grant_private(common, adversary, self.experiment, job.victim, truth, declared, members)
+        knowledge = knowledge.restrict_to(declared)
+        source = job.attack.builds_on
+        if source is None:
+            return knowledge, []
+        if source == OPTIMAL:
+            clients = ObservedClients(all_headers).all_clients
+            optima = LazyModels({client: partial(self.optimum, client) for client in clients})
+            return dataclasses.replace(knowledge, models=optima), [OPTIMUM_METHOD]
+        models, hashes = self.cache.load_models(source, job)
+        return dataclasses.replace(knowledge, models=models), hashes
+
+    def _find_optima(self, clients: Sequence[int]) -> None:
+        """Compute the optimal local models of `clients` that are missing, several at once."""
+        missing = [client for client in clients if not self.optimum.is_saved(client)]
+        workers = min(self.spec.adversary.workers or os.cpu_count() or 1, len(missing))
+        if workers > 1:
+            arguments = (self.folder.path, self.spec, self.base_folder, self.trust)
+            results = run_in_processes(missing, workers, _optimum_worker, arguments, _ignore_progress)
+            for client, error in track(results, "optimal local models", len(missing)):
+                if error is not None:  # the attack that needs it will fail and be reported
+                    log.warning("client %d: no optimal local model: %s", client, error)
+
+
+def _message_format(app: AppTable) -> MessageFormat:
+    """Return the format of messages that [app] states."""
+    settings = app.model_dump(exclude={"num_examples", "outputs", "frozen", "messages"})
+    counts: int | dict[int, int] | None = None
+    if isinstance(app.num_examples, dict):
+        counts = {int(client): count for client, count in app.num_examples.items()}
+    else:
+        counts = app.num_examples
+    return MessageFormat(**settings | {"names": tuple(settings["names"])}, num_examples=counts)
+
+
+def open_audit(
+    path: Path,
+    spec: AttackFile | None,
+    base_folder: Path | None = None,
+    *,
+    trust: bool = False,
+    command: str = "fedsim attack RUN",
+) -> Audit:
+    """Open the run in `path` for its own adversary, or for the one that `spec` describes.
+
+    Args:
+        trust: import code that the run folder names.
+        command: the command that makes the findings again.
+
+    Raises:
+        ConfigError: the recording was made elsewhere and no attack file is given, no attack is
+            named, or the run names code and is not trusted.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such run folder")
+    folder = RunFolder(path)
+    config = folder.read_experiment(trust=trust)
+    if spec is None and config is None:
+        raise ConfigError(f"{path}: was recorded elsewhere, so it names no attacks; give an attack file")
+    chosen: AttackFile = spec if spec is not None else config  # type: ignore[assignment]
+    if not chosen.attack:
+        raise ConfigError("attack: no attack is named; add an [[attack]] table with a name")
+    if path.resolve().name == RECORDING_FOLDER and folder.transcript == path:
+        raise ConfigError(f"{path}: is the recording in a run folder; name the folder around it")
+    # Extract updates from raw messages, or check that they were extracted from these messages.
+    if chosen.app.messages:
+        if folder.transcript.is_dir():
+            check_source(Transcript(path), chosen.app.messages, chosen.app.record)
+        else:
+            with folder.hold_lock():
+                record_updates(path, chosen.app.messages, chosen.app.record, trust=trust)
+    if not folder.transcript.is_dir():
+        raise ConfigError(f"{path}: holds no recording; name the folder that has {RECORDING_FOLDER}/ or rounds in it")
+    return Audit(
+        folder=folder,
+        spec=chosen,
+        experiment=Experiment(config) if config else None,
+        base_folder=base_folder or path,
+        trust=trust,
+        command=command,
+    )
+
+
+@contextmanager
+def _attack_worker(
+    path: Path, spec: AttackFile, base_folder: Path, trust: bool, command: str, folder: Path
+) -> Iterator[Callable[[AttackJob, Progress], None]]:
+    """Give the function with which a worker process attacks."""
+    audit = open_audit(path, spec, base_folder, trust=trust, command=command)
+    with audit.isolation(folder) as isolation:
+        yield lambda job, progress: audit.attack(audit.transcript, job, progress, isolation)
+
+
+@contextmanager
+def _optimum_worker(
+    path: Path, spec: AttackFile, base_folder: Path, trust: bool
+) -> Iterator[Callable[[int, Progress], object]]:
+    """Give the function with which a worker process computes optimal local models."""
+    audit = open_audit(path, spec, base_folder, trust=trust)
+    yield lambda client, progress: audit.optimum(client)
+
+
+def _ignore_progress(job: Any, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+    pass
+
+
+def _weights_folder() -> Path | None:
+    """Return the folder with the network weights that scores need, of LPIPS."""
+    folder = find_data_folder()
+    return folder / "weights" if folder else None

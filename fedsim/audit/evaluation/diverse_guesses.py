@@ -1,0 +1,82 @@
+"""Guesses that differ from one another as examples of one class do.
+
+Claims are assigned one-to-one to the true examples, so claiming k different examples of a class
+gains over claiming their mean k times, even without reading any update. A floor must include such a
+guess: for a class with k examples, k centres of public examples of that class. The class mean stays
+a guess of its own, because few examples have bad centres.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.evaluation.score import PublicExamples
+
+_MAX_EXAMPLES = 1000
+"""Most public examples of a class that are clustered."""
+_clusters_by_data: dict[int, dict[tuple[int | None, int], list[Tensor]]] = {}
+"""Clusters by the id of the public examples, and by class and number of claims.
+
+They are the same for each victim.
+"""
+
+
+def clusters_of_claims(public: PublicExamples, labels: Tensor) -> list[Tensor]:
+    """Return, for each claimed label, the indices of public examples whose mean is a guess of it.
+
+    Args:
+        public: examples of the same kind of data.
+        labels: `example`, claimed classes; targets of a regression count as one class.
+    """
+    is_regression = labels.is_floating_point()
+    classes = [None] * len(labels) if is_regression else labels.tolist()
+    unused: dict[int | None, list[Tensor]] = {}
+    for label in dict.fromkeys(classes):
+        unused[label] = list(_class_clusters(public, label, classes.count(label)))
+    return [unused[label].pop(0) for label in classes]
+
+
+def _class_clusters(public: PublicExamples, label: int | None, count: int) -> list[Tensor]:
+    """Return `count` clusters, as indices, of the public examples of a class; some may be equal."""
+    key = id(public.data)  # tensors cannot be keys
+    if key not in _clusters_by_data:
+        _clusters_by_data[key] = {}
+        weakref.finalize(public.data, _clusters_by_data.pop, key)
+    clusters = _clusters_by_data[key]
+    if (label, count) not in clusters:
+        indices = torch.arange(len(public.data))
+        if label is not None:
+            class_indices = indices[public.labels == label]
+            indices = class_indices if len(class_indices) else indices
+        clusters[label, count] = _split(public.data, indices[:_MAX_EXAMPLES], count)
+    return clusters[label, count]
+
+
+def _split(data: Tensor, indices: Tensor, count: int) -> list[Tensor]:
+    """Split `indices` into `count` clusters by k-means; repeat the largest if too few."""
+    number = min(count, len(indices))
+    if number < 2:
+        return [indices] * count
+    from sklearn.cluster import KMeans  # takes half a second
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    rows = data[indices].flatten(1).double().numpy()
+    with threadpool_limits(1), warnings.catch_warnings():  # the number of threads changes sums
+        # Examples that occur several times may leave fewer distinct clusters.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        k_means = KMeans(number, n_init=4, max_iter=50, random_state=0)
+        cluster_of = torch.from_numpy(k_means.fit_predict(rows))
+    clusters = [indices[cluster_of == cluster] for cluster in range(number)]
+    clusters = sorted((cluster for cluster in clusters if len(cluster)), key=len, reverse=True)
+    return [clusters[position % len(clusters)] for position in range(count)]
+
+
+def centres_of(public: PublicExamples, clusters: Sequence[Tensor]) -> Tensor:
+    """Return `example ...`, the mean of each cluster."""
+    return torch.stack([public.data[indices].mean(0) for indices in clusters])

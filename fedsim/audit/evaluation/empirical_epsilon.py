@@ -1,0 +1,274 @@
+"""Measure lower bounds of epsilon with canaries, beside the upper bounds that are proved.
+
+The adversary is the server. It knows the positions of all canaries, and not which of them are in.
+
+Where a defense promises something of each example, canaries were among the client's examples while
+it trained. Each has two scores. One is the number at its position in the sum of the client's
+updates. With plain SGD this is the sum of the noisy gradients, to which a canary that is in adds
+the clipping bound each time that it is sampled. Momentum, Adam and other defenses of the update
+blur it: then less is measured, and the bound still holds. The other score is how far that number
+varies over rounds, which reveals noise that is the same each time.
+
+Where a defense promises something of the whole update, there is one update a round and so one coin
+toss, too few to measure anything. So after the run the client's own hook is called on canaries in
+place of updates, as many times as there are canaries and for as many rounds as the client took part
+in. Two updates that are far apart, in only one number, are the hardest to make indistinguishable; a
+coin chooses between an update and its negative. These updates are never sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import RunError
+from fedsim.base.progress import track
+from fedsim.base.randomness import generator
+from fedsim.federation.build import Experiment
+from fedsim.federation.run_folder import RunFolder, read_ledger, read_rows
+from fedsim.interfaces.defense import Defense, apply_on_update, uses_common_randomness, uses_memory
+from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
+from fedsim.privacy.ledger import Row, guarantee_delta, spending_by_client, unique_labels
+from fedsim.recording.payloads import Payload, State
+from fedsim.recording.transcript import Transcript
+from fedsim.training.canaries import CANARY_VALUE, Canaries, audited_hook, locate_coordinate
+from fedsim.training.modes import trained_shapes
+
+log = logging.getLogger(__name__)
+
+COLUMNS = (
+    "client", "defense", "rounds", "proved", "delta", "measured", "canaries", "guesses", "right", "confidence",
+)  # fmt: skip
+"""Columns of `empirical-epsilon.csv`."""
+_NUMBER_COLUMNS = tuple(name for name in COLUMNS if name != "defense")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonComparison:
+    """Proved and measured epsilon of one defense of one client.
+
+    Attributes:
+        client: its id.
+        defense: its label in the ledger.
+        rounds: number of rounds in which the client sent, or may have sent.
+        proved: upper bound from the ledger; infinite where nothing is proved.
+        delta: of both bounds.
+        measured: lower bound.
+        confidence: that all lower bounds of the run hold at once.
+    """
+
+    client: int
+    defense: str
+    rounds: int
+    proved: float
+    delta: float
+    measured: EpsilonBound
+    confidence: float
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether the measured lower bound exceeds the proved upper bound."""
+        return self.measured.epsilon > self.proved
+
+    @property
+    def sentence(self) -> str:
+        """Return the sentence that says what is wrong where the defense is broken."""
+        return (
+            f"client {self.client}: {self.defense} does not keep its promise: epsilon = {self.proved:.4g} is proved, "
+            f"but at least {self.measured.epsilon:.4g} was measured ({self.measured.correct} of {self.measured.guesses} "
+            f"guesses right; in at most {1 - self.confidence:.2g} of runs this happens by chance); look for noise that "
+            "is too small or added too early, and for another sampling rate than the proof has"
+        )
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Return the row of the table, by `COLUMNS`."""
+        names = ("client", "defense", "rounds", "proved", "delta", "confidence")
+        return {name: getattr(self, name) for name in names} | {
+            "measured": self.measured.epsilon,
+            "canaries": self.measured.canaries,
+            "guesses": self.measured.guesses,
+            "right": self.measured.correct,
+        }
+
+
+def read_epsilons(folder: RunFolder) -> list[EpsilonComparison]:
+    """Read `empirical-epsilon.csv`; empty where there is none.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    return [
+        EpsilonComparison(
+            client=int(row["client"]),
+            defense=row["defense"],
+            rounds=int(row["rounds"]),
+            proved=float(row["proved"]),
+            delta=float(row["delta"]),
+            measured=EpsilonBound(
+                epsilon=float(row["measured"]),
+                canaries=int(row["canaries"]),
+                guesses=int(row["guesses"]),
+                correct=int(row["right"]),
+            ),
+            confidence=float(row["confidence"]),
+        )
+        for row in read_rows(folder.epsilons, COLUMNS, _NUMBER_COLUMNS)
+    ]
+
+
+def measure_epsilon(folder: RunFolder, experiment: Experiment) -> None:
+    """Measure epsilon of the run in `folder`, whose clients carried canaries, and save the results.
+
+    Raises:
+        TranscriptError: a round is damaged.
+        RunError: the ledger is damaged, a defense failed, or no client with canaries sent anything.
+    """
+    comparisons = _compare_epsilons(experiment, Transcript(folder.path), read_ledger(folder))
+    folder.write_table(folder.epsilons, COLUMNS, [comparison.row for comparison in comparisons])
+    folder.settle_manifest()
+    for result in comparisons:
+        proved = f"{result.proved:.4g} proved" if math.isfinite(result.proved) else "none proved"
+        log.info(
+            "privacy: client %d, %s: epsilon of at least %.4g measured, %s",
+            result.client, result.defense, result.measured.epsilon, proved,
+        )  # fmt: skip
+
+
+def _compare_epsilons(experiment: Experiment, transcript: Transcript, ledger: Sequence[Row]) -> list[EpsilonComparison]:
+    """Measure epsilon of each client with canaries that sent something, and each audited defense.
+
+    Args:
+        transcript: of all that was recorded of the run.
+        ledger: what clients did and what is proved of it, see `fedsim.privacy.ledger`.
+
+    Raises:
+        TranscriptError: a round is damaged.
+        RunError: no client with canaries sent anything that is recorded.
+    """
+    table = experiment.config.canaries
+    assert table is not None
+    senders = set[int]()
+    for number in transcript.rounds:
+        senders.update(transcript.clients(number))
+    audits: list[tuple[int, str, Defense]] = []
+    defense_labels = unique_labels([defense.name for defense in experiment.config.defense])
+    for client in experiment.config.canary_clients:
+        if client not in senders:
+            log.warning(
+                "client %d: nothing that it sent is recorded, so its canaries measure nothing",
+                client,
+            )
+            continue
+        for label, defense in zip(defense_labels, experiment.client_defenses(client), strict=True):
+            if audited_hook(defense):
+                audits.append((client, label, defense))
+    if not audits:
+        raise RunError(
+            "none of the clients with canaries sent anything that is recorded; name others in canaries.clients, or let "
+            "more clients take part"
+        )
+    # Divide the error probability among the bounds, so that all hold at once (Bonferroni).
+    confidence = 1 - (1 - table.confidence) / len(audits)
+    return [
+        _audit_defense(experiment, transcript, ledger, *audit, confidence=confidence)
+        for audit in track(audits, "canaries", len(audits))
+    ]
+
+
+def _audit_defense(
+    experiment: Experiment,
+    transcript: Transcript,
+    ledger: Sequence[Row],
+    client: int,
+    label: str,
+    defense: Defense,
+    *,
+    confidence: float,
+) -> EpsilonComparison:
+    """Compare the epsilons of one client and defense; `confidence` is that of this bound only."""
+    table = experiment.config.canaries
+    assert table is not None
+    budget = spending_by_client(ledger, label).get(client)
+    rounds = budget.rounds if budget else _count_rounds(transcript, client)
+    canaries = Canaries(seed=experiment.seed, client=client, count=table.count)
+    if audited_hook(defense) == "on_examples":
+        scores = _update_scores(experiment, transcript, canaries)
+    else:
+        scores = _shadow_scores(defense, label, canaries, experiment.setting.update, rounds)
+    delta = budget.delta if budget else guarantee_delta(defense)
+    return EpsilonComparison(
+        client=client,
+        defense=label,
+        rounds=rounds,
+        proved=budget.epsilon if budget else math.inf,
+        delta=delta,
+        measured=best_lower_bound(scores, canaries.is_included, delta, confidence),
+        confidence=table.confidence,
+    )
+
+
+def _count_rounds(transcript: Transcript, client: int) -> int:
+    return sum(client in transcript.clients(number) for number in transcript.rounds)
+
+
+def _update_scores(experiment: Experiment, transcript: Transcript, canaries: Canaries) -> Tensor:
+    """Return `kind canary`, two statistics of the number at each canary's position in w_t - w_T.
+
+    They are the sum over the client's recorded rounds and, where there are several, the standard
+    deviation over rounds: what a canary that is in adds depends on how often it was sampled, and
+    noise that is the same each time does not vary.
+    """
+    positions = canaries.draw_coordinates(trained_shapes(experiment.model, experiment.training))
+    rounds = []
+    for update in transcript.updates(canaries.client):
+        flat = {name: tensor.flatten() for name, tensor in update.pseudo_gradient.items()}
+        rounds.append(torch.stack([flat[name][index] for name, index in positions]).double())
+    if not rounds:
+        return torch.zeros(1, canaries.count, dtype=torch.float64)
+    values = torch.stack(rounds)
+    if len(rounds) == 1:
+        return torch.stack([values.sum(0)])
+    return torch.stack([values.sum(0), values.std(0)])
+
+
+def _shadow_scores(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int) -> Tensor:
+    """Return `canary`, the score of each canary update that passed through `on_update`.
+
+    The score is the number in which the canary differs from its negative, summed over rounds.
+
+    Args:
+        label: of the defense in the ledger.
+        zeros: in the form of an update.
+        rounds: number of rounds in which the client sent.
+    """
+    scores = []
+    for canary in range(canaries.count):
+        scores.append(_shadow_score(defense, label, canaries, zeros, rounds, canary))
+    return torch.tensor(scores)
+
+
+def _shadow_score(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int, canary: int) -> float:
+    key = canaries.seed, "canary update", canaries.client, label, canary
+    # Make an update that is zero but for one number at a random position.
+    shapes = {name: tensor.shape for name, tensor in zeros.items()}
+    size = sum(shape.numel() for shape in shapes.values())
+    position = int(torch.randint(size, (), generator=generator(*key, "place")))
+    name, index = locate_coordinate(shapes, position)
+    update = {name: tensor.clone() for name, tensor in zeros.items()}
+    update[name].view(-1)[index] = CANARY_VALUE if canaries.is_included[canary] else -CANARY_VALUE
+    # Pass it through the defense each round, and sum what is left of the number.
+    memory: dict[str, Tensor] | None = {} if uses_memory(defense) else None
+    total = 0.0
+    for number in range(rounds):
+        common = generator(*key, "common", number) if uses_common_randomness(defense) else None
+        sent = apply_on_update(defense, update, generator(*key, number), memory, common)
+        values = sent.values("delta", zeros) if isinstance(sent, Payload) else sent
+        total += values[name].flatten()[index].item()
+    return total

@@ -1,0 +1,326 @@
+"""Interface of evaluators: check, judge and show one kind of finding.
+
+Each kind has one evaluator, a plug-in of the group `fedsim.findings` that is registered under the
+`kind` of the finding's class. Kinds of other packages are registered likewise.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.score import PublicExamples, Score
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Finding
+from fedsim.plugins import registry
+from fedsim.recording.message_format import MessageFormat
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State
+
+FindingT = TypeVar("FindingT", bound=Finding)
+FindingMetadata = Mapping[str, Any]
+"""Metadata of a finding: attack, victim, rounds, what was granted ..."""
+VICTIMS = "victims"
+"""Key that scoring adds to the metadata: all victims of this attack in these rounds, ascending."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingSpec:
+    """Form that a finding about one victim must have; it follows without the truth.
+
+    Attributes:
+        where: round and client, for error texts.
+        knowledge: what the attack was granted.
+        before: reads the state that the server sent; None where it is not known.
+        task: of the federation behind the recording; None where it is not known.
+        clients: number of clients of the federation; None where it is not known.
+    """
+
+    where: str
+    knowledge: Knowledge
+    before: Callable[[], State] | None = None
+    task: Task | None = None
+    clients: int | None = None
+
+    def expect(self, name: str, claimed: object, expected: object) -> None:
+        """Raise AttackError unless what the attack claims is as expected."""
+        if claimed != expected:
+            raise AttackError(f"{self.where}: the attack claims {name} {claimed}, expected {expected}; mend the attack")
+
+    def expect_below(self, name: str, numbers: Tensor, end: int) -> None:
+        """Raise AttackError unless all of these integers are below `end`."""
+        if numbers.is_floating_point():
+            return
+        highest = max(numbers.flatten().tolist())
+        if highest >= end:
+            self.expect(f"{name} up to", highest, f"at most {end - 1}")
+
+
+class OptimumFunction(Protocol):
+    """Function that gives the optimal local model of a client, from w_0 or other random weights."""
+
+    def __call__(self, client: int, *, other_start: bool = False) -> State:
+        """See `fedsim.audit.evaluation.local_optimum`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationContext:
+    """Truth, messages and caches that an evaluator may read.
+
+    Attributes:
+        case: what is known of the clients' data.
+        recording: folder of the messages.
+        knowledge: all that is known of the protocol.
+        optimum: gives optimal local models of a run of our own.
+        weights: folder with network weights for LPIPS.
+        message_format: what the messages mean.
+        cached_values: of evaluators, for the next finding; each uses keys of its own.
+    """
+
+    case: Case
+    recording: Path
+    knowledge: Knowledge
+    optimum: OptimumFunction
+    weights: Path | None = None
+    message_format: MessageFormat = field(default_factory=MessageFormat)
+    cached_values: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def public(self) -> PublicExamples | None:
+        """Examples that no client holds, see `Case.public`."""
+        return self.case.public()
+
+    @property
+    def transcript(self) -> Transcript:
+        """Recorded messages.
+
+        Raises:
+            TranscriptError: they are not there.
+        """
+        return Transcript(self.recording, message_format=self.message_format)
+
+    def guess_generator(self, victim: int) -> torch.Generator:
+        """Return the random generator for guesses about `victim`."""
+        return guess_generator(self.case, victim)
+
+
+def guess_generator(case: Case, victim: int) -> torch.Generator:
+    """Return the random generator for guesses about `victim`, fresh at each call."""
+    return generator(case.seed, "floor", victim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """Scores of one finding, and the number of examples that they are about.
+
+    There are no scores where the truth is not known.
+    """
+
+    scores: Sequence[Score] = ()
+    examples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageGrid:
+    """Claimed images to draw, with the true ones that they are assigned to and their captions.
+
+    Attributes:
+        claimed: `image channel height width` in [0, 1].
+        true: likewise, in the same order; None where the truth is not known.
+        psnr: in dB; empty where the truth is not known.
+        certified: whether the attack is sure of each image; empty where it never says.
+        steps: `step image channel height width`, dummy images at `iterations`; None where the
+            attack kept none.
+        iterations: of `steps`.
+    """
+
+    claimed: Tensor
+    true: Tensor | None = None
+    psnr: Sequence[float] = ()
+    certified: Sequence[bool] = ()
+    steps: Tensor | None = None
+    iterations: Sequence[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRows:
+    """Claimed rows of a table to show, with the true ones that they are assigned to.
+
+    Attributes:
+        claimed: `row feature` in [0, 1].
+        true: likewise, in the same order; None where the truth is not known.
+        entropy: `row column`, how unsure the attack is of a value; None where it never says.
+        right: `row column`, whether a value counts as recovered; None where the columns are not
+            known.
+    """
+
+    claimed: Tensor
+    true: Tensor | None = None
+    entropy: Tensor | None = None
+    right: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedWord:
+    """One claimed word.
+
+    Attributes:
+        right: whether the true text has it at this position, or anywhere for a set of words; True
+            where the truth is not known.
+    """
+
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPair:
+    """True text and the words of the claimed text assigned to it; or two sets of words.
+
+    The true text is empty where it is not known.
+    """
+
+    true: str
+    claimed: Sequence[ClaimedWord]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RocCurve:
+    """ROC curve of membership scores.
+
+    Attributes:
+        false_positive_rates: `point`, share of non-members at or above a threshold, ascending from
+            0 to 1.
+        true_positive_rates: `point`, share of members there.
+    """
+
+    false_positive_rates: Tensor
+    true_positive_rates: Tensor
+
+    def true_positive_rate(self, rate: float) -> float:
+        """Return the highest true-positive rate at a false-positive rate of at most `rate`."""
+        return float(self.true_positive_rates[self.false_positive_rates <= rate].max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Display:
+    """Parts of a finding that a report page shows, besides the attack's own curves.
+
+    Attributes:
+        examples: number of claimed examples; of a bag of words, number of claimed words.
+        has_truth: whether the truth is shown beside them.
+        images: to draw.
+        rows: of a table.
+        texts: claimed and true; of a bag of words, one pair of sets, cut to the first words.
+        is_bag_of_words: whether the attack claims which words occur, and no texts.
+        is_typical: whether the finding claims what classes look like.
+        roc: of membership scores; only the evaluator can compute it.
+        curves: further ones that only the evaluator can compute: name to iterations and values.
+    """
+
+    examples: int = 0
+    has_truth: bool = False
+    images: ImageGrid | None = None
+    rows: TableRows | None = None
+    texts: Sequence[TextPair] = ()
+    is_bag_of_words: bool = False
+    is_typical: bool = False
+    roc: RocCurve | None = None
+    curves: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluator(ABC, Generic[FindingT]):
+    """Judge of one kind of finding."""
+
+    finding: ClassVar[type[Finding]]
+
+    @abstractmethod
+    def form(self, finding: FindingT, owed: FindingSpec) -> None:
+        """Raise AttackError unless `finding` has the form that is needed to judge it."""
+
+    @abstractmethod
+    def judge(self, finding: FindingT, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+        """Score a finding.
+
+        Raises:
+            DataError: it does not fit the victim's data.
+        """
+
+    def truth(self, finding: FindingT, about: FindingMetadata, case: Case) -> Truth | None:
+        """Return the data that `finding` is about; None where they are not known or none.
+
+        Raises:
+            DataError: they are not known, and the finding cannot be judged without them.
+        """
+        del finding, about, case
+        return None
+
+    def show(self, finding: FindingT, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
+        """Return what a page shows of a finding; by default only its curves.
+
+        Args:
+            truth: see `truth`.
+            tokens: names of the tokens of texts.
+            metric: main metric of its attack; empty where it names none.
+        """
+        del finding, truth, tokens, metric
+        return Display()
+
+    def guess(
+        self,
+        finding: FindingT,
+        truth: Truth,
+        name: str,
+        public: PublicExamples | None,
+        rng: torch.Generator,
+    ) -> Tensor | None:
+        """Return the images of a guess, one for each image that `show` shows.
+
+        Args:
+            name: of the guess.
+            public: see `EvaluationContext.public`.
+            rng: see `guess_generator`; fresh, so that the same random numbers are drawn as for the
+                score.
+        """
+        del finding, truth, name, public, rng
+        return None
+
+
+def evaluator_of(finding: Finding) -> Evaluator[Any]:
+    """Return the evaluator of the kind of `finding`.
+
+    Raises:
+        AttackError: none is registered.
+    """
+    if getattr(finding, "kind", None) not in registry.registered_names("findings"):
+        raise AttackError(
+            f"the attack returned a {type(finding).__name__}, for which no evaluator is registered; known: "
+            f"{', '.join(registry.registered_names('findings'))}; register an evaluator of it under fedsim.findings"
+        )
+    evaluator: Evaluator[Any] = registry.build("findings", finding.kind, {}, finding.kind)
+    return evaluator
+
+
+def group_members(about: FindingMetadata) -> Sequence[int]:
+    """Return the group whose sum was attacked; empty where the victim stands for itself."""
+    clients: Sequence[int] = about.get("members", ())
+    return clients
+
+
+def first_round(about: FindingMetadata) -> int:
+    """Return the first attacked round in which the victim sent something."""
+    return int(about["first_round"])

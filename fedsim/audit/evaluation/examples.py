@@ -1,0 +1,168 @@
+"""Functions shared by evaluators of findings that claim examples: images, rows of tables, texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.evaluator import (
+    Display,
+    EvaluationContext,
+    FindingMetadata,
+    FindingSpec,
+    ImageGrid,
+    Judgement,
+    TableRows,
+    first_round,
+    group_members,
+)
+from fedsim.audit.evaluation.scoring import claimed_data, score_examples
+from fedsim.audit.evaluation.similarity import AttackedUpdate
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base import metrics, table_metrics
+from fedsim.base.errors import DataError
+from fedsim.base.randomness import use_one_thread
+from fedsim.interfaces.findings import Reconstruction, Representatives, Texts
+
+MAX_IMAGES = 16
+"""Most images of a finding that a page and its image grid show; they are the first ones."""
+
+
+def check_kinds(finding: Reconstruction | Texts, owed: FindingSpec) -> None:
+    """Raise AttackError unless examples and labels have the federation's kind and shape."""
+    task = owed.task
+    if task is not None:
+        data_kinds = {True: "texts", False: "numbers"}
+        is_text = isinstance(finding, Texts)
+        owed.expect("data that are", data_kinds[is_text], data_kinds[task.kind == "text"])
+        label_kinds = {True: "targets of a regression", False: "classes"}
+        is_regression = finding.labels.is_floating_point()
+        owed.expect("labels that are", label_kinds[is_regression], label_kinds[not task.num_classes])
+        owed.expect_below("labels", finding.labels, task.num_classes)
+        if isinstance(finding, Texts):
+            owed.expect_below("tokens", finding.tokens, task.vocabulary)
+    shape = task.input_shape if task else owed.knowledge.input_shape
+    if shape is not None:
+        owed.expect("examples of shape", tuple(claimed_data(finding).shape[1:]), tuple(shape))
+
+
+def true_examples(finding: Reconstruction | Texts, about: FindingMetadata, case: Case) -> Truth | None:
+    """Return the true data of the clients whose examples are claimed, where they are known.
+
+    Raises:
+        DataError: examples of the whole federation are claimed, and its data are not known.
+    """
+    if finding.claims == "federation":
+        return case.truth_of_all()
+    number = None if finding.claims == "client" else first_round(about)
+    return case.truth(int(about["victim"]), number, group_members(about))
+
+
+@use_one_thread()  # faster for small images, and then scores do not depend on the number of cores
+def judge_examples(
+    finding: Reconstruction | Texts, about: FindingMetadata, bench: EvaluationContext, message: AttackedUpdate | None
+) -> Judgement:
+    """Score claimed examples against the truth, see `fedsim.audit.evaluation.scoring.score_examples`."""
+    truth = true_examples(finding, about, bench.case)
+    if truth is None:
+        return Judgement()
+    if finding.labels.is_floating_point() != truth.labels.is_floating_point():
+        raise DataError("truth: the victim's labels are of another kind than the attack claims, classes or targets")
+    scores = score_examples(
+        finding,
+        truth,
+        public=bench.public,
+        rng=bench.guess_generator(int(about["victim"])),
+        weights=bench.weights,
+        labels_granted="labels" in about["granted"],
+        message=message,
+    )
+    return Judgement(scores=scores, examples=len(truth.labels))
+
+
+@use_one_thread()
+def display_examples(finding: Reconstruction, truth: Truth | None) -> Display:
+    """Display claimed images or rows, with the true ones that they are assigned to where known."""
+    is_typical = isinstance(finding, Representatives)
+    right, assignment = None, None
+    if truth is not None and not is_typical:
+        right, assignment = _assign_claims(finding.data, truth)
+    claimed = _reorder_claims(finding.data, assignment)
+    true = truth.data if truth else None
+    count, has_truth = len(claimed), truth is not None
+    if claimed.ndim == 2:
+        entropy = finding.entropy
+        if entropy is not None and assignment is not None:
+            entropy = entropy[assignment.clamp_min(0)]
+        rows = TableRows(claimed=claimed, true=true, entropy=entropy, right=right)
+        return Display(examples=count, has_truth=has_truth, is_typical=is_typical, rows=rows)
+    if claimed.ndim != 4:
+        return Display(examples=count, has_truth=has_truth, is_typical=is_typical)
+    steps, iterations = _descent_steps(finding, assignment)
+    images = ImageGrid(
+        claimed=claimed,
+        true=true,
+        psnr=metrics.psnr(claimed, true).tolist() if true is not None else (),
+        certified=_certified_flags(finding, assignment),
+        steps=steps,
+        iterations=iterations,
+    )
+    curves = {}
+    snapshots, snapshot_iterations = finding.snapshots, finding.snapshot_iterations
+    if true is not None and snapshots is not None and snapshot_iterations is not None:
+        curves["psnr"] = snapshot_iterations.double(), _snapshot_psnr(snapshots, true)
+    return Display(examples=count, has_truth=has_truth, is_typical=is_typical, images=images, curves=curves)
+
+
+def _assign_claims(data: Tensor, truth: Truth) -> tuple[Tensor | None, Tensor]:
+    """Assign claims to the true examples as they are scored.
+
+    Returns:
+        Which values of a table are right, `true column`; None where the columns are not known. And
+        the index of the claim of each true example, -1 where it has none.
+    """
+    if not truth.columns or truth.deviations is None:
+        return None, metrics.assign_examples(data, truth.data)
+    right = table_metrics.compare_rows(data, truth.data, truth.columns, truth.deviations)
+    assignment = table_metrics.assign_rows(right.sum(2))
+    right_of_claims = right[torch.arange(len(assignment)), assignment.clamp_min(0)]
+    return right_of_claims & (assignment >= 0)[:, None], assignment
+
+
+def _reorder_claims(data: Tensor, assignment: Tensor | None) -> Tensor:
+    """Return claims `example ...` in the order of the true ones; mid-grey where there is none."""
+    if assignment is None:
+        return data
+    has_claim = (assignment >= 0).reshape(-1, *[1] * (data.ndim - 1))
+    return torch.where(has_claim, data[assignment.clamp_min(0)], 0.5)
+
+
+def _descent_steps(finding: Reconstruction, assignment: Tensor | None) -> tuple[Tensor | None, Sequence[int]]:
+    """Return the dummy images that the attack kept during its descent, and their iterations."""
+    snapshots, iterations = finding.snapshots, finding.snapshot_iterations
+    if snapshots is None or iterations is None:
+        return None, ()
+    steps = torch.stack([_reorder_claims(data, assignment) for data in snapshots])
+    return steps, iterations.tolist()
+
+
+def _certified_flags(finding: Reconstruction, assignment: Tensor | None) -> Sequence[bool]:
+    """Return for each image whether the attack is sure of it; empty where it never says."""
+    if finding.certified is None or isinstance(finding, Representatives):
+        return ()
+    if assignment is None:
+        certified: list[bool] = finding.certified.tolist()
+        return certified
+    return [index >= 0 and bool(finding.certified[index]) for index in assignment.tolist()]
+
+
+def _snapshot_psnr(snapshots: Tensor, true: Tensor) -> Tensor:
+    """Return the mean PSNR in dB of each snapshot."""
+    values: list[float] = []
+    for data in snapshots:
+        paired = metrics.pair_examples(data, true)
+        values.append(metrics.psnr(paired, true).mean().item())
+    return snapshots.new_tensor(values)

@@ -1,0 +1,159 @@
+"""Score how well an attack tells which candidate records the victim trained on."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.evaluator import (
+    Display,
+    EvaluationContext,
+    Evaluator,
+    FindingMetadata,
+    FindingSpec,
+    Judgement,
+    RocCurve,
+    group_members,
+)
+from fedsim.audit.evaluation.score import Score
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import DataError
+from fedsim.federation.candidates import draw_candidates
+from fedsim.interfaces.findings import Membership
+
+log = logging.getLogger(__name__)
+
+RATES = {"tpr_at_1_in_100": 0.01, "tpr_at_1_in_1000": 0.001}
+"""False-positive rates at which the true-positive rate is reported, by metric."""
+_CHANCE = "chance"
+
+
+@dataclass(frozen=True)
+class MembershipEvaluator(Evaluator[Membership]):
+    """Judge of membership scores of candidate records, half of which are the victim's."""
+
+    finding = Membership
+
+    def form(self, finding: Membership, owed: FindingSpec) -> None:
+        """Check that there is one score for each candidate."""
+        candidates = owed.knowledge.candidates
+        if candidates is not None:
+            owed.expect("scores of candidates numbering", len(finding.scores), len(candidates.inputs))
+
+    def truth(self, finding: Membership, about: FindingMetadata, case: Case) -> Truth | None:
+        """Return which candidates are members, as `candidate 1` data and `candidate` labels.
+
+        Raises:
+            DataError: other candidates were granted than this experiment has.
+        """
+        if case.experiment is None:
+            return None
+        clients = group_members(about) or (int(about["victim"]),)
+        non_members, count = str(about["knowledge"]["candidates"]), len(finding.scores)
+        is_member = draw_candidates(case.experiment.data, clients, non_members, count).members
+        if len(is_member) != count:
+            raise DataError(
+                f"truth: the attack scores {count} candidates, but this experiment has {len(is_member)}; attack again"
+            )
+        return Truth(data=is_member[:, None].float(), labels=is_member.long())
+
+    def judge(self, finding: Membership, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+        """Score a membership inference, see `score_membership`."""
+        truth = self.truth(finding, about, bench.case)
+        if truth is None:
+            log.warning(
+                "%s, client %d: not scored: only an experiment says what the victim held",
+                about["attack"],
+                int(about["victim"]),
+            )
+            return Judgement()
+        return Judgement(
+            scores=score_membership(finding.scores, truth.labels.bool()),
+            examples=len(finding.scores),
+        )
+
+    def show(self, finding: Membership, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
+        """Display the ROC curve."""
+        del tokens, metric
+        if truth is None:
+            return Display()
+        return Display(has_truth=True, roc=compute_roc(finding.scores, truth.labels.bool()))
+
+
+def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
+    """Score membership scores of candidates, which are higher for a member.
+
+    `membership_auc` is the area under the ROC curve. `membership_accuracy` is balanced accuracy
+    where
+    the half with the higher scores is claimed to be members: that half of the candidates are
+    members is part of what is granted, so this threshold, the median, takes no truth. Candidates
+    that all score the median are each claimed with the same probability. `tpr_at_1_in_100` and
+    `tpr_at_1_in_1000` are the true-positive rates at the lowest threshold with at most that
+    false-positive rate, the figures that Carlini et al. (Membership Inference Attacks From First
+    Principles, IEEE S&P 2022) ask for. Where k of n non-members may reach the threshold, random
+    scores get (k + 1) / (n + 1) on average, a little more than that rate, because the threshold is
+    lowered until the next non-member would reach it.
+
+    Args:
+        scores: `candidate`.
+        is_member: `candidate`, whether the victim trained on it.
+
+    Raises:
+        DataError: all candidates are members, or none is, or there are more or fewer of them than
+            scores.
+    """
+    if scores.shape != is_member.shape:
+        raise DataError(f"truth: the attack scores {len(scores)} candidates, the truth is about {len(is_member)}")
+    if is_member.all() or not is_member.any():
+        kind = "a member" if is_member.all() else "no member"
+        raise DataError(f"truth: each of the {len(is_member)} candidates is {kind}; grant members and others")
+    from sklearn.metrics import roc_auc_score  # takes a second
+
+    curve, non_members = compute_roc(scores, is_member), int((~is_member).sum())
+    area = float(roc_auc_score(is_member, _ranks(scores)))
+    accuracy = _balanced_accuracy(scores.double(), is_member)
+    all_scores = [
+        Score.against_guesses("membership_auc", area, {_CHANCE: 0.5}, ceiling=1.0),
+        Score.against_guesses("membership_accuracy", accuracy, {_CHANCE: 0.5}, ceiling=1.0),
+    ]
+    for metric, rate in RATES.items():
+        if non_members * rate < 1:
+            reason = (
+                f"{rate:.1%} of {non_members} candidates that are no members is less than one; "
+                "grant more candidates, of a victim that holds enough"
+            )
+            all_scores.append(Score.from_reason(metric, reason))
+            continue
+        chance = (math.floor(non_members * rate) + 1) / (non_members + 1)
+        all_scores.append(Score.against_guesses(metric, curve.true_positive_rate(rate), {_CHANCE: chance}, ceiling=1.0))
+    return all_scores
+
+
+def _balanced_accuracy(scores: Tensor, is_member: Tensor) -> float:
+    """Return the expected balanced accuracy of claiming the higher half, ties by chance."""
+    threshold = scores.sort().values[len(scores) // 2]
+    above, tied = scores > threshold, scores == threshold
+    # Probability that each candidate is claimed.
+    claimed = above.double() + tied * (len(scores) / 2 - above.sum()) / tied.sum()
+    return float(claimed[is_member].mean() + 1 - claimed[~is_member].mean()) / 2
+
+
+def compute_roc(scores: Tensor, is_member: Tensor) -> RocCurve:
+    """Compute the ROC curve over all thresholds; infinite scores are allowed."""
+    from sklearn.metrics import roc_curve  # takes a second
+
+    false_rates, true_rates, _ = roc_curve(is_member, _ranks(scores), drop_intermediate=False)
+    return RocCurve(
+        false_positive_rates=torch.from_numpy(false_rates), true_positive_rates=torch.from_numpy(true_rates)
+    )
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """Return ranks, which have the same ROC curve; scikit-learn takes no infinite scores."""
+    return torch.unique(scores, return_inverse=True)[1]  # type: ignore[no-any-return]

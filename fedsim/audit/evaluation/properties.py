@@ -1,0 +1,222 @@
+"""Score how well an attack tells whether many of the examples behind a message have a property."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.evaluator import (
+    VICTIMS,
+    Display,
+    EvaluationContext,
+    Evaluator,
+    FindingMetadata,
+    FindingSpec,
+    Judgement,
+)
+from fedsim.audit.evaluation.score import Score
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import DataError
+from fedsim.federation.build import Experiment
+from fedsim.federation.properties import Property
+from fedsim.interfaces.findings import PropertyPresence
+
+log = logging.getLogger(__name__)
+
+_WITH_PROPERTY, _WITHOUT_PROPERTY = "score_with_property", "score_without_property"
+"""Curves of the mean score by round, of messages with and without the property."""
+
+_ROUNDING = 1e-6
+"""Rounding error of shares, which are kept in single precision."""
+
+
+@dataclass(frozen=True)
+class PropertyEvaluator(Evaluator[PropertyPresence]):
+    """Judge of claims whether the examples behind messages have a property."""
+
+    finding = PropertyPresence
+
+    def form(self, finding: PropertyPresence, owed: FindingSpec) -> None:
+        """Check that the messages are of clients that exist."""
+        if owed.clients is not None:
+            owed.expect_below("messages of clients", finding.clients, owed.clients)
+
+    def truth(self, finding: PropertyPresence, about: FindingMetadata, case: Case) -> Truth | None:
+        """Return the share of examples with the property behind each message.
+
+        It is the data `message 1`; labels are 1 where the share is nearer to the larger one.
+        """
+        experiment = case.experiment
+        if experiment is None:
+            return None
+        train = experiment.dataset.train
+        has_property = _granted_property(experiment, about).values_of(train, torch.arange(len(train)))
+        shares: list[float] = []
+        for client, number in zip(finding.clients.tolist(), finding.rounds.tolist(), strict=True):
+            indices = experiment.attacked_indices(client, number)
+            shares.append(float(has_property[indices].double().mean()))
+        data = torch.tensor(shares)
+        return Truth(data=data[:, None], labels=_is_larger_share(finding, data).long())
+
+    def judge(self, finding: PropertyPresence, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+        """Score messages and clients, see `score_messages` and `score_clients`."""
+        truth, victim = self.truth(finding, about, bench.case), int(about["victim"])
+        experiment = bench.case.experiment
+        if truth is None or experiment is None:
+            log.warning(
+                "%s, client %d: not scored: only an experiment says what the victim held",
+                about["attack"],
+                victim,
+            )
+            return Judgement()
+        of_victim = finding.clients == victim
+        if not of_victim.any():
+            raise DataError(f"truth: the attack scores no message of client {victim}, whom it is about")
+        larger_shares = _larger_shares_by_victim(finding, experiment, about, bench)
+        scores = score_messages(finding.scores, truth.labels.bool(), of_victim, larger_shares)
+        scores += _client_scores(finding, experiment, about, victim)
+        return Judgement(scores=scores, examples=int(of_victim.sum()))
+
+    def show(self, finding: PropertyPresence, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
+        """Display the mean score by round of messages with and without the property."""
+        del tokens, metric
+        if truth is None:
+            return Display()
+        has_property = truth.labels.bool()
+        curves = {}
+        for name, selected in ((_WITH_PROPERTY, has_property), (_WITHOUT_PROPERTY, ~has_property)):
+            if selected.any():
+                curves[name] = _mean_scores_by_round(finding, selected)
+        return Display(has_truth=True, curves=curves)
+
+
+def _granted_property(experiment: Experiment, about: FindingMetadata) -> Property:
+    return Property.from_name(experiment.dataset, str(about["knowledge"]["property_records"]))
+
+
+def _is_larger_share(finding: PropertyPresence, shares: Tensor) -> Tensor:
+    """Return whether each share is at least as near to the larger of the two shares."""
+    return shares.double() >= finding.shares.double().mean() - _ROUNDING
+
+
+def _larger_shares_by_victim(
+    finding: PropertyPresence, experiment: Experiment, about: FindingMetadata, bench: EvaluationContext
+) -> Tensor:
+    """Return `victim`, for each victim how often its messages have the larger share."""
+    headers = [bench.transcript.header(int(number)) for number in about["rounds"]]
+    frequencies = []
+    for client in _all_victims(about):
+        rounds = [header.round for header in headers if header.find_reply(client) is not None]
+        groups = (experiment.attacked_indices(client, number) for number in rounds)
+        shares = _property_shares(experiment, about, groups)
+        frequencies.append(_is_larger_share(finding, shares).double().mean())
+    return torch.stack(frequencies)
+
+
+def _all_victims(about: FindingMetadata) -> list[int]:
+    return list(about.get(VICTIMS, [about["victim"]]))
+
+
+def _property_shares(experiment: Experiment, about: FindingMetadata, groups: Iterable[Tensor]) -> Tensor:
+    """Return for each group of training examples, given by indices, the share with the property."""
+    granted, train = _granted_property(experiment, about), experiment.dataset.train
+    return torch.tensor([float(granted.values_of(train, indices).double().mean()) for indices in groups])
+
+
+def _mean_scores_by_round(finding: PropertyPresence, selected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rounds of the selected messages, and the mean score in each."""
+    rounds, scores = finding.rounds[selected], finding.scores[selected].double()
+    numbers = torch.unique(rounds)
+    return numbers, torch.stack([scores[rounds == number].mean() for number in numbers])
+
+
+def _client_scores(
+    finding: PropertyPresence, experiment: Experiment, about: FindingMetadata, victim: int
+) -> list[Score]:
+    """Score the mean over each client's messages against all of its training data."""
+    clients = torch.unique(finding.clients)
+    means = [finding.scores[finding.clients == client].double().mean() for client in clients]
+
+    def has_larger_share(clients: Iterable[int]) -> Tensor:
+        groups = (torch.from_numpy(experiment.data.indices(client)[0]) for client in clients)
+        return _is_larger_share(finding, _property_shares(experiment, about, groups))
+
+    return score_clients(
+        torch.stack(means),
+        has_larger_share(clients.tolist()),
+        clients == victim,
+        has_larger_share(_all_victims(about)),
+    )
+
+
+def score_messages(scores: Tensor, has_property: Tensor, of_victim: Tensor, victims: Tensor) -> list[Score]:
+    """Score claims that examples behind messages have a property in the larger of two shares.
+
+    The truth is the share that is nearer. `property_accuracy` is the share of the victim's messages
+    for which the likelier claim is true; even chances count half. Its floor is the average over all
+    victims of the better one of the two answers given to each message, which takes no message, but
+    the truth, to know. Where all victims are of one kind it is 1: what an attack says of them tells
+    nothing, whatever the other clients are.
+
+    `property_auc` is how often a message of the victim and those of the other kind, of any client
+    and round, are in the right order, a mean over its messages; ties count half. Over clients that
+    sent equally many messages, its mean is the area under the ROC curve over all messages. (These
+    are the structural components of that area in DeLong et al.: Comparing the Areas under Two or
+    More Correlated Receiver Operating Characteristic Curves, Biometrics 1988.)
+
+    Args:
+        scores: `message`, in [0, 1].
+        has_property: `message`, whether its share is nearer to the larger one.
+        of_victim: `message`, whether it is the victim's.
+        victims: `victim`, for each victim of the attack, the share of its messages to which the
+            larger one is nearer.
+
+    Raises:
+        DataError: their numbers differ.
+    """
+    return _score_claims("property", "message", scores, has_property, of_victim, victims)
+
+
+def score_clients(scores: Tensor, has_property: Tensor, of_victim: Tensor, victims: Tensor) -> list[Score]:
+    """Score clients as `score_messages` does messages.
+
+    The metrics are `property_client_auc` and `property_client_accuracy`.
+
+    Args:
+        scores: `client`, the mean over its messages.
+        has_property: `client`, whether the share in all its training data is nearer to the larger
+            one.
+        of_victim: `client`, whether it is the victim.
+        victims: `victim`, likewise for the training data of each victim of the attack.
+    """
+    return _score_claims("property_client", "client", scores, has_property, of_victim, victims)
+
+
+def _score_claims(
+    metric: str, unit: str, scores: Tensor, has_property: Tensor, of_victim: Tensor, victims: Tensor
+) -> list[Score]:
+    if not scores.shape == has_property.shape == of_victim.shape:
+        raise DataError(f"truth: the attack scores {len(scores)} {unit}s, the truth is about {len(has_property)}")
+    right = torch.where(scores == 0.5, 0.5, ((scores > 0.5) == has_property).double())
+    larger_share = float(victims.double().mean())
+    guess = {"the same for all victims": max(larger_share, 1 - larger_share)}
+    accuracy = Score.against_guesses(f"{metric}_accuracy", float(right[of_victim].mean()), guess, ceiling=1.0)
+    if has_property.all() or not has_property.any():
+        kind = "the larger" if has_property.all() else "the smaller"
+        reason = (
+            f"each of the {len(has_property)} {unit}s has the property in {kind} share, "
+            "so that nothing can be told apart"
+        )
+        return [Score.from_reason(f"{metric}_auc", reason), accuracy]
+    # Compare each score of the victim (rows) with all: 1 in the right order, -1 in the wrong.
+    expected_sign = torch.where(has_property[of_victim], 1, -1)[:, None]
+    order = (scores[of_victim][:, None] - scores).sign() * expected_sign
+    is_other_kind = has_property[of_victim][:, None] != has_property
+    in_order = ((order + 1) / 2 * is_other_kind).sum(1) / is_other_kind.sum(1)
+    area = Score.against_guesses(f"{metric}_auc", float(in_order.mean()), {"chance": 0.5}, ceiling=1.0)
+    return [area, accuracy]

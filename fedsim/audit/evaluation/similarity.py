@@ -1,0 +1,153 @@
+"""L_sim: how well claimed examples explain the update that they were read from (SME, Eq. 1).
+
+The evaluator computes it from the claimed examples and labels only, by one rule for all attacks and
+all guesses. An attack's own objective is a curve of the report and no score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.audit.evaluation.local_optimum import match_state
+from fedsim.base.errors import DataError
+from fedsim.base.randomness import use_one_thread
+from fedsim.recording.wire_format import State, Update, match_names
+from fedsim.training.model_state import load_integer_buffers, load_state
+from fedsim.training.modes import (
+    forward,
+    freeze_parameters,
+    normalise_by_instance,
+    set_evaluation_modes,
+    set_modes,
+)
+from fedsim.training.settings import LocalTraining
+
+SIMILARITY_AT_BROADCAST, SIMILARITY_ON_LINE = "l_sim", "l_sim_line"
+"""Names of the metrics: at w_t, and at the best point of the line from w_t to w_T."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackedUpdate:
+    """Recorded update, and what is needed to compute gradients of claimed examples.
+
+    Attributes:
+        model: lends its architecture.
+        loss: that the client minimises, `(outputs, labels) -> mean loss`.
+        update: that the server saw.
+        value_range: lowest and highest possible value of an input in model units, one value a
+            channel.
+        settings: how the client trained, which says how BatchNorm layers normalise; None where it
+            is not known, and then they normalise by their running statistics.
+    """
+
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    update: Update
+    value_range: tuple[Tensor, Tensor]
+    settings: LocalTraining | None = None
+
+    def similarities(self, data: Tensor, labels: Tensor) -> Mapping[str, float]:
+        """Compute one minus the cosine between the update and the gradient of the loss of `data`.
+
+        `l_sim` takes the gradient at w_t, as DLG and IG do, `l_sim_line` at the surrogate model on
+        the line between w_t and w_T where it is smallest, as SME does. For a client that sent a
+        gradient there is no line.
+
+        Args:
+            data: `example ...` in [0, 1].
+            labels: `example`, class indices or targets.
+
+        Returns:
+            Values in [0, 2], by metric.
+
+        Raises:
+            DataError: the update is zero or does not fit the model, or the gradient is not finite.
+            RunError: BatchNorm was to normalise a batch of one example.
+        """
+        from scipy.optimize import minimize_scalar
+
+        shape = (-1, *[1] * (data.ndim - 2))
+        low, high = (end.reshape(shape) for end in self.value_range)
+        inputs = low + (high - low) * data
+        with use_one_thread(), torch.enable_grad():
+            values = {SIMILARITY_AT_BROADCAST: self._distance(1.0, inputs, labels)}
+            if self.update.gradient is None:
+                best = minimize_scalar(
+                    self._distance,
+                    bounds=(0, 1),
+                    args=(inputs, labels),
+                    method="bounded",
+                    options={"xatol": 0.01},
+                )
+                values[SIMILARITY_ON_LINE] = min(float(best.fun), *values.values())
+        return values
+
+    def _distance(self, alpha: float, inputs: Tensor, labels: Tensor) -> float:
+        """Compute one minus the cosine at alpha w_t + (1 - alpha) w_T."""
+        load_state(self.model, self._surrogate(alpha))
+        if self.settings is None:
+            set_evaluation_modes(self.model, self._broadcast)
+        else:
+            set_modes(self.model, replace(self.settings, dropout=False), inputs)
+        with freeze_parameters(self.model, self.settings) if self.settings else nullcontext():
+            trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+            loss = self.loss(forward(self.model, inputs), labels)
+            gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+        gradient = torch.cat([tensor.flatten().double() for tensor in gradients])
+        update = torch.cat([self._pseudo_gradient[name].flatten().double() for name in trained])
+        if not update.any():
+            raise DataError("the update is zero, which nothing explains")
+        if not gradient.isfinite().all():
+            raise DataError("the gradient of what is claimed is not finite")
+        return 1 - torch.nn.functional.cosine_similarity(gradient, update, dim=0).item()
+
+    def _surrogate(self, alpha: float) -> State:
+        """Return the surrogate model at `alpha` on the line, 1 being w_t."""
+        if self.update.gradient is not None:
+            return self._broadcast
+        after = self._state_of_model(self.update.after)
+        surrogate: dict[str, Tensor] = {}
+        for name, start in self._broadcast.items():
+            surrogate[name] = alpha * start + (1 - alpha) * after[name]
+        return surrogate
+
+    @cached_property
+    def _broadcast(self) -> State:
+        """The broadcast w_t; what the model needs besides it is set in the model."""
+        load_integer_buffers(self.model, self.update.before)
+        broadcast = self._state_of_model(self.update.before)
+        if self.settings is None:
+            after = self.update.after
+            if self.update.gradient is None:
+                after = self._state_of_model(after)
+            normalise_by_instance(self.model, broadcast, after)
+        return broadcast
+
+    @cached_property
+    def _pseudo_gradient(self) -> State:
+        """w_t - w_T, or the gradient that was sent, under the names of the model's parameters."""
+        if self.update.gradient is None:
+            after = self._state_of_model(self.update.after)
+            if self.update.sends_delta:
+                pseudo_gradient = self._state_of_model(self.update.pseudo_gradient)
+                if pseudo_gradient:
+                    return pseudo_gradient
+            return {name: start - after[name] for name, start in self._broadcast.items()}
+        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        return self._require_fit(match_names(self.update.gradient, shapes))
+
+    def _state_of_model(self, state: State) -> State:
+        """Return `state` under the names of the model, in single precision."""
+        named_state = self._require_fit(match_state(self.model, state))
+        return {name: tensor.float() for name, tensor in named_state.items()}
+
+    def _require_fit(self, state: State | None) -> State:
+        if state is None:
+            raise DataError("the recorded update is not one of the model that is known")
+        return state

@@ -1,0 +1,153 @@
+"""The victims' true data, which only the evaluator knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedsim.base.errors import DataError, RunError, first_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """True data of a victim.
+
+    Attributes:
+        data: `example channel height width` images in [0, 1], `example feature` rows of a table, or
+            `example position` tokens of texts, which are integers.
+        labels: `example`, class indices, or targets of a regression.
+        padding: the token that fills short texts up; None where there is none.
+        columns: number of features of each column of a table, see `fedsim.base.table_metrics`; empty
+            where it is not known.
+        deviations: `feature`, standard deviations of a table's numbers in public rows.
+    """
+
+    data: Tensor
+    labels: Tensor
+    padding: int | None = None
+    columns: Sequence[int] = ()
+    deviations: Tensor | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether the data are tokens of texts."""
+        return not self.data.is_floating_point()
+
+    @classmethod
+    def load(cls, path: Path) -> Truth:
+        """Read a safetensors file with `data` and `labels`.
+
+        For texts it has `tokens` and `labels`, and may have `padding`.
+
+        Raises:
+            DataError: it is missing, damaged, or its values leave [0, 1].
+        """
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise DataError(f"truth: {path} is no file; name a safetensors file with 'data' and 'labels'")
+        try:
+            tensors = load_file(path)
+            if "tokens" in tensors:
+                return cls._from_tokens(path, tensors)
+            data, labels = tensors["data"].float(), tensors["labels"]
+            labels = labels.float() if labels.is_floating_point() else labels.long()
+        except (OSError, SafetensorError, KeyError) as error:
+            raise DataError(f"truth: {path} is not a safetensors file with 'data' and 'labels' ({error})") from error
+        negative = not labels.is_floating_point() and bool((labels < 0).any())
+        if data.ndim not in (2, 4) or not len(data) or labels.shape != data.shape[:1] or negative:
+            raise DataError(
+                f"truth: {path}: expected data of shape (example, channel, height, width) or (example, feature) and a "
+                f"label for each, got {tuple(data.shape)} and {tuple(labels.shape)}"
+            )
+        if not (data.min() >= 0 and data.max() <= 1):
+            raise DataError(f"truth: {path}: data lies in [{data.min():.3g}, {data.max():.3g}], expected [0, 1]")
+        return cls(data=data, labels=labels)
+
+    @classmethod
+    def _from_tokens(cls, path: Path, tensors: Mapping[str, Tensor]) -> Truth:
+        tokens, labels = tensors["tokens"], tensors["labels"]
+        are_integers = not (tokens.is_floating_point() or labels.is_floating_point())
+        if (
+            not are_integers
+            or tokens.ndim != 2
+            or not len(tokens)
+            or labels.shape != tokens.shape[:1]
+            or (tokens < 0).any()
+        ):
+            raise DataError(
+                f"truth: {path}: expected tokens of shape (example, place), integers of at least 0, and a label for "
+                f"each, got {tuple(tokens.shape)} and {tuple(labels.shape)}"
+            )
+        padding = int(tensors["padding"]) if "padding" in tensors else None
+        return cls(data=tokens.long(), labels=labels.long(), padding=padding)
+
+
+def write_truth(
+    folder: Path | str,
+    load: Callable[[int], Any],
+    clients: Iterable[int],
+    *,
+    value_range: tuple[float | Sequence[float], float | Sequence[float]] = (0.0, 1.0),
+) -> dict[str, str]:
+    """Write the data of clients to files, to score findings about the recording of a Flower app.
+
+    Args:
+        folder: gets a safetensors file for each client.
+        load: returns the training data of a client as they are fed to the model: inputs and labels,
+            or an iterable of such pairs, such as a DataLoader.
+        clients: their ids in the recording; `load` is called with each.
+        value_range: lowest and highest value of an input, as in the attack file; each a number, or
+            one value a feature.
+
+    Returns:
+        The `[truth]` table of the attack file: client to the absolute path of its file.
+
+    Raises:
+        DataError: `load` returns something else than data of that range.
+        RunError: the folder cannot be written.
+    """
+    table: dict[str, str] = {}
+    for client in clients:
+        inputs, labels = _join_examples(load(client), f"client {client}")
+        axes = (-1, *[1] * (inputs.ndim - 2))
+        low, high = (torch.tensor(end).reshape(axes) for end in value_range)
+        data = (inputs.float() - low) / (high - low)
+        if not (data.min() >= -_RANGE_TOLERANCE and data.max() <= 1 + _RANGE_TOLERANCE):
+            raise DataError(
+                f"client {client}: its inputs lie in [{inputs.min():.3g}, {inputs.max():.3g}], value_range is "
+                f"{list(value_range)}; give the range of what the model is fed with"
+            )
+        path = Path(folder).resolve() / f"client-{client}.safetensors"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({"data": data.clamp(0, 1).contiguous(), "labels": labels.contiguous()}, path)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{path}: cannot be written ({error}); choose another folder") from error
+        Truth.load(path)
+        table[str(client)] = str(path)
+    return table
+
+
+_RANGE_TOLERANCE = 1e-3
+"""Share of the value range by which an input may lie outside of it, by rounding."""
+
+
+def _join_examples(loaded: Any, client: str) -> tuple[Tensor, Tensor]:
+    """Join what `load` returned to one tensor of inputs and one of labels."""
+    try:
+        if isinstance(loaded, tuple | list) and len(loaded) == 2 and hasattr(loaded[0], "shape"):
+            return torch.as_tensor(loaded[0]), torch.as_tensor(loaded[1]).reshape(-1)
+        pairs = [(torch.as_tensor(inputs), torch.as_tensor(labels)) for inputs, labels in loaded]
+        join = torch.cat if pairs[0][1].ndim else torch.stack  # batches, or single examples
+        return join([inputs for inputs, _ in pairs]), join([labels for _, labels in pairs]).reshape(-1)
+    except (IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{client}: what it holds is no inputs and labels ({first_line(error)}); return two arrays, or something "
+            "that yields pairs of them"
+        ) from error

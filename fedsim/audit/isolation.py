@@ -1,0 +1,465 @@
+"""Run attacks of other packages, each package in a process that learns nothing of run and truth.
+
+The process is sent the attack, copies of the rounds that it reads, the knowledge that it is
+granted, the victim and a seed. It sends back progress, prints, warnings, and its finding as bytes
+of safetensors, or a sentence. It is a fresh interpreter in a folder of its own. Neither its
+arguments, environment, open files and import path nor its memory lead to the run, its data or the
+experiment, except where it imports a module from the folder of the experiment. Rounds are copied,
+not linked: a link would let it change the recording.
+
+It is no sandbox. The process may read whatever files its user can, and look for the run among them;
+and the evaluator imports the module of an attack as well, to read its settings.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import json
+import logging
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file, save, save_file
+from torch import Tensor
+
+from fedsim.audit.finding_files import finding_from_tensors, tensors_to_save
+from fedsim.audit.workers import cause_of_death, describe_error, end_with_parent, interpreter_command, restore_error
+from fedsim.base.errors import AttackCrash, AttackError, FedsimError, one_line
+from fedsim.base.randomness import use_one_thread
+from fedsim.interfaces.attack import Attack, Knowledge, Outcome, Progress, VictimTask, run_sequentially
+from fedsim.interfaces.findings import Finding
+from fedsim.plugins.code_hashes import find_module_file, find_plugin_files, make_crash_error
+from fedsim.recording.transcript import Transcript
+
+_HIDDEN_VARIABLES = frozenset({"FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_KEY", "PWD", "OLDPWD"})
+"""Environment variables that may lead to the run."""
+_MODULES_WITH_TRUTH = (
+    "fedsim.audit.audit",
+    "fedsim.federation.build",
+    "fedsim.federation.federated_data",
+    "fedsim.audit.optima",
+    "fedsim.audit.evaluation",
+    "fedsim.data",
+)
+"""Modules whose objects hold the truth, and must not be pickled."""
+
+
+def attempt(
+    attack: Attack,
+    transcript: Transcript,
+    knowledge: Knowledge,
+    *,
+    victim: int,
+    rng: torch.Generator,
+    progress: Progress,
+) -> Finding:
+    """Run `attack` in this process and return its finding.
+
+    Raises:
+        AttackCrash: it raised another error than a FedsimError.
+    """
+    try:
+        with use_one_thread():
+            return attack.run(transcript, knowledge, victim=victim, rng=rng, progress=progress)
+    except (FedsimError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # of foreign code, also sys.exit: say where in it
+        raise make_crash_error(error, type(attack)) from error
+
+
+def attempt_all(attack: Attack, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+    """Run `attack` on each order, in this process.
+
+    Yields:
+        Each order with a finding, a FedsimError, or an AttackCrash in place of any other error.
+
+    Raises:
+        FedsimError: it ended before all outcomes were there; an AttackCrash in place of any other
+            error.
+    """
+    with use_one_thread():
+        try:
+            for order, outcome in attack.run_several(orders):
+                if isinstance(outcome, BaseException) and not isinstance(outcome, FedsimError):
+                    crashed = make_crash_error(outcome, type(attack))
+                    crashed.__cause__ = outcome
+                    yield order, crashed
+                else:
+                    yield order, outcome
+        except (FedsimError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # likewise
+            raise make_crash_error(error, type(attack)) from error
+
+
+class Isolation:
+    """Processes for attacks of other packages; as a context manager, it ends them.
+
+    Args:
+        room: folder in which each process gets a folder of its own, for copies of rounds.
+        hidden: folders and files to which nothing that a process learns may lead.
+    """
+
+    def __init__(self, room: Path, hidden: Iterable[Path]) -> None:
+        self._room = room
+        self._hidden = list(hidden)
+        self._processes: dict[str, _PackageProcess] = {}
+
+    def __enter__(self) -> Isolation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.end()
+        self._processes = {}
+
+    def attempt_all(self, attack: Attack, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+        """Run `attack` on each order, one after the other in the process of its package."""
+
+        def attempt_order(order: VictimTask) -> Finding:
+            return self.attempt(
+                attack,
+                order.transcript,
+                order.knowledge,
+                victim=order.victim,
+                rng=order.rng,
+                progress=order.progress,
+            )
+
+        return run_sequentially(orders, attempt_order)
+
+    def attempt(
+        self,
+        attack: Attack,
+        transcript: Transcript,
+        knowledge: Knowledge,
+        *,
+        victim: int,
+        rng: torch.Generator,
+        progress: Progress,
+    ) -> Finding:
+        """Run `attack` in the process of its package, which is started if need be.
+
+        Raises:
+            PluginError: no other process can import it.
+            AttackCrash: it raised another error than a FedsimError, or its process died.
+            AttackError: the rounds cannot be copied.
+        """
+        # Collect the files of all modules that the process must import.
+        files = find_plugin_files(type(attack))
+        for granted_code in (knowledge.model, knowledge.loss):
+            modules = getattr(granted_code, "modules", ())
+            files = {module: find_module_file(module) for module in modules} | files
+        # Reuse the process of the package, unless it cannot import all of them.
+        package = type(attack).__module__.partition(".")[0]
+        process = self._processes.pop(package, None)
+        if process is None or not process.can_import(files):
+            if process is not None:
+                process.end()
+            process = _PackageProcess(Path(mkdtemp(dir=self._room)), files, self._hidden)
+        try:
+            answer = process.run_attack(attack, transcript, knowledge, victim, rng.initial_seed(), progress)
+        except BaseException:
+            process.end()
+            raise
+        self._processes[package] = process
+        if isinstance(answer, FedsimError):
+            raise answer
+        return answer
+
+
+class _PackageProcess:
+    """Process of one package, with its folder."""
+
+    def __init__(self, folder: Path, files: Mapping[str, Path], hidden: Iterable[Path]) -> None:
+        self._folder = folder
+        self._files = dict(files)
+        self._copied_rounds: tuple[Path, list[int]] | None = None
+        self._line, process_end = Pipe()
+        hidden = list(hidden)
+        self._process = subprocess.Popen(
+            interpreter_command(__name__, process_end),
+            cwd=folder,
+            env=_environment(hidden),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            pass_fds=[process_end.fileno()],
+            start_new_session=True,  # so that Ctrl-C does not reach it
+        )
+        process_end.close()
+        threading.Thread(target=_forward_output, args=(self._process.stdout,), daemon=True).start()
+        with suppress(OSError):  # it is dead, which `run_attack` will notice
+            self._line.send_bytes(json.dumps(_import_path(files.items(), hidden)).encode())
+
+    def can_import(self, files: Mapping[str, Path]) -> bool:
+        """Return whether its import path was made for all of these modules."""
+        return files.items() <= self._files.items()
+
+    def run_attack(
+        self,
+        attack: Attack,
+        transcript: Transcript,
+        knowledge: Knowledge,
+        victim: int,
+        seed: int,
+        progress: Progress,
+    ) -> Finding | FedsimError:
+        """Return the finding of `attack`, or the error that it ends in."""
+        log = logging.getLogger(f"fedsim.adversaries.{type(attack).__module__}")
+        self._copy_rounds(transcript)
+        if knowledge.models is not None:
+            # Read models that are loaded lazily.
+            models = {client: dict(state) for client, state in knowledge.models.items()}
+            knowledge = replace(knowledge, models=models)
+        files = [(name, str(file)) for name, file in self._files.items()]
+        order, tensors = _pickle_without_tensors((attack, knowledge, victim, seed))
+        save_file(tensors, self._folder / "tensors")
+        with suppress(OSError):
+            self._line.send_bytes(json.dumps(files).encode())
+            self._line.send_bytes(order)
+        while True:
+            message = json.loads(self._receive())
+            if "progress" in message:
+                progress(*message["progress"])
+            elif "warning" in message:
+                log.warning("%s", one_line(str(message["warning"])))
+            elif "raised" in message:
+                return restore_error(*message["raised"])
+            else:
+                return _parse_finding(message["kind"], self._receive(), message["found"])
+
+    def end(self) -> None:
+        """End the process and all that it started, and remove its folder."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._line.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _copy_rounds(self, transcript: Transcript) -> None:
+        """Copy the rounds of `transcript`, unless they are there from the last time."""
+        rounds = transcript.folder, transcript.rounds
+        if self._copied_rounds == rounds:
+            return
+        self._copied_rounds = None
+        shutil.rmtree(self._folder / "transcript", ignore_errors=True)
+        try:
+            transcript.copy_to(self._folder / "transcript")
+        except OSError as error:
+            raise AttackError(
+                f"rounds {transcript.rounds}: cannot be copied to {self._folder} for an attack in a process of its own "
+                f"({error.strerror}); set TMPDIR to a folder with room"
+            ) from error
+        self._copied_rounds = rounds
+
+    def _receive(self) -> bytes:
+        """Return the next message of the process.
+
+        Raises:
+            AttackCrash: the process died.
+        """
+        try:
+            while not self._line.poll(0.5):
+                if self._process.poll() is not None and not self._line.poll():
+                    raise EOFError
+            return self._line.recv_bytes()
+        except (EOFError, OSError):
+            try:
+                code = self._process.wait(1)
+            except subprocess.TimeoutExpired:
+                code = None
+            raise AttackCrash(f"its process {cause_of_death(code)}") from None
+
+
+def serve(line: Connection, parent: int) -> None:
+    """Run attacks until the connection closes; this is the main function of a package's process."""
+    end_with_parent(parent)
+
+    def progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+        numbers = {str(name): float(value) for name, value in values.items()}
+        line.send_bytes(json.dumps({"progress": (int(iteration), int(iterations), numbers)}).encode())
+
+    logging.getLogger().addHandler(_ToEvaluator(line))
+    with suppress(EOFError):
+        while True:
+            files, order = json.loads(line.recv_bytes()), line.recv_bytes()
+            try:
+                for name, file in files:
+                    _import_module(name, file)
+                attack, knowledge, victim, seed = _Unpickler(order, load_file("tensors")).load()
+                rng = torch.Generator().manual_seed(seed)
+                transcript = Transcript(Path("transcript"), facts=False)
+                finding = attempt(attack, transcript, knowledge, victim=victim, rng=rng, progress=progress)
+                tensors = tensors_to_save(finding)
+                content = save(tensors)
+            except BaseException as error:
+                line.send_bytes(json.dumps({"raised": describe_error(error)}).encode())
+            else:
+                line.send_bytes(json.dumps({"found": list(tensors), "kind": finding.kind}).encode())
+                line.send_bytes(content)
+
+
+class _ToEvaluator(logging.Handler):
+    """Handler that sends warnings of all loggers to the evaluator's process."""
+
+    def __init__(self, line: Connection) -> None:
+        super().__init__(logging.WARNING)
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        try:
+            self._line.send_bytes(json.dumps({"warning": record.getMessage()}).encode())
+        except Exception:  # its arguments do not fit its text, say; the attack goes on
+            self.handleError(record)
+
+
+def _parse_finding(kind: str, content: bytes, names: list[str]) -> Finding | FedsimError:
+    """Return the finding, or an error that says what is wrong with it.
+
+    Args:
+        content: safetensors.
+        names: of the tensors, in the order in which the finding has them.
+    """
+    try:
+        tensors = load(content)
+        return finding_from_tensors(kind, {name: tensors[name] for name in names})
+    except AttackError as error:
+        return error
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        return AttackCrash(f"its finding cannot be read ({error})")
+
+
+class _Pickler(pickle.Pickler):
+    """Pickler that collects tensors separately and refuses objects that hold the truth.
+
+    A pickled tensor would carry all memory that it is a view of.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: dict[str, Tensor] = {}
+
+    def persistent_id(self, thing: Any) -> str | None:
+        """See pickle.Pickler."""
+        if not isinstance(thing, Tensor):
+            if type(thing).__module__.startswith(_MODULES_WITH_TRUTH):
+                raise pickle.PicklingError(f"a {type(thing).__name__} is not for attacks")
+            return None
+        name = str(len(self.tensors))
+        self.tensors[name] = thing.detach().cpu().contiguous().clone()
+        return name
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickler for what `_Pickler` wrote."""
+
+    def __init__(self, text: bytes, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(io.BytesIO(text))
+        self._tensors = tensors
+
+    def persistent_load(self, name: str) -> Tensor:
+        """See pickle.Unpickler."""
+        return self._tensors[name]
+
+
+def _pickle_without_tensors(things: object) -> tuple[bytes, dict[str, Tensor]]:
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(things)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise AttackError(f"what it is granted or set to cannot go to a process of its own ({error})") from error
+    return file.getvalue(), pickler.tensors
+
+
+def _environment(hidden: Iterable[Path]) -> dict[str, str]:
+    """Return our environment variables, without those that name or contain one of `hidden`."""
+    hidden_paths = {spelling for path in hidden for spelling in _spellings(path)}
+    environment: dict[str, str] = {}
+    for name, value in os.environ.items():
+        if name not in _HIDDEN_VARIABLES and not any(path in value for path in hidden_paths):
+            environment[name] = value
+    if sys.dont_write_bytecode:
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    return environment
+
+
+def _spellings(path: Path) -> set[str]:
+    """Return the texts by which `path` may be written.
+
+    A relative path of one part is left out: that word may stand for anything.
+    """
+    spellings = {str(path.absolute()), str(path.resolve())}
+    if len(path.parts) > 1:
+        spellings.add(str(path))
+    return spellings
+
+
+def _import_path(files: Iterable[tuple[str, Path]], hidden: Iterable[Path]) -> list[str]:
+    """Return our import path, without folders that hold one of `hidden` or are in it.
+
+    The folders of the modules in `files` stay.
+    """
+    needed = {_import_root(name, file) for name, file in files}
+    needed.add(Path(__file__).resolve().parents[2])
+    hidden_paths = [path.resolve() for path in hidden]
+    prefixes = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
+
+    def is_hidden(folder: Path) -> bool:
+        return any(folder.is_relative_to(path) or path.is_relative_to(folder) for path in hidden_paths)
+
+    entries: list[Path] = []
+    for entry in sys.path:
+        folder = Path(entry).resolve()
+        is_installed = any(folder.is_relative_to(prefix) for prefix in prefixes)
+        if folder in needed or is_installed or not is_hidden(folder):
+            entries.append(folder)
+    return [str(entry) for entry in dict.fromkeys([*entries, *sorted(needed)])]
+
+
+def _import_root(name: str, file: Path) -> Path:
+    """Return the folder from which module `name`, which is in `file`, is imported."""
+    return file.parents[name.count(".") + (file.name == "__init__.py")]
+
+
+def _import_module(name: str, file: str) -> None:
+    """Import a module by its name, or from `file` where the name does not lead there."""
+    with suppress(ImportError):
+        if Path(str(getattr(importlib.import_module(name), "__file__", None))).resolve() == Path(file):
+            return
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _forward_output(output: Any) -> None:
+    """Write what the process prints to our standard error.
+
+    It does not inherit that file itself, because an open file of ours would lead to our folders.
+    """
+    with suppress(OSError, ValueError):
+        while text := output.read(1 << 16):
+            sys.stderr.write(text.decode(errors="replace"))
+            sys.stderr.flush()

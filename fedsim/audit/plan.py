@@ -1,0 +1,216 @@
+"""Plan an audit: which attack is made on which victim in which rounds, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from fedsim.audit.visibility import ObservedClients
+from fedsim.base.errors import AttackError, ConfigError, FedsimError, did_you_mean, join_first
+from fedsim.federation.config import AdversaryTable, AttackTable
+from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL, Attack
+from fedsim.recording.header import Header
+from fedsim.recording.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+TitledAttacks = Sequence[tuple[AttackTable, Attack]]
+"""The attacks of a file, each with its table."""
+ADAPTIVE = "adaptive"
+"""Ending of the title of an attack that knows the defenses of the clients."""
+_MAX_CLIENTS = 20
+"""Most clients named in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackJob:
+    """One attack on one victim, from one random start.
+
+    It reads the victim's update of one round, or its updates of several rounds.
+    """
+
+    title: str
+    plugin: str
+    attack: Attack
+    rounds: tuple[int, ...]
+    victim: int
+    repeat: int
+
+    @property
+    def round(self) -> str:
+        """Return the attacked round as text, `first-last` for an attack on several rounds."""
+        return "-".join(map(str, sorted({self.rounds[0], self.rounds[-1]})))
+
+    @property
+    def name(self) -> str:
+        """Return the file name without its ending, unique within the attack's folder."""
+        return f"round-{self.round}-client-{self.victim}-repeat-{self.repeat}"
+
+
+def plan_jobs(
+    transcript: Transcript,
+    adversary: AdversaryTable,
+    attacks: TitledAttacks,
+    only: Iterable[int] | None,
+    failures: list[str],
+) -> Iterator[AttackJob]:
+    """Plan the jobs, round by round; attacks on several rounds come first.
+
+    Args:
+        only: leave out rounds other than these, and attacks on several rounds at once, because not
+            all of their rounds are recorded yet; None plans everything.
+        failures: gets a sentence for each round that cannot be read, and for each attack that does
+            not apply to what the server saw.
+    """
+    present: dict[int, Header] = {}
+    for number in rounds_to_attack(transcript, adversary, only):
+        try:
+            present[number] = transcript.header(number)
+        except FedsimError as error:
+            failures.append(str(error))
+            log.error("%s", error)
+    # Pair the rounds of each step with whether its attacks read several rounds.
+    steps = [(tuple(present), True)] if present and only is None else []
+    steps += [((number,), False) for number in present]
+    for numbers, temporal in steps:
+        observed = ObservedClients([present[number] for number in numbers])
+        step_attacks = [(table, attack) for table, attack in attacks if attack.temporal == temporal]
+        victims: dict[str, Sequence[int]] = {}
+        for table, attack in step_attacks:
+            victims[table.title] = observed.victims(attack, adversary.victims, failures)
+        for victim in dict.fromkeys(itertools.chain.from_iterable(victims.values())):
+            for table, attack in step_attacks:
+                if victim not in victims[table.title]:
+                    continue
+                for repeat in range(adversary.repeats):
+                    yield AttackJob(
+                        title=table.title,
+                        plugin=table.name,
+                        attack=attack,
+                        rounds=numbers,
+                        victim=victim,
+                        repeat=repeat,
+                    )
+
+
+def adaptive_attacks(attacks: TitledAttacks) -> TitledAttacks:
+    """Return the adaptive form of each attack that reads the clients' defenses.
+
+    Raises:
+        ConfigError: an adaptive attack would have the title of another attack.
+    """
+    titles = {table.title for table, _ in attacks}
+    adapted = []
+    for table, attack in attacks:
+        if "defenses" not in attack.declared_facts():
+            continue
+        title = f"{table.title} {ADAPTIVE}"
+        if title in titles:
+            raise ConfigError(
+                f"attack: '{title}' is what '{table.title}' is called where it knows the defenses; choose another label"
+            )
+        adapted.append((table.model_copy(update={"label": title}), attack.adaptive_copy(title)))
+    return adapted
+
+
+def work_stages(builds_on: Mapping[str, str | None], *, has_optima: bool) -> list[list[str]]:
+    """Group the titles of attacks into stages: an attack comes after the attack that it builds on.
+
+    Args:
+        builds_on: by title, the attack from which an attack takes models, or `optimal` for optimal
+            local models.
+        known: whether the optimal local models can be computed.
+
+    Raises:
+        ConfigError: an attack builds on one that the file does not name, on itself by a circle, or
+            on optimal local models where the clients' data are not known.
+
+    >>> work_stages({"aia": "decoder", "dlg": None, "decoder": None}, known=True)
+    [['dlg', 'decoder'], ['aia']]
+    """
+    for title, source in builds_on.items():
+        if source == OPTIMAL and not has_optima:
+            raise ConfigError(
+                f"attack.{title}.source: '{OPTIMAL}' is for the run of an experiment, whose data are known; "
+                "a recording made elsewhere has no optimal local models"
+            )
+        if source is not None and source != OPTIMAL and source not in builds_on:
+            other_titles = [name for name in builds_on if name != title]
+            raise ConfigError(
+                f"attack.{title}.source: there is no attack '{source}' in the file to take local models from, "
+                f"{did_you_mean(source, [*other_titles, *BASELINE_SOURCES])}"
+            )
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for title, source in builds_on.items():
+        if source is not None and source in builds_on:
+            sorter.add(title, source)
+        else:
+            sorter.add(title)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise ConfigError(f"attack: {' builds on '.join(reversed(error.args[1]))}; name another source") from error
+    stages = []
+    while ready := list(sorter.get_ready()):
+        stages.append(sorted(ready, key=list(builds_on).index))
+        sorter.done(*ready)
+    return stages
+
+
+def rounds_to_attack(transcript: Transcript, adversary: AdversaryTable, only: Iterable[int] | None) -> Sequence[int]:
+    """Return the rounds to attack.
+
+    Args:
+        only: leave out other rounds than these, and those that are not recorded yet.
+
+    Raises:
+        ConfigError: a round is named that is not recorded; not with `only`.
+    """
+    recorded = transcript.rounds
+    chosen = recorded if adversary.rounds == "all" else adversary.rounds or recorded[:1]
+    if only is not None:
+        return [number for number in only if number in chosen and number in recorded]
+    for number in chosen:
+        if number not in recorded:
+            raise ConfigError(f"adversary.rounds: round {number} is not recorded; recorded: {recorded}")
+    return chosen
+
+
+def check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Sequence[int]) -> None:
+    """Raise ConfigError where a victim is named that no round has, not even as a failed client."""
+    missing = set(adversary.victims) if isinstance(adversary.victims, list) else set()
+    seen: set[int] = set()
+    for number in dict.fromkeys([*chosen, *transcript.rounds]):
+        if not missing:
+            return
+        try:
+            header = transcript.header(number)
+        except FedsimError:
+            # The clients of a damaged round are not known; it is reported when it is attacked.
+            return
+        present = set(header.failures)
+        for reply in header.replies:
+            present.update((reply.client, *reply.members))
+        missing -= present
+        seen |= present
+    if missing:
+        recorded = join_first(sorted(seen), _MAX_CLIENTS)
+        raise ConfigError(f"adversary.victims: client {min(missing)} is not recorded; recorded: {recorded}")
+
+
+def first_round_with_victim(transcript: Transcript, job: AttackJob) -> int:
+    """Return the first of the job's rounds in which its victim took part, singly or in a group.
+
+    Raises:
+        AttackError, TranscriptError: it took part in none of them.
+    """
+    for number in job.rounds:
+        if transcript.header(number).find_reply(job.victim) is not None:
+            return number
+    if len(job.rounds) == 1:
+        # This raises the error that says why the update is not there.
+        transcript.update(job.rounds[0], job.victim)
+    raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")

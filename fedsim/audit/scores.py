@@ -1,0 +1,154 @@
+"""Judge every finding in a run folder, and write `scores.csv` and `image-scores.csv`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.audit.cache import FindingCache
+from fedsim.audit.evaluation.evaluator import VICTIMS, EvaluationContext, Judgement, evaluator_of
+from fedsim.audit.evaluation.score import Score
+from fedsim.audit.finding_files import load_claim, read_facts
+from fedsim.audit.variants import VARIANT_COLUMNS, variant_columns
+from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
+from fedsim.base.progress import track
+from fedsim.interfaces.findings import Finding
+from fedsim.recording.manifest import matches_manifest
+
+log = logging.getLogger(__name__)
+
+SCORE_COLUMNS = (
+    "attack", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess", "nearest_public", "ceiling",
+    "higher_is_better", "examples", "seed", "missing", *VARIANT_COLUMNS,
+)  # fmt: skip
+"""Columns of `scores.csv`."""
+IMAGE_SCORE_COLUMNS = ("attack", "victim", "round", "repeat", "image", "metric", "value", *VARIANT_COLUMNS)
+"""Columns of `image-scores.csv`."""
+
+
+def score_findings(
+    cache: FindingCache, bench_of: Callable[[Mapping[str, Any]], EvaluationContext], failures: list[str]
+) -> list[dict[str, Any]]:
+    """Judge every finding that this run's attacks made, and write the scores.
+
+    Findings of attacks that the file no longer names, or now makes with other settings or
+    knowledge, are judged too, under their own variant. Findings that an attack made before its code
+    changed are left out: they cannot be made again, and would be averaged with those of the present
+    code. A finding that cannot be judged does not affect others.
+
+    Args:
+        bench_of: gives the evaluation context of a finding, from the finding's metadata.
+        failures: gets one sentence for each finding that cannot be judged.
+
+    Returns:
+        The rows of `scores.csv`.
+    """
+    rows, image_rows, folder = [], [], cache.folder
+    # Read the metadata of all findings first: some scores compare all victims of an attack.
+    metadata: dict[Path, dict[str, Any]] = {}
+    for path in _finding_paths(folder.findings):
+        about = _read_metadata(path, cache, failures)
+        if about is not None:
+            metadata[path] = about
+    victims = _victims_by_attack(metadata.values())
+    for path in track(metadata, "scoring", len(metadata)):
+        loaded = _load_finding(path, failures)
+        if loaded is None:
+            continue
+        finding, about = loaded
+        about_all = about | {VICTIMS: victims[_attack_key(about)]}
+        judgement = _judge(finding, about_all, bench_of, failures)
+        key_columns = {key: about[key] for key in ("attack", "victim", "round", "repeat")}
+        key_columns |= variant_columns(about)
+        for score in judgement.scores:
+            rows.append(key_columns | _score_row(score, judgement.examples) | {"seed": cache.seed})
+            for index, value in enumerate(score.per_image):
+                if not math.isnan(value):
+                    image_rows.append(key_columns | {"metric": score.metric, "image": index, "value": value})
+    folder.write_table(folder.scores, SCORE_COLUMNS, rows)
+    folder.write_table(folder.images, IMAGE_SCORE_COLUMNS, image_rows)
+    folder.settle_manifest()
+    return rows
+
+
+def _read_metadata(path: Path, cache: FindingCache, failures: list[str]) -> dict[str, Any] | None:
+    """Read the metadata of a finding; None where it is not scored, and then the log says why."""
+    try:
+        if not matches_manifest(cache.folder.path, path):
+            raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
+        about = read_facts(path)
+    except FedsimError as error:
+        _report_failure(path, error, failures)
+        return None
+    if cache.is_outdated(about):
+        log.warning("%s/%s: not scored: made with other code", path.parent.name, path.name)
+        return None
+    return about
+
+
+def _load_finding(path: Path, failures: list[str]) -> tuple[Finding, dict[str, Any]] | None:
+    """Load a finding and its metadata; None where it is damaged."""
+    try:
+        return load_claim(path)
+    except FedsimError as error:
+        _report_failure(path, error, failures)
+        return None
+
+
+def _report_failure(path: Path, error: FedsimError, failures: list[str]) -> None:
+    log.error("%s/%s: not scored: %s", path.parent.name, path.name, error)
+    # The attack may have reported the same error already.
+    if not any(str(error) in sentence for sentence in failures):
+        failures.append(f"not scored: {error}")
+
+
+def _attack_key(about: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what the findings have in common that one attack made of several victims."""
+    return (*(about[key] for key in ("attack", "variant", "round", "repeat")), *about["rounds"])
+
+
+def _victims_by_attack(metadata: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[int]]:
+    """Group the victims of all findings by `_attack_key`, ascending."""
+    victims: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+    for about in metadata:
+        victims[_attack_key(about)].add(int(about["victim"]))
+    return {key: sorted(clients) for key, clients in victims.items()}
+
+
+def _judge(
+    finding: Finding,
+    about: Mapping[str, Any],
+    bench_of: Callable[[Mapping[str, Any]], EvaluationContext],
+    failures: list[str],
+) -> Judgement:
+    """Judge a finding; report an error and return no scores where that fails."""
+    try:
+        return evaluator_of(finding).judge(finding, about, bench_of(about))
+    except Exception as error:  # a finding of any package may have any content
+        is_ours = isinstance(error, FedsimError)
+        reason = error if is_ours else one_line(error_reason(error))
+        name = f"{about['attack']}, round {about['round']}, client {about['victim']}"
+        failures.append(f"{name}: not scored: {reason}")
+        # The sentence of a FedsimError says it all; any other error needs its traceback.
+        log.error("%s", failures[-1], exc_info=None if is_ours else error)
+        return Judgement()
+
+
+def _finding_paths(folder: Path) -> list[Path]:
+    """List finding files by attack, round, victim and repeat, in the order of their numbers."""
+
+    def key(path: Path) -> tuple[str, list[int]]:
+        return path.parent.name, [int(part) for part in path.stem.split("-") if part.isdigit()]
+
+    return sorted(folder.glob("*/*.safetensors"), key=key)
+
+
+def _score_row(score: Score, examples: int) -> dict[str, Any]:
+    row = {field.name: getattr(score, field.name) for field in dataclasses.fields(score)}
+    del row["per_image"]
+    return row | {"examples": examples, "ceiling": "" if score.ceiling is None else score.ceiling}

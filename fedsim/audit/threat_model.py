@@ -1,0 +1,547 @@
+"""Turn [adversary.knowledge] into the knowledge that an attack is granted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.audit.architecture import Architecture, ReferencedLoss, ReferencedModel
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
+from fedsim.base.randomness import derive_seed
+from fedsim.base.task import smooth_labels, squared_error
+from fedsim.data import Column
+from fedsim.federation.auxiliary import auxiliary_records
+from fedsim.federation.build import Experiment
+from fedsim.federation.candidates import draw_candidates, draw_known_candidates
+from fedsim.federation.config import AdversaryTable, AppTable
+from fedsim.federation.properties import property_records
+from fedsim.interfaces.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, Records, config_keys
+from fedsim.plugins import registry
+from fedsim.recording.header import DIFFERS_BY_CLIENT, Header
+from fedsim.training.models.checks import lazy_layer_complaint
+
+PRIVATE = tuple(name for name, fact in FACTS.items() if fact.private)
+"""Facts that differ from victim to victim."""
+_TRAINING_FACTS = tuple(name for name, fact in FACTS.items() if fact.setting)
+"""Settings of local training, which a server sends along with its model."""
+LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": cross_entropy,
+    "nll": cross_entropy,
+    "bce": cross_entropy,
+    "mse": squared_error,
+}
+"""Losses by name.
+
+The cross-entropy of log-probabilities is their negative log-likelihood. The cross-entropy of two
+logits, of which one is 0, is the binary cross-entropy of the other; `ReferencedModel` adds that 0.
+"""
+
+
+def grant_knowledge(
+    adversary: AdversaryTable,
+    experiment: Experiment | None,
+    base_folder: Path,
+    app: AppTable | None = None,
+) -> Knowledge:
+    """Return what the adversary is granted about every victim; `grant_private` adds the rest.
+
+    Args:
+        experiment: the federation behind the recording, whose server knows what it wrote; None for
+            a recording made elsewhere, where everything is stated in the attack file.
+        base_folder: folder in which `module:callable` is found.
+        app: what the messages of a recording made elsewhere mean.
+
+    Raises:
+        ConfigError: the device or a stated value is not usable.
+        PluginError: the model does not load.
+    """
+    protocol = _protocol_facts(experiment) if experiment else {"loss": cross_entropy}
+    app = app or AppTable()
+    values: dict[str, Any] = {"device": parse_device(adversary.device)}
+    for name in FACTS:
+        setting = getattr(adversary.knowledge, name)
+        if name in PRIVATE or setting is False:
+            continue
+        if experiment is None:
+            _check_foreign_fact(adversary, name, name in protocol)
+        # A fact that is True is granted as the protocol has it; any other setting is its value.
+        values[name] = protocol.get(name) if setting is True else _stated_value(name, setting, base_folder)
+    _check_widths(values)
+    if adversary.knowledge.auxiliary and experiment is not None:
+        values["auxiliary"] = auxiliary_records(experiment.data, adversary.auxiliary)
+    if "property_records" in values and experiment is not None:
+        name = adversary.knowledge.property_records
+        if not isinstance(name, str):
+            expected = FACTS["property_records"].expected
+            raise ConfigError(f"adversary.knowledge.property_records: name the property, {expected}; got {name}")
+        values["property_records"] = property_records(experiment.data, name, adversary.auxiliary)
+    # The model of a foreign app returns and sends what [app] says.
+    model = values.get("model")
+    if isinstance(model, ReferencedModel):
+        if app.outputs:
+            registry.load_object(app.outputs, base_folder)
+        binary = adversary.knowledge.loss == "bce"
+        values["model"] = replace(model, outputs=app.outputs, frozen=app.frozen, binary=binary)
+    return Knowledge(**values)
+
+
+def _check_foreign_fact(adversary: AdversaryTable, name: str, has_default: bool) -> None:
+    """Raise ConfigError where a recording made elsewhere cannot grant the fact `name`."""
+    if name in ("auxiliary", "property_records"):
+        raise ConfigError(
+            f"adversary.knowledge.{name}: it is not known which records the clients of a recording "
+            "made elsewhere do not train on; attack the run of an experiment, or pass them to `fedsim.attack`"
+        )
+    is_asked_for = name in adversary.knowledge.model_fields_set
+    if getattr(adversary.knowledge, name) is not True or not is_asked_for:
+        return
+    if not has_default and name not in _TRAINING_FACTS:
+        raise ConfigError(
+            f"adversary.knowledge.{name}: a recording made elsewhere has none to grant; write it out, or leave the "
+            "key out"
+        )
+
+
+def full_knowledge(
+    adversary: AdversaryTable,
+    experiment: Experiment | None,
+    base_folder: Path,
+    app: AppTable | None = None,
+) -> Knowledge:
+    """Return all that the evaluator knows of the protocol.
+
+    For a recording made elsewhere that is what the attack file grants.
+    """
+    if experiment:
+        return _smooth_loss(Knowledge(**_protocol_facts(experiment)))
+    return _smooth_loss(grant_knowledge(adversary, experiment, base_folder, app))
+
+
+def apply_headers(
+    knowledge: Knowledge, adversary: AdversaryTable, headers: Sequence[Header], declared: Set[str]
+) -> Knowledge:
+    """Replace the protocol's facts in `knowledge` by those that the attacked rounds' headers state.
+
+    A header is what clients were sent, which a strategy may change from round to round, so it goes
+    before the experiment file. A value in the attack file that contradicts it is refused: the
+    recording is evidence, and an attack made with either of the two would be filed under a threat
+    model that nobody stated.
+
+    Args:
+        headers: of the attacked rounds; those that state no value of a fact leave it as it is.
+        declared: what the attack reads.
+
+    Raises:
+        ConfigError: a value in the attack file contradicts a header, or a header states a value
+            that is not possible.
+        AttackError: the rounds differ, or the clients of a round were not sent the same, and the
+            attack file states no value.
+    """
+    values: dict[str, Any] = {}
+    for name in sorted(declared & set(_TRAINING_FACTS)):
+        setting = getattr(adversary.knowledge, name)
+        if setting is False:
+            continue
+        value = _value_in_headers(name, setting, getattr(knowledge, name), headers)
+        if value is not None:
+            values[name] = value
+    sends_gradients = any(header.config.get("sends") == "gradient" for header in headers)
+    for name, alternative in (("local_epochs", "local_steps"), ("local_steps", "local_epochs")):
+        # Where the number of steps T is known, there is no E, and the other way round; but a
+        # gradient is one step, whatever its batch is of.
+        if alternative in values and name not in values and not sends_gradients:
+            values[name] = None
+    return _smooth_loss(replace(knowledge, **values))
+
+
+def _value_in_headers(name: str, setting: Any, current: Any, headers: Sequence[Header]) -> Any:
+    """Return the one value of a fact that headers state; None where they state none.
+
+    Args:
+        setting: True, or the value that the attack file states.
+        current: the value so far.
+    """
+    differing = [header.round for header in headers if _differs_by_client(header, name)]
+    if setting is True and differing:
+        raise AttackError(
+            f"adversary.knowledge.{name}: in round {differing[0]} the server did not send all clients the same, "
+            "and the recording does not say what it sent whom; write the victim's out, or withhold it (false)"
+        )
+    values: dict[int, Any] = {}
+    for header in headers:
+        value = _value_in_header(header, name)
+        if value is not None:
+            values[header.round] = value
+    if not values:
+        return None
+    first = next(iter(values.values()))
+    listing = ", ".join(f"{value} in round {number}" for number, value in values.items())
+    if any(value != first for value in values.values()):
+        raise AttackError(
+            f"adversary.knowledge.{name}: the server sent {listing}, and this attack reads one value for all rounds; "
+            "attack rounds that agree (adversary.rounds), or withhold it (false)"
+        )
+    if setting is not True and current != first:
+        raise ConfigError(
+            f"adversary.knowledge.{name}: {setting} is written out, but the server sent {listing}, as the recording "
+            "says; leave the key out"
+        )
+    return first
+
+
+def _smooth_loss(knowledge: Knowledge) -> Knowledge:
+    """Return `knowledge` with the loss of smoothed labels, where clients are known to smooth them.
+
+    A loss that the attack file names as code is taken as it is.
+    """
+    if not knowledge.label_smoothing or knowledge.loss is None or isinstance(knowledge.loss, ReferencedLoss):
+        return knowledge
+    return replace(knowledge, loss=smooth_labels(knowledge.loss, knowledge.label_smoothing))  # type: ignore[arg-type]
+
+
+def scale_to_group(knowledge: Knowledge, members: int) -> Knowledge:
+    """Scale the batch size in `knowledge` for an attack on the sum over a group.
+
+    A group is read as one client that holds all their N examples. In a step each member takes a
+    mini-batch of its own, so B is the total of all members, and T = E ceil(N / B) the number of
+    steps of a member of average size.
+
+    Args:
+        members: clients in the group; 0 for a client that stands for itself.
+    """
+    if not members or not knowledge.batch_size:
+        return knowledge
+    return replace(knowledge, batch_size=knowledge.batch_size * members)
+
+
+def facts_in_headers(headers: Sequence[Header]) -> list[str]:
+    """Return the names of the protocol's facts that these headers state."""
+    names = []
+    for name in _TRAINING_FACTS:
+        if any(_value_in_header(header, name) is not None for header in headers):
+            names.append(name)
+    return names
+
+
+def _differs_by_client(header: Header, name: str) -> bool:
+    """Return whether the server sent some clients another value of a fact than others."""
+    differing = {*str(header.config.get(DIFFERS_BY_CLIENT, "")).split(", ")}
+    return bool(differing.intersection(config_keys(name)))
+
+
+def _value_in_header(header: Header, name: str) -> Any:
+    """Return the value of a fact that a header states; None where it states none."""
+    key = next((key for key in config_keys(name) if key in header.config), None)
+    if key is None:
+        return None
+    value = header.config[key]
+    if not FACTS[name].accepts(value):
+        raise ConfigError(
+            f"round {header.round}: the server sent {key} = {value!r}, expected {FACTS[name].expected}; withhold it "
+            f"with adversary.knowledge.{name} = false"
+        )
+    return value.lower() if isinstance(value, str) else value
+
+
+def check_message_kind(experiment: Experiment | None, headers: Sequence[Header], victim: int) -> None:
+    """Raise ConfigError where `victim` sent another kind of message than the experiment says.
+
+    The truth would be another: all its examples for weights, one mini-batch for a gradient.
+    """
+    if experiment is None:
+        return
+    expected = experiment.training.sends
+    for header in headers:
+        for reply in header.replies:
+            kind = "gradient" if reply.kind == "gradient" else "weights"  # a delta counts as weights
+            if reply.client == victim and kind != expected:
+                raise ConfigError(
+                    f"training.sends: the experiment says {expected!r}, but in round {header.round} "
+                    f"client {victim} sent {kind!r}, as the recording says; make the run again"
+                )
+
+
+def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
+    """Raise PluginError where a model that the attack file names does not build."""
+    setting = adversary.knowledge.model
+    if not isinstance(setting, str):
+        return
+    assert knowledge.model is not None
+    try:
+        network = knowledge.model()
+    except (Exception, SystemExit) as error:  # whatever a user's code raises
+        raise PluginError(f"adversary.knowledge.model: {setting} raised {type(error).__name__}: {error}") from error
+    if not isinstance(network, nn.Module):
+        raise PluginError(
+            f"adversary.knowledge.model: {setting} gives {type(network).__name__}, expected a function that builds a "
+            "torch.nn.Module"
+        )
+    complaint = lazy_layer_complaint(network)
+    if complaint:
+        raise PluginError(f"adversary.knowledge.model: {setting} {complaint}")
+
+
+def private_facts(adversary: AdversaryTable) -> list[str]:
+    """Return the names of the facts that `grant_private` will add."""
+    return [name for name in PRIVATE if getattr(adversary.knowledge, name) is not False]
+
+
+def check_private_facts(adversary: AdversaryTable, experiment: Experiment | None, has_truth: bool) -> None:
+    """Check that there is a source for each fact that `grant_private` is to add.
+
+    Raises:
+        ConfigError: there is none, or a setting of such a fact is not usable.
+    """
+    names = private_facts(adversary)
+    if names and experiment is None and not has_truth:
+        raise ConfigError(f"adversary.knowledge.{names[0]}: there is no truth to take them from; add a [truth] table")
+    if "partial_records" in names:
+        _sensitive_column(adversary, experiment)
+    if "known_candidates" in names:
+        count, fact = adversary.knowledge.known_candidates, FACTS["known_candidates"]
+        if not fact.is_valid(count):
+            raise ConfigError(f"adversary.knowledge.known_candidates: expected {fact.expected}, got {count}")
+        if "candidates" not in names:
+            raise ConfigError(
+                "adversary.knowledge.known_candidates: they are drawn as candidates are, and none are granted; give "
+                "candidates, too, which says where non-members come from"
+            )
+    if "candidates" in names:
+        non_members, fact = adversary.knowledge.candidates, FACTS["candidates"]
+        if not fact.is_valid(non_members):
+            raise ConfigError(f"adversary.knowledge.candidates: expected {fact.expected}, got '{non_members}'")
+        if experiment is None:
+            raise ConfigError(
+                "adversary.knowledge.candidates: it is not known which records the victim of a "
+                "recording made elsewhere does not hold; attack the run of an experiment"
+            )
+
+
+def grant_private(
+    knowledge: Knowledge,
+    adversary: AdversaryTable,
+    experiment: Experiment | None,
+    victim: int,
+    truth: Truth | None,
+    declared: Set[str] = frozenset(PRIVATE),
+    members: Sequence[int] = (),
+) -> Knowledge:
+    """Add what is granted of this `victim`: labels, records, records without a column, candidates.
+
+    Args:
+        truth: the victim's data in the attacked round; None where they are not known.
+        declared: what the attack reads; nothing else is added.
+        members: of the group that the victim stands for, whose labels and records are granted then.
+
+    Raises:
+        ConfigError, DataError: there is no source for these facts.
+    """
+    names = [name for name in private_facts(adversary) if name in declared]
+    if not names:
+        return knowledge
+    if truth is None:
+        raise DataError(f"truth: {names[0]} are granted, but no file is named for client {victim}; name one")
+    clients = members or (victim,)
+    values: dict[str, Any] = {}
+    if "labels" in names:
+        values["labels"] = truth.labels.sort().values
+    if "candidates" in names:
+        values["candidates"] = _draw_candidates(adversary, experiment, clients)
+    if "known_candidates" in names:
+        values["known_candidates"] = _draw_known_candidates(adversary, experiment, clients)
+    if {"records", "partial_records"}.intersection(names):
+        records = _client_records(knowledge, experiment, clients, truth)
+        if "records" in names:
+            values["records"] = records
+        if "partial_records" in names:
+            column = _sensitive_column(adversary, experiment)
+            values["partial_records"] = _remove_column(records, column)
+    return replace(knowledge, **values)
+
+
+def _client_records(
+    knowledge: Knowledge, experiment: Experiment | None, clients: Sequence[int], truth: Truth
+) -> Records:
+    """Return all training examples of these clients in model units."""
+    if experiment is not None:
+        inputs, labels = map(torch.cat, zip(*experiment.data.train_by_client(clients), strict=True))
+        return Records(inputs=experiment.data.to_model(inputs), labels=labels)
+    if knowledge.value_range is None:
+        raise ConfigError(
+            "adversary.knowledge.records: the truth is in [0, 1], and without value_range it cannot be "
+            "converted to inputs of the model; give value_range"
+        )
+    shape = (-1, *[1] * (truth.data.ndim - 2))
+    low, high = (torch.tensor(end).reshape(shape) for end in knowledge.value_range)
+    return Records(inputs=low + truth.data * (high - low), labels=truth.labels)
+
+
+def _draw_candidates(adversary: AdversaryTable, experiment: Experiment | None, clients: Sequence[int]) -> Records:
+    """Draw candidate records, without saying which of them are members."""
+    assert experiment is not None  # or `check_private_facts` had refused it
+    table = adversary.knowledge
+    candidates = draw_candidates(
+        experiment.data,
+        clients,
+        table.candidates,
+        adversary.candidates,
+        int(table.known_candidates),
+    )
+    inputs = experiment.data.to_model(candidates.inputs)
+    return Records(inputs=inputs, labels=candidates.labels)
+
+
+def _draw_known_candidates(
+    adversary: AdversaryTable, experiment: Experiment | None, clients: Sequence[int]
+) -> KnownCandidates:
+    """Draw records that are not among the candidates, with their membership."""
+    assert experiment is not None  # or `check_private_facts` had refused it
+    table = adversary.knowledge
+    records = draw_known_candidates(experiment.data, clients, table.candidates, table.known_candidates)
+    inputs = experiment.data.to_model(records.inputs)
+    return KnownCandidates(inputs=inputs, labels=records.labels, members=records.members)
+
+
+def _sensitive_column(adversary: AdversaryTable, experiment: Experiment | None) -> Column:
+    """Return the column that `partial_records` withholds."""
+    name = str(adversary.knowledge.partial_records)
+    if experiment is None:
+        raise ConfigError(
+            "adversary.knowledge.partial_records: a recording made elsewhere names no columns; attack the run of an "
+            "experiment whose data are a table"
+        )
+    columns = {column.name: column for column in experiment.dataset.columns}
+    column = columns.get(name)
+    if column is None:
+        raise ConfigError(
+            f"adversary.knowledge.partial_records: '{experiment.dataset.name}' has no column '{name}', "
+            f"{did_you_mean(name, columns)}"
+        )
+    if len(column.categories) < 2:
+        possible = ", ".join(column.name for column in columns.values() if len(column.categories) > 1)
+        content = "numbers, and candidates for these cannot be listed"
+        if column.categories:
+            content = "one category alone"
+        remedy = f"name one of: {possible}" if possible else "it has no column of several categories"
+        raise ConfigError(f"adversary.knowledge.partial_records: column '{name}' holds {content}; {remedy}")
+    return column
+
+
+def _remove_column(records: Records, column: Column) -> PartialRecords:
+    inputs = records.inputs.clone()
+    inputs[:, column.features] = 0
+    return PartialRecords(
+        inputs=inputs,
+        labels=records.labels,
+        column=column.name,
+        features=column.features,
+        categories=column.categories,
+    )
+
+
+def _protocol_facts(experiment: Experiment) -> dict[str, Any]:
+    """Return what the server of a federation knows anyway, because it wrote the protocol.
+
+    The model is granted as a builder of networks: a method of the experiment would carry the data.
+    """
+    task, data, model = experiment.dataset.task, experiment.data, experiment.config.model
+    input_facts: dict[str, Any] = {}
+    if task.kind != "text":
+        input_facts["value_range"] = data.value_range()
+        if data.standardise:
+            input_facts["input_mean"], input_facts["input_std"] = data.moments()
+    columns = experiment.dataset.columns
+    if columns:
+        input_facts["columns"] = tuple(column.width for column in columns)
+    architecture = Architecture(
+        model.name,
+        model.settings,
+        task,
+        derive_seed(experiment.seed, "model"),
+        experiment.training.dropout,
+    )
+    model_facts = {"model": architecture, "defenses": tuple(experiment.defenses)}
+    task_facts = {
+        "loss": task.loss,
+        "input_shape": task.input_shape,
+        "num_classes": task.num_classes or None,
+    }
+    return input_facts | model_facts | task_facts | _training_facts(experiment)
+
+
+def _training_facts(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings of local training.
+
+    A gradient is one step on one batch, which the server takes with its own learning rate.
+    """
+    facts = {name: getattr(experiment.training, name) for name in _TRAINING_FACTS}
+    if experiment.training.sends == "gradient":
+        facts |= {"learning_rate": experiment.server_rate, "local_epochs": 1}
+    return facts
+
+
+def _check_widths(values: Mapping[str, Any]) -> None:
+    """Check that ranges and scales have one value, or one for each channel or feature."""
+    shape = values.get("input_shape")
+    if shape is None:
+        return
+    widths = {"value_range": len((values.get("value_range") or [[]])[0])}
+    for name in ("input_mean", "input_std"):
+        widths[name] = len(values.get(name) or [])
+    for name, width in widths.items():
+        if width > 1 and width != shape[0]:
+            raise ConfigError(
+                f"adversary.knowledge.{name}: it has {width} values, and an input of shape {list(shape)} has "
+                f"{shape[0]} channels or features; give one value, or {shape[0]}"
+            )
+
+
+def _stated_value(name: str, setting: Any, base_folder: Path) -> Any:
+    """Return the value of a fact that the attack file states."""
+    if name == "model":
+        registry.load_object(setting, base_folder)
+        return ReferencedModel(setting)
+    if name == "loss":
+        if ":" in setting:
+            registry.load_object(setting, base_folder)
+            return ReferencedLoss(setting)
+        if setting not in LOSSES:
+            raise ConfigError(
+                f"adversary.knowledge.loss: '{setting}' is none that fedsim knows, {did_you_mean(setting, LOSSES)}; or "
+                "give module:callable, a function of outputs and labels that returns the mean loss"
+            )
+        return LOSSES[setting]
+    if not FACTS[name].is_valid(setting):
+        raise ConfigError(f"adversary.knowledge.{name}: expected {FACTS[name].expected}, got {setting}")
+    if name == "value_range":
+        low, high = (end if isinstance(end, list) else [end] for end in setting)
+        return low, high
+    if name == "optimizer":
+        return setting.lower()
+    return tuple(setting) if name in ("input_shape", "columns") else setting
+
+
+def parse_device(name: str) -> torch.device:
+    """Return the device on which attacks optimise.
+
+    Args:
+        name: in [adversary]; `auto` is a GPU where there is one.
+
+    Raises:
+        ConfigError: this machine has no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"adversary.device: '{name}' is not usable here ({first_line(error)})") from error
+    return device

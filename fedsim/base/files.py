@@ -1,0 +1,199 @@
+"""Writing files atomically, and never through a symbolic link."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from typing import Any, Protocol
+
+from fedsim.base.errors import DataError, RunError
+
+_CHUNK_SIZE = 1 << 18
+_MAX_DIGITS = 39
+_LOCK_FILE = ".of-a-process-that-lives"
+
+
+class _RawFile(Protocol):
+    def write(self, data: memoryview, /) -> int | None: ...
+
+
+def cache_folder() -> Path:
+    """Return the folder for parsed data sets, trained states and descriptions of plug-ins.
+
+    Raises:
+        DataError: nothing names a folder, and the user has no home.
+    """
+    try:
+        if configured := os.environ.get("FEDSIM_CACHE"):
+            return Path(configured).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsim"
+    except RuntimeError as error:
+        raise DataError("cache: this user has no home folder; set FEDSIM_CACHE to a folder") from error
+
+
+@contextmanager
+def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a new temporary file that replaces `path` on success, and is removed on an error.
+
+    Its name is random and it is created exclusively, so that no existing link is followed.
+
+    Args:
+        path: the file to write.
+        durable: wait until it is on the disk, so that a power cut does not leave an empty file.
+
+    Raises:
+        RunError: `path` is a link.
+    """
+    check_no_link(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+    try:
+        yield temporary
+        if durable:
+            _sync(temporary)
+        temporary.replace(path)
+        if durable:
+            _sync(path.parent)
+    except BaseException:
+        with suppress(OSError):  # the disk that caused the error may refuse this as well
+            temporary.unlink()
+        raise
+
+
+def check_no_link(path: Path) -> None:
+    """Raise RunError where `path` is a symbolic link."""
+    if path.is_symlink():
+        raise RunError(f"{path}: is a symbolic link, through which fedsim does not write; remove it")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    with _replace_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a binary file atomically.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    with _replace_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def _replace_file(path: Path) -> Iterator[Path]:
+    try:
+        with replace_atomically(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append `text` to a file, which is created if it is missing.
+
+    Raises:
+        OSError: it cannot be written, is a link, or is a pipe without a reader.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o666), "a", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(text)
+
+
+def check_readable(path: Path) -> None:
+    """Raise OSError unless `path` is a readable file.
+
+    Without this check safetensors would report it as missing, or wait for a pipe.
+    """
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file")
+    path.open("rb").close()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON from an untrusted file; a huge integer, which would be slow to parse, is refused.
+
+    Raises:
+        ValueError: it is no JSON, or an integer has more digits than one of 128 bits (the largest
+            that states of generators have).
+    """
+    return json.loads(text, parse_int=_parse_integer)
+
+
+def _parse_integer(digits: str) -> int:
+    if len(digits.lstrip("-")) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files (fedsim's, safetensors') that a killed process left in `folder`."""
+    for leftover in (*folder.glob(".*.tmp"), *folder.glob(".tmp??????")):
+        leftover.unlink()
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a temporary folder, after removing those that killed fedsim processes left.
+
+    Each folder has a file that its process keeps locked as long as it lives. So a folder in use is
+    not removed, nor is one without such a file.
+    """
+    # Remove the folders of processes that no longer hold their lock.
+    for lock_file in Path(gettempdir()).glob(f"fedsim-*/{_LOCK_FILE}"):
+        with suppress(OSError), _lock(lock_file, os.O_RDONLY):
+            if lock_file.stat().st_uid == os.geteuid():
+                shutil.rmtree(lock_file.parent, ignore_errors=True)
+    # Lock a new file before it gets its name, so that nobody sees it without its lock.
+    with TemporaryDirectory(prefix="fedsim-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
+        new_lock_file = Path(name) / f"{_LOCK_FILE}.new"
+        with suppress(OSError):  # on file systems without locks, leftovers stay
+            stack.enter_context(_lock(new_lock_file, os.O_CREAT | os.O_EXCL | os.O_RDWR))
+            new_lock_file.rename(new_lock_file.with_name(_LOCK_FILE))
+        yield Path(name)
+
+
+@contextmanager
+def _lock(path: Path, flags: int) -> Iterator[None]:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_all(file: _RawFile, data: memoryview) -> None:
+    """Write `data` to an unbuffered file in chunks that fit the processor's cache."""
+    while data:
+        data = data[file.write(data[:_CHUNK_SIZE]) :]
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

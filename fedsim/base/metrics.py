@@ -1,0 +1,99 @@
+"""Distances between batches of images: pure functions of `example channel height width` in [0, 1].
+
+torchmetrics and SciPy are imported where they are used: they take four seconds, which attacks and
+their worker processes need not wait for.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_SSIM_WINDOWS = {1.5: 11, 0.5: 5}
+"""Standard deviations of SSIM's Gaussian window and its sides in pixels, the usual one first."""
+_EQUAL_MSE = 1e-10
+"""Mean squared error (100 dB) below which images count as equal when they are paired."""
+
+
+def match_examples(candidates: Tensor, targets: Tensor) -> Tensor:
+    """Return the index of the candidate assigned to each target by least total squared error."""
+    from scipy.optimize import linear_sum_assignment
+
+    cost = torch.cdist(candidates.flatten(1).double(), targets.flatten(1).double()).square()
+    return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])
+
+
+def pair_examples(claimed: Tensor, true: Tensor) -> Tensor:
+    """Return the claimed example assigned to each true one; mid-grey for true ones left without.
+
+    The assignment is one-to-one (Hungarian algorithm), since attacks do not know the order. For
+    images it maximises the total PSNR, the metric that is reported; PSNR above 100 dB counts as
+    100, because that of exact copies is infinite. For rows of a table it minimises the total
+    squared error. If more examples are claimed than there are, those that fit worst are left over.
+    """
+    chosen = assign_examples(claimed, true)
+    is_assigned = chosen >= 0
+    grey = torch.full_like(true, 0.5)
+    return grey.index_put((is_assigned.nonzero()[:, 0],), claimed[chosen[is_assigned]])
+
+
+def assign_examples(claimed: Tensor, true: Tensor) -> Tensor:
+    """Return `true`, the index of the claimed example that `pair_examples` assigns; -1 for none."""
+    from scipy.optimize import linear_sum_assignment
+
+    cost = _pairing_cost(true, claimed)
+    if len(claimed) < len(true):
+        # Some true examples stay mid-grey, so a claim is worth its gain over mid-grey.
+        cost = cost - _pairing_cost(true, torch.full_like(true[:1], 0.5))
+    rows, columns = (torch.from_numpy(index) for index in linear_sum_assignment(cost.numpy()))
+    return torch.full((len(true),), -1).index_put((rows,), columns)
+
+
+def _pairing_cost(true: Tensor, claimed: Tensor) -> Tensor:
+    """Return `true claimed`: the logarithm of the mean squared error for images, else the error."""
+    squared_distance = torch.cdist(true.flatten(1).double(), claimed.flatten(1).double()).square()
+    error = squared_distance / true[0].numel()
+    return error.clamp_min(_EQUAL_MSE).log10() if true.ndim == 4 else error
+
+
+def mse(claimed: Tensor, true: Tensor) -> Tensor:
+    """Return the mean squared error of each image, in [0, 1]; lower is closer."""
+    return (claimed - true).square().flatten(1).mean(1)
+
+
+def psnr(claimed: Tensor, true: Tensor) -> Tensor:
+    """Return the peak signal-to-noise ratio of each image in dB (range 1); higher is closer.
+
+    >>> psnr(torch.full((1, 1, 8, 8), 0.1), torch.zeros(1, 1, 8, 8)).round().tolist()
+    [20.0]
+    """
+    from torchmetrics.functional.image import peak_signal_noise_ratio
+
+    return peak_signal_noise_ratio(claimed, true, data_range=1.0, reduction="none", dim=(1, 2, 3))
+
+
+def ssim(claimed: Tensor, true: Tensor) -> Tensor:
+    """Return the structural similarity of each image, at most 1; higher is closer.
+
+    The Gaussian window has sigma 1.5 and 11 pixels (Wang et al. 2004). Values are averaged over the
+    positions where it is wholly inside the image, as scikit-image does with `gaussian_weights=True`
+    and `use_sample_covariance=False`. Images with a side below 11, for which there is no such
+    position, get sigma 0.5 and 5 pixels. Below 5 the result is NaN, see `explain_missing_ssim`.
+    """
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    if explain_missing_ssim(true):
+        return torch.full((len(true),), torch.nan)
+    sigma = next(sigma for sigma, side in _SSIM_WINDOWS.items() if side <= min(true.shape[-2:]))
+    _, similarity_map = structural_similarity_index_measure(
+        claimed, true, data_range=1.0, sigma=sigma, reduction="none", return_full_image=True
+    )
+    border = _SSIM_WINDOWS[sigma] // 2
+    return torch.as_tensor(similarity_map)[..., border:-border, border:-border].flatten(1).mean(1)
+
+
+def explain_missing_ssim(true: Tensor) -> str:
+    """Return the reason why such images have no SSIM; empty where they have one."""
+    height, width = true.shape[-2:]
+    smallest_side = min(_SSIM_WINDOWS.values())
+    return f"images of {height} x {width} are smaller than its window" if min(height, width) < smallest_side else ""

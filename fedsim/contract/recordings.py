@@ -1,0 +1,255 @@
+"""Tiny recordings for checks of attacks: messages of three clients, and all facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task, squared_error
+from fedsim.interfaces.attack import Attack, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
+from fedsim.recording.payloads import Payload
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State, Update
+from fedsim.training.models.mlp import Mlp
+from fedsim.training.models.text_cnn import TextCnn
+from fedsim.training.models.transformer import TransformerDecoder
+
+VICTIM, OTHER, THIRD = 2**63 + 5, 2**64 - 1, 4
+"""Ids of clients; two do not fit into int64, as half of the ids that Flower draws."""
+_LEARNING_RATE = 0.1
+_IMAGES, _TEXTS, _TABLE = Task((1, 8, 8), 10), Task((6,), 10, 20), Task((4,), 0)
+_ROWS, _COLUMNS = Task((6,), 10), (1, 3, 2)
+_LABELS = torch.tensor([1, 4, 4])
+_WEIGHT_ROUNDS, _GRADIENT_ROUNDS = [1, 2], [3, 4]
+"""Rounds in which clients send weights, and in which they send gradients."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TinyRecording:
+    """Recording of a tiny federation, with all knowledge about it.
+
+    Attributes:
+        description: for error texts.
+        transcript: the rounds to attack.
+        knowledge: all facts that can be granted.
+        task: learning problem of the clients.
+    """
+
+    description: str
+    transcript: Transcript
+    knowledge: Knowledge
+    task: Task
+
+
+def recordings_for(attack: Attack, folder: Path) -> Iterator[TinyRecording]:
+    """Yield the recordings that suit the kind of `attack`, recorded in `folder` when due."""
+    if attack.texts:
+        yield from _rounds_for(attack, "texts", _text_scene(folder / "texts", _text_network))
+        yield from _rounds_for(attack, "texts for a transformer", _text_scene(folder / "attention", _transformer))
+        return
+    if "columns" in attack.needs:
+        yield from _rounds_for(attack, "rows of a table", _row_scene(folder / "rows"))
+        return
+    if "partial_records" not in attack.needs:
+        yield from _rounds_for(attack, "images", _image_scene(folder / "images", 3))
+        yield from _rounds_for(attack, "one image", _image_scene(folder / "image", 1))
+    regression = _regression_scene(folder / "table")
+    rounds = regression.transcript.rounds if attack.temporal else [1]
+    yield _adapt_knowledge(attack, replace(regression, transcript=regression.transcript.restrict_to(rounds)))
+
+
+def _rounds_for(attack: Attack, data: str, scene: TinyRecording) -> Iterator[TinyRecording]:
+    """Yield rounds of weights and rounds of gradients: several for a temporal attack, else one."""
+    for rounds, form in (_WEIGHT_ROUNDS, "weights"), (_GRADIENT_ROUNDS, "gradients"):
+        chosen_rounds = rounds if attack.temporal else rounds[:1]
+        noun = "rounds" if attack.temporal else "round"
+        description = f"{len(chosen_rounds)} {noun} of {form} of {data}"
+        transcript = scene.transcript.restrict_to(chosen_rounds)
+        yield _adapt_knowledge(attack, replace(scene, description=description, transcript=transcript))
+
+
+def _adapt_knowledge(attack: Attack, scene: TinyRecording) -> TinyRecording:
+    """Grant local steps in place of epochs, and local models, where the attack needs them."""
+    knowledge = scene.knowledge
+    if "local_steps" in attack.needs:
+        knowledge = replace(knowledge, local_steps=1, local_epochs=None)
+    if attack.builds_on:
+        first_round = scene.transcript.rounds[0]
+        clients = scene.transcript.clients(first_round)
+        models = {client: scene.transcript.update(first_round, client).after for client in clients}
+        knowledge = replace(knowledge, models=models)
+    return replace(scene, knowledge=knowledge)
+
+
+def _base_knowledge(model: Callable[[], nn.Module], task: Task, inputs: Tensor, labels: Tensor) -> Knowledge:
+    """Return the facts of all tiny federations: one step of gradient descent on all data."""
+    return Knowledge(
+        model=model,
+        loss=task.loss,
+        input_shape=task.input_shape,
+        num_classes=task.num_classes or None,
+        learning_rate=_LEARNING_RATE,
+        local_epochs=1,
+        batch_size=len(inputs),
+        optimizer="sgd",
+        momentum=0.0,
+        weight_decay=0.0,
+        proximal_mu=0.0,
+        labels=labels.sort().values,
+        records=Records(inputs=inputs, labels=labels),
+        candidates=Records(inputs=inputs, labels=labels),
+        known_candidates=KnownCandidates(
+            inputs=torch.cat([inputs, inputs.flip(-1)]),
+            labels=torch.cat([labels, labels]),
+            members=torch.arange(2 * len(inputs)) < len(inputs),
+        ),
+        auxiliary=Records(inputs=inputs, labels=labels),
+        property_records=_property_records(inputs, labels),
+    )
+
+
+def _property_records(inputs: Tensor, labels: Tensor) -> PropertyRecords:
+    """Repeat each record to fill batches, every other time with the property."""
+    repetitions = 2 * len(inputs)
+    has = torch.arange(repetitions * len(inputs)) // len(inputs) % 2 == 0
+    sizes = [repetitions, *[1] * (inputs.ndim - 1)]
+    return PropertyRecords(inputs=inputs.repeat(sizes), labels=labels.repeat(repetitions), has=has)
+
+
+def _image_network() -> nn.Module:
+    with seed_globals("contract", "model"):
+        return Mlp(hidden=(12,)).build(_IMAGES)
+
+
+def _text_network() -> nn.Module:
+    with seed_globals("contract", "model"):
+        return TextCnn(kernels=(3,), channels=8, dimension=6, pool=2, dropout=0.0).build(_TEXTS).eval()
+
+
+def _transformer() -> nn.Module:
+    with seed_globals("contract", "model"):
+        return TransformerDecoder(dim=32, heads=2).build(_TEXTS).eval()
+
+
+def _row_network() -> nn.Module:
+    with seed_globals("contract", "model"):
+        return Mlp(hidden=(12,)).build(_ROWS)
+
+
+def _regression_network() -> nn.Module:
+    with seed_globals("contract", "model"):
+        return nn.Linear(4, 1, bias=False)
+
+
+def _image_scene(folder: Path, count: int) -> TinyRecording:
+    inputs = torch.rand((3, 1, 8, 8), generator=generator("inputs"))[:count]
+    knowledge = _base_knowledge(_image_network, _IMAGES, inputs, _LABELS[:count])
+    knowledge = replace(knowledge, value_range=([0.0], [1.0]), input_mean=[0.3], input_std=[0.3])
+    return TinyRecording(
+        description="", transcript=_record_rounds(folder, knowledge), knowledge=knowledge, task=_IMAGES
+    )
+
+
+def _row_scene(folder: Path) -> TinyRecording:
+    """Record rows of a number and two categorical columns."""
+    numbers = torch.tensor([[0.2], [0.9], [0.4]])
+    categories = torch.tensor([[0, 1], [2, 0], [1, 1]])
+    inputs = torch.cat([numbers, torch.eye(3)[categories[:, 0]], torch.eye(2)[categories[:, 1]]], 1)
+    knowledge = replace(_base_knowledge(_row_network, _ROWS, inputs, _LABELS), columns=_COLUMNS)
+    knowledge = replace(knowledge, value_range=([0.0], [1.0]), input_mean=[0.4] * 6, input_std=[0.4] * 6)
+    return TinyRecording(description="", transcript=_record_rounds(folder, knowledge), knowledge=knowledge, task=_ROWS)
+
+
+def _text_scene(folder: Path, network: Callable[[], nn.Module]) -> TinyRecording:
+    inputs = torch.randint(20, (3, 6), generator=generator("tokens"))
+    knowledge = _base_knowledge(network, _TEXTS, inputs, _LABELS)
+    return TinyRecording(description="", transcript=_record_rounds(folder, knowledge), knowledge=knowledge, task=_TEXTS)
+
+
+def _record_rounds(folder: Path, knowledge: Knowledge) -> Transcript:
+    """Record rounds of weights of three clients, then rounds of gradients of the victim."""
+    if folder.is_dir():
+        return Transcript(folder)
+    recorder = Recorder(folder)
+    count = len(knowledge.records.inputs) if knowledge.records else 0
+    before, gradient = _victim_gradient(knowledge)
+    # The victim takes one step; the weights of the others are those of no training.
+    states = {
+        THIRD: {name: 1.2 * tensor for name, tensor in before.items()},
+        VICTIM: {name: tensor - _LEARNING_RATE * gradient[name] for name, tensor in before.items()},
+        OTHER: {name: 0.9 * tensor for name, tensor in before.items()},
+    }
+    for number in _WEIGHT_ROUNDS:
+        updates = []
+        for client, state in states.items():
+            updates.append(_make_update(number, client, before, Payload.from_dense(state, "weights"), count))
+        recorder.write(number, updates)
+    for number in _GRADIENT_ROUNDS:
+        payload = Payload.from_dense(gradient, "gradient")
+        recorder.write(number, [_make_update(number, VICTIM, before, payload, count)])
+    return Transcript(folder)
+
+
+def _victim_gradient(knowledge: Knowledge) -> tuple[State, State]:
+    """Return the model's parameters and their gradient on the victim's records, by name."""
+    assert knowledge.model is not None
+    assert knowledge.records is not None
+    model, records = knowledge.model(), knowledge.records
+    cross_entropy(model(records.inputs), records.labels).backward()  # type: ignore[no-untyped-call]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return before, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _make_update(number: int, client: int, before: State, payload: Payload, count: int) -> Update:
+    return Update(round=number, client=client, before=before, payload=payload, num_examples=count)
+
+
+def _regression_scene(folder: Path) -> TinyRecording:
+    """Record twelve rounds of two clients that train a regression by full-batch steps.
+
+    The broadcast models are far apart. A row holds two numbers and a category of two.
+    """
+    numbers, targets = torch.randn((6, 3), generator=generator("rows")).tensor_split([2], 1)
+    inputs = torch.cat([numbers, torch.eye(2)[torch.tensor([0, 1, 1, 0, 1, 0])]], 1)
+    targets = targets.squeeze(1)
+    partial_inputs = inputs.clone()
+    partial_inputs[:, 2:4] = 0
+    partial = PartialRecords(
+        inputs=partial_inputs,
+        labels=targets,
+        column="kind",
+        features=slice(2, 4),
+        categories=("a", "b"),
+    )
+    knowledge = _base_knowledge(_regression_network, _TABLE, inputs, targets)
+    return TinyRecording(
+        description="12 rounds of a regression",
+        transcript=_record_regression(folder, inputs, targets),
+        knowledge=replace(knowledge, partial_records=partial),
+        task=_TABLE,
+    )
+
+
+def _record_regression(folder: Path, inputs: Tensor, targets: Tensor) -> Transcript:
+    if folder.is_dir():
+        return Transcript(folder)
+    recorder = Recorder(folder)
+    for number in range(1, 13):
+        before = {"weight": torch.randn((1, 4), generator=generator("broadcast", number))}
+        updates = []
+        for client, sign in ((VICTIM, 1), (OTHER, -1)):
+            weight = before["weight"].clone().requires_grad_(True)
+            squared_error(inputs @ weight.T, sign * targets).backward()  # type: ignore[no-untyped-call]
+            assert weight.grad is not None
+            after = {"weight": weight.detach() - _LEARNING_RATE * weight.grad}
+            payload = Payload.from_dense(after, "weights")
+            updates.append(_make_update(number, client, before, payload, len(inputs)))
+        recorder.write(number, updates)
+    return Transcript(folder)

@@ -1,0 +1,128 @@
+"""Checks of a data set, whoever wrote it: types, shapes, labels, values and groups."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import DataError
+from fedsim.data import Dataset, Examples
+
+
+def memory_complaint(needed: float) -> str:
+    """Return a complaint if `needed` bytes are more than this machine's memory, else an empty text.
+
+    The complaint is the middle of a sentence: "take 90 GB, more than the 64 GB of memory here".
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed <= memory:
+        return ""
+    return f"take {needed / 1e9:.0f} GB, more than the {memory / 1e9:.0f} GB of memory here"
+
+
+def check_dataset(dataset: Any, name: str) -> Dataset:
+    """Check that `dataset` is one and is consistent, and return it.
+
+    Args:
+        dataset: what a plug-in's `load` returned.
+        name: its name in the experiment.
+
+    Raises:
+        DataError: it is no data set; fields are no tensors; a part is empty; inputs and labels
+            differ in number; labels are outside the classes; there are NaN or values outside the
+            range; or groups have no name.
+    """
+    if not isinstance(dataset, Dataset):
+        raise DataError(f"data: '{name}' gave a {type(dataset).__name__}, expected a fedsim.data.Dataset")
+    for part, examples in (("training", dataset.train), ("test", dataset.test)):
+        for field in ("raw", "labels", "groups"):
+            tensor = getattr(examples, field)
+            if not isinstance(tensor, Tensor) and (field, tensor) != ("groups", None):
+                got = type(tensor).__name__
+                raise DataError(f"data: the {part} part of '{name}' has {field} of type {got}, expected a torch.Tensor")
+    if dataset.train.raw.shape[1:] != dataset.test.raw.shape[1:]:
+        shapes = f"{tuple(dataset.train.raw.shape[1:])} and {tuple(dataset.test.raw.shape[1:])}"
+        raise DataError(f"data: '{name}' has training and test examples of different shapes, {shapes}")
+    for part, examples in (("training", dataset.train), ("test", dataset.test)):
+        complaint = (
+            _check_shape(examples)
+            or _check_labels(dataset, examples)
+            or _check_inputs(dataset, examples)
+            or _check_groups(dataset, examples)
+        )
+        if complaint:
+            raise DataError(f"data: the {part} part of '{name}' {complaint}")
+    return dataset
+
+
+# Each of these returns the end of a sentence on what is wrong, or an empty text.
+
+
+def _check_shape(examples: Examples) -> str:
+    if not len(examples):
+        return "is empty"
+    if len(examples.raw) != len(examples.labels):
+        return f"holds {len(examples.raw)} inputs but {len(examples.labels)} labels"
+    if examples.raw.ndim not in (2, 4):
+        return f"has inputs of shape {tuple(examples.raw.shape[1:])}, expected (channel, height, width) or (feature,)"
+    return ""
+
+
+def _check_labels(dataset: Dataset, examples: Examples) -> str:
+    labels = examples.labels
+    if labels.ndim != 1:
+        return f"has labels of shape {tuple(labels.shape)}, expected one an example"
+    if not dataset.num_classes:
+        if labels.dtype != torch.float32:
+            return f"has targets of type {labels.dtype}, expected float32 for a regression (num_classes = 0)"
+        return "" if labels.isfinite().all() else "has a target that is NaN or infinite"
+    if labels.dtype != torch.int64:
+        return f"has labels of type {labels.dtype}, expected int64 for {dataset.num_classes} classes"
+    is_wrong = (labels < 0) | (labels >= dataset.num_classes)
+    if is_wrong.any():
+        example = int(is_wrong.nonzero()[0])
+        return (
+            f"has the label {int(labels[example])} at example {example}, expected classes from 0 to "
+            f"{dataset.num_classes - 1}; mend the data or num_classes"
+        )
+    return ""
+
+
+def _check_inputs(dataset: Dataset, examples: Examples) -> str:
+    low, high = (0, dataset.vocabulary - 1) if dataset.vocabulary else dataset.value_range
+    lowest, highest = _input_range(examples)
+    if not lowest <= highest:
+        return f"has a NaN in example {_first_nan(examples.raw)}"
+    tolerance = 0 if dataset.vocabulary else 1e-6 * (high - low)
+    if lowest < low - tolerance or highest > high + tolerance:
+        expected = f"[{low:g}, {high:g}]"
+        if dataset.vocabulary:
+            expected = f"the vocabulary of {dataset.vocabulary} tokens"
+        return f"has inputs from {lowest:g} to {highest:g}, outside {expected}; mend the data or its range"
+    return ""
+
+
+def _input_range(examples: Examples) -> tuple[float, float]:
+    """Return the smallest and the largest input; NaN where there is one."""
+    scale = 1.0 if examples.scale is None else examples.scale
+    if examples.raw.dtype == torch.uint8 and scale <= 1 / 255:
+        return 0.0, 255 * scale  # the type's range: the true one would need all mapped images
+    return examples.raw.min().item() * scale, examples.raw.max().item() * scale
+
+
+def _first_nan(raw: Tensor) -> int:
+    return int(raw.isnan().flatten(1).any(1).nonzero()[0])
+
+
+def _check_groups(dataset: Dataset, examples: Examples) -> str:
+    groups = examples.groups
+    if groups is None:
+        return ""
+    if groups.shape != (len(examples),):
+        return f"has groups for {len(groups)} of {len(examples)} examples, expected one an example"
+    if groups.min() < 0 or groups.max() >= len(dataset.group_names):
+        return f"has groups from {int(groups.min())} to {int(groups.max())}, but {len(dataset.group_names)} group names"
+    return ""

@@ -1,0 +1,103 @@
+"""Random partitions: equal shares (IID), and shares that differ in their classes (Dirichlet)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.base.errors import ConfigError
+from fedsim.data import Dataset
+from fedsim.data.partitions import Indices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iid:
+    """Equal shares in random order.
+
+    Args:
+        distinct_labels: give each client at most one example of each class, so that no two of its
+            labels are the same; where a class has fewer examples than there are clients, those
+            without one are chosen at random. Combine it with `samples_per_client` to choose how
+            many of them a client keeps.
+    """
+
+    distinct_labels: bool = False
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Assign equal shares in random order.
+
+        Raises:
+            ConfigError: labels are to be distinct, and there are no classes.
+        """
+        if not self.distinct_labels:
+            return list(np.array_split(rng.permutation(len(dataset.train)), clients))
+        labels = class_labels(dataset, "iid with distinct_labels")
+        shares: list[list[int]] = [[] for _ in range(clients)]
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            for client, member in zip(rng.permutation(clients), members, strict=False):
+                shares[client].append(member)
+        return [np.array(share, dtype=np.int64) for share in shares]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet:
+    """Each class is distributed over the clients in proportions drawn from Dirichlet(alpha).
+
+    Args:
+        alpha: concentration; small values give each client few classes, large ones approach IID.
+        min_examples: draw again until every client holds at least this many.
+    """
+
+    alpha: float = 0.5
+    min_examples: int = 2
+
+    def __post_init__(self) -> None:
+        if not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise ConfigError(f"alpha: expected a finite value above 0, got {self.alpha}")
+        if self.min_examples < 0:
+            raise ConfigError(f"min_examples: expected at least 0, got {self.min_examples}")
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Draw the proportions of each class until every client has enough examples.
+
+        Raises:
+            ConfigError: 100 draws left some client with too few, because alpha is too small for so
+                many clients; or there are no classes.
+        """
+        labels = class_labels(dataset, "dirichlet")
+        for _ in range(100):
+            shares: list[list[Indices]] = [[] for _ in range(clients)]
+            for label in np.unique(labels):
+                members = rng.permutation(np.flatnonzero(labels == label))
+                cuts = np.cumsum(rng.dirichlet(np.full(clients, self.alpha)))[:-1] * len(members)
+                for share, part in zip(shares, np.split(members, cuts.astype(int)), strict=True):
+                    share.append(part)
+            assigned = [rng.permutation(np.concatenate(share)) for share in shares]
+            if min(map(len, assigned)) >= self.min_examples:
+                return assigned
+        raise ConfigError(
+            f"partition: 100 draws of dirichlet(alpha = {self.alpha}) left one of {clients} clients with fewer than "
+            f"{self.min_examples} of {len(labels)} examples; raise alpha, or lower min_examples or federation.clients"
+        )
+
+
+def class_labels(dataset: Dataset, partition: str) -> Indices:
+    """Return the classes of the training examples, `example`.
+
+    Args:
+        dataset: the data set.
+        partition: the partition that needs them, for errors.
+
+    Raises:
+        ConfigError: the data set is a regression.
+    """
+    if not dataset.num_classes:
+        raise ConfigError(
+            f"partition: {partition} shares out classes, and '{dataset.name}' is a regression; "
+            "use iid without distinct_labels"
+        )
+    labels: Indices = dataset.train.labels.numpy()
+    return labels

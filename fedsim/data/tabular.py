@@ -1,0 +1,280 @@
+"""Tables from text: check every cell, encode columns as features, split rows by their content."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import math
+import re
+import zlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.base.errors import DataError
+from fedsim.base.randomness import numpy_generator
+from fedsim.data import Column, Examples
+
+MAX_CATEGORIES = 1000
+"""Most categories of a column; with more it holds identifiers rather than categories."""
+
+_MISSING_VALUES = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none", "nil", "?", "-", "--", "."))
+"""Texts of cells without a value, in lower case."""
+_LEADING_ZERO = re.compile(r"-?0\d")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_TOO_MANY_REMEDY = "name it in drop, or leave it out of categorical if it holds numbers"
+
+
+def read_table(path: Path, separator: str = ",", names: Sequence[str] = (), comment: str = "") -> pd.DataFrame:
+    """Read a table of text cells without blanks around them, indexed by the line of each row.
+
+    Empty lines are left out. Python's csv reader is used because it knows the line it is on, which
+    pandas does not tell, and repairs nothing silently.
+
+    Args:
+        path: UTF-8 text, compressed by gzip where it ends in `.gz`.
+        separator: one character.
+        names: names of the columns, if the first line is not a header.
+        comment: lines that start with it are left out.
+
+    Raises:
+        DataError: it is no such text, two columns share a name, or a line has more or fewer cells
+            than the header.
+    """
+    lines, rows = [], []
+    header = list(names)
+    try:
+        with _open_text(path) as file:
+            reader = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
+            for cells in reader:
+                if not cells or (comment and cells[0].startswith(comment)):
+                    continue
+                cells = [cell.strip() for cell in cells]
+                if not header:
+                    header = cells
+                    continue
+                if len(cells) != len(header):
+                    raise DataError(
+                        f"{path}: line {reader.line_num} has {len(cells)} cells, expected {len(header)}, one a column; "
+                        "correct it, or set the separator"
+                    )
+                lines.append(reader.line_num)
+                rows.append(cells)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is no UTF-8 text (byte {error.start} is {error.reason}); save it as UTF-8") from error
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
+        raise DataError(f"{path}: is not readable ({error}); get the file again") from error
+    if not header:
+        raise DataError(f"{path}: is empty; its first line has to name the columns")
+    for number, name in enumerate(header):
+        if name in header[:number]:
+            raise DataError(f"{path}: two columns are called '{name}'; rename one of them")
+    return pd.DataFrame(rows, columns=header, index=lines, dtype=object)
+
+
+def check_complete(path: Path, table: pd.DataFrame, allowed: Collection[str] = ()) -> pd.DataFrame:
+    """Check that each column has a name and each cell a value, and return the table.
+
+    Args:
+        path: the table's file, for errors.
+        table: as `read_table` returns it.
+        allowed: texts that would mean a missing value, but that the caller handles.
+
+    Raises:
+        DataError: a column has no name, or a cell is empty or says that it has no value.
+    """
+    for name in table:
+        if not name:
+            raise DataError(f"{path}: a column has no name; write one into the first line, or name '' in drop")
+        missing_values = _MISSING_VALUES.difference(allowed)
+        if absent := [cell for cell in table[name].unique() if cell.lower() in missing_values]:
+            is_missing = table[name].isin(absent)
+            first = table[name].iloc[is_missing.argmax()]
+            content = "no value" if first.lower() in ("", "nan") else f"'{first}', which stands for no value,"
+            line, count = table.index[is_missing.argmax()], int(is_missing.sum())
+            raise DataError(
+                f"{path}: column '{name}' has {content} in line {line} ({count} in "
+                "all); fill it, remove the line, name the column in drop, or write another word if it is a category"
+            )
+    return table
+
+
+def _open_text(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def unify_numbers(column: pd.Series) -> pd.Series:
+    """Return `column` with equal numbers written in the same way, the shortest that occurs.
+
+    A cell that begins with a zero and further digits, such as `01`, is a code and stays as it is.
+
+    >>> unify_numbers(pd.Series(["0.0", "0", "1", "01", "red"])).tolist()
+    ['0', '0', '1', '01', 'red']
+    """
+    cells = [cell for cell in column.unique() if not _LEADING_ZERO.match(cell)]
+    spellings: dict[float, list[str]] = {}
+    for cell, value in zip(cells, _to_floats(cells).tolist(), strict=True):
+        if not math.isnan(value):
+            spellings.setdefault(value, []).append(cell)
+    shortest = {}
+    for equal_cells in spellings.values():
+        spelling = min(equal_cells, key=lambda text: (len(text), text))
+        for cell in equal_cells:
+            shortest[cell] = spelling
+    return column.map(lambda cell: shortest.get(cell, cell))
+
+
+def parse_numbers(path: Path, column: pd.Series) -> NDArray[np.float64]:
+    """Parse the numbers of a column.
+
+    Raises:
+        DataError: a cell is no number, or too large for float32.
+    """
+    codes, cells = pd.factorize(column)  # parse each different cell once
+    values = _to_floats(cells)
+    is_wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
+    if is_wrong.any():
+        cell = cells[is_wrong.argmax()]
+        line = column.index[(codes == is_wrong.argmax()).argmax()]
+        raise DataError(
+            f"{path}: column '{column.name}' holds '{cell}' in line {line}, expected a finite number; "
+            "correct it, or name the column in categorical"
+        )
+    return np.asarray(values[codes])
+
+
+def list_categories(path: Path, column: pd.Series, remedy: str = _TOO_MANY_REMEDY) -> tuple[str, ...]:
+    """Return the different values of a column, sorted: numerically if all are numbers.
+
+    Args:
+        path: the table's file, for errors.
+        column: the column, as text.
+        remedy: what to do if there are too many, the end of a sentence.
+
+    Raises:
+        DataError: there are more than MAX_CATEGORIES.
+    """
+    names = sorted(column.unique())
+    if len(names) > MAX_CATEGORIES:
+        raise DataError(
+            f"{path}: column '{column.name}' holds {len(names)} different values, expected at most {MAX_CATEGORIES}; "
+            f"{remedy}"
+        )
+    values = _to_floats(names)
+    if np.isnan(values).any():
+        return tuple(names)
+    return tuple(names[index] for index in np.argsort(values, kind="stable"))
+
+
+def _to_floats(cells: Sequence[str]) -> NDArray[np.float64]:
+    """Convert cells to numbers, NaN where they are none."""
+    return np.asarray(pd.to_numeric(np.asarray(cells, object), errors="coerce"), np.float64)
+
+
+def encode_columns(
+    path: Path, train: pd.DataFrame, test: pd.DataFrame, categorical: Collection[str] = ()
+) -> tuple[Tensor, Tensor, tuple[Column, ...]]:
+    """Encode the columns of a table as features in [0, 1].
+
+    Numbers are scaled so that the smallest of `train` is 0 and the largest 1; those of `test` are
+    clipped to that. A column with a single number becomes 0. Each category of either part becomes a
+    feature that is 0 or 1.
+
+    Args:
+        path: the table's file, for errors.
+        train: rows to train on.
+        test: rows to test on, with the same columns.
+        categorical: columns of numbers to treat as categories; columns without any number are
+            categories anyway.
+
+    Returns:
+        Features of `train` and of `test`, `example feature`, and the columns that they came from.
+
+    Raises:
+        DataError: a column mixes numbers and other texts, writes numbers with a comma, or has too
+            many categories.
+    """
+    train_features: list[NDArray[np.float32]] = []
+    test_features: list[NDArray[np.float32]] = []
+    columns: list[Column] = []
+    start = 0
+    for name in train:
+        cells = pd.concat([train[name], test[name]])
+        if name in categorical or np.isnan(_to_floats(cells.unique())).all():
+            # One feature a category.
+            if name not in categorical and all(_DECIMAL_COMMA.fullmatch(cell) for cell in cells.unique()):
+                raise DataError(
+                    f"{path}: column '{name}' holds numbers with a decimal comma, such as '{cells.iloc[0]}'; "
+                    "write them with a point, or name the column in categorical"
+                )
+            cells = unify_numbers(cells)
+            names = list_categories(path, cells)
+            column = Column(name=name, start=start, categories=names)
+            codes = pd.Categorical(cells, categories=names).codes
+            features = np.eye(len(names), dtype=np.float32)[codes]
+        else:
+            # One feature, scaled by the training rows.
+            values = parse_numbers(path, cells)
+            low, high = float(values[: len(train)].min()), float(values[: len(train)].max())
+            column = Column(name=name, start=start, low=low, high=high)
+            scaled = (values - low) / (high - low if high > low else 1.0)
+            features = np.clip(scaled, 0, 1 if high > low else 0)[:, None].astype(np.float32)
+        columns.append(column)
+        start = column.features.stop
+        train_features.append(features[: len(train)])
+        test_features.append(features[len(train) :])
+    train_tensor = torch.from_numpy(np.concatenate(train_features, axis=1))
+    test_tensor = torch.from_numpy(np.concatenate(test_features, axis=1))
+    return train_tensor, test_tensor, tuple(columns)
+
+
+def numeric_columns(features: int) -> tuple[Column, ...]:
+    """Return columns x0, x1, ... whose features are the numbers themselves, without scaling."""
+    return tuple(Column(name=f"x{index}", start=index) for index in range(features))
+
+
+def choose_test_rows(table: pd.DataFrame, fraction: float) -> NDArray[np.bool_]:
+    """Choose the rows of a table to test on: at least one, and not all.
+
+    They are those with the smallest hashes, so that neither order nor chance decides. Equal rows
+    end up on the same side, except for at most one group of them.
+
+    Returns:
+        `row`, whether it is a test row.
+    """
+    hashes = []
+    for row in table.itertuples(index=False, name=None):
+        digest = hashlib.blake2b("\x1f".join(row).encode(), digest_size=8).digest()
+        hashes.append(int.from_bytes(digest, "big"))
+    order = np.argsort(np.array(hashes, np.uint64), kind="stable")
+    count = min(math.ceil(len(table) * fraction), len(table) - 1)
+    is_test = np.zeros(len(table), np.bool_)
+    is_test[order[:count]] = True
+    return is_test
+
+
+def choose_examples(examples: Examples, limit: int | None, name: str) -> Examples:
+    """Choose at most `limit` examples at random, and keep their order.
+
+    A smaller choice is part of a larger one.
+
+    Args:
+        examples: the examples to choose from.
+        limit: how many, or None for all.
+        name: the data set's name, a key of the random choice.
+    """
+    if limit is None or limit >= len(examples):
+        return examples
+    permutation = numpy_generator(name, "max_examples").permutation(len(examples))
+    chosen = torch.from_numpy(np.sort(permutation[:limit]))
+    groups = None if examples.groups is None else examples.groups[chosen]
+    return Examples(raw=examples.raw[chosen], labels=examples.labels[chosen], scale=examples.scale, groups=groups)

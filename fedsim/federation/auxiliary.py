@@ -1,0 +1,47 @@
+"""Draw auxiliary records: labelled records like the clients', on which nobody trains."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import DataError
+from fedsim.base.randomness import numpy_generator
+from fedsim.data import Examples
+from fedsim.federation.federated_data import FederatedData
+from fedsim.federation.overlap import exclude_training_records
+from fedsim.interfaces.knowledge import Records
+
+
+def auxiliary_records(data: FederatedData, most: int) -> Records:
+    """Draw at most `most` of the examples that nobody trains on, by the seed, in model units.
+
+    Raises:
+        DataError: clients train on all examples, or on records that equal the others.
+    """
+    examples, chosen = draw_auxiliary(data, most, "auxiliary")
+    return Records(inputs=data.to_model(examples.inputs(chosen)), labels=examples.labels[chosen])
+
+
+def draw_auxiliary(data: FederatedData, most: int, fact: str) -> tuple[Examples, Tensor]:
+    """Draw such records as indices into examples, for the key `fact` of [adversary.knowledge].
+
+    None of them equals a record that a client trains on, which it would reveal.
+    """
+    examples, index = data.untrained_examples()
+    name = data.dataset.name
+    if not len(index):
+        raise DataError(
+            f"adversary.knowledge.{fact}: clients train on all examples of '{name}'; hold some out "
+            "with partition.test_fraction"
+        )
+    order = numpy_generator(data.seed, "auxiliary").permutation(index)
+    chosen = list(islice(exclude_training_records(data, examples, order), most))
+    if not chosen:
+        raise DataError(
+            f"adversary.knowledge.{fact}: each of the {len(index)} examples of '{name}' that are "
+            "held out is equal to one that a client trains on; hold out others"
+        )
+    return examples, torch.tensor(chosen)

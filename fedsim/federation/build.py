@@ -1,0 +1,605 @@
+"""Build the objects that an experiment file describes: data, model, training, defenses, attacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.base.errors import ConfigError, FedsimError, PluginError, first_line
+from fedsim.base.process_defaults import protect_defaults
+from fedsim.base.randomness import generator, numpy_generator, seed_globals
+from fedsim.base.task import Loss, smooth_labels
+from fedsim.data import Dataset
+from fedsim.data.checks import check_dataset
+from fedsim.exposure.measure import Measure
+from fedsim.exposure.of_clients import MeasureSchedule, failure_reason
+from fedsim.federation import secure_aggregation
+from fedsim.federation.config import (
+    AttackFile,
+    AttackTable,
+    Config,
+    MeasureTable,
+    PluginTable,
+    StrategyTable,
+    TrainingTable,
+    validate_tables,
+)
+from fedsim.federation.federated_data import FederatedData, check_same_data
+from fedsim.federation.states import read_state
+from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message
+from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.defense import (
+    Defense,
+    Participation,
+    Setting,
+    apply_on_data,
+    check_defense,
+    check_order,
+    check_setting,
+    name_of_defense,
+    overrides,
+)
+from fedsim.plugins import registry
+from fedsim.plugins.frozen import check_frozen
+from fedsim.plugins.inline import find_object, is_object
+from fedsim.training.canaries import Canaries, audited_hook
+from fedsim.training.cohort import LocalData, can_vectorise, group_size
+from fedsim.training.example_independence import check_example_independence
+from fedsim.training.hooks import TrainingHooks
+from fedsim.training.local_round import LocalRound
+from fedsim.training.model_state import copy_state, load_state, running_statistics
+from fedsim.training.models.checks import check_model, check_network, limit_memory, redraw_weights
+from fedsim.training.modes import trained_shapes
+from fedsim.training.sampling import round_batches
+from fedsim.training.settings import LocalTraining
+
+
+def find_data_folder() -> Path | None:
+    """Return the folder named by FEDSIM_DATA, where data sets and weights are looked for.
+
+    Raises:
+        ConfigError: it starts with the home of an unknown user.
+    """
+    path = os.environ.get("FEDSIM_DATA")
+    try:
+        return Path(path).expanduser() if path else None
+    except RuntimeError as error:
+        raise ConfigError(f"FEDSIM_DATA: {path}: {first_line(error)}; write the path out") from error
+
+
+class Experiment:
+    """Objects that a `Config` describes, each built when first used."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.seed = config.federation.seed
+
+    @classmethod
+    def from_json(cls, text: str) -> Experiment:
+        """Create the experiment from the text of `config.model_dump_json()`."""
+        return cls(Config.model_validate_json(text))
+
+    def check(self) -> None:
+        """Build everything once, so that every error in the file shows before work starts."""
+        with protect_defaults("code that the experiment names (data, model, strategy, a defense or a measure)"):
+            self._check_parts()
+
+    def _check_parts(self) -> None:
+        # Build each part, for its errors alone.
+        build_attacks(self.config)
+        _ = self.loss
+        self.data.train(0)
+        strategy = self.new_strategy()
+        self.initial_state()
+        # Check that the parts go together.
+        self._check_secure_aggregation(strategy)
+        self._check_defenses()
+        self._check_canaries()
+        sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
+        check_model(
+            self.model,
+            self.dataset,
+            sample,
+            self.config.model.name,
+            attacked=bool(self.config.attack),
+        )
+        first_examples = slice(0, 16)
+        inputs = self.data.to_model(self.dataset.train.inputs(first_examples))
+        labels = self.dataset.train.labels[first_examples]
+        check_example_independence(self.model, self.training, self.client_defenses(0), inputs, labels)
+        self._check_measures()
+
+    def _check_secure_aggregation(self, strategy: Any) -> None:
+        """Raise ConfigError where groups, strategy, weights or defenses forbid summing securely."""
+        table = self.config.secure_aggregation
+        if table is None:
+            return
+        settings = vars(strategy) if is_object(self.config.strategy.name) else self._strategy_settings
+        secure_aggregation.check_groups(table, strategy, settings, self.config.federation.clients)
+        secure_aggregation.check_weights(table, self.reported_counts)
+        secure_aggregation.check_defenses(self.defenses)
+
+    @cached_property
+    def reported_counts(self) -> list[int]:
+        """Return the number of examples that each client reports as N.
+
+        For clients that send a gradient it is the size of one mini-batch.
+        """
+        if self.training.sends == "gradient":
+            return [min(count, self.training.batch_size) for count in self.data.counts]
+        return list(self.data.counts)
+
+    def _check_defenses(self) -> None:
+        """Raise ConfigError where a defense does not fit the experiment or the model."""
+        if self.defenses:
+            for defense in self.defenses:
+                check_setting(defense, self.setting)
+            self._check_selecting_defenses()
+            TrainingHooks(self.client_defenses(0), self.model, self.training, self.data.counts[0], ("check",))
+
+    def _check_selecting_defenses(self) -> None:
+        """Try defenses that select examples on two examples.
+
+        In a run, a client must not say why one of them failed. Defenses of other packages are not
+        tried, as with measures.
+
+        Raises:
+            ConfigError: one does not apply to this task, model or training.
+        """
+        selecting_defenses: list[Defense] = []
+        for table, defense in zip(self.config.defense, self.client_defenses(0), strict=True):
+            if overrides(defense, "on_data") and _is_from_fedsim(table):
+                selecting_defenses.append(defense)
+        if not selecting_defenses:
+            return
+        local = self.trial_round()
+        for defense in selecting_defenses:
+            try:
+                apply_on_data(defense, local, generator("check"), {})
+            except FedsimError as error:
+                raise ConfigError(f"defense: {name_of_defense(defense)}: {error}") from error
+
+    def trial_round(self) -> LocalRound:
+        """Return the round of a client that takes a single step on two examples, for trials."""
+        two_examples = slice(0, 2)
+        inputs = self.data.to_model(self.dataset.train.inputs(two_examples))
+        labels = self.dataset.train.labels[two_examples]
+        training = dataclasses.replace(self.training, local_epochs=None, local_steps=1)
+        share = LocalData(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
+        return LocalRound.create(self.model_with_state(self.initial_state()), share, training, self.dataset.task.loss)
+
+    def _check_canaries(self) -> None:
+        """Raise ConfigError where canaries can measure nothing, or cannot be inserted."""
+        if self.config.canaries is None:
+            return
+        if not any(map(audited_hook, self.defenses)):
+            raise ConfigError(
+                "canaries: they measure what is promised of a client's examples or of its update, "
+                "and no defense here promises that; add dp-sgd or update-noise, or leave "
+                "[canaries] out"
+            )
+        for client in self.config.canary_clients:
+            if (canaries := self.client_canaries(client)) is not None:
+                count = self.data.counts[client]
+                TrainingHooks(self.client_defenses(client), self.model, self.training, count, ("check",), canaries)
+                canaries.draw_coordinates(trained_shapes(self.model, self.training))
+
+    def _check_measures(self) -> None:
+        """Raise ConfigError where a measure does not apply.
+
+        Measures of other packages are not tried: only clients run them, so that no foreign code
+        runs in the server's process. Their errors show when the first client measures.
+        """
+        gauges = zip(self.config.measure, self.measures, strict=True)
+        own_gauges = [gauge for table, gauge in gauges if _is_own_plugin("measures", table.name)]
+        local = self.trial_round() if own_gauges else None
+        for gauge in own_gauges:
+            assert local is not None
+            try:
+                gauge.compute_once(local)
+            except FedsimError as error:
+                raise ConfigError(f"measure.{gauge.title}: {failure_reason(error)}") from error
+
+    def client_canaries(self, client: int) -> Canaries | None:
+        """Return the canaries of `client`; None where no defense bounds its examples."""
+        if client not in self._canary_clients or "on_examples" not in map(audited_hook, self.defenses):
+            return None
+        assert self.config.canaries is not None
+        return Canaries(seed=self.seed, client=client, count=self.config.canaries.count)
+
+    @cached_property
+    def _canary_clients(self) -> frozenset[int]:
+        return frozenset(self.config.canary_clients)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """Return the setting in which defenses work."""
+        is_text = self.dataset.task.kind == "text"
+        low, high = ([], []) if is_text else self.data.value_range()
+        floating = {name: tensor for name, tensor in self.initial_state().items() if tensor.is_floating_point()}
+        return Setting(
+            update={name: torch.zeros_like(tensor) for name, tensor in floating.items()},
+            task=self.dataset.task,
+            training=self.training,
+            rounds=self.config.federation.rounds,
+            clients=self.config.federation.clients,
+            num_examples=self.data.counts,
+            value_range=None if is_text else (tuple(low), tuple(high)),
+        )
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """Return the data set, read from disk."""
+        table = self.config.data
+        plugin = registry.build("datasets", table.name, table.settings, "data")
+        try:
+            return check_dataset(plugin.load(find_data_folder()), table.name)
+        except (MemoryError, OverflowError) as error:
+            raise ConfigError(
+                f"data: '{table.name}' with these settings does not fit into memory "
+                f"({first_line(error)}); make it smaller"
+            ) from error
+
+    @cached_property
+    def data(self) -> FederatedData:
+        """Return the data set, partitioned among the clients."""
+        table = self.config.partition
+        data = FederatedData(
+            dataset=self.dataset,
+            partition=registry.build("partitions", table.name, table.settings, "partition"),
+            clients=self.config.federation.clients,
+            seed=self.seed,
+            samples_per_client=table.samples_per_client,
+            test_fraction=table.test_fraction,
+            test_by=table.test_by,
+            standardise=self.config.data.standardise,
+        )
+        if self.config._data:
+            check_same_data(self.config._data, data.sha256)
+        return data
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """Return a network into which any state is loaded; its own weights mean nothing."""
+        return self.new_model()
+
+    def new_model(self, weights: str = "model") -> nn.Module:
+        """Build a network, initialised from the run's seed; `weights` names the random draw."""
+        table = self.config.model
+        plugin = registry.build("models", table.name, table.settings, "model")
+        with seed_globals(self.seed, weights), limit_memory(table.name):
+            return check_network(plugin.build(self.dataset.task), table.name)
+
+    def model_with_state(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """Return a new network, on the CPU, with `state` loaded."""
+        model = deepcopy(self.model).cpu()
+        load_state(model, state)
+        return model
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """Return w_0 of the federation: fresh weights, or the trained ones of `[model] start`.
+
+        Raises:
+            ConfigError: the file is not readable or holds another model.
+        """
+        start = self.config.model.start
+        return self._fresh_state if start is None else self.read_state_file(Path(start))
+
+    def read_state_file(self, path: Path) -> dict[str, Tensor]:
+        """Read the trained state in a file, as the federation would start from it.
+
+        Raises:
+            ConfigError: the file is not readable or holds another model.
+        """
+        is_shared = self.training.batch_norm_statistics == "shared"
+        withheld = () if is_shared else running_statistics(self.model)
+        return read_state(path, self._fresh_state, self.config.model.name, withheld=withheld)
+
+    @property
+    def _fresh_state(self) -> dict[str, Tensor]:
+        """Return fresh weights, as far as the federation sends them."""
+        return copy_state(self.new_model(), statistics=self.training.batch_norm_statistics == "shared")
+
+    def random_start(self) -> dict[str, Tensor]:
+        """Return random weights in the form of w_0 that no client of this federation received."""
+        model = self.new_model("other start")
+        if is_object(self.config.model.name):  # all copies of an object have the same weights
+            with seed_globals(self.seed, "other start"):
+                redraw_weights(model)
+        return copy_state(model, statistics=self.training.batch_norm_statistics == "shared")
+
+    def new_strategy(self) -> Any:
+        """Build the Flower strategy that the experiment names, without memory of earlier rounds.
+
+        Raises:
+            ConfigError: it does not accept one of the settings, or waits for more clients than
+                there are, which would be for ever, or a setting makes no sense
+                (`fedsim.federation.strategy_checks`), or its clients send something else than the
+                experiment says.
+        """
+        table, clients = self.config.strategy, self.config.federation.clients
+        cls = registry.load("strategies", table.name)
+        declared_message(cls, table.name, claimed=self.config.training.sends)
+        if is_object(table.name):
+            strategy = find_object(table.name, fresh=True)
+            check_strategy(strategy, vars(strategy), clients)
+            return strategy
+        settings = self._strategy_settings
+        strategy = registry.build("strategies", table.name, settings, "strategy")
+        check_strategy(strategy, settings, clients)
+        return strategy
+
+    @property
+    def _strategy_settings(self) -> dict[str, Any]:
+        """Return the settings of the named strategy, which by default waits for one client."""
+        parameters = registry.setting_parameters(registry.load("strategies", self.config.strategy.name))
+        defaults = dict.fromkeys((key for key in MIN_CLIENT_KEYS if key in parameters), 1)
+        return defaults | self.config.strategy.settings
+
+    @cached_property
+    def training(self) -> LocalTraining:
+        """Return the settings of local training, before the server adds its own.
+
+        Where clients send gradients, the server's step size is included.
+
+        Raises:
+            ConfigError: the settings do not go together.
+        """
+        table = self.config.training
+        settings = table.model_dump(exclude_none=True)
+        if table.sends == "weights":
+            return LocalTraining(**settings)
+        rate = self.server_rate
+        if table.learning_rate not in (TrainingTable().learning_rate, rate):
+            raise ConfigError(
+                f"training.learning_rate: with strategy '{self.config.strategy.name}' the server "
+                "takes the steps; leave it out, the settings of the strategy are what counts"
+            )
+        if rate is not None:
+            settings["learning_rate"] = rate
+        return LocalTraining(**settings)
+
+    @property
+    def loss(self) -> Loss:
+        """Return the clients' objective: the task's loss with labels smoothed by `training`.
+
+        Raises:
+            ConfigError: there are no classes to spread labels over, or the settings do not go
+                together.
+        """
+        return smooth_labels(self.dataset.task.loss, self.training.label_smoothing)
+
+    @property
+    def server_rate(self) -> float | None:
+        """Return the step size of a server that receives gradients, if its strategy sets one.
+
+        Raises:
+            ConfigError: `learning_rate` of the strategy is no step size.
+        """
+        table = self.config.strategy
+        rate = vars(find_object(table.name)).get("learning_rate") if is_object(table.name) else None
+        rate = table.settings.get("learning_rate", rate)
+        if rate is None:
+            return None
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
+            raise ConfigError(
+                f"strategy.learning_rate: the server takes the steps, expected a finite value above 0, got {rate}"
+            )
+        return float(rate)
+
+    def attacked_examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
+        """Return the inputs, in the data set's value range, and labels behind a client's message.
+
+        They are all training examples of `client`, or the mini-batch of round `number` where
+        clients send gradients.
+        """
+        examples, index = self.dataset.train, self.attacked_indices(client, number)
+        return examples.inputs(index), examples.labels[index]
+
+    def attacked_indices(self, client: int, number: int) -> Tensor:
+        """Return the indices of these examples among all training examples, `example`."""
+        index = torch.from_numpy(self.data.indices(client)[0])
+        if self.training.sends == "weights":
+            return index
+        order = round_batches(len(index), self.training, seed=self.seed, client=client, number=number)
+        assert order is not None
+        return index[order[0]]
+
+    def local_data(self, clients: Sequence[int], number: int, settings: LocalTraining) -> list[LocalData]:
+        """Return each client's data for training in round `number`, by the server's `settings`."""
+        pairs = zip(clients, self.data.model_examples(clients), strict=True)
+        return [self.make_local_data(client, number, settings, *examples) for client, examples in pairs]
+
+    def make_local_data(
+        self, client: int, number: int, settings: LocalTraining, inputs: Tensor, labels: Tensor
+    ) -> LocalData:
+        """Return the data of `client` for round `number` from these examples, in model units."""
+        return LocalData(
+            inputs=inputs,
+            labels=labels,
+            key=(self.seed, "train", number, client),
+            order=round_batches(len(labels), settings, seed=self.seed, client=client, number=number),
+        )
+
+    def is_straggler(self, client: int, number: int) -> bool:
+        """Tell whether `client` does not answer in round `number`."""
+        probability = self.config.federation.straggler_probability
+        if not probability:
+            return False
+        return float(numpy_generator(self.seed, "train", number, client, "straggler").random()) < probability
+
+    def device(self) -> torch.device:
+        """Return the device on which clients train.
+
+        Raises:
+            ConfigError: a GPU is requested and there is none.
+        """
+        name = self.config.federation.device
+        if name == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("federation.device: 'cuda', but PyTorch finds no GPU here; use 'cpu'")
+        return torch.device(name)
+
+    @cached_property
+    def clients_at_once(self) -> int:
+        """Return how many clients train at once; 1 where each trains in a loop of its own."""
+        federation = self.config.federation
+        if not federation.vectorise or federation.device != "cpu":
+            return 1
+        if not can_vectorise(self.model, self.training, self.defenses):
+            return 1
+        return group_size(self.model)
+
+    @cached_property
+    def defenses(self) -> list[Defense]:
+        """Return the clients' defenses, in order."""
+        defenses: list[Defense] = []
+        for number, table in enumerate(self.config.defense):
+            plugin = registry.build("defenses", table.name, table.settings, f"defense.{number}")
+            defenses.append(check_defense(plugin))
+        for defense in defenses:
+            check_frozen(type(defense))
+        check_order(defenses)
+        return defenses
+
+    @cached_property
+    def measures(self) -> list[MeasureSchedule]:
+        """Return what clients measure before they send."""
+        return [build_measure(table) for table in self.config.measure]
+
+    def client_defenses(self, client: int) -> list[Defense]:
+        """Return the defenses as `client` uses them.
+
+        Raises:
+            ConfigError: a defense cannot give the guarantee that it is set to give.
+        """
+        if not any(overrides(defense, "of_client") for defense in self.defenses):
+            return self.defenses
+        participation = self.setting.participation(client)
+        if participation not in self._defenses_by_participation:
+            self._defenses_by_participation[participation] = [
+                defense.of_client(participation) for defense in self.defenses
+            ]
+        return self._defenses_by_participation[participation]
+
+    @cached_property
+    def _defenses_by_participation(self) -> dict[Participation, list[Defense]]:
+        """Cache the defenses by participation, which many clients share."""
+        return {}
+
+
+def _is_from_fedsim(table: PluginTable) -> bool:
+    """Tell whether a defense, and the measure that it uses, if any, are fedsim's own."""
+    measure = table.settings.get("measure")
+    name = measure.get("name") if isinstance(measure, Mapping) else measure
+    return _is_own_plugin("defenses", table.name) and (not isinstance(name, str) or _is_own_plugin("measures", name))
+
+
+def _is_own_plugin(group: registry.Group, name: str) -> bool:
+    return not is_object(name) and registry.is_builtin(group, name)
+
+
+def build_measure(table: MeasureTable) -> MeasureSchedule:
+    """Build the measure that a table names, with the settings of its use.
+
+    Raises:
+        ConfigError: it does not accept one of the settings.
+        PluginError: it does not load, or is no measure.
+    """
+    where = f"measure.{table.title}"
+    measure = registry.build("measures", table.name, table.settings, where)
+    if not isinstance(measure, Measure):
+        raise PluginError(f"{where}: {type(measure).__module__}.{type(measure).__name__} does not derive from Measure")
+    check_frozen(type(measure))
+    return MeasureSchedule(
+        title=table.title,
+        measure=measure,
+        per_example=table.each,
+        interval=table.every,
+        memory_budget=table.memory << 20,
+    )
+
+
+def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:
+    """Build the attacks that a file names; return them with their tables."""
+    plugins: list[tuple[AttackTable, Any]] = []
+    for table in spec.attack:
+        plugin = registry.build("attacks", table.name, table.settings, f"attack.{table.title}")
+        plugins.append((table, plugin))
+    return [(table, _checked_attack(plugin).with_title(table.title)) for table, plugin in plugins]
+
+
+def _checked_attack(plugin: Any) -> Attack:
+    if not isinstance(plugin, Attack):
+        raise PluginError(f"{type(plugin).__module__}.{type(plugin).__name__} does not derive from Attack")
+    check_frozen(type(plugin))
+    return plugin
+
+
+def resolve(config: Config) -> Config:
+    """Return the experiment with plug-ins' default settings and `training.sends` written out.
+
+    Raises:
+        ConfigError: a plug-in refuses its settings, or the strategy's class contradicts
+            `training.sends`.
+        PluginError: the strategy does not load.
+    """
+
+    def write_out(group: registry.Group, table: Any, where: str) -> Any:
+        plugin = registry.build(group, table.name, table.settings, where)
+        if not dataclasses.is_dataclass(plugin):
+            return table
+        check_no_lost_none(plugin, where)
+        return type(table)(**{**table.model_dump(), **dataclasses.asdict(plugin)})  # type: ignore[arg-type]
+
+    training, strategy = _resolve_training_and_strategy(config)
+    # The victims, by default the clients with canaries, may change later.
+    canaries = config.canaries and config.canaries.model_copy(update={"clients": config.canary_clients})
+    update = {
+        "training": training,
+        "strategy": strategy,
+        "canaries": canaries,
+        "data": write_out("datasets", config.data, "data"),
+        "partition": write_out("partitions", config.partition, "partition"),
+        "model": write_out("models", config.model, "model"),
+        "defense": [write_out("defenses", table, f"defense.{i}") for i, table in enumerate(config.defense)],
+        "measure": [write_out("measures", table, f"measure.{table.title}") for table in config.measure],
+        "attack": [write_out("attacks", table, f"attack.{table.title}") for table in config.attack],
+    }
+    tables = config.model_copy(update=update).model_dump(mode="json", exclude_none=True)
+    resolved = validate_tables(Config, tables, "experiment")
+    resolved._data = config._data
+    return resolved
+
+
+def check_no_lost_none(plugin: Any, where: str) -> None:
+    """Raise ConfigError where a setting, not None by default, is None, which no file can hold."""
+    for field in dataclasses.fields(plugin):
+        if field.init and field.default is not None and getattr(plugin, field.name) is None:
+            raise ConfigError(
+                f"{where}.{field.name}: None cannot be written in an experiment file, where "
+                "leaving the setting out means its default; give it another value, or make None "
+                "its default"
+            )
+
+
+def _resolve_training_and_strategy(config: Config) -> tuple[TrainingTable, StrategyTable]:
+    """Write out what clients send, and the default step size of a server of gradients."""
+    training, strategy = config.training, config.strategy
+    cls = registry.load("strategies", strategy.name)
+    declared = declared_message(cls, strategy.name, training.sends if "sends" in training.model_fields_set else None)
+    training = training.model_copy(update={"sends": declared})
+    if declared == "weights":
+        return training, strategy
+    rate = None if is_object(strategy.name) else registry.setting_parameters(cls).get("learning_rate")
+    if rate is not None and isinstance(rate.default, int | float):
+        strategy = StrategyTable(**{"learning_rate": rate.default} | strategy.model_dump())
+    return training, strategy

@@ -1,0 +1,631 @@
+"""Tables of an experiment file, validated before anything runs.
+
+Every table is strict: an unknown key, a wrong type or a contradiction is a ConfigError that names
+the key and, where there is one, the nearest known name. A table with a `name` picks a plug-in; its
+other keys are the settings of that plug-in and are checked against it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
+
+from fedsim.base.errors import ConfigError, did_you_mean
+from fedsim.interfaces.knowledge import FACTS
+from fedsim.plugins.registry import explain_validation_error
+from fedsim.training.settings import LocalTraining
+
+_T = TypeVar("_T", bound=BaseModel)
+
+
+MIN_BITS, MAX_BITS = 4, 24
+"""Fewest and most bits of the numbers that are summed under secure aggregation."""
+TOO_DEEP = "is nested too deeply; settings are tables, lists and values in them"
+"""Error text for a file whose tables are nested without end."""
+_TITLED_LISTS = ("attack", "measure")
+"""Lists of tables that have a title each."""
+
+
+class Table(BaseModel):
+    """Table of the experiment file; unknown keys are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
+
+
+class PluginTable(BaseModel):
+    """Table that picks a plug-in by `name`; the other keys are the plug-in's settings."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, ser_json_inf_nan="constants")
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the plug-in's own settings."""
+        return dict(self.model_extra or {})
+
+
+class DataTable(PluginTable):
+    """[data]: the data set, and whether models are fed with standardised inputs."""
+
+    name: str = "digits"
+    standardise: bool = True
+
+
+class PartitionTable(PluginTable):
+    """[partition]: how examples are partitioned among the clients.
+
+    `test_fraction` is held out to test on: of each client's examples (`test_by = "sample"`), or of
+    the clients, who then train nothing and whose examples the server tests on (`test_by =
+    "client"`).
+    """
+
+    name: str = "iid"
+    samples_per_client: int | None = Field(default=None, ge=1)
+    test_fraction: float = Field(default=0.0, ge=0, lt=1)
+    test_by: Literal["sample", "client"] = "sample"
+
+
+class ModelTable(PluginTable):
+    """[model]: the network, and the trained state to start from.
+
+    `start` is a safetensors file such as `fedsim train` writes; a relative path is relative to the
+    experiment file.
+    """
+
+    name: str = "sme-cnn"
+    start: str | None = None
+
+
+class StrategyTable(PluginTable):
+    """[strategy]: the Flower strategy that aggregates."""
+
+    name: str = "fedavg"
+
+
+def _add_keys(base: type[Table], **keys: tuple[Any, Any]) -> Any:
+    """Create the table `base` with further keys, each with its type and its default."""
+    return create_model(base.__name__, __base__=base, __module__=__name__, __doc__=base.__doc__, **keys)  # type: ignore[call-overload]
+
+
+class TrainingTable(Table):
+    """[training]: the fields of `fedsim.training.settings.LocalTraining`, which checks the values.
+
+    If `sends` is left out, the strategy's class declares it. `resolve` writes it out, because a
+    recording is attacked without loading the strategy. Clients that send a gradient take one
+    mini-batch a round: `local_steps = 1`. The proximal term is a setting of FedProx's server.
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+
+if not TYPE_CHECKING:
+    _SETTINGS = {item.name: (get_type_hints(LocalTraining)[item.name], item.default) for item in fields(LocalTraining)}
+    del _SETTINGS["proximal_mu"]
+    TrainingTable = _add_keys(TrainingTable, **_SETTINGS)
+
+
+class FederationTable(Table):
+    """[federation]: how many clients and rounds, on which engine.
+
+    `evaluate_every` is the number of rounds between two evaluations (0 for none at all; otherwise
+    the last round has one, too), `evaluate_examples` the most test examples that the server
+    evaluates on (default: all; the same ones, drawn by the seed, each time). `timeout` is how many
+    seconds a round waits for its clients (and a little longer for replies that are being sent; an
+    evaluation waits as long again), `device` the device on which clients train. `vectorise` tells
+    whether clients with small networks train several at once (`fedsim.training.cohort`) or each in
+    a loop of its own. `reply_memory` is how many MB of a round's replies are kept in memory, the
+    others on disk (default: a quarter of what is free, and 512 at least).
+
+    Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
+    fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
+    when `device` is `cuda`. Engine `flower`: `supernodes` is how many of them to start, or, under
+    `flwr run`, to wait for; `address` is the name of a connection in Flower's own configuration, to
+    submit to a running SuperLink. SuperNodes that fedsim starts run in a network of their own,
+    which no other user of this machine can reach, and which reaches no other network.
+    """
+
+    engine: Literal["serial", "ray", "flower"] = "serial"
+    seed: int = Field(default=0, ge=0)
+    clients: int = Field(default=10, ge=1, le=10_000_000)
+    rounds: int = Field(default=1, ge=1, le=1_000_000)
+    straggler_probability: float = Field(default=0.0, ge=0, le=1)
+    evaluate_every: int = Field(default=1, ge=0)
+    evaluate_examples: int | None = Field(default=None, ge=1)
+    timeout: float = Field(default=3600.0, gt=0, le=1e8)
+    device: Literal["cpu", "cuda"] = "cpu"
+    vectorise: bool = True
+    reply_memory: int | None = Field(default=None, ge=1, le=100_000_000)
+    actors: int | None = Field(default=None, ge=1, le=100_000)
+    address: str | None = None
+    gpus_per_actor: float = Field(default=1.0, gt=0, le=1024)
+    supernodes: int = Field(default=2, ge=1, le=100_000)
+
+
+class SecureAggregationTable(Table):
+    """[secure_aggregation]: clients send masked updates; the server learns sums over groups alone.
+
+    `groups` is the least number of clients in a group, drawn anew in each round, or `all` for one
+    group of all clients of the round. `threshold` is how many of a group have to answer, or its sum
+    is lost: a number of clients, or a fraction of the group, at least 2 clients; 1 is all of them,
+    as in Flower. Each number of an update, times the weight of its client, is clipped to [-`clip`,
+    `clip`] and rounded at random to a multiple of 2 `clip` / 2^`bits`. See `strategies.secure_sum`.
+    """
+
+    groups: int | Literal["all"] = "all"
+    threshold: int | float = 0.5
+    bits: int = 22
+    clip: float = 1.0
+
+    @model_validator(mode="after")
+    def _check_values(self) -> SecureAggregationTable:
+        if self.groups != "all" and self.groups < 2:
+            raise ValueError(
+                f"groups: expected 2 clients or more, since the sum over one is its update, or 'all', got {self.groups}"
+            )
+        if not self.threshold > 0 or (isinstance(self.threshold, float) and self.threshold > 1):
+            raise ValueError(
+                "threshold: expected a number of clients from 1 on, or a fraction above 0 and at "
+                f"most 1.0, got {self.threshold}"
+            )
+        if self.groups != "all" and self.threshold > self.groups:
+            raise ValueError(
+                f"threshold: {self.threshold} of a group have to answer, but groups = {self.groups}; lower it"
+            )
+        if not MIN_BITS <= self.bits <= MAX_BITS:
+            raise ValueError(f"bits: expected {MIN_BITS} to {MAX_BITS}, all that float32 tells apart, got {self.bits}")
+        if not self.clip > 0:
+            raise ValueError(f"clip: expected a value above 0, in units of the update, got {self.clip}")
+        return self
+
+    def min_survivors(self, size: int) -> int:
+        """Return how many of a group of `size` clients have to answer, by Flower's rule."""
+        if isinstance(self.threshold, int) and self.threshold > 1:
+            return self.threshold
+        return max(round(self.threshold * size), 2)
+
+
+class CanariesTable(Table):
+    """[canaries]: measure a lower bound of epsilon in this run, besides the proved guarantee.
+
+    `count` canaries are drawn for each of `clients`, by default for the victims, and a coin for
+    each decides whether it is included. Included canaries are gradients among those of the client's
+    examples, so they change its message and cost accuracy; the N that it reports does not change.
+    `confidence` is the probability with which all lower bounds of the run hold.
+    """
+
+    count: int = Field(ge=20, le=1_000_000)
+    clients: list[int] | None = None
+    confidence: float = Field(default=0.99, gt=0.5, lt=1)
+
+
+class StatesTable(Table):
+    """[states]: the states of training that are saved, in `RUN/states` or by `fedsim train`.
+
+    `rounds` are rounds of the federation, `epochs` those of central training on the whole training
+    set, which only `fedsim train` does; 0 is the untrained model. In central training the learning
+    rate is multiplied by `decay` after each of the epochs `decay_at`.
+    """
+
+    rounds: list[Annotated[int, Field(ge=0)]] = []
+    epochs: list[Annotated[int, Field(ge=0, le=1_000_000)]] = []
+    decay_at: list[Annotated[int, Field(ge=1)]] = []
+    decay: float = Field(default=0.1, gt=0, le=1)
+
+
+class RecordingTable(Table):
+    """[recording]: the rounds and clients that are recorded; `rounds = []` records nothing.
+
+    See `fedsim.recording.recorder.RecordingPlan`. With `fsync`, each round and checkpoint has to be on the
+    disk before the run continues, so that a power cut costs no more than the round in which it
+    happens.
+    """
+
+    rounds: list[int] | None = None
+    clients: list[int] | None = None
+    every: int = Field(default=1, ge=1)
+    fsync: bool = False
+
+
+class KnowledgeTable(Table):
+    """[adversary.knowledge]: facts that the adversary knows besides the messages, as in `FACTS`.
+
+    `true` grants the value that the run holds, `false` withholds it. A recording made elsewhere
+    holds no such values, so there they are written out: `model = "module:callable"`, `input_shape =
+    [1, 28, 28]`, `value_range = [0.0, 1.0]`. Values that the server sent with its model in the
+    attacked round (`learning_rate` and the like) take precedence. `records` are the victim's
+    training examples; `partial_records` names the one column of a table that is withheld from them.
+    `candidates` are records of which half are among the victim's; its value tells where the others
+    come from, `held-out` or `other-clients`.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+if not TYPE_CHECKING:
+    KnowledgeTable = _add_keys(
+        KnowledgeTable, **{name: (fact.key_type, fact.granted_by_default) for name, fact in FACTS.items()}
+    )
+
+
+class AdversaryTable(Table):
+    """[adversary]: the victims, the time of attacks, and the adversary's knowledge.
+
+    `when` is `at-end` (after the last round), `in-round` (in a process of its own as soon as a
+    round is recorded) or `never` (later, with `fedsim attack`). `victims` are client ids, `all`, or
+    by default the first recorded client; `rounds` are by default the first recorded one. `repeats`
+    runs each attack from that many random starts, all scored, so that scores get an interval. On a
+    CPU, `workers` processes of one thread each share the attacks (default: one a core, but at most
+    half as many as there are attacks). `candidates` and `auxiliary` are the most records of that
+    kind that are granted.
+    """
+
+    when: Literal["at-end", "in-round", "never"] = "at-end"
+    victims: list[int] | Literal["all"] | None = None
+    rounds: list[int] | Literal["all"] | None = None
+    repeats: int = Field(default=1, ge=1, le=1000)
+    workers: int | None = Field(default=None, ge=1, le=4096)
+    device: str = "auto"
+    candidates: int = Field(default=1000, ge=2, le=1_000_000)
+    auxiliary: int = Field(default=1000, ge=1, le=1_000_000)
+    knowledge: KnowledgeTable = KnowledgeTable()
+
+
+_MAX_LABEL_LENGTH = 60
+"""Most characters of a label; file systems allow names of 255 bytes, and a character may have
+four."""
+
+
+class LabelledTable(PluginTable):
+    """Table of a list; `label` distinguishes two settings of the same plug-in."""
+
+    label: str = ""
+
+    @field_validator("label")
+    @classmethod
+    def _check_label(cls, label: str) -> str:
+        if label and not re.fullmatch(r"\w[\w .,=+-]*", label):
+            raise ValueError(f"it names a folder: expected letters, digits and any of ' .,=+-', got '{label}'")
+        if len(label) > _MAX_LABEL_LENGTH:
+            raise ValueError(f"it names a folder: expected at most {_MAX_LABEL_LENGTH} characters, got {len(label)}")
+        return label
+
+    @property
+    def title(self) -> str:
+        """Return the name under which its results are stored."""
+        return self.label or self.name
+
+
+class AttackTable(LabelledTable):
+    """[[attack]]: one attack; `label` distinguishes settings of the same one and names a folder."""
+
+
+class MeasureTable(LabelledTable):
+    """[[measure]]: a measure of exposure that each client computes before it sends, for itself.
+
+    With `each`, single examples are measured as well as all of them together. Clients measure in
+    round 1 and every `every` rounds after it, with at most `memory` MiB at once. `label`
+    distinguishes settings of the same measure.
+    """
+
+    each: bool = False
+    every: int = Field(default=1, ge=1)
+    memory: int = Field(default=512, ge=1, le=1 << 20)
+
+
+class AppTable(Table):
+    """[app]: the format of another Flower app's messages, where a recording leaves it open.
+
+    All but two keys are those of `fedsim.recording.message_format.MessageFormat`; `num_examples` is one
+    number, or one for each client id. `outputs = "module:callable"` computes logits from the
+    model's outputs and its inputs, for models that return a tuple or an object. `messages` is the
+    type of the messages whose answers are updates, such as `query.weights`, where these are not
+    training messages with arrays; they hold arrays, lists of numbers or bytes. With `frozen =
+    true`, parameters that need no gradient are not sent, and keep the values that the model is
+    built with.
+    """
+
+    replies: Literal["weights", "delta", "gradient"] = "weights"
+    messages: str = ""
+    record: str = ""
+    message: Annotated[int, Field(ge=0)] = 0
+    prefix: str = ""
+    module: str = ""
+    names: list[str] = []
+    shapes: dict[str, list[Annotated[int, Field(ge=1)]]] = {}
+    transposed: bool = False
+    num_examples: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] | None = None
+    outputs: str = ""
+    frozen: bool = False
+
+    @field_validator("num_examples")
+    @classmethod
+    def _check_client_keys(cls, counts: int | dict[str, int] | None) -> int | dict[str, int] | None:
+        _check_client_ids(counts if isinstance(counts, dict) else ())
+        return counts
+
+
+class ReportTable(Table):
+    """[report]: files that are written in addition to `report.html`.
+
+    `tensorboard` writes accuracy, loss, scores and exposure by round as event files for
+    TensorBoard, into `RUN/tensorboard`; it takes the package `tensorboard`.
+    """
+
+    tensorboard: bool = False
+
+
+class AttackFile(Table):
+    """File that `fedsim attack RUN FILE` reads: an adversary without a federation.
+
+    `truth` maps client ids to safetensors files with `data` (`example channel height width` in [0,
+    1]) and `labels`, for scoring attacks on recordings made elsewhere. The attacks never see them.
+    Instead of a client's id a key may be `#1`, `#2` ..., the clients in the order in which they
+    appear in the recording, and in one round by id.
+    """
+
+    adversary: AdversaryTable = AdversaryTable()
+    attack: list[AttackTable] = []
+    app: AppTable = AppTable()
+    truth: dict[str, str] = {}
+    report: ReportTable | None = None
+
+    @field_validator("truth")
+    @classmethod
+    def _check_client_keys(cls, truth: dict[str, str]) -> dict[str, str]:
+        _check_client_ids(key.removeprefix("#") for key in truth)
+        return truth
+
+    @model_validator(mode="after")
+    def _check_attacks(self) -> AttackFile:
+        for name, chosen in (
+            ("victims", self.adversary.victims),
+            ("rounds", self.adversary.rounds),
+        ):
+            if isinstance(chosen, list):
+                _check_list(f"adversary.{name}", chosen, "clients" if name == "victims" else name)
+        _check_titles(self.attack, "attacks")
+        return self
+
+
+class Config(AttackFile):
+    """Whole experiment file.
+
+    Where it is read from a run folder, `_data` is the hash of the data that the run was made with.
+    """
+
+    _data: str = PrivateAttr("")
+
+    def for_new_run(self) -> Config:
+        """Return the same experiment for a new run, without the hash of an earlier run's data."""
+        new = self.model_copy()
+        new._data = ""
+        return new
+
+    data: DataTable = DataTable()
+    partition: PartitionTable = PartitionTable()
+    model: ModelTable = ModelTable()
+    training: TrainingTable = TrainingTable(local_epochs=1)
+    federation: FederationTable = FederationTable()
+    strategy: StrategyTable = StrategyTable()
+    defense: list[PluginTable] = []
+    secure_aggregation: SecureAggregationTable | None = None
+    canaries: CanariesTable | None = None
+    measure: list[MeasureTable] = []
+    recording: RecordingTable = RecordingTable()
+    states: StatesTable = StatesTable()
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> Config:
+        clients, rounds = self.federation.clients, self.federation.rounds
+        _check_titles(self.measure, "measures")
+        for where, chosen, count, noun in (
+            ("adversary.victims", self.adversary.victims, clients, "clients"),
+            ("recording.clients", self.recording.clients, clients, "clients"),
+            ("adversary.rounds", self.adversary.rounds, rounds, "rounds"),
+            ("recording.rounds", self.recording.rounds, rounds, "rounds"),
+        ):
+            if isinstance(chosen, list) and (chosen or where != "recording.rounds"):
+                _check_choice(where, chosen, count, noun)
+        if self.recording.rounds == [] and self.attack and self.adversary.when != "never":
+            raise ValueError("recording.rounds: nothing is recorded, so there is nothing to attack; name rounds")
+        if self.canaries is not None:
+            self._check_canaries(self.canaries.clients)
+        if self.states.rounds and max(self.states.rounds) > rounds:
+            raise ValueError(
+                f"states.rounds: round {max(self.states.rounds)} of federation.rounds = {rounds}; raise it"
+            )
+        if self.secure_aggregation is not None:
+            _check_groups(self.secure_aggregation, clients, self.recording.clients)
+        # A run folder may come from a stranger, so its experiment file names no code and no files.
+        if isinstance(self.adversary.knowledge.model, str):
+            raise ValueError(
+                "adversary.knowledge.model: a federation has a model of its own, so give true or "
+                "false; 'module:callable' belongs in the attack file of a recording made elsewhere"
+            )
+        if isinstance(self.adversary.knowledge.loss, str):
+            raise ValueError(
+                "adversary.knowledge.loss: a federation has a loss of its own, so give true or "
+                "false; a name belongs in the attack file of a recording made elsewhere"
+            )
+        for name in ("truth", "app"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: a federation has its own; [{name}] belongs in an attack file")
+        return self
+
+    def _check_canaries(self, chosen: list[int] | None) -> None:
+        """Raise ValueError where the server would not see the canaries."""
+        if chosen is not None:
+            _check_choice("canaries.clients", chosen, self.federation.clients, "clients")
+        if self.secure_aggregation is not None:
+            raise ValueError(
+                "canaries: they measure what one client's messages tell, and under secure "
+                "aggregation the server sees sums alone; leave [canaries] or [secure_aggregation] "
+                "out"
+            )
+        unseen = sorted(set(self.canary_clients) - set(self.recording.clients or self.canary_clients))
+        if self.recording.rounds == [] or unseen:
+            reason = f"client {unseen[0]} is not recorded" if unseen else "no round is recorded"
+            raise ValueError(f"canaries: {reason}, so nobody would look for them; name others, or change [recording]")
+
+    @property
+    def canary_clients(self) -> list[int]:
+        """Return the clients for which canaries are drawn."""
+        if self.canaries is None:
+            return []
+        chosen = self.canaries.clients if self.canaries.clients is not None else self.adversary.victims
+        if chosen == "all":
+            return list(range(self.federation.clients))
+        return list(chosen) if chosen else [min(self.recording.clients or [0])]
+
+
+def _check_titles(tables: Iterable[LabelledTable], noun: str) -> None:
+    for title, count in Counter(table.title for table in tables).items():
+        if count > 1:
+            raise ValueError(f"two {noun} are called '{title}'; give one of them a label of its own")
+
+
+def _check_client_ids(keys: Iterable[str]) -> None:
+    for key in keys:
+        if not (key.isascii() and key.isdigit()):
+            raise ValueError(f"expected client ids as keys, got '{key}'")
+
+
+def _check_groups(table: SecureAggregationTable, clients: int, recorded: list[int] | None) -> None:
+    """Raise ValueError where no round can have such groups, or `recorded` names single clients."""
+    size = clients if table.groups == "all" else table.groups
+    if size > clients or clients < 2:
+        raise ValueError(
+            f"secure_aggregation.groups: expected at most federation.clients = {clients}, and 2 "
+            f"clients or more, got {table.groups}"
+        )
+    if table.threshold > size:
+        raise ValueError(
+            f"secure_aggregation.threshold: {table.threshold} of a group have to answer, but "
+            f"federation.clients is {clients}; lower it"
+        )
+    if recorded is not None:
+        raise ValueError(
+            "recording.clients: under secure aggregation the server sees groups of clients, which "
+            "are drawn anew in each round; leave it out"
+        )
+
+
+def _check_list(where: str, chosen: list[int], noun: str) -> None:
+    if not chosen:
+        raise ValueError(f"{where}: the list is empty; leave the key out, or name {noun}")
+    if duplicates := [item for item, count in Counter(chosen).items() if count > 1]:
+        raise ValueError(f"{where}: {duplicates[0]} is named twice; name each once")
+
+
+def _check_choice(where: str, chosen: list[int], count: int, noun: str) -> None:
+    first = 0 if noun == "clients" else 1
+    if len(chosen) > count:
+        raise ValueError(f"{where}: {len(chosen)} {noun} named, but federation.{noun} is {count}")
+    for item in chosen:
+        if not first <= item < first + count:
+            raise ValueError(f"{where}: expected {noun} from {first} to {first + count - 1}, got {item}")
+    _check_list(where, chosen, noun)
+
+
+def validate_tables(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
+    """Validate `tables` as `kind`, turning the first error into one sentence.
+
+    Args:
+        kind: class of the table.
+        tables: values by key.
+        where: name of the tables in error texts.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
+    """
+    try:
+        text = json.dumps(tables)
+    except TypeError as error:
+        value_path, value = _find_unwritable(tables)
+        key = ".".join(name_tables(value_path, tables))
+        raise ConfigError(
+            f"{where}: {key}: expected a number, a text, a list or a table, got {type(value).__name__}"
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: {TOO_DEEP}") from error
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":  # `json.dumps` wrote it, so only its depth can be wrong
+            raise ConfigError(f"{where}: {TOO_DEEP}") from error
+        path, complaint = explain_validation_error(error, tables)
+        if first["type"] == "extra_forbidden":
+            known_keys = _field_names(kind, first["loc"][:-1])
+            complaint = f"unknown key, {did_you_mean(path[-1], known_keys)}"
+        elif first["type"] == "list_type" and isinstance(first["input"], dict):
+            complaint = f"this is a list of tables; write [[{path[-1]}]]"
+        keys = [".".join(name_tables(path, tables))] if path else []
+        raise ConfigError(": ".join([where, *keys, complaint])) from error
+
+
+def name_tables(path: Sequence[str], tables: Mapping[str, Any]) -> list[str]:
+    """Return the path of a key with the title of an attack or a measure in place of its number.
+
+    `--set` names tables so. Where two tables have the same title, the number stays.
+    """
+    if len(path) < 3 or path[0] not in _TITLED_LISTS or path[2] in ("name", "label"):
+        return list(path)
+    titles = [_title(table) for table in tables[path[0]]]
+    title = titles[int(path[1])]
+    return [path[0], title if title and titles.count(title) == 1 else path[1], *path[2:]]
+
+
+def _title(table: Any) -> str:
+    """Return the name under which the results of a table are stored; '' where it is not known."""
+    title = (table.get("label") or table.get("name")) if isinstance(table, Mapping) else None
+    return title if isinstance(title, str) else ""
+
+
+def _find_unwritable(value: Any, path: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Any]:
+    """Return the path of the first value, and the value, that no experiment file can hold."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    for key, inner in items:
+        try:
+            json.dumps(inner)
+        except TypeError:
+            return _find_unwritable(inner, (*path, str(key)))
+    return path, value
+
+
+def _field_names(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the table at `path` within the table `kind`."""
+    for key in path:
+        field = kind.model_fields.get(str(key))
+        if field is None:
+            continue
+        for annotation in (field.annotation, *get_args(field.annotation)):
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                kind = annotation
+    return list(kind.model_fields)

@@ -1,0 +1,100 @@
+"""The serial engine: a Grid whose nodes live in this process. No Ray, no network, no threads."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterable
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsim.base.errors import error_reason
+
+log = logging.getLogger(__name__)
+_SERVER, _FIRST_NODE = 1, 2
+
+
+class InProcessGrid(Grid):
+    """Grid that answers messages by calling a ClientApp, one node after the other.
+
+    Args:
+        client_app: plays every node.
+        nodes: number of nodes; node `k` finds `partition-id` k in its context.
+    """
+
+    def __init__(self, client_app: ClientApp, nodes: int = 1) -> None:
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = _SERVER
+        self._app = client_app
+        self._message_numbers = itertools.count(1)
+        self._replies: dict[str, Message] = {}
+        self._run = Run.create_empty(run_id=_SERVER)
+        self._contexts = {
+            node + _FIRST_NODE: Context(
+                run_id=_SERVER,
+                node_id=node + _FIRST_NODE,
+                node_config={"partition-id": node, "num-partitions": nodes},
+                state=RecordDict(),
+                run_config={},
+            )
+            for node in range(nodes)
+        }
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that messages belong to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """Run that messages belong to."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Create a message; Flower calls this method deprecated."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Answer each message before returning."""
+        ids = []
+        for message in list(messages):
+            message.metadata.__dict__["_message_id"] = str(next(self._message_numbers))
+            try:
+                reply = self._app(message, self._contexts[message.metadata.dst_node_id])
+            except (Exception, SystemExit) as error:
+                reply = Message(Error(code=2, reason=error_reason(error)), reply_to=message)
+            ids.append(message.metadata.message_id)
+            self._replies[ids[-1]] = reply
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies with these message ids, and forget them."""
+        return [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Answer each message at once, so that `timeout` is not used."""
+        del timeout
+        return self.pull_messages(self.push_messages(messages))
+
+
+def launch(server_app: ServerApp, client_app: ClientApp, context: Context) -> None:
+    """Run `server_app` over one in-process node that plays all clients.
+
+    A client that hangs in Python is interrupted when its time is up. One that is stuck outside of
+    Python, or ends the process, is not; other engines survive that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        log.warning(
+            "engine serial, outside of the main thread: a client that hangs cannot be interrupted, whatever "
+            "federation.timeout says"
+        )
+    server_app(InProcessGrid(client_app), context)

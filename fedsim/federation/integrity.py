@@ -1,0 +1,259 @@
+"""Compare a run folder with its manifest, to detect changes since the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from fedsim.base.errors import ConfigError, FedsimError, join_first
+from fedsim.federation import lock
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.reading import read_toml
+from fedsim.federation.run_folder import RunFolder, is_run_file, list_files
+from fedsim.federation.settings import changed_settings, flat_settings
+from fedsim.federation.states import TrainingStates
+from fedsim.recording.header import RECORDING_FOLDER, hash_state
+from fedsim.recording.manifest import (
+    LOCK_FILE,
+    MANIFEST_FILE,
+    SEALED_FILE,
+    Manifest,
+    chain_hash,
+    check_key,
+    edit_manifest,
+    file_hash,
+    read,
+    relative_name,
+    run_name,
+)
+from fedsim.recording.sealed import read_sealed_file
+from fedsim.recording.seals import KEY_VARIABLE, signing_key
+from fedsim.recording.transcript import Transcript
+
+_MAX_LISTED = 10
+"""Most rounds or files that a sentence names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Result of comparing a run with its manifest.
+
+    Attributes:
+        manifest: of the run; None where there is none, or it was altered.
+        differences: a sentence for each part that is not as it was written.
+        remark: how far the verdict can be relied on.
+    """
+
+    manifest: Manifest | None
+    differences: list[str]
+    remark: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return the verdict in a line."""
+        if self.manifest is None:
+            return "; ".join([*self.differences, self.remark])
+        name = f"run {self.manifest.run}: "
+        if self.differences:
+            return name + f"not as it was written: {'; '.join(self.differences)}"
+        counts = (
+            f"{len(self.manifest.rounds)} rounds and {len(self.manifest.files)} files are those of its {MANIFEST_FILE}"
+        )
+        return f"{name}{counts}, {self.remark}"
+
+
+def compare_with_manifest(folder: Path) -> Verdict:
+    """Compare rounds, settings and all other files of a run with its manifest.
+
+    Of a round only the header is compared; `Transcript` checks the states when it reads them.
+
+    Raises:
+        ConfigError: FEDSIM_KEY names a key that cannot be used.
+    """
+    secret = signing_key()
+    if folder.resolve().name == RECORDING_FOLDER:
+        folder = folder.parent
+    try:
+        manifest = read(folder)
+    except FedsimError as error:
+        return Verdict(manifest=None, differences=[str(error)])
+    if manifest is None:
+        return _verdict_without_manifest(folder)
+    differences = [
+        *_compare_rounds(folder, manifest),
+        *_compare_settings(folder, manifest),
+        *_compare_files(folder, manifest),
+    ]
+    if secret and not manifest.signed:
+        differences.append(f"{MANIFEST_FILE} bears no signature")
+    elif secret and manifest.name and manifest.name != (folder_name := run_name(folder)):
+        differences.append(
+            f"what is signed is the run that was begun as '{manifest.name}', and this folder is "
+            f"called '{folder_name}'; give it back its name, unless another run was put in its "
+            "place"
+        )
+    if differences and (writer := lock.describe_lock_holder(folder)):
+        differences.append(f"{writer} is writing to it, so look again when that has ended")
+    if secret:
+        remark = "signed with this key"
+    elif manifest.signed:
+        remark = f"signed, with a key that was not given (--key, {KEY_VARIABLE})"
+    else:
+        remark = "unsigned, so that who can write there can make them again"
+    if foreign := [name for name in _missing_from_manifest(folder, manifest) if not is_run_file(name)]:
+        remark += f"; {join_first(foreign, _MAX_LISTED)}: not fedsim's, and nothing reads it"
+    if manifest.late:
+        remark += f"; {MANIFEST_FILE} was begun late, so it does not say where what was there by then is from"
+    return Verdict(manifest=manifest, differences=differences, remark=remark)
+
+
+def start_late_manifest(run: RunFolder, experiment: Experiment | None) -> None:
+    """Start a manifest where there is none, with the present hashes of all files.
+
+    A recording that was copied without its manifest is such a case.
+
+    Raises:
+        ConfigError: FEDSIM_KEY names a key, which says nothing of what was there before; or the
+            recording is not of `experiment`, which the folder's own file describes.
+    """
+    if os.path.lexists(run.manifest):
+        return
+    if experiment is not None:
+        _check_recorded_from(run, experiment)
+    check_key(run.path, Manifest())
+    with edit_manifest(run.path) as manifest:
+        if transcript := _open_transcript(run.path):
+            for number in transcript.rounds:
+                with suppress(FedsimError):  # a damaged one is reported when the recording is read
+                    manifest.add_round(number, transcript.sha256(number))
+        if config := run.read_experiment(trust=True):  # nothing is imported by reading it
+            manifest.seed, manifest.settings = config.federation.seed, flat_settings(config)
+        names = [name for name in _missing_from_manifest(run.path, None) if is_run_file(name)]
+        manifest.files = {name: file_hash(run.path / name) for name in names}
+        manifest.late = bool(manifest.rounds or manifest.files)
+
+
+def _check_recorded_from(run: RunFolder, experiment: Experiment) -> None:
+    """Raise ConfigError where a recorded round 1 did not start from the experiment's model."""
+    transcript = _open_transcript(run.path)
+    if transcript is None or 1 not in transcript.rounds:
+        return
+    try:
+        broadcasts = transcript.header(1).broadcasts
+    except FedsimError:  # a damaged round is reported when the recording is read
+        return
+    if list(broadcasts) != [hash_state(experiment.initial_state())]:
+        raise ConfigError(
+            f"{run.experiment}: round 1 of the recording beside it began with another model than "
+            "this experiment does, so the recording is of another run; put the experiment file of "
+            "that run there, or remove this one"
+        )
+
+
+def _verdict_without_manifest(folder: Path) -> Verdict:
+    # fedsim writes a manifest into the folder around every folder called `transcript`.
+    if RunFolder(folder).experiment.exists() or (folder / RECORDING_FOLDER).is_dir() or signing_key() is not None:
+        missing = f"{folder / MANIFEST_FILE}: is not there, so nothing proves the run whole; it was removed, or the run never began"
+        return Verdict(manifest=None, differences=[missing])
+    return Verdict(
+        manifest=None,
+        differences=[],
+        remark=f"no {MANIFEST_FILE} is there, so removed rounds would not be noticed",
+    )
+
+
+def _compare_rounds(folder: Path, manifest: Manifest) -> Iterator[str]:
+    present: dict[str, str] = {}
+    if chain_hash(manifest.rounds) != manifest.chain:
+        yield f"the chain over the rounds in {MANIFEST_FILE} does not hold"
+    if transcript := _open_transcript(folder):
+        for number in transcript.rounds:
+            try:
+                present[str(number)] = transcript.sha256(number)
+            except FedsimError:
+                present[str(number)] = manifest.rounds.get(str(number), "")  # reported when the recording is read
+    noted = manifest.rounds
+    if missing := [number for number in noted if number not in present]:
+        yield f"{_name_rounds(missing)} missing"
+    if changed := [number for number in noted if number in present and present[number] != noted[number]]:
+        yield f"{_name_rounds(changed)} not what was recorded"
+    if new := [number for number in present if number not in noted]:
+        killed = ", unless it was killed just then, and resumed records it again" if len(new) == 1 else ""
+        yield f"{_name_rounds(new)} there that the run did not record{killed}"
+
+
+def _open_transcript(folder: Path) -> Transcript | None:
+    """Open the folder called `transcript`; rounds elsewhere are in no manifest."""
+    try:
+        return Transcript(folder) if (folder / RECORDING_FOLDER).is_dir() else None
+    except FedsimError:
+        return None
+
+
+def _name_rounds(rounds: list[str]) -> str:
+    """Return the subject and verb of a sentence about `rounds`."""
+    listed = join_first(rounds, _MAX_LISTED)
+    return f"rounds {listed} are" if len(rounds) > 1 else f"round {listed} is"
+
+
+def _compare_settings(folder: Path, manifest: Manifest) -> Iterator[str]:
+    experiment = RunFolder(folder).experiment
+    if manifest.settings is None:
+        if experiment.exists():
+            yield f"{experiment.name} is there, though the run was recorded without one"
+        return
+    try:
+        now = flat_settings(validate_tables(Config, read_toml(experiment), experiment.name))
+    except FedsimError as error:
+        yield str(error)
+        return
+    for name, (before, after) in changed_settings(manifest.settings, now).items():
+        yield f"{experiment.name} says {name} = {after}, the run was made with {before}"
+
+
+def _compare_files(folder: Path, manifest: Manifest) -> Iterator[str]:
+    for name in manifest.files:
+        path = folder / name
+        try:
+            if not path.is_file():
+                yield f"{name} is missing"
+            elif not manifest.allows(name, file_hash(path)):
+                yield f"{name} is not what was written"
+            elif name == SEALED_FILE:
+                read_sealed_file(path)
+        except FedsimError as error:
+            yield str(error)
+    for name in filter(is_run_file, _missing_from_manifest(folder, manifest)):
+        yield f"{name} is there, though {MANIFEST_FILE} does not name it (a kill just then may leave one; attack again)"
+    states = TrainingStates(RunFolder(folder).states)
+    try:
+        changed = states.find_missing(states.manifest().get("states", {}))
+    except FedsimError as error:
+        yield str(error)
+        return
+    for name in changed:
+        yield f"{relative_name(folder, states.path(name))} is missing, or not what was written"
+
+
+_UNLISTED_FILES = (
+    MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "experiment.toml", "transcript/round-*.safetensors", "round-*.safetensors",
+    "states/*.safetensors", "*.png", "report.html", "tensorboard/*", "deployment/*", ".*.tmp", "*/.*.tmp",
+)  # fmt: skip
+"""Files that a manifest does not list: it has hashes of rounds and settings, states have a manifest
+of their own, and all others are rebuilt from listed files, or read by nobody."""
+
+
+def _missing_from_manifest(folder: Path, manifest: Manifest | None) -> list[str]:
+    """Return the files in a run folder that its manifest should list and does not."""
+    listed = manifest.files if manifest else {}
+    missing: list[str] = []
+    for path in list_files(folder):
+        name = relative_name(folder, path)
+        if name not in listed and not any(fnmatchcase(name, pattern) for pattern in _UNLISTED_FILES):
+            missing.append(name)
+    return missing

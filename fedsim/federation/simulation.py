@@ -1,0 +1,174 @@
+"""Run a federation: check the experiment, prepare its folder, start an engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import Any
+
+from fedsim.base.errors import InstallationError, PluginError, error_reason
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import Config
+from fedsim.federation.integrity import start_late_manifest
+from fedsim.federation.run_folder import RunFolder
+from fedsim.plugins import registry
+from fedsim.privacy.auditing import lower_bound
+from fedsim.recording.sealed import read_sealed_file
+
+log = logging.getLogger(__name__)
+
+_FLOWER_ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
+}
+
+
+def run_federation(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Train for the rounds that `config` names, and record what the server sees into `folder`.
+
+    Raises:
+        ConfigError: the experiment is invalid; nothing was started.
+        PluginError: a plug-in does not load, or ends the program; nothing was started.
+        RunError: the federation cannot continue; what was recorded stays usable.
+    """
+    with _quiet_flower():
+        _run_federation(config, folder, resume=resume, overwrite=overwrite)
+
+
+def _run_federation(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    registry.check_installation()
+    server_app, client_app = _load_app("server"), _load_app("client")
+    try:
+        config = resolve(config if resume else config.for_new_run())
+        Experiment(config).check()
+        if (canaries := config.canaries) is not None:
+            count = canaries.count
+            most = lower_bound(count, count, count, 0.0, canaries.confidence)  # all guesses are right
+            log.info(
+                "canaries: %d of them show an epsilon of at most %.3g, however little noise there "
+                "is; a proof of a larger one cannot be refuted by them",
+                count,
+                most,
+            )
+    except SystemExit as error:
+        raise PluginError(
+            f"the experiment cannot be made, a plug-in ended the program ({error_reason(error)})"
+        ) from error
+    with folder.hold_lock():
+        prepare_run(config, folder, resume=resume, overwrite=overwrite)
+        if resume and _is_finished(config, folder):
+            log.info("the run is finished: all %d rounds are done already", config.federation.rounds)
+            return
+        _launch(server_app, client_app, config, folder, resume)
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Disable Flower's telemetry and logging, here and in processes that are started meanwhile.
+
+    Variables that the environment already sets take precedence; afterwards it is as before.
+    """
+    added = {key: value for key, value in _FLOWER_ENVIRONMENT.items() if key not in os.environ}
+    os.environ.update(added)
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    if "FLWR_LOG_LEVEL" in added:  # Flower reads it when it is imported, which may be long ago
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for key in added:
+            os.environ.pop(key, None)
+
+
+def prepare_run(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Prepare `folder`, which is locked, for a new or a resumed run.
+
+    Raises:
+        ConfigError: it holds another run, none to resume, or one with other settings or another
+            key.
+        RunError: the files that the run would resume from are not as it wrote them.
+    """
+    folder.prepare(resume=resume, overwrite=overwrite)
+    if not resume:
+        folder.write_experiment(config)
+        return
+    start_late_manifest(folder, Experiment(config))
+    folder.check_key()
+    folder.check_same(config)
+    folder.check_code(config)
+    folder.check_resumable()
+    folder.note_experiment(config)
+
+
+def _launch(server_app: Any, client_app: Any, config: Config, folder: RunFolder, resume: bool) -> None:
+    """Start the engine that `config` names, and wait for its end."""
+    engine = config.federation.engine
+    context = _make_context(config, folder, resume)
+    if engine == "serial":
+        from fedsim.federation.engines import serial
+
+        serial.launch(server_app, client_app, context)
+    elif engine == "flower":
+        from fedsim.federation.engines import flower
+
+        flower.launch(
+            context.run_config,
+            folder.path,
+            supernodes=config.federation.supernodes,
+            address=config.federation.address,
+        )
+    else:
+        from fedsim.federation.engines import ray
+
+        federation = config.federation
+        ray.launch(
+            server_app,
+            client_app,
+            context,
+            clients=federation.clients,
+            actors=federation.actors,
+            gpus_per_actor=federation.gpus_per_actor if federation.device == "cuda" else 0.0,
+            address=federation.address,
+        )
+
+
+def _is_finished(config: Config, folder: RunFolder) -> bool:
+    """Tell whether nothing is left to train, so that no engine has to start.
+
+    Raises:
+        RunError: the checkpoint is damaged.
+    """
+    if not folder.checkpoint.is_file():
+        return False
+    header, _ = read_sealed_file(folder.checkpoint)
+    return int(header["round"]) >= config.federation.rounds
+
+
+def _make_context(config: Config, folder: RunFolder, resume: bool) -> Any:
+    from flwr.app import Context, RecordDict
+
+    settings: dict[str, bool | bytes | float | int | str] = {
+        "experiment": config.model_dump_json(),
+        "out": str(folder.path.resolve()),
+        "resume": resume,
+    }
+    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)  # type: ignore[arg-type]
+
+
+def _load_app(side: str) -> Any:
+    """Load Flower's app for one side by entry point, as the core imports no plug-in packages."""
+    entries = [entry for entry in entry_points(group="fedsim.apps") if entry.name == side]
+    if not entries:
+        raise InstallationError(f"no {side} app is registered; install the project first ('pip install -e .')")
+    try:
+        return entries[0].load()
+    except ImportError as error:
+        raise InstallationError(
+            f"a federation needs Flower ({error}); pip install 'fedsim-curious[federation]'"
+        ) from error

@@ -1,0 +1,120 @@
+"""Check the settings of a strategy, also for the number of clients; Flower itself checks little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast, get_args
+
+from fedsim.base.errors import ConfigError, PluginError
+
+Sends = Literal["weights", "gradient"]
+MIN_CLIENT_KEYS = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+"""Settings for the least number of clients that a strategy waits for."""
+
+_LARGEST_STEP = 1e6
+_FRACTIONS = ("fraction_train", "fraction_evaluate")
+_ABOVE_ZERO = (
+    "eta",
+    "eta_l",
+    "tau",
+    "server_learning_rate",
+    "client_learning_rate",
+    "learning_rate",
+)
+_BELOW_ONE = ("server_momentum", "beta_1", "beta_2")
+_NOT_NEGATIVE = ("q", "proximal_mu")
+_REPLY_NAMES = {
+    "arrayrecord_key": ("arrays",),
+    "configrecord_key": ("config",),
+    "train_loss_key": ("train_loss",),
+    "weighted_by_key": ("num-examples", "train_loss"),
+}
+"""Names of records and metrics in replies of fedsim's clients, by setting."""
+
+
+def declared_message(cls: type, name: str, claimed: Sends | None) -> Sends:
+    """Return what clients send under a strategy: its class attribute `sends`, or weights.
+
+    Args:
+        cls: class of the strategy.
+        name: of the strategy, in error texts.
+        claimed: `training.sends` of the experiment; None where it is left out.
+
+    Raises:
+        PluginError: the class declares another value.
+        ConfigError: the experiment contradicts the class.
+    """
+    declared = getattr(cls, "sends", "weights")
+    if declared not in get_args(Sends):
+        expected = " or ".join(map(repr, get_args(Sends)))
+        raise PluginError(f"strategies: '{name}' declares sends = {declared!r}, expected {expected}")
+    if claimed not in (None, declared):
+        raise ConfigError(
+            f"training.sends: expected {declared!r}, as the class of strategy '{name}' declares, "
+            f"got {claimed!r}; leave it out"
+        )
+    return cast("Sends", declared)
+
+
+def check_strategy(strategy: Any, settings: Mapping[str, Any], clients: int) -> None:
+    """Check the settings of a strategy; of other packages' strategies only Flower's common ones.
+
+    Args:
+        strategy: built from `settings`.
+        settings: of the strategy.
+        clients: number of clients of the federation.
+
+    Raises:
+        ConfigError: a fraction, step size or momentum is out of range, or there are too few
+            clients.
+    """
+    if not type(strategy).__module__.startswith(("flwr.", "strategies.")):
+        common_keys = {*MIN_CLIENT_KEYS, *_FRACTIONS}
+        settings = {key: value for key, value in settings.items() if key in common_keys}
+    for key, value in settings.items():
+        if key in MIN_CLIENT_KEYS and not 0 <= value <= clients:
+            raise ConfigError(f"strategy.{key}: expected at most federation.clients = {clients}, got {value}")
+        if expected := _describe_expected(key, value):
+            raise ConfigError(f"strategy.{key}: expected {expected}, got {value!r}")
+    _check_robust(type(strategy).__name__, settings, sample_size(settings, clients))
+
+
+def _describe_expected(key: str, value: Any) -> str:
+    """Describe the values that the setting `key` accepts; '' where `value` is one of them."""
+    if key in _FRACTIONS and not 0 <= value <= 1:
+        return "a fraction from 0 to 1"
+    if key in _ABOVE_ZERO and not 0 < value <= _LARGEST_STEP:
+        return f"a value above 0 and at most {_LARGEST_STEP:g}"
+    if key in _BELOW_ONE and not 0 <= value < 1:
+        return "a value in [0, 1)"
+    if key in _NOT_NEGATIVE and not 0 <= value <= _LARGEST_STEP:
+        return f"a value of at least 0 and at most {_LARGEST_STEP:g}"
+    if key in _REPLY_NAMES and value not in _REPLY_NAMES[key]:
+        return " or ".join(f"'{name}'" for name in _REPLY_NAMES[key]) + ", as clients call it"
+    return ""
+
+
+def sample_size(settings: Mapping[str, Any], clients: int) -> int:
+    """Return how many clients Flower samples for a round."""
+    return max(int(clients * settings.get("fraction_train", 1.0)), int(settings.get("min_train_nodes", 1)))
+
+
+def _check_robust(name: str, settings: Mapping[str, Any], sampled: int) -> None:
+    """Check the papers' conditions: Krum needs more than 2 f + 2 updates, Bulyan 4 f + 3.
+
+    Krum's is from Blanchard et al. 2017.
+    """
+    malicious, selected = (
+        settings.get("num_malicious_nodes", 0),
+        settings.get("num_nodes_to_select"),
+    )
+    if selected is not None and not 1 <= selected <= sampled:
+        raise ConfigError(
+            f"strategy.num_nodes_to_select: expected 1 to {sampled}, the clients of a round, got {selected}"
+        )
+    most_malicious = max(0, (sampled - 3) // (4 if name == "Bulyan" else 2))
+    if not 0 <= malicious <= most_malicious:
+        raise ConfigError(
+            f"strategy.num_malicious_nodes: expected 0 to {most_malicious} of the {sampled} "
+            f"clients of a round, got {malicious}"
+        )

@@ -1,0 +1,1 @@
+"""What authors of plug-ins implement or receive: attacks, defenses, findings, knowledge."""

@@ -1,0 +1,540 @@
+"""The findings of attacks: frozen dataclasses, one class for each kind of claim.
+
+A finding never contains the truth; `fedsim.audit.evaluation` judges it. A kind of finding consists of a
+class, here or in another package, and an evaluator (`fedsim.audit.evaluation.evaluator`), which is a
+plug-in of the group `fedsim.findings`.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import AttackError
+from fedsim.recording.wire_format import State, non_finite_names
+
+ClaimScope = Literal["update", "client", "federation"]
+"""The set of examples that a finding claims to come from. `update`: the examples from which the
+attacked message was computed (for several rounds, the message of the first). `client`: all training
+examples of the victim. `federation`: all training examples of all clients."""
+
+MAX_CLASSES = 1 << 24
+"""Upper limit of class indices and tokens: counting takes memory in proportion to the largest."""
+_CURVE_NAME = re.compile(r"\w[\w .+-]{0,39}")
+_EVALUATOR_CURVES = ("psnr",)
+"""Names of curves that the report computes from the truth; an attack must not use them."""
+_SHARE_TOLERANCE = 1e-4
+"""Largest difference of a sum of shares from 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding(ABC):
+    """Claim of an attack: a frozen dataclass whose constructor checks it.
+
+    Attributes:
+        kind: name of its evaluator among the plug-ins.
+        trace: curves by name, one value for each iteration, e.g. `objective`, `l_sim`, `alpha`; NaN
+            where there is none.
+    """
+
+    kind: ClassVar[str]
+    trace: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_trace(self.trace)
+
+    @property
+    @abstractmethod
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`.
+
+        Raises:
+            KeyError: a tensor is missing.
+            AttackError: a tensor is invalid.
+        """
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors that are saved, by name."""
+        return self.claim_tensors | {f"trace/{name}": values for name, values in self.trace.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction(Finding):
+    """Data on which the attack claims the victim trained, in arbitrary order.
+
+    It may claim fewer examples than there are, or more: see `fedsim.audit.evaluation.scoring.score_examples`. The
+    constructor checks that the tensors are dense and have valid types and shapes, at least one
+    example, one label for each, and finite values.
+
+    Attributes:
+        data: `example channel height width`, float32 in [0, 1]; for tables `example feature`.
+        labels: `example`, class index of each example, or its target for a regression (floating
+            point).
+        snapshots: `step example channel height width`, the data during the optimisation, in [0, 1].
+        snapshot_iterations: `step`, the iteration after which each snapshot was taken.
+        claims: the set that the examples come from, see `ClaimScope`; for `Representatives` always
+            the victim's.
+        certified: `example`, whether the attack is sure that the example is exact; None where it
+            cannot tell.
+        entropy: `example column`, for tables, how unsure the attack is of each value: from 0 to 1
+            for a category; in nats for a number, where its standard deviation is 1. None where it
+            cannot tell.
+    """
+
+    kind = "reconstruction"
+    data: Tensor
+    labels: Tensor
+    snapshots: Tensor | None = None
+    snapshot_iterations: Tensor | None = None
+    claims: ClaimScope = "update"
+    certified: Tensor | None = None
+    entropy: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_unit_range("data", self.data)
+        if self.data.ndim < 2:
+            raise _tensor_error("data", self.data, "example by its axes, two or more in all")
+        _check_labels(self.labels, len(self.data), "examples")
+        self._check_snapshots()
+        if self.certified is not None:
+            self._check_certified(self.certified)
+        if self.entropy is not None:
+            self._check_entropy(self.entropy)
+        super().__post_init__()
+        _check_claims(self.claims)
+
+    def _check_snapshots(self) -> None:
+        snapshots, iterations = self.snapshots, self.snapshot_iterations
+        if snapshots is None and iterations is None:
+            return
+        if snapshots is None or iterations is None:
+            raise AttackError("the attack claims snapshots without snapshot_iterations, or the other way round")
+        _check_unit_range("snapshots", snapshots)
+        if snapshots.shape[1:] != self.data.shape:
+            raise _tensor_error("snapshots", snapshots, f"(step, {', '.join(map(str, self.data.shape))})")
+        _check_integers("snapshot_iterations", iterations, len(snapshots), 1 << 53)
+
+    def _check_certified(self, certified: Tensor) -> None:
+        count = len(self.data)
+        _check_tensor("certified", certified)
+        if certified.dtype != torch.bool or certified.shape != (count,):
+            raise _tensor_error("certified", certified, f"true or false for each of {count} examples")
+
+    def _check_entropy(self, entropy: Tensor) -> None:
+        count = len(self.data)
+        _check_tensor("entropy", entropy)
+        if entropy.ndim != 2 or len(entropy) != count or not entropy.is_floating_point():
+            raise _tensor_error("entropy", entropy, f"floating point numbers, {count} examples by column")
+        if not entropy.isfinite().all():
+            raise AttackError("the attack claims an entropy that is NaN or infinite")
+
+    @property
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+        tensors = {"data": self.data, "labels": self.labels} | _encode_claims(self.claims)
+        if self.snapshots is not None and self.snapshot_iterations is not None:
+            tensors["snapshots"] = self.snapshots
+            tensors["snapshot_iterations"] = self.snapshot_iterations
+        if self.certified is not None:
+            tensors["certified"] = self.certified
+        if self.entropy is not None:
+            tensors["entropy"] = self.entropy
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`."""
+        return cls(
+            data=tensors["data"],
+            labels=tensors["labels"],
+            trace=trace,
+            snapshots=tensors.get("snapshots"),
+            snapshot_iterations=tensors.get("snapshot_iterations"),
+            claims=_decode_claims(tensors),
+            certified=tensors.get("certified"),
+            entropy=tensors.get("entropy"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts(Finding):
+    """Texts on which the attack claims the victim trained, in arbitrary order.
+
+    Attributes:
+        tokens: `example position`, integers; the data set maps them to words.
+        labels: `example`, class index of each text, or its target for a regression (floating
+            point).
+        claims: the set that the texts come from, see `ClaimScope`.
+    """
+
+    kind = "texts"
+    tokens: Tensor
+    labels: Tensor
+    claims: ClaimScope = "update"
+
+    def __post_init__(self) -> None:
+        _check_tensor("tokens", self.tokens)
+        if self.tokens.ndim != 2 or self.tokens.dtype not in _INTEGER_DTYPES:
+            raise _tensor_error("tokens", self.tokens, "integers, example by place")
+        if (self.tokens < 0).any() or (self.tokens >= MAX_CLASSES).any():
+            raise AttackError(f"the attack claims tokens below 0 or from {MAX_CLASSES} on")
+        _check_labels(self.labels, len(self.tokens), "texts")
+        super().__post_init__()
+        _check_claims(self.claims)
+
+    @property
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+        return {"tokens": self.tokens, "labels": self.labels} | _encode_claims(self.claims)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`."""
+        return cls(
+            tokens=tensors["tokens"],
+            labels=tensors["labels"],
+            trace=trace,
+            claims=_decode_claims(tensors),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Representatives(Reconstruction):
+    """Data that the attack claims to be typical of a class in the victim's data, in any number.
+
+    Each is compared with all of the victim's examples of that class. Attributes are those of
+    `Reconstruction`.
+    """
+
+    kind = "representatives"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalModel(Finding):
+    """Model that the attack claims the victim would have trained on its data alone.
+
+    Attributes:
+        state: tensors with the names, order and shapes of the messages.
+    """
+
+    kind = "local-model"
+    state: State
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.state, Mapping) or not self.state:
+            raise AttackError("the attack claims a model without tensors, expected a mapping of names to tensors")
+        for name, tensor in self.state.items():
+            _check_dense(f"a model whose {name} is", tensor)
+        if invalid := non_finite_names(self.state):
+            raise AttackError(f"the attack claims a model whose {invalid[0]} holds NaN or infinite values")
+        super().__post_init__()
+
+    @property
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+        return {f"state/{name}": tensor for name, tensor in self.state.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`."""
+        state = {name.removeprefix("state/"): t for name, t in tensors.items() if name.startswith("state/")}
+        return cls(state=state, trace=trace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference(Finding):
+    """Choice among several candidates for each known record of the victim.
+
+    Attributes:
+        of: the inferred quantity: the client that a record comes from (`source`), or its sensitive
+            `attribute`.
+        candidates: `candidate`, ids of clients (see `client_ids`), or indices into the categories
+            of the attribute.
+        scores: `record candidate`, higher is more likely, on any scale.
+    """
+
+    kind = "inference"
+    of: Literal["source", "attribute"]
+    candidates: Tensor
+    scores: Tensor
+
+    def __post_init__(self) -> None:
+        if self.of not in ("source", "attribute"):
+            raise AttackError(f"the attack infers {self.of!r}, expected 'source' or 'attribute'")
+        _check_tensor("candidates", self.candidates)
+        _check_tensor("scores", self.scores)
+        if self.scores.ndim != 2 or self.candidates.ndim != 1 or self.scores.shape[1] != len(self.candidates):
+            raise AttackError(
+                f"the attack scores candidates as {tuple(self.scores.shape)}, expected records by "
+                f"{self.candidates.numel()} candidates"
+            )
+        if len(self.candidates) < 2:
+            raise AttackError(f"the attack chooses among {len(self.candidates)} candidates, expected at least 2")
+        limit, dtypes = (1 << 64, _CLIENT_ID_DTYPES) if self.of == "source" else (1 << 63, _INTEGER_DTYPES)
+        _check_integers("candidates", self.candidates, len(self.candidates), limit, dtypes)
+        if len(set(self.candidates.tolist())) < len(self.candidates):
+            raise AttackError("the attack names a candidate twice, expected each once")
+        if not self.scores.is_floating_point():
+            raise _tensor_error("scores", self.scores, "floating point numbers")
+        if self.scores.isnan().any():
+            raise AttackError("the attack claims scores that are NaN")
+        super().__post_init__()
+
+    @property
+    def predictions(self) -> Tensor:
+        """Return `record`, the most likely candidate of each."""
+        return self.candidates[self.scores.argmax(1)]
+
+    @property
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+        return {f"{self.of}/candidates": self.candidates, f"{self.of}/scores": self.scores}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`."""
+        of: Literal["source", "attribute"] = "source" if "source/scores" in tensors else "attribute"
+        return cls(of=of, candidates=tensors[f"{of}/candidates"], scores=tensors[f"{of}/scores"], trace=trace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership(Finding):
+    """Scores for each candidate record to be a training record of the victim.
+
+    Attributes:
+        scores: `candidate`, in the order in which candidates were granted; higher is more likely,
+            on any scale.
+    """
+
+    kind = "membership"
+    scores: Tensor
+
+    def __post_init__(self) -> None:
+        _check_tensor("scores", self.scores)
+        if self.scores.ndim != 1 or not self.scores.is_floating_point():
+            raise _tensor_error("scores", self.scores, "one floating point number a candidate")
+        if self.scores.isnan().any():
+            raise AttackError("the attack claims scores that are NaN")
+        super().__post_init__()
+
+    @property
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+        return {"scores": self.scores}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`."""
+        return cls(scores=tensors["scores"], trace=trace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelDistribution(Finding):
+    """Share of each class among the victim's training examples.
+
+    Attributes:
+        rounds: `round`, the numbers of the rounds that were attacked.
+        shares: `round class`, floating point, the estimate from each round: at least 0, with a sum
+            over classes of 1.
+    """
+
+    kind = "label-distribution"
+    rounds: Tensor
+    shares: Tensor
+
+    def __post_init__(self) -> None:
+        _check_tensor("shares", self.shares)
+        if self.shares.ndim != 2 or not self.shares.is_floating_point():
+            raise _tensor_error("shares", self.shares, "floating point numbers, round by class")
+        _check_integers("rounds", self.rounds, len(self.shares), 1 << 53)
+        sums_to_one = ((self.shares.sum(1) - 1).abs() < _SHARE_TOLERANCE).all()
+        if not (self.shares >= 0).all() or not sums_to_one:
+            raise AttackError("the attack claims shares of classes that are below 0, NaN, or do not sum to 1")
+        super().__post_init__()
+
+    @property
+    def mean_shares(self) -> Tensor:
+        """Return `class`, float64, the mean over rounds, which is the claim that is scored."""
+        return self.shares.double().mean(0)
+
+    @property
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+        return {"rounds": self.rounds, "shares": self.shares}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`."""
+        return cls(rounds=tensors["rounds"], shares=tensors["shares"], trace=trace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropertyPresence(Finding):
+    """Scores for each message that many, not few, of its examples have a property.
+
+    Attributes:
+        clients: `message`, the ids of the senders (see `client_ids`): the victim, and other clients
+            whose messages were attacked as well.
+        rounds: `message`, the number of the round; each pair of client and round stands once.
+        scores: `message`, in [0, 1], how likely the larger of the two shares of
+            its examples has the property.
+        shares: the smaller and the larger share of examples with the property, between which the
+            attack decides, in [0, 1].
+    """
+
+    kind = "property"
+    clients: Tensor
+    rounds: Tensor
+    scores: Tensor
+    shares: Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("scores", "shares"):
+            values = getattr(self, name)
+            _check_tensor(name, values)
+            if values.ndim != 1 or not values.is_floating_point():
+                raise _tensor_error(name, values, "floating point numbers in one row")
+            if not ((values >= 0) & (values <= 1)).all():
+                raise AttackError(f"the attack claims {name} outside [0, 1], or NaN")
+        if len(self.shares) != 2 or not self.shares[0] < self.shares[1]:
+            raise AttackError(
+                f"the attack tells shares {self.shares.tolist()} apart, expected a smaller and a larger one"
+            )
+        _check_integers("clients", self.clients, len(self.scores), 1 << 64, _CLIENT_ID_DTYPES)
+        _check_integers("rounds", self.rounds, len(self.scores), 1 << 63)
+        messages = set(zip(self.clients.tolist(), self.rounds.tolist(), strict=True))
+        if len(messages) < len(self.scores):
+            raise AttackError("the attack scores a message twice, expected each once")
+        super().__post_init__()
+
+    @property
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+        return {name: getattr(self, name) for name in ("clients", "rounds", "scores", "shares")}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`."""
+        return cls(**{name: tensors[name] for name in ("clients", "rounds", "scores", "shares")}, trace=trace)
+
+
+def client_ids(clients: Iterable[int]) -> Tensor:
+    """Return ids of clients as int64, or as uint64 where one does not fit.
+
+    Half of the ids that Flower draws for its nodes do not fit into int64.
+    """
+    ids = list(clients)
+    return torch.tensor(ids, dtype=torch.uint64 if max(ids, default=0) >= 1 << 63 else torch.int64)
+
+
+_INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_CLIENT_ID_DTYPES = (*_INTEGER_DTYPES, torch.uint64)
+
+
+def _check_dense(name: str, tensor: object) -> None:
+    """Raise AttackError unless `tensor` is a dense tensor of real numbers."""
+    if not isinstance(tensor, Tensor):
+        raise AttackError(f"the attack claims {name} of type {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_complex():
+        raise _tensor_error(name, tensor, "a dense tensor of real numbers")
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    """Raise AttackError unless `tensor` is a dense tensor of real numbers and not empty."""
+    _check_dense(name, tensor)
+    assert isinstance(tensor, Tensor)
+    if not tensor.numel():
+        raise _tensor_error(name, tensor, "at least one value")
+
+
+def _check_unit_range(name: str, tensor: Tensor) -> None:
+    _check_tensor(name, tensor)
+    if tensor.dtype != torch.float32:
+        raise _tensor_error(name, tensor, "torch.float32")
+    if not ((tensor >= 0) & (tensor <= 1)).all():
+        raise AttackError(f"the attack claims {name} outside [0, 1], or NaN")
+
+
+def _check_integers(
+    name: str,
+    tensor: Tensor,
+    count: int,
+    limit: int,
+    dtypes: Sequence[torch.dtype] = _INTEGER_DTYPES,
+) -> None:
+    """Raise AttackError unless `tensor` has `count` integers from 0 to below `limit`."""
+    _check_tensor(name, tensor)
+    if tensor.ndim != 1 or len(tensor) != count or tensor.dtype not in dtypes:
+        raise _tensor_error(name, tensor, f"integers of shape ({count},)")
+    numbers = tensor.tolist()  # torch has no minimum of uint64
+    if min(numbers) < 0 or max(numbers) >= limit:
+        raise AttackError(f"the attack claims {name} below 0 or from {limit} on")
+
+
+def _check_labels(labels: Tensor, count: int, noun: str) -> None:
+    _check_tensor("labels", labels)
+    if labels.ndim != 1:
+        raise _tensor_error("labels", labels, f"one for each of {count} {noun}")
+    if len(labels) != count:
+        raise AttackError(f"the attack claims {count} {noun} but {len(labels)} labels")
+    if not labels.is_floating_point():
+        if labels.dtype not in _INTEGER_DTYPES:
+            raise _tensor_error("labels", labels, "integers, or of a regression floating point numbers")
+        if int(labels.min()) < 0 or int(labels.max()) >= MAX_CLASSES:
+            raise AttackError("the attack claims labels that are no class indices")
+    elif not labels.isfinite().all():
+        raise AttackError("the attack claims targets that are NaN or infinite")
+
+
+def _check_trace(trace: Mapping[str, Tensor]) -> None:
+    if not isinstance(trace, Mapping):
+        raise AttackError(f"the attack returns a trace that is {type(trace).__name__}, expected names to curves")
+    for name, values in trace.items():
+        if not isinstance(name, str) or not _CURVE_NAME.fullmatch(name):
+            raise AttackError(
+                f"the attack calls a curve of its trace {name!r}, expected at most 40 letters, digits or any of ' .+-'"
+            )
+        if name in _EVALUATOR_CURVES:
+            raise AttackError(f"the attack calls a curve of its trace '{name}', which only the evaluator can know")
+        _check_tensor(f"a curve '{name}'", values)
+        if values.ndim != 1 or not values.is_floating_point():
+            raise _tensor_error(f"a curve '{name}'", values, "one floating point number an iteration")
+
+
+def _tensor_error(name: str, tensor: Tensor, expected: str) -> AttackError:
+    """Return the error that says what `tensor` is, and what was `expected` instead."""
+    form = tensor.dtype if tensor.layout == torch.strided else f"{tensor.layout}, {tensor.dtype}"
+    return AttackError(f"the attack claims {name} of {form}, shape {tuple(tensor.shape)}, expected {expected}")
+
+
+def _check_claims(claims: ClaimScope) -> None:
+    if claims not in get_args(ClaimScope):
+        raise AttackError(
+            f"the attack claims examples of '{claims}', expected one of {', '.join(get_args(ClaimScope))}"
+        )
+
+
+def _encode_claims(claims: ClaimScope) -> dict[str, Tensor]:
+    """Return the tensor that saves `claims`; the usual value `update` needs none."""
+    return {} if claims == "update" else {"claims": torch.tensor(get_args(ClaimScope).index(claims))}
+
+
+def _decode_claims(tensors: Mapping[str, Tensor]) -> ClaimScope:
+    """Read what `_encode_claims` saved."""
+    known: tuple[ClaimScope, ...] = get_args(ClaimScope)
+    index = tensors.get("claims", torch.tensor(0))
+    if index.ndim or index.dtype != torch.int64 or not 0 <= int(index) < len(known):
+        raise _tensor_error("claims", index, f"one integer from 0 to {len(known) - 1}")
+    return known[int(index)]

@@ -1,0 +1,357 @@
+"""Facts that a threat model can grant an adversary besides the messages.
+
+Each fact is declared once. The keys of `[adversary.knowledge]`, the checks of their values, the
+facts read from a server's messages, the table of the report and that of the documentation all
+follow from these fields. Importing this module does not load torch, because experiment files are
+checked with it.
+"""
+
+# ruff: noqa: RUF009 (fields that are made by a function which returns `dataclasses.field`)
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from fedsim.interfaces.defense import Defense
+    from fedsim.recording.wire_format import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One fact that a threat model grants or withholds.
+
+    Attributes:
+        about: description for the report and the documentation.
+        value_type: type of a value in the experiment file; None where the file can only grant or
+            withhold the fact.
+        is_valid: tests a value of that type.
+        expected: description of a valid value, for an error.
+        granted_by_default: the value of its TOML key where the key is left out.
+        victim_data: short description of the part of the victim's data that it reveals; empty where
+            the fact is the same for all victims.
+        setting: whether it is a setting of local training, which a server sends along with its
+            model.
+        aliases: further names of such a setting in the config that Flower apps send.
+    """
+
+    about: str
+    value_type: Any = None
+    is_valid: Callable[[Any], bool] = lambda value: True
+    expected: str = ""
+    granted_by_default: bool = True
+    victim_data: str = ""
+    setting: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def private(self) -> bool:
+        """Return whether it differs from victim to victim."""
+        return bool(self.victim_data)
+
+    @property
+    def key_type(self) -> Any:
+        """Return the type of its TOML key: true or false, or a value.
+
+        A private fact with a value type cannot be `true`: the value says which part is granted.
+        """
+        if self.value_type is None:
+            return bool
+        return (Literal[False] if self.private else bool) | self.value_type
+
+    def accepts(self, value: object) -> bool:
+        """Return whether a value that a server sent has the right type and is valid."""
+        types = {float: int | float}.get(self.value_type, self.value_type)
+        return isinstance(value, types) and not isinstance(value, bool) and self.is_valid(value)
+
+
+_Check = tuple[Callable[[Any], bool], str]
+"""Test of a value, and a description of valid values."""
+_ANY_VALUE: _Check = (lambda value: True, "")
+
+
+def _fact(
+    about: str,
+    value_type: Any = None,
+    check: _Check = _ANY_VALUE,
+    *,
+    granted: bool = True,
+    victim_data: str = "",
+) -> Any:
+    """Return a field of `Knowledge` that is None unless it is granted."""
+    fits, expected = check
+    fact = Fact(
+        about=about,
+        value_type=value_type,
+        is_valid=fits,
+        expected=expected,
+        granted_by_default=granted,
+        victim_data=victim_data,
+    )
+    return field(default=None, metadata={"fact": fact})
+
+
+def _setting(about: str, value_type: type, check: _Check, *aliases: str) -> Any:
+    """Return a field of `Knowledge` for a setting of local training."""
+    fits, expected = check
+    fact = Fact(
+        about=about,
+        value_type=value_type,
+        is_valid=fits,
+        expected=expected,
+        setting=True,
+        aliases=aliases,
+    )
+    return field(default=None, metadata={"fact": fact})
+
+
+def _are_finite(values: Sequence[float]) -> bool:
+    return all(math.isfinite(value) for value in values)
+
+
+def _is_range(ends: Sequence[float | list[float]]) -> bool:
+    if len(ends) != 2:
+        return False
+    low, high = (end if isinstance(end, list) else [end] for end in ends)
+    return len(low) == len(high) > 0 and _are_finite([*low, *high]) and all(map(operator.lt, low, high))
+
+
+def _cpu() -> torch.device:
+    import torch
+
+    return torch.device("cpu")
+
+
+_SIZES: _Check = (lambda sizes: len(sizes) > 0 and min(sizes) > 0, "sizes of at least 1")
+_RANGE: _Check = (_is_range, "[lowest, highest], or of each as many as there are columns")
+_SCALES: _Check = (
+    lambda scales: _are_finite(scales) and min(scales, default=1) > 0,
+    "finite values above 0",
+)
+_POSITIVE: _Check = (lambda rate: 0 < rate < math.inf, "a finite value above 0")
+_NOT_NEGATIVE: _Check = (lambda weight: 0 <= weight < math.inf, "a finite value of at least 0")
+_COUNT: _Check = (lambda count: count >= 1, "at least 1")
+
+
+HELD_OUT, OTHER_CLIENTS = "held-out", "other-clients"
+NON_MEMBER_SOURCES = (HELD_OUT, OTHER_CLIENTS)
+"""Sources of candidate records that are not the victim's: the data set's test examples, or training
+examples of other clients, on which the global model was trained as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Records that the adversary knows: the victim's, candidates for membership, or auxiliary ones.
+
+    Attributes:
+        inputs: `record feature` or `record channel height width`, in model units.
+        labels: `record`, class indices, or targets of a regression.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all fields that are tensors, by name."""
+        from torch import Tensor
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownCandidates(Records):
+    """Candidate records with known membership.
+
+    Attributes:
+        members: `record`, whether the victim trained on it.
+    """
+
+    members: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropertyRecords(Records):
+    """Records with a label that says whether they have a property.
+
+    Attributes:
+        has: `record`, whether it has the property.
+    """
+
+    has: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialRecords(Records):
+    """Records in which one categorical column is unknown.
+
+    Attributes:
+        inputs: `record feature`, in model units; zero at the unknown column's features.
+        column: name of the unknown column.
+        features: positions of its features in the inputs, one for each category (0 or 1 in model
+            units).
+        categories: the values that the column may take.
+    """
+
+    column: str
+    features: slice
+    categories: tuple[str, ...]
+
+    def complete_with(self, category: int) -> Tensor:
+        """Return `record feature` inputs with the unknown column set to `category` in all records.
+
+        Args:
+            category: index into `categories`.
+        """
+        inputs = self.inputs.clone()
+        inputs[:, self.features.start + category] = 1
+        return inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """Facts that the threat model grants the adversary besides the messages.
+
+    A field that is None is withheld, or the attack does not declare to read it.
+
+    Attributes:
+        models: by client, the local model that the attack named by `Attack.builds_on` claims.
+        device: the device on which the attack computes.
+    """
+
+    model: Callable[[], nn.Module] | None = _fact(
+        "a function that builds the architecture whose weights the server broadcasts", str
+    )
+    loss: Callable[[Tensor, Tensor], Tensor] | None = _fact(
+        "what clients minimise, a function of logits and labels that returns the mean loss", str
+    )
+    input_shape: tuple[int, ...] | None = _fact(
+        "shape of one example, as channel, height and width of an image", list[int], _SIZES
+    )
+    columns: tuple[int, ...] | None = _fact(
+        "how many features each column of a table became, in their order: 1 is a number, more are the categories of "
+        "one column",
+        list[int],
+        _SIZES,
+    )
+    num_classes: int | None = _fact("number of classes", int, (lambda count: count >= 2, "at least 2"))
+    value_range: tuple[Sequence[float], Sequence[float]] | None = _fact(
+        "lowest and highest possible value of an input, in the units that the model is fed with: one pair, or one "
+        "value a channel (of a table: a feature)",
+        list[float] | list[list[float]],
+        _RANGE,
+    )
+    input_mean: Sequence[float] | None = _fact(
+        "mean of the inputs in those units, 0 where clients standardise", list[float], (_are_finite, "finite values")
+    )
+    input_std: Sequence[float] | None = _fact(
+        "standard deviation of the inputs in those units, 1 where clients standardise", list[float], _SCALES
+    )
+    learning_rate: float | None = _setting("step size of the clients' local training", float, _POSITIVE, "lr")
+    local_epochs: int | None = _setting(
+        "E, passes of a client over its data in one round; 1 where it sends a gradient", int, _COUNT
+    )
+    local_steps: int | None = _setting(
+        "T, steps of a client in one round, where it takes a number of them instead of passes; an attack that needs "
+        "local_epochs accepts it instead",
+        int,
+        _COUNT,
+    )
+    batch_size: int | None = _setting("B, examples in one local step", int, _COUNT)
+    optimizer: str | None = _setting(
+        "optimizer of the clients: sgd, adam or adamw", str, (lambda name: bool(name.strip()), "a name, as sgd or adam")
+    )
+    momentum: float | None = _setting("momentum of the clients' SGD", float, _NOT_NEGATIVE)
+    weight_decay: float | None = _setting("weight of the L2 penalty in the clients' steps", float, _NOT_NEGATIVE)
+    proximal_mu: float | None = _setting("weight of FedProx's proximal term in their steps", float, _NOT_NEGATIVE)
+    label_smoothing: float | None = _setting(
+        "share of each label that clients spread over all classes; where it is granted, the loss that an attack is "
+        "handed is that of such labels",
+        float,
+        (lambda share: 0 <= share < 1, "at least 0, below 1"),
+    )
+    labels: Tensor | None = _fact(
+        "the victim's labels in ascending order; an attack that cuts them into mini-batches shuffles them",
+        granted=False,
+        victim_data="labels",
+    )
+    records: Records | None = _fact(
+        "the victim's training records, for an attack that asks where they come from",
+        granted=False,
+        victim_data="records",
+    )
+    partial_records: PartialRecords | None = _fact(
+        "the victim's records without a sensitive attribute, for an attack that infers it",
+        str,
+        granted=False,
+        victim_data="all columns of records but one",
+    )
+    candidates: Records | None = _fact(
+        "records of which half are training records of the victim's, for an attack that tells which; where the others "
+        f"come from: {' or '.join(NON_MEMBER_SOURCES)}",
+        str,
+        (
+            lambda source: source in NON_MEMBER_SOURCES,
+            f"where half of them come from, {' or '.join(NON_MEMBER_SOURCES)}",
+        ),
+        granted=False,
+        victim_data="half of the candidate records, but not which half",
+    )
+    known_candidates: KnownCandidates | None = _fact(
+        "how many further records like the candidates, of which the adversary knows whether they are the victim's, for "
+        "an attack that learns from them; half of them are, and none of them is scored",
+        int,
+        (lambda count: count >= 4 and count % 2 == 0, "an even number, at least 4"),
+        granted=False,
+        victim_data="some of its training records, known to be such",
+    )
+    auxiliary: Records | None = _fact(
+        "labelled records of the same kind that no client trains on, for an attack that tries models on them",
+        granted=False,
+    )
+    property_records: PropertyRecords | None = _fact(
+        "records like the auxiliary ones which say whether they have a property, for an attack that looks for it in "
+        "what clients send; which property: column=category or group=name",
+        str,
+        (lambda name: "=" in name, "column=category, as sex=Female, or group=name"),
+        granted=False,
+    )
+    defenses: Sequence[Defense] | None = _fact(
+        "the defenses of the clients with their settings, for an attack that passes its dummy gradients through them; "
+        "each such attack is then made twice, without them (naive) and with them (adaptive)",
+        granted=False,
+    )
+    models: Mapping[int, State] | None = None
+    device: torch.device = field(default_factory=_cpu)
+
+    def granted_facts(self) -> list[str]:
+        """Return the names of the facts that are granted, in the order of the fields."""
+        return [name for name in FACTS if getattr(self, name) is not None]
+
+    @property
+    def tables(self) -> dict[str, Records]:
+        """Return all records that are granted, by the name of the fact."""
+        values = {name: getattr(self, name) for name in FACTS}
+        return {name: value for name, value in values.items() if isinstance(value, Records)}
+
+    def restrict_to(self, names: Set[str]) -> Knowledge:
+        """Return a copy without the facts that are not among `names`."""
+        withheld: dict[str, Any] = {name: None for name in self.granted_facts() if name not in names}
+        return replace(self, **withheld)
+
+
+FACTS: Mapping[str, Fact] = {item.name: item.metadata["fact"] for item in fields(Knowledge) if "fact" in item.metadata}
+"""All facts that a threat model can grant or withhold, by name, in the order of the fields."""
+
+
+def config_keys(name: str) -> tuple[str, ...]:
+    """Return the keys of the setting `name` in the config that servers send, fedsim's own first."""
+    return name.replace("_", "-"), name, *FACTS[name].aliases

@@ -1,0 +1,43 @@
+"""BatchNorm layers that normalise by the batch: detect them, and make a model use them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedsim.inversion.named_states import named_states, running_statistic_names
+from fedsim.recording.wire_format import Update
+
+
+def copy_with_batch_statistics(model: nn.Module) -> nn.Module:
+    """Copy `model` with BatchNorm layers that normalise by the batch, as in training."""
+    copy = deepcopy(model)
+    for module in copy.modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_hook(_normalise_by_batch)
+    return copy
+
+
+def used_batch_statistics(update: Update, model: nn.Module) -> bool:
+    """Tell whether the client's BatchNorm layers normalised by the batch while it trained.
+
+    They did if it returned other running statistics than it was sent. If statistics are not sent at
+    all, the batch is all there is to normalise by.
+    """
+    names = running_statistic_names(model)
+    if not names:
+        return False
+    states = named_states(update, model, f"round {update.round}, client {update.client}")
+    if any(name not in states.before for name in names):
+        return True
+    before, after = states.before, states.after
+    return any(name in after and not torch.equal(after[name], before[name]) for name in names)
+
+
+def _normalise_by_batch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    assert isinstance(layer, _BatchNorm)
+    return batch_norm(inputs[0], None, None, layer.weight, layer.bias, training=True, eps=layer.eps)

@@ -1,0 +1,199 @@
+"""The last linear layer of a model and its gradient, from which labels are recovered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.base.errors import KnowledgeError
+from fedsim.interfaces.defense import Defense, apply_adversary_views
+from fedsim.inversion.problem import InversionProblem
+from fedsim.recording.wire_format import State
+
+_REMEDY = "grant them with adversary.knowledge.labels = true, and set align = false where there is such a setting"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastLayer:
+    """Weights and one gradient of the last linear layer, which the label rules read.
+
+    Attributes:
+        weight: `class feature`, at w_t.
+        bias: `class`, or None if the layer has none.
+        weight_gradient: `class feature`, of the mean loss over the mini-batch.
+        bias_gradient: `class`, or None if the layer has no bias.
+        non_negative: the layer's inputs are not below 0, as after a ReLU.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    weight_gradient: Tensor
+    bias_gradient: Tensor | None
+    non_negative: bool = True
+
+
+def last_layer(problem: InversionProblem, dummy: Tensor) -> LastLayer:
+    """Return the last linear layer of the gradient that a client sent.
+
+    Assumes that the model's outputs go into the cross-entropy as they are.
+
+    Args:
+        problem: the inversion problem.
+        dummy: `example ...`, standardised, any data that the model takes. The outputs for them show
+            which layer is the last, and whether features may be below 0.
+
+    Raises:
+        KnowledgeError: the model's outputs are not those of a linear layer, or of one for a
+            regression.
+    """
+    prefix, features = output_layer(problem.model, problem.scaling.to_model(dummy))
+    indices = []
+    for index, name in enumerate(problem.parameter_names):
+        if name.rpartition(".")[0] == prefix:
+            indices.append(index)
+    weight_name = f"{prefix}.weight".removeprefix(".")
+    if weight_name not in problem.parameter_names:
+        raise untrained_layer_error(weight_name)
+    direction = problem.direction
+    before = [problem.before[index].double().cpu() for index in indices]
+    gradient = [direction[index].double().cpu() for index in indices]
+    has_bias = len(indices) > 1
+    if has_bias and problem.defenses:
+        names = [problem.parameter_names[index] for index in indices]
+        layer = dict(zip(names, gradient, strict=True))
+        gradient = list(fill_dropped_entries(layer, problem.defenses).values())
+    return LastLayer(
+        weight=before[0],
+        bias=before[1] if has_bias else None,
+        weight_gradient=gradient[0],
+        bias_gradient=gradient[1] if has_bias else None,
+        non_negative=bool((features >= 0).all()),
+    )
+
+
+def fill_dropped_entries(layer: State, defenses: Sequence[Defense]) -> State:
+    """Fill in what known defenses dropped from the gradient of a linear layer, as far as possible.
+
+    Row c of the weights' gradient is about the bias's c-th entry times the mean feature vector:
+    exactly for one example, and nearly for classes that do not occur. That vector follows from the
+    rows whose bias entry was sent, and the other bias entries follow from it. Of this estimate, the
+    part that the defenses would have dropped, by their `adversary_view`, is filled in. If nothing
+    of the bias was sent, nothing is filled in.
+
+    Args:
+        layer: `class feature` and `class`, the weights first; zeros may have been dropped.
+        defenses: of the client, in their order.
+    """
+    (weight_name, weight), (bias_name, bias) = layer.items()
+    tiny = torch.finfo(weight.dtype).tiny
+    sent = (weight != 0).to(weight)
+    # Estimate the mean features, the bias and the weights.
+    features = (bias @ weight) / (bias.square() @ sent).clamp_min(tiny)
+    fitted_bias = (weight @ features) / (sent @ features.square()).clamp_min(tiny)
+    bias_estimate = torch.where(bias != 0, bias, fitted_bias)
+    estimate: State = {
+        weight_name: bias_estimate[:, None] * features,
+        bias_name: bias_estimate,
+    }
+    # Fill in what the defenses drop of the estimate.
+    defended = apply_adversary_views(defenses, estimate, layer) or estimate
+    filled = {}
+    for name, tensor in layer.items():
+        filled[name] = torch.where(tensor != 0, tensor, estimate[name] - defended[name])
+    return filled
+
+
+@torch.no_grad()
+def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
+    """Find the linear layer whose outputs are the model's; return its name and its inputs.
+
+    Args:
+        model: of the federation.
+        inputs: `example ...`, as the model takes them.
+
+    Raises:
+        KnowledgeError: there is no such layer, or it has one output, for a regression.
+    """
+    calls: list[tuple[str, nn.Module, tuple[Tensor, ...], Tensor]] = []
+
+    def record(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((name, layer, inputs, output))
+
+    hooks = []
+    for name, layer in model.named_modules():
+        if not any(layer.children()):
+            hooks.append(layer.register_forward_hook(partial(record, name)))
+    try:
+        outputs = model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    linear = [call for call in calls if isinstance(call[1], nn.Linear)]
+    last = next((call for call in reversed(linear) if torch.equal(call[3], outputs)), None)
+    if last is None:
+        end = "changes what its last linear layer gives" if linear else "has no linear layer"
+        if calls and not isinstance(calls[-1][1], nn.Linear):
+            end = f"ends in {type(calls[-1][1]).__name__}, not in a linear layer"
+        raise KnowledgeError(f"labels cannot be recovered: the model {end}; {_REMEDY}")
+    if outputs.ndim < 2 or outputs.shape[1] == 1:
+        raise KnowledgeError(
+            f"labels cannot be recovered: they are targets of a regression, which nothing gives away; {_REMEDY}"
+        )
+    return last[0], last[2][0]
+
+
+def last_bias_name(model: nn.Module, inputs: Tensor) -> str:
+    """Return the name of the bias of the layer whose outputs are the model's.
+
+    Raises:
+        KnowledgeError: there is no such layer, or it has no bias.
+    """
+    name = output_layer(model, inputs)[0]
+    if model.get_submodule(name).bias is None:
+        raise KnowledgeError(
+            "labels are withheld and cannot be counted: the model's last linear layer has no bias; "
+            "grant them with adversary.knowledge.labels = true"
+        )
+    return f"{name}.bias".removeprefix(".")
+
+
+def untrained_layer_error(name: str) -> KnowledgeError:
+    """Return the error for a last layer that was not trained.
+
+    Args:
+        name: of its weight or bias.
+    """
+    return KnowledgeError(f"labels cannot be recovered: {name} of the last linear layer did not move; {_REMEDY}")
+
+
+def apportion_counts(counts: Tensor, total: int) -> Tensor:
+    """Round `counts` to integers that sum to `total`, in proportion where they are above 0.
+
+    If none is above 0, which noise can cause, all classes count nearly alike, the largest most.
+    What rounding down leaves over goes to the largest remainders, on ties in the order of the
+    classes.
+
+    >>> apportion_counts(torch.tensor([1.6, 0.9, -0.5]), 5)
+    tensor([3, 2, 0])
+    """
+    positive = counts.clamp_min(0)
+    if not positive.any():
+        positive = 1 + (counts - counts.max()).softmax(0)
+    floor = (positive / positive.sum() * total).floor().long()
+    missing = total - int(floor.sum())
+    remainders = positive / positive.sum() * total - floor
+    floor[remainders.argsort(descending=True, stable=True)[:missing]] += 1
+    return floor
+
+
+def expand_counts(counts: Tensor) -> Tensor:
+    """Return `example`, each class as often as `counts` says, in ascending order.
+
+    >>> expand_counts(torch.tensor([2, 0, 1]))
+    tensor([0, 0, 2])
+    """
+    return torch.repeat_interleave(torch.arange(len(counts)), counts)

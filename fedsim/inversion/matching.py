@@ -1,0 +1,401 @@
+"""Gradient inversion: change dummy data until their update looks like the recorded one.
+
+An attack is a `Recipe`: how the update of the dummy data is computed (`update_models`), how it is
+compared with the recorded one (`distances`), which priors are added, and how the sum is minimised.
+The files of the attacks have little else in them.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.interfaces.attack import FAILURES, Attack, Knowledge, Outcome, Progress, VictimTask, single_update
+from fedsim.interfaces.findings import Finding, Reconstruction
+from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
+from fedsim.inversion.batched_restarts import BatchEntry, batched_steps, batching_pays, fit_in_memory
+from fedsim.inversion.compiled import compile_objective
+from fedsim.inversion.descent import Step, Trial, divergence_error, iterate_descent, run_to_end
+from fedsim.inversion.differentiability import check_differentiability, check_inputs
+from fedsim.inversion.labels.updates import count_labels
+from fedsim.inversion.problem import (
+    OPTIMIZER_FACTS,
+    InversionProblem,
+    build_problem,
+    known_steps,
+    warn_of_dropout,
+    warn_unless_plain_sgd,
+)
+from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe
+from fedsim.inversion.restart import (
+    GradientNames,
+    InversionTask,
+    IterationInputs,
+    Restart,
+    dummy_labels,
+    objective_and_gradients,
+)
+from fedsim.inversion.round_robin import run_round_robin
+from fedsim.inversion.settings import check_choices
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
+
+log = logging.getLogger("fedsim.adversaries." + __name__)  # where warnings of attacks are collected
+
+_SNAPSHOTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Fractions of the iterations after which the dummy data are kept for the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientInversion(Attack):
+    """Base of the attacks that reconstruct a victim's data from one update by matching gradients.
+
+    A subclass has its hyperparameters as fields and writes a `_recipe`. The base
+
+    1. builds the inversion problem of the update (`_problem`),
+    2. takes the labels that are granted, or counts them (`_labels`),
+    3. draws dummy data for each restart and minimises the recipe's objective (`invert`),
+    4. claims the restart that matches best (`_conclude`).
+
+    Args:
+        iterations: steps of the optimizer.
+        restarts: random starts; the one with the smallest objective at its end is the finding.
+        patience: stop when the objective has not fallen by 1 % in so many iterations; 0 never
+            stops early.
+        compile: trace and compile the double backward pass, once for each shape, which takes
+            minutes even for small networks. Not for models whose control flow depends on values.
+        precision: `bfloat16` computes convolutions and linear layers in it, on hardware that can.
+    """
+
+    iterations: int = 1000
+    restarts: int = 1
+    patience: int = 0
+    compile: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
+    uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels", "defenses"}
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name, least in (("iterations", 1), ("restarts", 1), ("patience", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+
+    # What a subclass may override.
+
+    @abstractmethod
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        """Return the objective and the optimizer.
+
+        It may read facts of the problem, and raise if they are withheld.
+        """
+
+    def _update(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Update:
+        """Return the update that is attacked; its `num_examples` examples are looked for."""
+        return single_update(transcript, victim)
+
+    def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
+        """Build the inversion problem, without labels."""
+        return build_problem(update, knowledge)
+
+    def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
+        """Return the labels that are granted, or count them from the last layer."""
+        if knowledge.labels is None:
+            buffers = dict(problem.buffers)
+            after_weights = problem.after or problem.before  # if a gradient was sent
+            before = dict(zip(problem.parameter_names, problem.before, strict=True)) | buffers
+            after = dict(zip(problem.parameter_names, after_weights, strict=True)) | buffers
+            return count_labels(update, knowledge, problem.model, before, after, rng)
+        if len(knowledge.labels) != update.num_examples:
+            raise AttackError(
+                f"{problem.where}: {len(knowledge.labels)} labels are granted, "
+                f"but the client reported N = {update.num_examples}"
+            )
+        return knowledge.labels
+
+    def _conclude(self, ends: Sequence[tuple[Restart, Trial]]) -> Reconstruction:
+        """Return the finding from the restarts that did not diverge; here the best match."""
+        restart, trial = best_restart(ends)
+        return restart.finding(trial, self._merge_epochs)
+
+    def _merge_epochs(self, data: Tensor, problem: InversionProblem) -> Tensor:
+        """Merge the `epochs` images of each example into one; here there is one already."""
+        return data
+
+    # Running the attack on one victim.
+
+    def _run(
+        self,
+        transcript: Transcript,
+        knowledge: Knowledge,
+        victim: int,
+        rng: torch.Generator,
+        progress: Progress,
+    ) -> Finding:
+        return self.invert(self._update(transcript, knowledge, victim), knowledge, rng, progress)
+
+    def invert(self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress) -> Reconstruction:
+        """Minimise the recipe's objective over the dummy data and return the reconstruction.
+
+        The result is the last iterate of the restart whose objective is smallest; nothing is chosen
+        with hindsight. Curves hold each iteration's values before its step, as in SME's released
+        code, so their last value is that of the last iterate but one.
+
+        Args:
+            update: is matched; its `num_examples` is how many examples are looked for.
+            knowledge: what is granted of the data and the model of that update.
+            rng: source of every random draw.
+            progress: called after iterations.
+
+        Raises:
+            AttackError: the update cannot be matched, or all restarts diverged.
+        """
+        return self._conclude(self._run_restarts(update, knowledge, rng, progress))
+
+    def _best_restart(
+        self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress
+    ) -> tuple[Restart, Trial]:
+        """Run all restarts and return the one that matches best, at its end."""
+        return best_restart(self._run_restarts(update, knowledge, rng, progress))
+
+    def _run_restarts(
+        self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress
+    ) -> list[tuple[Restart, Trial]]:
+        """Run all restarts and return those that did not diverge, at their ends."""
+        task = self._prepare_task(update, knowledge, rng)
+        steps = None
+        if len(task.restarts) > 1 and self._can_batch(task):
+            steps = batched_steps([BatchEntry.from_task(task)])[0]
+        return run_to_end(self._descent_turns(task, steps, progress))
+
+    # Running the attack on several victims.
+
+    def _run_several(self, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+        if type(self)._run is not GradientInversion._run:  # it does more than matching
+            yield from super()._run_several(orders)
+            return
+        waiting: list[tuple[VictimTask, BatchEntry]] = []
+        for order in orders:
+            try:
+                with order.log_context():
+                    update = self._update(order.transcript, order.knowledge, order.victim)
+                    task = self._prepare_task(update, order.knowledge, order.rng, order.log_context)
+                    entry = BatchEntry.from_task(task) if self._can_batch(task) else None
+            except FAILURES as error:
+                yield order, error
+                continue
+            if entry is None:
+                yield from run_round_robin({order: self._inversion_turns(task, None, order.progress)})
+                continue
+            # Run those that are waiting if one more does not fit in the memory.
+            if not fit_in_memory([*(waiting_entry for _, waiting_entry in waiting), entry]):
+                yield from self._run_waiting(waiting)
+                waiting = []
+            waiting.append((order, entry))
+        yield from self._run_waiting(waiting)
+
+    def _run_waiting(self, waiting: Sequence[tuple[VictimTask, BatchEntry]]) -> Iterator[tuple[VictimTask, Outcome]]:
+        """Run victims that can be batched in round robin, the others one after the other."""
+        turns, unbatched = {}, []
+        all_steps = batched_steps([entry for _, entry in waiting])
+        for (order, entry), steps in zip(waiting, all_steps, strict=True):
+            turns[order] = self._inversion_turns(entry.task, steps, order.progress)
+            if steps is None:
+                unbatched.append(order)
+        for order in unbatched:
+            yield from run_round_robin({order: turns.pop(order)})
+        yield from run_round_robin(turns)
+
+    # Preparing a task.
+
+    def _prepare_task(
+        self,
+        update: Update,
+        knowledge: Knowledge,
+        rng: torch.Generator,
+        victim_context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> InversionTask:
+        """Do all that comes before the first iteration."""
+        problem = self._problem(update, knowledge)
+        recipe = self._recipe(problem)
+        self._warn_of_mismatch(recipe, problem, update, knowledge)
+        if recipe.normalised_by_batch:
+            model = copy_with_batch_statistics(problem.model)
+            problem = replace(problem, model=model, uses_batch_statistics=True)
+        # Check the shapes of inputs and outputs.
+        shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
+        classes = check_inputs(problem, problem.before[0].new_zeros(shape)).shape[1:]
+        # Prepare the labels.
+        if any(defense.mixes for defense in problem.defenses):
+            recipe, problem = _match_mixtures(recipe, problem, tuple(classes))
+        if recipe.label_step_size is None:
+            problem = self._add_labels(recipe, problem, update, knowledge, rng)
+        elif knowledge.num_classes not in (None, *classes[-1:]) or len(classes) != 1:
+            raise AttackError(
+                f"{problem.where}: the model gives outputs of shape {tuple(classes)} for each "
+                f"example, num_classes is {knowledge.num_classes}; grant the right one"
+            )
+        # Draw the restarts, which share their consensus.
+        restarts = []
+        for _ in range(self.restarts):
+            restart = Restart(recipe, problem, shape, tuple(classes), self.iterations, rng)
+            restarts.append(restart)
+            restart.consensus = restarts[0].consensus
+        target = recipe.distance.target(problem)
+
+        def distance_of(values: dict[str, Tensor]) -> Tensor:
+            labels = dummy_labels(recipe, problem, values)
+            gradient = recipe.update_model.gradient(problem, values, values["dummy"], labels)
+            return recipe.distance(problem.apply_defenses(gradient), target)
+
+        start = restarts[0].values()
+        check_differentiability(problem, start, dummy_labels(recipe, problem, start), distance_of)
+        return InversionTask(
+            recipe=recipe,
+            problem=problem,
+            target=target,
+            restarts=restarts,
+            precision_context=partial(self._precision_context, problem.labels.device),
+            victim_context=victim_context,
+        )
+
+    def _warn_of_mismatch(
+        self, recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge
+    ) -> None:
+        """Warn if the client trained differently from what the attack assumes."""
+        steps = known_steps(problem, update.num_examples)
+        if recipe.one_step and steps != 1:
+            log.warning(
+                "%s on %s: assumes one local step, the update is of %s; expect little",
+                self.title,
+                problem.where,
+                "an unknown number of" if steps is None else str(steps),
+            )
+        if problem.sent_gradient is None:
+            warn_unless_plain_sgd(self, knowledge, problem.where, simulated=recipe.update_model.simulates)
+        warn_of_dropout(self, problem.model, knowledge, problem.where)
+        uses_batch_statistics = recipe.normalised_by_batch or problem.uses_batch_statistics
+        if not uses_batch_statistics and used_batch_statistics(update, problem.model):
+            log.warning(
+                "%s on %s: the client's BatchNorm layers normalised by the batch, this attack "
+                "normalises by the running statistics; expect little",
+                self.title,
+                problem.where,
+            )
+
+    def _add_labels(
+        self,
+        recipe: Recipe,
+        problem: InversionProblem,
+        update: Update,
+        knowledge: Knowledge,
+        rng: torch.Generator,
+    ) -> InversionProblem:
+        """Return the problem with a label for each dummy example."""
+        labels = self._labels(problem, update, knowledge, rng).to(knowledge.device)
+        if recipe.update_model.splits_batches and (problem.batch_size or 0) < len(labels):
+            # In ascending order a mini-batch would have one or two classes.
+            labels = labels[torch.randperm(len(labels), generator=rng).to(labels.device)]
+        return replace(problem, labels=labels.repeat(recipe.epochs))
+
+    def _precision_context(self, device: torch.device) -> AbstractContextManager[object]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(device.type, torch.bfloat16)
+
+    # The descent.
+
+    def _inversion_turns(
+        self, task: InversionTask, steps: Sequence[Step] | None, progress: Progress
+    ) -> Generator[None, None, Reconstruction]:
+        """Run a task, one iteration for each `next`; return its finding."""
+        return self._conclude((yield from self._descent_turns(task, steps, progress)))
+
+    def _descent_turns(
+        self, task: InversionTask, steps: Sequence[Step] | None, progress: Progress
+    ) -> Generator[None, None, list[tuple[Restart, Trial]]]:
+        """Run all restarts, one iteration for each `next`; return those that did not diverge.
+
+        Args:
+            task: whose restarts these are.
+            steps: of each restart, if they are computed in batches.
+            progress: called after iterations.
+        """
+        pairs = zip(task.restarts, steps or self._restart_steps(task), strict=True)
+        restarts_by_trial = {restart.make_trial(step): restart for restart, step in pairs}
+        trials = list(restarts_by_trial)
+        remaining = yield from iterate_descent(
+            trials,
+            self.iterations,
+            progress,
+            where=task.problem.where,
+            patience=self.patience,
+            snapshots=_SNAPSHOTS,
+            before_iteration=lambda active: task.update_consensus([trial.point() for trial in active]),
+        )
+        if not remaining:
+            raise divergence_error(trials, task.problem.where, "step_size")
+        return [(restarts_by_trial[trial], trial) for trial in remaining]
+
+    def _can_batch(self, task: InversionTask) -> bool:
+        """Tell whether restarts can be batched, with one another and with other victims'."""
+        if self.compile or task.recipe.optimizer == "lbfgs":  # evaluates several times a step
+            return False
+        return batching_pays(task.problem.labels.device)
+
+    def _restart_steps(self, task: InversionTask) -> Sequence[Step]:
+        """Return the steps of each restart, computed by itself."""
+        if not self.compile:
+            return [restart.make_step(task.restart_evaluation(restart)) for restart in task.restarts]
+        recipe, problem, target = task.recipe, task.problem, task.target
+        graphs: dict[GradientNames, Callable[..., list[Tensor]]] = {}
+
+        def evaluate(
+            values: dict[str, Tensor],
+            iteration_inputs: IterationInputs,
+            problem: InversionProblem,
+            target: list[Tensor],
+            names: GradientNames,
+        ) -> list[Tensor]:
+            with task.precision_context():
+                return objective_and_gradients(recipe, problem, values, iteration_inputs, target, names)
+
+        def evaluate_compiled(restart: Restart, iteration: int) -> list[Tensor]:
+            inputs, names = (restart.values(), restart.iteration_inputs(iteration)), restart.gradient_names(iteration)
+            if names not in graphs:
+                key = (type(self).__name__, repr(self), *names)
+                function = partial(evaluate, names=names)
+                graphs[names] = compile_objective(function, key, problem, target, inputs)
+            return graphs[names](*inputs)
+
+        return [restart.make_step(partial(evaluate_compiled, restart)) for restart in task.restarts]
+
+
+def best_restart(ends: Sequence[tuple[Restart, Trial]]) -> tuple[Restart, Trial]:
+    """Return the restart with the smallest objective at its end."""
+    return min(ends, key=lambda end: end[1].objective)
+
+
+def _match_mixtures(
+    recipe: Recipe, problem: InversionProblem, classes: tuple[int, ...]
+) -> tuple[Recipe, InversionProblem]:
+    """Return recipe and problem for clients that mix records: the dummy records are mixed, too.
+
+    Labels of classes are probabilities then, and the pairs that were mixed are not known, so labels
+    are optimised together with the data, whether or not the records' labels are granted. Targets of
+    a regression stay as they are.
+    """
+    if recipe.label_step_size is None and classes != (1,):
+        recipe = replace(recipe, label_step_size=recipe.step_size)
+    mixing = [defense for defense in problem.defenses if defense.mixes]
+    return recipe, replace(problem, mixing_defenses=mixing)

@@ -1,0 +1,216 @@
+"""Priors: terms of the objective that favour dummy data that look like data, each with a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedsim.inversion.problem import InversionProblem
+
+
+class Prior(Protocol):
+    """Term of the objective that depends on the dummy data."""
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return a scalar, smaller the more plausible the dummy data are.
+
+        Args:
+            dummy: `example ...`, standardised.
+            consensus: the mean of the dummy data of all restarts before this iteration.
+        """
+        ...
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Compute the mean absolute difference of neighbouring pixels, averaged over both directions.
+
+    It is anisotropic and does not wrap around, as in SME's released code (IG's code sums the
+    directions).
+
+    Args:
+        images: `example channel height width`.
+
+    >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])).item()
+    0.5
+    """
+    across = (images[..., 1:] - images[..., :-1]).abs()
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs()
+    # An image of one pixel in a direction has no neighbours there; the mean of nothing is NaN.
+    means = (steps.mean() if steps.numel() else steps.sum() for steps in (across, down))
+    return sum(means, start=images.new_zeros(())) / 2
+
+
+@dataclass(frozen=True)
+class TotalVariation:
+    """Total variation of images, see `total_variation`; 0 for other inputs."""
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return the total variation."""
+        return total_variation(dummy) if dummy.ndim == 4 else dummy.new_zeros(())
+
+
+@dataclass(frozen=True)
+class MeanSquare:
+    """Mean squared value of the dummy data (GradInversion, R_l2)."""
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return the mean square."""
+        return dummy.square().mean()
+
+
+@dataclass(frozen=True)
+class GroupConsistency:
+    """Mean squared distance to the mean of all restarts (GradInversion, R_group).
+
+    Differs: images are not registered to that mean.
+    """
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return the mean squared distance to the consensus."""
+        return (dummy - consensus).square().mean()
+
+
+@dataclass(frozen=True)
+class BatchNormStatistics:
+    """Distance of the dummy data's BatchNorm statistics from those that the client returned.
+
+    Sum over layers of ||mean - running mean||_2 + ||variance - running variance||_2, with features
+    at w_0 (GradInversion, R_BN). With `exact`, the statistics of the client's mini-batches replace
+    the running ones.
+
+    Attributes:
+        exact: the client trained in training mode, for one epoch at most. With layer momentum m,
+            torch updates running = (1 - m) running + m batch at each step, where the variance of
+            the batch is over n - 1 of a channel's n values; a layer without momentum keeps the mean
+            of all batches. So the running statistics before and after give the batch's own for one
+            step, and a weighted mean of them for several. Those of the dummy data, split into
+            mini-batches in their order, are weighted likewise. B must be granted, and the problem's
+            model has to normalise by the batch, see `with_batch_statistics`.
+    """
+
+    exact: bool = False
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return the sum over the model's BatchNorm layers."""
+        layers = {}
+        for name, module in problem.model.named_modules():
+            if isinstance(module, _BatchNorm):
+                layers[name] = module
+        inputs_by_layer = self._layer_inputs(problem, dummy, layers)
+        terms = []
+        for name, inputs in inputs_by_layer.items():
+            axes = [0, *range(2, inputs[0].ndim)]
+            kept_share, shares = 0.0, [1.0]
+            if self.exact:
+                kept_share, shares = _running_shares(layers[name], len(inputs))
+            mean = self._target(problem, f"{name}.running_mean", kept_share)
+            variance = self._target(problem, f"{name}.running_var", kept_share)
+            last_inputs = inputs[-len(shares) :]
+            dummy_mean = _weighted_sum(shares, [batch.mean(axes) for batch in last_inputs])
+            dummy_variance = _weighted_sum(shares, [batch.var(axes, unbiased=self.exact) for batch in last_inputs])
+            term = (dummy_mean - mean).norm() + (dummy_variance - variance).norm()
+            terms.append(term / sum(shares))
+        return torch.stack(terms).sum()
+
+    def _layer_inputs(
+        self, problem: InversionProblem, dummy: Tensor, layers: dict[str, _BatchNorm]
+    ) -> dict[str, list[Tensor]]:
+        """Return by layer what goes into it, in the order of the calls."""
+        inputs: dict[str, list[Tensor]] = {}
+        hooks = []
+        for name, layer in layers.items():
+            hooks.append(layer.register_forward_pre_hook(_input_recorder(inputs, name)))
+        try:
+            for batch in self._split_batches(problem, dummy):
+                problem.outputs(problem.before, batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return inputs
+
+    def _split_batches(self, problem: InversionProblem, dummy: Tensor) -> Sequence[Tensor]:
+        if not self.exact:
+            return [dummy]
+        assert problem.batch_size is not None
+        return torch.split(dummy, problem.batch_size)[: problem.steps]
+
+    def _target(self, problem: InversionProblem, name: str, kept_share: float) -> Tensor:
+        """Return what the client's batches added to a running statistic.
+
+        Args:
+            kept_share: share of the statistic of the broadcast state that is left.
+        """
+        name = name.removeprefix(".")
+        return problem.returned_buffers[name] - kept_share * problem.buffers[name]
+
+
+@dataclass(frozen=True)
+class SquaredTotalVariation:
+    """Squared differences of neighbouring pixels, summed over pixels (DLFA's code).
+
+    Pixels at opposite edges are neighbours.
+    """
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return the mean over images; 0 for other inputs."""
+        if dummy.ndim != 4:
+            return dummy.new_zeros(())
+        differences = (dummy - dummy.roll(1, axis) for axis in (2, 3))
+        squares = [difference.square().flatten(1).sum(1) for difference in differences]
+        return torch.stack(squares).sum(0).mean()
+
+
+@dataclass(frozen=True)
+class SoftBounds:
+    """Squared distance of pixels from [0, 1], summed over pixels (DLFA's code)."""
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return the mean over images."""
+        scaling = problem.scaling
+        pixels = (scaling.to_model(dummy) - scaling.low) / (scaling.high - scaling.low)
+        return (pixels - pixels.clamp(0, 1)).square().flatten(1).sum(1).mean()
+
+
+@dataclass(frozen=True)
+class EpochConsistency:
+    """Mean squared difference of two epochs' mean images (DLFA's code, order-invariant prior)."""
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return the mean over pairs of epochs and over pixels."""
+        epochs = torch.split(dummy, problem.num_examples)
+        means = torch.stack([epoch.mean(0).flatten() for epoch in epochs])
+        return (means[:, None] - means[None]).square().mean()
+
+
+def _running_shares(layer: _BatchNorm, batches: int) -> tuple[float, list[float]]:
+    """Return the shares of which running statistics are made after some batches.
+
+    A layer that a model uses twice counts two batches a step.
+
+    Returns:
+        The share of the statistics before, and the share of each batch's own.
+    """
+    if layer.momentum is None:
+        return 0.0, [1 / batches] * batches
+    decay = 1 - layer.momentum
+    shares = [layer.momentum * decay**later for later in reversed(range(batches))]
+    return decay**batches, shares
+
+
+def _weighted_sum(weights: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
+    products = [weight * tensor for weight, tensor in zip(weights, tensors, strict=True)]
+    return torch.stack(products).sum(0)
+
+
+def _input_recorder(
+    inputs_by_layer: dict[str, list[Tensor]], name: str
+) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        inputs_by_layer.setdefault(name, []).append(inputs[0])
+
+    return record

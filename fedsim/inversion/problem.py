@@ -1,0 +1,435 @@
+"""The inversion problem: one victim's update as tensors in the order of the model's parameters."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from fedsim.base.errors import AttackError, join_first
+from fedsim.base.task import Loss
+from fedsim.data.checks import memory_complaint
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.defense import Defense, apply_adversary_views
+from fedsim.inversion.named_states import named_states, running_statistic_names
+from fedsim.recording.wire_format import State, Update
+from fedsim.training.example_independence import find_training_only_layer
+from fedsim.training.modes import normalise_by_instance
+from fedsim.training.stochastic_layers import find_stochastic_layers
+
+log = logging.getLogger("fedsim.adversaries." + __name__)  # where warnings of attacks are collected
+
+
+@dataclass(frozen=True)
+class InputScaling:
+    """Affine map from the standardised dummy data to the model's inputs and to [0, 1].
+
+    Attributes:
+        centre: of the model's inputs, where the dummy data are 0.
+        scale: of the model's inputs for one unit of the dummy data.
+        low: smallest value of an input, in the model's range.
+        high: largest value of an input.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def from_knowledge(cls, knowledge: Knowledge, like: Tensor) -> InputScaling:
+        """Standardise by the granted moments, else by the middle and a quarter of the range.
+
+        Args:
+            like: gives the type and the device.
+        """
+        assert knowledge.value_range is not None
+        assert knowledge.input_shape is not None
+        axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
+        low, high = (torch.as_tensor(end).to(like).reshape(axes) for end in knowledge.value_range)
+        if knowledge.input_mean is None or knowledge.input_std is None:
+            return cls(centre=(low + high) / 2, scale=(high - low) / 4, low=low, high=high)
+        mean = torch.as_tensor(knowledge.input_mean).to(like).reshape(axes)
+        std = torch.as_tensor(knowledge.input_std).to(like).reshape(axes)
+        return cls(centre=mean, scale=std, low=low, high=high)
+
+    def to_model(self, dummy: Tensor) -> Tensor:
+        """Return the model's inputs for dummy data, differentiable in them."""
+        return self.centre + self.scale * dummy
+
+    def to_unit_range(self, dummy: Tensor) -> Tensor:
+        """Return the data of a finding for dummy data: float32 on the CPU, in [0, 1]."""
+        values = (self.to_model(dummy) - self.low) / (self.high - self.low)
+        return values.clamp(0, 1).float().cpu()
+
+    def from_unit_range(self, data: Tensor) -> Tensor:
+        """Return the dummy data for a finding's `data` in [0, 1]."""
+        return (self.low + (self.high - self.low) * data - self.centre) / self.scale
+
+    @torch.no_grad()
+    def clamp_(self, dummy: Tensor) -> None:
+        """Clamp dummy data in place to the valid range of inputs (SME, App. D)."""
+        dummy.clamp_(*self._bounds)
+
+    @cached_property
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        return (self.low - self.centre) / self.scale, (self.high - self.centre) / self.scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class InversionProblem:
+    """One update to be inverted: the model, its states and what is known of the client's training.
+
+    Tensors are on the attack's device.
+
+    Attributes:
+        model: in evaluation mode; only its architecture is used.
+        loss: that clients minimise.
+        parameter_names: of the trained parameters; `before` and `after` are in their order.
+        before: w_0.
+        after: w_T; empty if a gradient was sent.
+        buffers: of the broadcast state, by name, and the parameters that are not trained.
+        returned_buffers: of the state that the client returned; empty if it sent parameters only.
+        labels: `example`, class indices or targets of a regression; empty if they are
+            optimised together with the data.
+        scaling: maps the standardised dummy data to the model's inputs.
+        num_examples: N.
+        learning_rate: of local training, None if withheld.
+        local_epochs: E, None if withheld.
+        local_steps: T, None if withheld, or if clients train for epochs.
+        batch_size: B, None if withheld.
+        optimizer: of local training, `sgd` if withheld.
+        momentum: of local training, 0 if withheld.
+        weight_decay: likewise.
+        proximal_mu: likewise.
+        sent_gradient: the gradient that the client sent instead of weights, in the order of
+            `parameter_names`. It counts as one local step: `local_epochs` is 1 and `batch_size` N,
+            whatever else is granted.
+        sent_pseudo_gradient: w_0 - w_T of a client that sent the delta, in the same order.
+        uses_batch_statistics: BatchNorm layers of `model` normalise by the batch, see
+            `with_batch_statistics`.
+        defenses: of the clients, in their order, if the adversary knows them.
+        mixing_defenses: those of `defenses` that mix examples; a batch of dummy data passes through
+            them before its gradient is computed.
+        uses_func_transforms: gradients are computed by torch.func, as they must be inside `vmap`.
+        where: names the update in errors.
+    """
+
+    model: nn.Module
+    loss: Loss
+    parameter_names: tuple[str, ...]
+    before: Sequence[Tensor]
+    after: Sequence[Tensor]
+    buffers: State
+    returned_buffers: State
+    labels: Tensor
+    scaling: InputScaling
+    num_examples: int
+    learning_rate: float | None = None
+    local_epochs: int | None = None
+    local_steps: int | None = None
+    batch_size: int | None = None
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+    sent_gradient: Sequence[Tensor] | None = None
+    sent_pseudo_gradient: Sequence[Tensor] | None = None
+    uses_batch_statistics: bool = False
+    defenses: Sequence[Defense] = ()
+    mixing_defenses: Sequence[Defense] = ()
+    uses_func_transforms: bool = False
+    where: str = ""
+
+    @property
+    def direction(self) -> list[Tensor]:
+        """Return the update to be matched: w_0 - w_T, or the gradient that was sent."""
+        if self.sent_gradient is not None:
+            return list(self.sent_gradient)
+        if self.sent_pseudo_gradient is not None:
+            return list(self.sent_pseudo_gradient)
+        return [start - end for start, end in zip(self.before, self.after, strict=True)]
+
+    @property
+    def steps(self) -> int:
+        """Return T; it must be granted, or E and B."""
+        steps = known_steps(self, self.num_examples)
+        assert steps is not None
+        return steps
+
+    @property
+    def mean_gradient(self) -> list[Tensor]:
+        """Return (w_0 - w_T) / (eta T), or the gradient that was sent, bit for bit.
+
+        For weights, eta and T (or E and B) must be granted.
+        """
+        if self.sent_gradient is not None:
+            return list(self.sent_gradient)
+        assert self.learning_rate is not None
+        return [delta / (self.learning_rate * self.steps) for delta in self.direction]
+
+    def outputs(self, weights: Sequence[Tensor], dummy: Tensor) -> Tensor:
+        """Return the outputs for dummy data, at weights in the order of `parameter_names`."""
+        return self._forward(weights, self.scaling.to_model(dummy))
+
+    def _forward(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        state = {**dict(zip(self.parameter_names, weights, strict=True)), **self.buffers}
+        outputs: Tensor = functional_call(self.model, state, (inputs,))
+        return outputs
+
+    def gradient(self, weights: Sequence[Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
+        """Compute the gradient of the loss of dummy data at `weights`, itself differentiable.
+
+        Args:
+            weights: in the order of `parameter_names`. The gradient of a parameter that the model
+                does not use is zero, as is its part of the update.
+            dummy: `example ...`, standardised.
+            labels: `example` class indices or targets, or `example class` probabilities, which are
+                the only ones that can be mixed.
+        """
+        inputs = self.scaling.to_model(dummy)
+        for defense in self.mixing_defenses:
+            inputs, labels = defense.adversary_batch(inputs, labels)
+        if self.uses_func_transforms:
+            loss_gradient = grad(lambda point: self.loss(self._forward(point, inputs), labels))
+            return list(loss_gradient(tuple(weights)))
+        weights = [w if w.requires_grad else w.detach().requires_grad_(True) for w in weights]
+        loss = self.loss(self._forward(weights, inputs), labels)
+        return list(torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True))
+
+    def apply_defenses(self, gradient: Sequence[Tensor]) -> list[Tensor]:
+        """Apply what the adversary models of the known defenses to the gradient of dummy data.
+
+        The defenses see eta T times the gradient, which has the size of what was sent, if eta and T
+        are granted. If no defense has an `adversary_view`, the gradient stays as it is, to the bit.
+
+        Args:
+            gradient: in the order of `parameter_names`, as is what is returned.
+        """
+        if not self.defenses:
+            return list(gradient)
+        scale = self._update_scale
+        dummy: dict[str, Tensor] = {}
+        for name, tensor in zip(self.parameter_names, gradient, strict=True):
+            dummy[name] = scale * tensor
+        recorded = dict(zip(self.parameter_names, self.direction, strict=True))
+        defended = apply_adversary_views(self.defenses, dummy, recorded)
+        if defended is None:
+            return list(gradient)
+        return [defended[name] / scale for name in self.parameter_names]
+
+    @property
+    def _update_scale(self) -> float:
+        """Return the size of the update over the mean gradient: eta T, or 1 if unknown."""
+        steps = known_steps(self, self.num_examples)
+        if self.sent_gradient is not None or self.learning_rate is None or steps is None:
+            return 1.0
+        return self.learning_rate * steps
+
+
+def build_problem(update: Update, knowledge: Knowledge, *, use_batch_statistics: bool = False) -> InversionProblem:
+    """Build the inversion problem of an update, without labels.
+
+    Args:
+        use_batch_statistics: the model will be one of `with_batch_statistics`, which needs no
+            running statistics.
+
+    Raises:
+        AttackError: w_T equals w_0, the gradient is zero or too large, N is not positive or more
+            than memory holds, or the model normalises by buffers that were not shared, or computes
+            differently in training mode.
+        TranscriptError: the update is not one of this model.
+    """
+    where = f"round {update.round}, client {update.client}"
+    assert knowledge.model is not None
+    assert knowledge.loss is not None
+    model = knowledge.model().to(knowledge.device).eval()
+    states = named_states(update, model, where)
+    shapes, buffer_names, before, after, gradient, delta = states
+    _check_buffers(model, buffer_names, before, use_batch_statistics)
+    _check_num_examples(update, knowledge, where)
+    normalise_by_instance(model, before, after)
+    check_evaluation_mode(model, knowledge, where)
+    device = knowledge.device
+    frozen = _frozen_names(model, before, after, gradient)
+    trained = [name for name in shapes if name not in frozen]
+    unmoved_names = [name for name in (*buffer_names, *frozen) if name in before]
+    returned_names = [name for name in buffer_names if name in after]
+    pseudo_gradient = None
+    if delta is not None:
+        pseudo_gradient = [states.direction(name).to(device) for name in trained]
+    scene = InversionProblem(
+        model=model,
+        loss=knowledge.loss,  # type: ignore[arg-type]
+        parameter_names=tuple(trained),
+        before=[before[name].to(device) for name in trained],
+        after=[] if gradient is not None else [after[name].to(device) for name in trained],
+        buffers={name: before[name].to(device) for name in unmoved_names},
+        returned_buffers={name: after[name].to(device) for name in returned_names},
+        labels=torch.empty(0, dtype=torch.int64, device=device),
+        scaling=InputScaling.from_knowledge(knowledge, before[next(iter(shapes))].to(device)),
+        num_examples=update.num_examples,
+        learning_rate=knowledge.learning_rate,
+        local_epochs=knowledge.local_epochs if gradient is None else 1,
+        local_steps=knowledge.local_steps if gradient is None else None,
+        batch_size=knowledge.batch_size if gradient is None else update.num_examples,
+        **_optimizer_settings(knowledge if gradient is None else Knowledge()),
+        sent_gradient=None if gradient is None else [gradient[name].to(device) for name in trained],
+        sent_pseudo_gradient=pseudo_gradient,
+        uses_batch_statistics=use_batch_statistics,
+        defenses=knowledge.defenses or (),
+        where=where,
+    )
+    _check_direction(scene)
+    return scene
+
+
+def _check_buffers(model: nn.Module, buffer_names: Sequence[str], before: State, by_batch: bool) -> None:
+    excused = running_statistic_names(model) if by_batch else []
+    missing = [name for name in buffer_names if name not in before and name not in excused]
+    if missing:
+        raise AttackError(
+            f"the model normalises with {missing[0]}, which clients of this federation do not "
+            "share; this attack needs a model without such buffers, or one that shares them"
+        )
+
+
+def _check_num_examples(update: Update, knowledge: Knowledge, where: str) -> None:
+    if update.num_examples < 1:
+        raise AttackError(
+            f"{where}: N is {update.num_examples}, so nothing says how many examples to look for; "
+            "attack a client that reports its num_examples"
+        )
+    reason = memory_complaint(4.0 * update.num_examples * math.prod(knowledge.input_shape or (1,)))
+    if reason:
+        raise AttackError(
+            f"{where}: N is {update.num_examples}, and so many examples {reason}; "
+            "if that is no count of examples, say N with [app] num_examples"
+        )
+
+
+def _check_direction(scene: InversionProblem) -> None:
+    """Raise AttackError unless the update is finite and not zero."""
+    if not all(bool(delta.square().sum().isfinite()) for delta in scene.direction):
+        raise AttackError(
+            f"{scene.where}: what it sent is so large that its square is infinite; this update "
+            "cannot be attacked, choose another round or victim"
+        )
+    if not any(bool((delta != 0).any()) for delta in scene.direction):
+        cause = "w_T equals w_0" if scene.sent_gradient is None else "the gradient is zero"
+        raise AttackError(f"{scene.where}: {cause}, there is nothing to match")
+
+
+def _optimizer_settings(knowledge: Knowledge) -> dict[str, Any]:
+    """Return the client's optimizer as far as it is granted; a sent gradient took no step."""
+    names = ("momentum", "weight_decay", "proximal_mu")
+    settings = {name: getattr(knowledge, name) or 0.0 for name in names}
+    return {"optimizer": knowledge.optimizer or "sgd", **settings}
+
+
+def _frozen_names(model: nn.Module, before: State, after: State, gradient: State | None) -> list[str]:
+    """List the parameters that are not trained and did not change: there is nothing to match."""
+    parameters = model.named_parameters()
+    untrained = [name for name, parameter in parameters if not parameter.requires_grad]
+    if gradient is not None:
+        return [name for name in untrained if not gradient[name].any()]
+    return [name for name in untrained if torch.equal(before[name], after[name])]
+
+
+def known_steps(knowledge: Knowledge | InversionProblem, num_examples: int) -> int | None:
+    """Return T if the threat model grants it, or E and B; otherwise None."""
+    if knowledge.local_steps is not None:
+        return knowledge.local_steps
+    if knowledge.local_epochs is None or knowledge.batch_size is None:
+        return None
+    return knowledge.local_epochs * math.ceil(num_examples / knowledge.batch_size)
+
+
+OPTIMIZER_FACTS = frozenset({"optimizer", "momentum", "weight_decay", "proximal_mu"})
+"""Facts that tell whether clients train by plain SGD."""
+
+
+def warn_unless_plain_sgd(attack: Attack, knowledge: Knowledge, where: str, *, simulated: Collection[str] = ()) -> None:
+    """Warn if clients do not, or may not, train by plain SGD, which the attack assumes.
+
+    Args:
+        simulated: which of `OPTIMIZER_FACTS` the attack simulates.
+    """
+    names = ("optimizer", "momentum", "weight_decay", "proximal_mu")
+    facts = {name: getattr(knowledge, name) for name in names}
+    differing = []
+    for name, value in facts.items():
+        if value and value != "sgd" and name not in simulated:
+            differing.append(f"{name.replace('_', ' ')} {value}")
+    hidden = [name for name, value in facts.items() if value is None]
+    if differing:
+        log.warning(
+            "%s on %s: assumes plain SGD, but clients train with %s; expect less",
+            attack.title,
+            where,
+            ", ".join(differing),
+        )
+    elif hidden:
+        log.warning(
+            "%s on %s: assumes plain SGD; %s of the clients %s not known",
+            attack.title,
+            where,
+            ", ".join(hidden),
+            "is" if len(hidden) == 1 else "are",
+        )
+
+
+def warn_of_dropout(attack: Attack, model: nn.Module, knowledge: Knowledge, where: str) -> None:
+    """Warn if layers of `model` are random in training, as dropout is; attacks switch it off."""
+    inputs = _probe_inputs(model, knowledge)
+    if inputs is None or not getattr(model, "draws_in_training", True):
+        return
+    if layers := find_stochastic_layers(deepcopy(model).train(), inputs):
+        log.warning(
+            "%s on %s: %s of the model drop%s at random while clients train (dropout), "
+            "this attack takes them for off; expect little",
+            attack.title,
+            where,
+            join_first([f"'{name}'" for name in layers], 3),
+            "s" if len(layers) == 1 else "",
+        )
+
+
+def check_evaluation_mode(model: nn.Module, knowledge: Knowledge, where: str) -> None:
+    """Raise AttackError if a layer computes differently in training mode.
+
+    Attacks run the model in evaluation mode, clients train it in training mode.
+    """
+    inputs = _probe_inputs(model, knowledge)
+    if inputs is not None and (layer := find_training_only_layer(model, inputs)):
+        raise AttackError(
+            f"{where}: {layer} computes otherwise while a client trains than in evaluation, so "
+            "that no gradient could be matched; use parametrizations in place of the old "
+            "spectral_norm and weight_norm, and no 'self.training'"
+        )
+
+
+def _probe_inputs(model: nn.Module, knowledge: Knowledge) -> Tensor | None:
+    """Return two examples that the model takes, or None; other checks tell what is wrong."""
+    if knowledge.input_shape is None:
+        return None
+    like = next(model.parameters())
+    shape = (2, *knowledge.input_shape)
+    values = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(like)
+    tokens = torch.zeros(shape, dtype=torch.long, device=like.device)
+    for inputs in (values, tokens):
+        try:
+            with torch.no_grad():
+                model(inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            continue
+        return inputs
+    return None

@@ -1,0 +1,99 @@
+"""Recipe of an attack that matches gradients: its objective and its optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsim.inversion.descent import Schedule
+from fedsim.inversion.distances import Cosine, Distance
+from fedsim.inversion.priors import Prior
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.update_models import GradientAtBroadcast, UpdateModel
+
+MEAN_GRADIENT_FACTS = frozenset({"learning_rate", "local_epochs", "batch_size"})
+"""Facts that an attack must know to compare the sizes of gradients, not only their directions."""
+INPUT_MOMENTS = frozenset({"input_mean", "input_std"})
+"""Facts by which dummy data are standardised."""
+
+
+def step_decay_schedule(iteration: int, iterations: int) -> float:
+    """Return 1, divided by ten after 3/8, 5/8 and 7/8 of the iterations (IG's and SME's code).
+
+    >>> [step_decay_schedule(iteration, 8) for iteration in (0, 3)]
+    [1.0, 0.1]
+    """
+    return 0.1 ** sum(iteration >= int(part * iterations) for part in (3 / 8, 5 / 8, 7 / 8))
+
+
+def cosine_schedule(iteration: int, iterations: int) -> float:
+    """Return a factor that falls from 1 to 0 along a cosine."""
+    return (1 + math.cos(math.pi * iteration / iterations)) / 2
+
+
+def constant_schedule(iteration: int, iterations: int) -> float:
+    """Return 1."""
+    return 1.0
+
+
+class DiscreteStep(Protocol):
+    """Discrete change of the dummy data, which no gradient makes, such as a swap of words."""
+
+    def __call__(
+        self, problem: InversionProblem, dummy: Tensor, steps_taken: int, iterations: int, rng: torch.Generator
+    ) -> None:
+        """Change `dummy`, `example ...`, standardised, in place.
+
+        Called before the first step, when it is noise, and after each step.
+
+        Args:
+            steps_taken: number of steps before this call, of `iterations`.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Objective and optimizer of one inversion attack.
+
+    Attributes:
+        update_model: computes the update of the dummy data.
+        distance: compares it with the recorded update.
+        priors: further terms of the objective with their weights.
+        optimizer: `adam`, `sgd` or `lbfgs` (torch's, one call of which counts as one iteration).
+        step_size: of the dummy data, in standard deviations of the inputs.
+        signed: pass the sign of each pixel's gradient to the optimizer.
+        schedule: of all step sizes.
+        noise: standard deviation of Gaussian noise added to the dummy data after each step, in
+            step sizes.
+        distance_schedule: `(iteration, iterations) -> factor` of the distance in the objective.
+        bounded: clamp pixels to the valid range after each step.
+        label_step_size: step size of label logits that are optimised together with the data; None
+            uses the labels that are granted or counted.
+        epochs: number of dummy images for each example, one an epoch.
+        normalised_by_batch: BatchNorm layers normalise the dummy data by their own statistics, as
+            those of clients do in training, instead of by the running ones of w_0.
+        one_step: the attack assumes T = 1 and warns if it is more.
+        discrete_step: changes the dummy data before the first step and after each.
+    """
+
+    update_model: UpdateModel = field(default_factory=GradientAtBroadcast)
+    distance: Distance = field(default_factory=Cosine)
+    priors: Sequence[tuple[float, Prior]] = ()
+    optimizer: Literal["adam", "sgd", "lbfgs"] = "adam"
+    step_size: float = 1.0
+    signed: bool = False
+    schedule: Schedule = step_decay_schedule
+    noise: float = 0.0
+    distance_schedule: Schedule = constant_schedule
+    bounded: bool = True
+    label_step_size: float | None = None
+    epochs: int = 1
+    normalised_by_batch: bool = False
+    one_step: bool = False
+    discrete_step: DiscreteStep | None = None

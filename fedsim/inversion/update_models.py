@@ -1,0 +1,236 @@
+"""Models of a client's update: at which weights the gradients of the dummy data are computed.
+
+They set inversion attacks apart from one another. An update model may have variables of its own,
+which are optimised together with the dummy data.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import AttackError
+from fedsim.inversion.distances import global_norm
+from fedsim.inversion.problem import InversionProblem, known_steps
+
+
+@dataclass(frozen=True)
+class OptimisedVariable:
+    """Variable that is optimised together with the dummy data.
+
+    Attributes:
+        start: initial value.
+        step_size: of its optimizer.
+        low: smallest value; smaller ones are clamped.
+        high: largest value; larger ones are clamped.
+        gradient_interval: its gradient is computed every so many iterations; in between, its
+            optimizer uses the last one again.
+    """
+
+    start: Tensor
+    step_size: float
+    low: float = 0.0
+    high: float = 1.0
+    gradient_interval: int = 1
+
+
+class UpdateModel(ABC):
+    """Base of the update models: frozen dataclasses that compute the update of dummy data.
+
+    Class attributes:
+        simulates: which departures from plain SGD it simulates, of `OPTIMIZER_FACTS`.
+        splits_batches: whether it splits the dummy data into mini-batches in their order, so that
+            the order of the labels matters.
+    """
+
+    simulates: ClassVar[frozenset[str]] = frozenset()
+    splits_batches: ClassVar[bool] = False
+
+    def variables(self, problem: InversionProblem) -> dict[str, OptimisedVariable]:
+        """Return the variables that are optimised together with the dummy data, by name.
+
+        The report shows a variable of one number as a curve.
+        """
+        return {}
+
+    @abstractmethod
+    def gradient(
+        self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
+    ) -> list[Tensor]:
+        """Compute what is compared with the recorded update, in the order of the parameters.
+
+        It is differentiable in the dummy data and in `values`, the variables by name.
+        """
+
+
+@dataclass(frozen=True)
+class GradientAtBroadcast(UpdateModel):
+    """Gradient at w_0: the update counts as one gradient (DLG, IG)."""
+
+    def gradient(
+        self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
+    ) -> list[Tensor]:
+        """Compute the gradient of the dummy data at w_0."""
+        return problem.gradient(problem.before, dummy, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurrogatePoint(UpdateModel):
+    """Gradient at the surrogate model alpha w_0 + (1 - alpha) w_T (SME, Eq. 5).
+
+    Attributes:
+        alpha: initial position; 1 is the broadcast state.
+        step_size: of alpha's optimizer; alpha stays in [0, 1].
+        per_layer: use one alpha for each parameter tensor.
+        gradient_interval: see `OptimisedVariable`.
+    """
+
+    alpha: float = 0.5
+    step_size: float = 0.001
+    per_layer: bool = False
+    gradient_interval: int = 1
+
+    def variables(self, problem: InversionProblem) -> dict[str, OptimisedVariable]:
+        """Return alpha, one number or one for each parameter tensor.
+
+        Raises:
+            AttackError: a gradient was sent, so there is no w_T.
+        """
+        if problem.sent_gradient is not None:
+            raise AttackError(
+                f"{problem.where}: a gradient was sent, no weights; this attack needs the weights that a client returns"
+            )
+        start = torch.tensor(self.alpha).to(problem.before[0])
+        if self.per_layer:
+            start = start.repeat(len(problem.before))
+        return {"alpha": OptimisedVariable(start, self.step_size, gradient_interval=self.gradient_interval)}
+
+    def gradient(
+        self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
+    ) -> list[Tensor]:
+        """Compute the gradient of the dummy data at the surrogate model."""
+        alpha = values["alpha"]
+        alphas = alpha if self.per_layer else [alpha] * len(problem.before)
+        surrogate = []
+        for a, start, end in zip(alphas, problem.before, problem.after, strict=True):
+            surrogate.append(a * start + (1 - a) * end)
+        return problem.gradient(surrogate, dummy, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnrolledTraining(UpdateModel):
+    """Mean step of simulated local training, whose steps are all differentiated (DLFA).
+
+    The dummy data are `epoch x example`: each epoch has images of its own, in the order in which
+    its mini-batches take them. The update of the simulation is the mean of its steps over the
+    learning rate: of gradients, with momentum, weight decay and FedProx's proximal term if clients
+    are known to use them.
+    """
+
+    simulates: ClassVar[frozenset[str]] = frozenset({"momentum", "weight_decay", "proximal_mu"})
+    splits_batches: ClassVar[bool] = True
+
+    def variables(self, problem: InversionProblem) -> dict[str, OptimisedVariable]:
+        """Return no variables.
+
+        Raises:
+            AttackError: clients train by another optimizer than SGD.
+        """
+        if problem.sent_gradient is None and problem.optimizer != "sgd":
+            raise AttackError(
+                f"{problem.where}: this attack simulates local training by SGD, and clients train "
+                f"by {problem.optimizer}; choose one that does not simulate it, as sme"
+            )
+        return {}
+
+    def gradient(
+        self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
+    ) -> list[Tensor]:
+        """Simulate local training on the dummy data; return the mean of its T steps."""
+        assert problem.learning_rate is not None
+        weights: Sequence[Tensor] = problem.before
+        steps: list[Tensor] = []
+        total: list[Tensor] = []
+        for batch, targets in self._split_batches(problem, dummy, labels):
+            gradient = problem.gradient(weights, batch, targets)
+            gradient = self._add_penalties(problem, weights, gradient)
+            if problem.momentum and steps:
+                gradient = [problem.momentum * m + g for m, g in zip(steps, gradient, strict=True)]
+            steps = gradient
+            weights = [w - problem.learning_rate * step for w, step in zip(weights, steps, strict=True)]
+            total = [t + step for t, step in zip(total, steps, strict=True)] if total else steps
+        return [t / problem.steps for t in total]
+
+    def _split_batches(self, problem: InversionProblem, dummy: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return inputs and labels of each local step; T may end within an epoch."""
+        assert problem.batch_size is not None
+        batches: list[tuple[Tensor, Tensor]] = []
+        for start in range(0, len(dummy), problem.num_examples):
+            epoch = slice(start, start + problem.num_examples)
+            inputs = torch.split(dummy[epoch], problem.batch_size)
+            targets = torch.split(labels[epoch], problem.batch_size)
+            batches += zip(inputs, targets, strict=True)
+        return batches[: problem.steps]
+
+    def _add_penalties(
+        self, problem: InversionProblem, weights: Sequence[Tensor], gradient: list[Tensor]
+    ) -> list[Tensor]:
+        """Add the gradients of weight decay and the proximal term, as in `fedsim.training.loop`."""
+        decay, mu = problem.weight_decay, problem.proximal_mu
+        if not (decay or mu):
+            return gradient
+        triples = zip(gradient, weights, problem.before, strict=True)
+        return [g + decay * w + mu * (w - start) for g, w, start in triples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MidpointTraining(UpdateModel):
+    """Simulated local training of a few long strides, each by the gradient at its midpoint.
+
+    Local training with small steps follows the gradient flow, whatever the batches (SME, App. E).
+    Two strides of the midpoint rule stay close to it where the line between w_0 and w_T no longer
+    does, and their cost does not grow with T. All strides have the same length; their sum is the
+    length of that line times a `stretch`, which is optimised. (Strides of equal time, eta T /
+    strides each, overshoot where the loss is curved.) If the client is known to have taken one
+    step, the update is the gradient at w_0.
+
+    Attributes:
+        strides: number of strides.
+        step_size: of the stretch's optimizer; the stretch begins at 1 and stays in [0.5, 2].
+    """
+
+    strides: int = 2
+    step_size: float = 0.001
+
+    def variables(self, problem: InversionProblem) -> dict[str, OptimisedVariable]:
+        """Return the stretch, one number; nothing if the client took one step."""
+        if known_steps(problem, problem.num_examples) == 1:
+            return {}
+        return {"stretch": OptimisedVariable(problem.before[0].new_ones(()), self.step_size, 0.5, 2.0)}
+
+    def gradient(
+        self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
+    ) -> list[Tensor]:
+        """Return the sum of the strides, w_0 minus the weights after the last one."""
+        if known_steps(problem, problem.num_examples) == 1:
+            return problem.gradient(problem.before, dummy, labels)
+        stride_length = values["stretch"] * global_norm(problem.direction) / self.strides
+        weights: Sequence[Tensor] = problem.before
+        total = [torch.zeros_like(w) for w in weights]
+        for _ in range(self.strides):
+            # Go half a stride by the gradient here.
+            gradient = problem.gradient(weights, dummy, labels)
+            half = stride_length / 2 / global_norm(gradient)
+            midpoint = [w - half * g for w, g in zip(weights, gradient, strict=True)]
+            # Go the whole stride by the gradient at the midpoint.
+            gradient = problem.gradient(midpoint, dummy, labels)
+            whole = stride_length / global_norm(gradient)
+            stride = [whole * g for g in gradient]
+            weights = [w - s for w, s in zip(weights, stride, strict=True)]
+            total = [t + s for t, s in zip(total, stride, strict=True)]
+        return total

@@ -1,0 +1,154 @@
+"""Format of the messages of a Flower app: how they map to the tensors of the audited model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from fedsim.base.errors import TranscriptError
+from fedsim.recording.payloads import Kind, Payload, State, to_working_type
+from fedsim.recording.wire_format import Update
+
+_OUTPUT_FIRST_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
+"""Number of dimensions to the permutation of axes `position ... input output` into PyTorch's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageFormat:
+    """Format of an app's messages, as the auditor states it; nothing is guessed.
+
+    Attributes:
+        replies: kind of the arrays that clients send under plain names; weights w_T in most apps.
+        record: the record of arrays that holds the model, where messages have several.
+        message: number, from 1, of the message that is audited where the server sends a client
+            several in a round, such as one for each model of a cluster; 0 where it sends one.
+        prefix: prefix that names of sent tensors have and names in the model do not, such as
+            `_orig_mod.`.
+        module: the part of the model whose tensors are sent under names relative to it, such as
+            `head`.
+        names: the model's names of the tensors in the order in which they are sent, `""` for a
+            tensor that is not in the model; empty leaves the names.
+        shapes: name in the model to shape, for tensors that are sent as plain lists of numbers.
+        transposed: whether weights have their input axis first, as in Flax, Keras and scikit-learn.
+        num_examples: N of all clients, or client to N; replaces the N that clients report.
+    """
+
+    replies: Kind = "weights"
+    record: str = ""
+    message: int = 0
+    prefix: str = ""
+    module: str = ""
+    names: Sequence[str] = ()
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    transposed: bool = False
+    num_examples: int | Mapping[int, int] | None = None
+
+    def read(self, update: Update) -> Update:
+        """Return `update` as attacks read it: by the model's names, floats in `WORKING_TYPE`.
+
+        Raises:
+            TranscriptError: it has several records of which this format names none, or it does not
+                match this format.
+        """
+        where = f"round {update.round}, client {update.client}"
+        # Select the record that holds the model.
+        if update.records:
+            before = self._select_record(update.before, where, "the server", allow_single=True)
+            sent = self._select_record(update.payload.arrays(), where, f"client {update.client}")
+            update = replace(update, before=before, payload=Payload.from_dense(sent, "weights"), records=())
+
+        # Rename, reshape and transpose the tensors, unless the format leaves them as they are.
+        if self != MessageFormat(record=self.record, message=self.message, num_examples=self.num_examples):
+            arrays, broadcast_names = update.payload.arrays(), list(update.before)
+            names = broadcast_names if arrays.keys() <= update.before.keys() else list(arrays)
+            before = self._to_model(update.before, where, broadcast_names)
+            payload = self._to_payload(self._to_model(arrays, where, names), before)
+            update = replace(update, before=before, payload=payload)
+        return replace(
+            update,
+            before=to_working_type(update.before),
+            payload=update.payload.to_working_type(update.before),
+            num_examples=self.num_examples_of(update.client, update.num_examples),
+        )
+
+    def _select_record(self, state: State, where: str, sender: str, *, allow_single: bool = False) -> dict[str, Tensor]:
+        """Return the tensors of the record that holds the model.
+
+        Args:
+            state: the tensors of all records, called `RECORD/NAME`.
+            where: round and client, for errors.
+            sender: the sender, for errors.
+            allow_single: take a single record, whatever its name.
+        """
+        records = list(dict.fromkeys(name.partition("/")[0] for name in state))
+        record = records[0] if allow_single and len(records) == 1 else self.record
+        if record not in records:
+            quoted = ", ".join(f"'{name}'" for name in records)
+            reason = f"none is called '{self.record}'" if self.record else "which of them holds the model is not said"
+            raise TranscriptError(
+                f"{where}: {sender} sent the records of arrays {quoted}, and {reason}; name one with [app] record"
+            )
+        prefix = f"{record}/"
+        return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+
+    def _to_model(self, state: State, where: str, sent_names: Sequence[str]) -> dict[str, Tensor]:
+        """Return `state` with the names, shapes and axes of the model.
+
+        Args:
+            state: tensors by the names under which they were sent.
+            where: round and client, for errors.
+            sent_names: the names of all sent tensors, in the order that `names` refers to.
+        """
+        if self.prefix and not any(name.startswith(self.prefix) for name in state):
+            raise TranscriptError(
+                f"{where}: no tensor has a name that begins with '{self.prefix}', but for instance "
+                f"'{next(iter(state), '')}'; mend [app] prefix"
+            )
+        if self.names and len(self.names) != len(sent_names):
+            raise TranscriptError(
+                f"{where}: {len(sent_names)} tensors were sent, and [app] names has {len(self.names)}; name each, "
+                'in the order in which they are sent, "" for those that are not of the model'
+            )
+        module_prefix = f"{self.module}." if self.module else ""
+        names = self.names or [f"{module_prefix}{name.removeprefix(self.prefix)}" for name in sent_names]
+        model_name_of = dict(zip(sent_names, names, strict=True))
+        named_state: dict[str, Tensor] = {}
+        for sent_name, tensor in state.items():
+            if name := model_name_of[sent_name]:
+                named_state[name] = self._transpose(self._reshape(name, tensor, where))
+        return named_state
+
+    def _reshape(self, name: str, tensor: Tensor, where: str) -> Tensor:
+        shape = self.shapes.get(name)
+        if shape is None:
+            return tensor
+        if tensor.numel() != math.prod(shape):
+            raise TranscriptError(f"{where}: '{name}' has {tensor.numel()} numbers, [app] shapes says {list(shape)}")
+        return tensor.reshape(tuple(shape))
+
+    def _transpose(self, tensor: Tensor) -> Tensor:
+        if self.transposed and tensor.ndim in _OUTPUT_FIRST_AXES:
+            return tensor.permute(_OUTPUT_FIRST_AXES[tensor.ndim]).contiguous()
+        return tensor
+
+    def _to_payload(self, arrays: State, before: State) -> Payload:
+        """Return the payload of `arrays`, whose real numbers are of the kind `replies`."""
+        payload = Payload.from_arrays(arrays, before)
+        if self.replies == "weights":
+            return payload
+        tensors = dict(payload.tensors)
+        for name, (_, form) in payload.tensors.items():
+            if name in before and before[name].is_floating_point():
+                tensors[name] = (self.replies, form)
+        return Payload(tensors)
+
+    def num_examples_of(self, client: int, reported: int) -> int:
+        """Return N of a client: the stated one, or else the one that it reported."""
+        if self.num_examples is None:
+            return reported
+        if isinstance(self.num_examples, int):
+            return self.num_examples
+        return self.num_examples.get(client, reported)

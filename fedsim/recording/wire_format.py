@@ -1,0 +1,153 @@
+"""Updates as the server sees them, and checks of the states that they are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import TranscriptError
+from fedsim.recording.payloads import Payload
+from fedsim.recording.payloads import State as State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """Update of one client in one round, as the server sees it: `(w_t, payload, N)`.
+
+    Attributes:
+        round: server round, counted from 1.
+        client: the client's partition id, or Flower's node id where the app reports none.
+        before: w_t, the state that the server broadcast.
+        payload: the arrays of the client in the form in which it sent them.
+        num_examples: N, the number of local examples that the client reported; for a gradient, the
+            size of its mini-batch.
+        metrics: further numbers that the client reported, e.g. `train_loss`.
+        config: the protocol facts that the server sent along, e.g. the number of local epochs.
+        records: names of the records of arrays that the client sent, where it or the server sent
+            several. Arrays are then called RECORD/NAME, and a `MessageFormat` selects the record of
+            the model.
+        members: ids of the clients whose sum it is (secure aggregation); `client` is the first of
+            them.
+        message: number, from 1, of the server's message to this client in this round that it
+            answers.
+        remarks: sentences on unexpected shapes or types of its tensors; see `Payload.remarks`.
+    """
+
+    round: int
+    client: int
+    before: State
+    payload: Payload
+    num_examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
+    records: tuple[str, ...] = ()
+    members: tuple[int, ...] = ()
+    message: int = 1
+    remarks: tuple[str, ...] = ()
+
+    @cached_property
+    def after(self) -> State:
+        """Return w_T: the state that the client returned, or w_t plus the delta that it sent.
+
+        For a client that sent a gradient, it holds only what came with it (BatchNorm's running
+        statistics), often nothing.
+        """
+        return self.payload.weights_after(self.before)
+
+    @cached_property
+    def gradient(self) -> State | None:
+        """Return the gradient at w_t of a FedSGD client; None for weights or a delta."""
+        return self.payload.values("gradient", self.before) or None
+
+    @property
+    def sends_delta(self) -> bool:
+        """Return whether the client sent w_T - w_t instead of w_T."""
+        return self.payload.kind == "delta"
+
+    @cached_property
+    def pseudo_gradient(self) -> State:
+        """Return w_t - w_T: the sum of the local gradients, scaled by the step size.
+
+        For a client that sent a gradient, it is that gradient; for a delta, its exact negative.
+
+        Raises:
+            TranscriptError: w_T is not of the same tensors as w_t.
+        """
+        if self.gradient is not None:
+            return self.gradient
+        for name, tensor in self.before.items():  # a subtraction could broadcast other shapes
+            if name not in self.after or self.after[name].shape != tensor.shape:
+                got = f"shape {tuple(self.after[name].shape)}" if name in self.after else "nothing"
+                raise TranscriptError(
+                    f"round {self.round}, client {self.client}: of '{name}', {tuple(tensor.shape)}, it sent {got}, "
+                    "so there is no pseudo-gradient; where clients send back a part alone, [app] frozen, record, "
+                    "module or names can say which, or leave this update out"
+                )
+        deltas = self.payload.values("delta", self.before)
+        return {
+            name: -deltas[name] if name in deltas else _subtract(tensor, self.after[name])
+            for name, tensor in self.before.items()
+        }
+
+
+def _subtract(before: Tensor, after: Tensor) -> Tensor:
+    """Return `before` - `after`, in int64 where both are integers or booleans.
+
+    Booleans cannot be subtracted, and unsigned integers would wrap around.
+    """
+    if before.is_floating_point() or after.is_floating_point():
+        return before - after
+    return before.long() - after.long()
+
+
+def describe_misfit(sent: State, got: State) -> str | None:
+    """Return how a tensor of `got` differs in shape or type from that in `sent`, or None."""
+    return Payload.from_dense({name: got[name] for name in sent if name in got}, "weights").describe_misfit(sent)
+
+
+def non_finite_names(state: State) -> list[str]:
+    """Return the names of the tensors in `state` that hold NaN or infinity.
+
+    >>> non_finite_names({"a": torch.ones(2), "b": torch.tensor([1.0, math.nan])})
+    ['b']
+    """
+    floats = {name: t for name, t in state.items() if t.is_floating_point() and t.numel()}
+    # Cheap test first: where the sum is finite, so is each number (the converse does not hold).
+    suspects = [name for name, tensor in floats.items() if not math.isfinite(tensor.sum().item())]
+    return [name for name in suspects if not torch.isfinite(floats[name]).all()]
+
+
+def match_names(state: State, names: Mapping[str, torch.Size]) -> State | None:
+    """Return the tensors that a model names, or None where one is missing or has another shape.
+
+    Flower apps that send a plain list of arrays call them "0", "1", ...; those are matched by
+    order.
+
+    Args:
+        state: tensors by name.
+        names: the model's names and shapes.
+
+    >>> state = {"0": torch.ones(2), "1": torch.ones(3)}
+    >>> list(match_names(state, {"weight": torch.Size([2]), "bias": torch.Size([3])}))
+    ['weight', 'bias']
+    """
+    if all(key.isdigit() for key in state) and len(state) == len(names):
+        ordered = [state[key] for key in sorted(state, key=int)]
+        state = dict(zip(names, ordered, strict=True))
+    if any(name not in state or state[name].shape != shape for name, shape in names.items()):
+        return None
+    return {name: state[name] for name in names}
+
+
+def match_any_names(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> State | None:
+    """Return `state` under the first of these sets of names that `match_names` accepts, or None."""
+    for names in orders:
+        named_state = match_names(state, names)
+        if named_state is not None:
+            return named_state
+    return None

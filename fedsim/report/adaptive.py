@@ -1,0 +1,265 @@
+"""Attacks made without and with knowledge of the clients' defenses, and what the defenses are worth against each.
+
+A defense that holds off an adversary who does not know it may do nothing against one who does. What is said here
+follows from the readings of `fedsim.report.summary`, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedsim.audit.plan import ADAPTIVE
+from fedsim.report.summary import (
+    LEAKS,
+    MIN_VICTIMS,
+    NOT_JUDGED,
+    ScoreReading,
+    Summary,
+    are_independent,
+    difference_interval,
+    interval_text,
+    join_titles,
+)
+
+EQUAL_SUFFIX = ", naive and adaptive alike"
+"""Suffix of the name of an attack whose scores equal those of the adaptive one."""
+_SAME_UP_TO = 0.01
+"""Share of a score by which an adaptive attack may differ from the naive one and still be the same but for rounding."""
+HOLDS, ONLY_NAIVE, FAILS, UNDECIDED_OUTCOME = "holds", "beats only the naive attack", "does not hold", "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaiveAdaptivePair:
+    """Readings of one attack by one metric, for an adversary who does not know the defenses and for one who does.
+
+    Attributes:
+        naive: of the adversary who does not.
+        adaptive: of the one who does.
+        control: the same attack on clients without a defense, where it was made.
+    """
+
+    naive: ScoreReading
+    adaptive: ScoreReading
+    control: ScoreReading | None = None
+
+    @property
+    def outcome(self) -> str:
+        """Verdict on the defense against this attack, by this metric.
+
+        It `holds` where the scores of both are at or below the floor with the whole of their 95 % intervals, the
+        control leaks, which shows that the defense is why, and the adaptive attack differs from the naive one. It
+        `does not hold` where either leaks, because the adversary may choose. It `beats only the naive attack` where
+        that stays at the floor and the adaptive one leaks. All else is undecided; empty where a score has no
+        verdict.
+        """
+        sides = (self.naive, self.adaptive)
+        if not all(is_judged(side) for side in sides):
+            return ""
+        if self.adaptive.verdict == LEAKS and at_floor(self.naive.summary):
+            return ONLY_NAIVE
+        if any(side.verdict == LEAKS for side in sides):
+            return FAILS
+        return UNDECIDED_OUTCOME if self._reason_undecided else HOLDS
+
+    @property
+    def css(self) -> str:
+        """CSS class of the outcome on the page, the same as that of readings."""
+        return {FAILS: "leaks", ONLY_NAIVE: "leaks", UNDECIDED_OUTCOME: "undecided"}.get(self.outcome, "")
+
+    @property
+    def differences(self) -> list[float]:
+        """Adaptive less naive score of each victim (round, start) that both attacked."""
+        naive, adaptive = self.naive.summary.values, self.adaptive.summary.values
+        return [adaptive[unit] - naive[unit] for unit in naive if unit in adaptive]
+
+    @property
+    def equal(self) -> bool:
+        """Equality of both: knowing the defense changes no score."""
+        naive, adaptive = self.naive, self.adaptive
+        texts = [(side.summary.text, side.summary.floor_text, side.verdict, side.remark) for side in (naive, adaptive)]
+        return naive.summary.values == adaptive.summary.values and texts[0] == texts[1]
+
+    @property
+    def difference_text(self) -> str:
+        """Mean of the differences, with its 95 % interval where there is one."""
+        differences, item = np.array(self.differences), self.naive.summary
+        if not len(differences) or not np.isfinite(differences).all():
+            return "–"
+        return interval_text(float(differences.mean()), *difference_interval(item.metric, differences, item.unit))
+
+    @property
+    def floor_text(self) -> str:
+        """Floor of both; that of either where they differ, as guesses for claimed labels do."""
+        texts = [side.summary.floor_text for side in (self.naive, self.adaptive)]
+        return " / ".join(dict.fromkeys(filter(None, texts)))
+
+    @property
+    def sentence(self) -> str:
+        """Sentence on what the defense is worth, and by which scores."""
+        item, name = self.naive.summary, self.naive.summary.name.split(",")[0]
+        floors = " and ".join(dict.fromkeys(f"{side.summary.floor:.4g}" for side in (self.naive, self.adaptive)))
+        scores = (
+            f"{item.interval_text} naive, {self.adaptive.summary.interval_text} adaptive, floor {floors}, "
+            f"{item.count_text}"
+        )
+        verdict = {
+            HOLDS: "holds: neither the naive nor the adaptive attack is beyond the floor",
+            ONLY_NAIVE: "beats only the adversary who does not know it: the naive attack stays at the floor, the "
+            "adaptive one leaks",
+            FAILS: f"does not hold: {self._leaking_attacks}",
+            UNDECIDED_OUTCOME: f"is undecided: {self._reason_undecided}",
+        }[self.outcome]
+        differences = self.differences
+        no_effect = "; knowing the defense changes nothing" if differences and not any(differences) else ""
+        return f"Against {item.attack}, by {name}, the clients' defense {verdict} ({scores}){no_effect}."
+
+    @property
+    def _leaking_attacks(self) -> str:
+        sides = {"naive": self.naive, "adaptive": self.adaptive}
+        names = [name for name, side in sides.items() if side.verdict == LEAKS]
+        if not names:
+            return "neither leaks"
+        return "both attacks leak" if len(names) == 2 else f"the {names[0]} attack leaks"
+
+    @property
+    def _reason_undecided(self) -> str:
+        """Why the defense cannot be said to hold; empty where it can."""
+        if not all(at_floor(side.summary) for side in (self.naive, self.adaptive)):
+            return self._why_not_at_floor
+        largest = max(map(abs, self.naive.summary.values.values()))
+        if max(map(abs, self.differences), default=0.0) <= _SAME_UP_TO * largest:
+            return (
+                "the adaptive attack found what the naive one did, so that nobody tried to get past the defense (what "
+                "an adversary makes of it is its adversary_view)"
+            )
+        if self.control is None:
+            return (
+                "neither attack is beyond the floor, and nothing shows that it would be without the defense; attack "
+                "clients without one as well, such as in a sweep with defense = [[], [...]]"
+            )
+        if self.control.verdict != LEAKS:
+            return "without the defense the same attack does not leak either, so that it says nothing of the defense"
+        return ""
+
+    @property
+    def _why_not_at_floor(self) -> str:
+        num_victims = [
+            side.summary.count if side.summary.unit == "victim" else 1 for side in (self.naive, self.adaptive)
+        ]
+        if max(num_victims) < MIN_VICTIMS:
+            return f"from fewer than {MIN_VICTIMS} victims nothing is concluded"
+        if not are_independent(self.naive.summary.metric):
+            return "its victims are compared with one another, so that nothing is concluded from one run"
+        return "neither attack leaks, but the 95 % interval of a score is not wholly at or below its floor"
+
+
+def at_floor(item: Summary) -> bool:
+    """Return whether the whole 95 % interval of a score is at or below its floor.
+
+    False where there are too few victims to conclude from.
+    """
+    if (
+        item.missing
+        or not are_independent(item.metric, item.unit)
+        or item.count < MIN_VICTIMS
+        or not math.isfinite(item.floor)
+    ):
+        return False
+    return item.high <= item.floor if item.higher_is_better else item.low >= item.floor
+
+
+def pair_readings(readings: Sequence[ScoreReading]) -> list[NaiveAdaptivePair]:
+    """Pair the readings of each attack that was made both ways, otherwise with equal settings and knowledge."""
+    return [
+        NaiveAdaptivePair(naive=naive, adaptive=adaptive)
+        for naive in readings
+        if not naive.summary.knows_defenses
+        for adaptive in readings
+        if adaptive.summary.knows_defenses and _is_adaptive_form(adaptive.summary, naive.summary)
+    ]
+
+
+def equal_attacks(readings: Sequence[ScoreReading]) -> dict[str, str]:
+    """Return adaptive attacks whose scores all equal those of the naive attack, with the name of that one.
+
+    They are equal where the adversary's view of the defense (`adversary_view`) is the gradient as it is.
+    """
+    both = pair_readings(readings)
+    names = {pair.adaptive.summary.attack: pair.naive.summary.attack for pair in both}
+    differing = {pair.adaptive.summary.attack for pair in both if not pair.equal}
+    return {adaptive: naive for adaptive, naive in names.items() if adaptive not in differing}
+
+
+def merge_equal_attacks(readings: Sequence[ScoreReading]) -> list[ScoreReading]:
+    """Drop the readings of adaptive attacks that equal the naive ones, and rename the latter to say so."""
+    naive_of_equal = equal_attacks(readings)
+    new_names = {naive: f"{naive}{EQUAL_SUFFIX}" for naive in naive_of_equal.values()}
+    merged = []
+    for reading in readings:
+        attack = reading.summary.attack
+        if attack not in naive_of_equal:
+            merged.append(replace(reading, summary=replace(reading.summary, attack=new_names.get(attack, attack))))
+    return merged
+
+
+def _is_adaptive_form(adaptive: Summary, naive: Summary) -> bool:
+    return (
+        adaptive.attack_key[0] == f"{naive.attack_key[0]} {ADAPTIVE}"
+        and adaptive.metric == naive.metric
+        and adaptive.settings == naive.settings
+        and adaptive.granted - {"defenses"} == naive.granted
+    )
+
+
+def remarks(readings: Sequence[ScoreReading], *, defended: bool, granted: bool) -> list[str]:
+    """Return sentences on what the clients' defense is worth against each attack, and who did not try to get past it.
+
+    An attack is judged by its first metric that has a verdict; a further metric by which the defense is worth less gets
+    a sentence of its own.
+
+    Args:
+        defended: whether the clients of the run have defenses.
+        granted: whether the adversary knows them.
+    """
+    judged = [pair for pair in pair_readings(readings) if is_judged(pair.naive) and is_judged(pair.adaptive)]
+    sentences = []
+    for name in dict.fromkeys(pair.naive.summary.attack for pair in judged):
+        first, *further = (pair for pair in judged if pair.naive.summary.attack == name)
+        sentences.append(first.sentence)
+        for pair in further:
+            if _WORTH[pair.outcome] < _WORTH[first.outcome] and pair.outcome != UNDECIDED_OUTCOME:
+                sentences.append(pair.sentence)
+    return sentences + (_remarks_on_naive_attacks(readings, granted=granted) if defended else [])
+
+
+_WORTH = {FAILS: 0, ONLY_NAIVE: 1, UNDECIDED_OUTCOME: 2, HOLDS: 3}
+
+
+def is_judged(reading: ScoreReading) -> bool:
+    """Return whether a reading is of an attack, not of a baseline, and has a verdict."""
+    return reading.verdict not in ("", NOT_JUDGED) and not reading.baseline
+
+
+def _remarks_on_naive_attacks(readings: Sequence[ScoreReading], *, granted: bool) -> list[str]:
+    """Say which attacks were only made without knowledge of the defenses."""
+    paired = {pair.naive.summary.attack for pair in pair_readings(readings)}
+    unpaired = dict[str, None]()
+    for reading in readings:
+        item = reading.summary
+        if not reading.baseline and not item.knows_defenses and item.attack not in paired:
+            unpaired[item.attack] = None
+    if not unpaired:
+        return []
+    names = join_titles(list(unpaired))
+    if granted:
+        return [f"Made by the naive adversary alone, because they read no defenses: {names}."]
+    if paired:
+        return [f"Made by the naive adversary alone: {names}."]
+    return [
+        "The clients defend themselves, and only naive attacks were made: the adversary is not granted the defenses "
+        "([adversary.knowledge] defenses = true), so nothing is said of one who knows them."
+    ]

@@ -1,0 +1,179 @@
+"""Cards at the top of the page: what each attack is worth, with the examples that it reconstructed best and worst.
+
+The verdict of a card is what `fedsim.report.summary` reads out of the scores, in the words of the headline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsim.audit.evaluation.evaluator import ClaimedWord, TextPair
+from fedsim.report import adaptive, image_scores
+from fedsim.report.headline import reported_readings
+from fedsim.report.html import victim_and_round
+from fedsim.report.image_scores import ExtremeExample, FindingKey
+from fedsim.report.run_contents import FindingView
+from fedsim.report.summary import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, ScoreReading, metric_name
+
+_IMAGE_WIDTH = 84
+"""CSS pixels that an image on a card is wide, about."""
+_MAX_WORDS = 40
+"""Most words of a text on a card."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardExample:
+    """Example that an attack reconstructed well or badly.
+
+    Attributes:
+        rank: `best`, `median` or `worst`.
+        caption: which example it is, and how close the claim is.
+        claimed, true: images as PNGs; empty where the example is a text.
+        text: a text, a set of words or a record; None where the example is an image.
+    """
+
+    rank: str
+    caption: str
+    claimed: bytes = b""
+    true: bytes = b""
+    text: TextPair | None = None
+
+    @property
+    def width(self) -> int:
+        """CSS pixels that its image is wide; small images get a whole number for each pixel."""
+        pixels = int.from_bytes(self.true[16:20])  # in the header of the PNG
+        return pixels * max(1, round(_IMAGE_WIDTH / pixels)) if pixels <= _IMAGE_WIDTH else _IMAGE_WIDTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """Card of one attack.
+
+    Attributes:
+        attack: its name.
+        lines: its readings, the main one first; none where nothing is judged.
+        reason: why nothing is judged; empty where something is.
+        examples: the best, median and worst; none where nobody knows the truth.
+        selection: from how many examples these were chosen, and by which metric.
+    """
+
+    attack: str
+    readings: Sequence[ScoreReading]
+    reason: str = ""
+    examples: Sequence[CardExample] = ()
+    selection: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Verdict of the main reading."""
+        return self.readings[0].verdict if self.readings else NOT_JUDGED
+
+    @property
+    def tone(self) -> str:
+        """Colour of the card: `leak`, `doubt` or `calm`."""
+        verdicts = {reading.verdict for reading in self.readings if not reading.baseline}
+        if LEAKS in verdicts:
+            return "leak"
+        return "doubt" if verdicts & {BEYOND, UNDECIDED} else "calm"
+
+
+def choose_examples(
+    all_readings: Sequence[ScoreReading], values: image_scores.ExampleScores
+) -> dict[str, list[ExtremeExample]]:
+    """Choose by attack the examples that its card shows: the best, the median and the worst of the scored ones."""
+    attack_keys = {reading.summary.attack: reading.summary.attack_key for reading in all_readings}
+    main_metrics = {}
+    for attack, readings in reported_readings(all_readings).items():
+        if readings:
+            main_metrics[attack] = readings[0].summary.metric
+    return {
+        attack: image_scores.extreme_examples(values, key, main_metrics.get(attack, ""))
+        for attack, key in attack_keys.items()
+    }
+
+
+def examples_by_finding(extremes: Mapping[str, Sequence[ExtremeExample]]) -> dict[FindingKey, list[int]]:
+    """Return by finding the numbers of the examples that cards show."""
+    numbers: dict[FindingKey, list[int]] = {}
+    for of_attack in extremes.values():
+        for extreme in of_attack:
+            numbers.setdefault(extreme.key, []).append(extreme.image)
+    return numbers
+
+
+def attack_cards(
+    all_readings: Sequence[ScoreReading],
+    findings: Sequence[FindingView],
+    extremes: Mapping[str, Sequence[ExtremeExample]],
+    values: image_scores.ExampleScores,
+) -> list[Card]:
+    """Return a card for each scored attack; an adaptive attack that equals the naive one shares its card.
+
+    Args:
+        leaks: readings of all scores.
+        found: the findings.
+        extremes: by attack, the examples to show.
+        values: scores of single examples.
+    """
+    by_key = {
+        image_scores.finding_key({**finding.about, "attack": finding.about["title"]}): finding for finding in findings
+    }
+    result = []
+    for attack, readings in reported_readings(adaptive.merge_equal_attacks(all_readings)).items():
+        attack_extremes = extremes.get(attack.removesuffix(adaptive.EQUAL_SUFFIX), ())
+        examples = []
+        for extreme in attack_extremes:
+            example = _example(extreme, by_key.get(extreme.key))
+            if example is not None:
+                examples.append(example)
+        remarks = (reading.remark for reading in all_readings if reading.summary.attack == attack and reading.remark)
+        result.append(
+            Card(
+                attack=attack,
+                readings=readings,
+                reason="" if readings else next(remarks, ""),
+                examples=examples,
+                selection=_selection(attack_extremes[0], values) if examples else "",
+            )
+        )
+    return result
+
+
+def _example(extreme: ExtremeExample, finding: FindingView | None) -> CardExample | None:
+    """Return the example; None where the finding is gone, or does not show this example."""
+    if finding is None:
+        return None
+    name, _, unit = metric_name(extreme.metric).partition(", ")
+    value = f"{name} {extreme.value:.3g} {unit}".rstrip() if math.isfinite(extreme.value) else "identical"
+    caption = f"{value}; {victim_and_round(finding.about)}"
+    if extreme.image in finding.card_images:
+        claimed, true = finding.card_images[extreme.image]
+        return CardExample(rank=extreme.rank, caption=caption, claimed=claimed, true=true)
+    if extreme.image in finding.card_texts and finding.bag == (extreme.metric == "words_found"):
+        text = _truncate(finding.card_texts[extreme.image])
+        return CardExample(rank=extreme.rank, caption=caption, text=text)
+    return None
+
+
+def _truncate(text: TextPair) -> TextPair:
+    """Cut a long text to its beginning."""
+    if max(len(text.claimed), len(text.true.split())) <= _MAX_WORDS:
+        return text
+    true = text.true.split(" ")
+    if len(true) > _MAX_WORDS:
+        true = [*true[:_MAX_WORDS], "…"]
+    claimed = list(text.claimed)
+    if len(claimed) > _MAX_WORDS:
+        claimed = [*claimed[:_MAX_WORDS], ClaimedWord(text="…", right=True)]
+    return TextPair(true=" ".join(true), claimed=claimed)
+
+
+def _selection(extreme: ExtremeExample, values: image_scores.ExampleScores) -> str:
+    """Say from how many examples this one was chosen, and by which metric."""
+    count = 0
+    for key, metrics in values.items():
+        if key[:2] == extreme.key[:2] and extreme.metric in metrics:
+            count += sum(not math.isnan(value) for value in metrics[extreme.metric])
+    return f"from {count} by {metric_name(extreme.metric).partition(',')[0]}"

@@ -1,0 +1,178 @@
+"""Curves of a run: accuracy, loss and privacy by round, and what attacks recorded by iteration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from fedsim.report import charts
+from fedsim.report.charts import QUIET, Look
+
+Numbers = NDArray[np.float64]
+Curves = Mapping[str, tuple[Numbers, Numbers]]
+"""Curves of one finding: a name, e.g. `objective`, to `(iteration, value)`."""
+
+SERVER, CLIENTS, LEDGER = Look(6), QUIET, Look(1)
+_NAMES = {
+    SERVER: "server, on the public test set",
+    CLIENTS: "clients, each on what it holds out: mean, lowest to highest",
+    LEDGER: "the client that has spent most privacy",
+}
+_TRACES = {
+    "objective": ("What the attack minimises", "objective (dimensionless)"),
+    "distance": ("Its gradient-matching part", "distance"),
+    "l_sim": ("Direction of the gradient against the update", "L_sim = 1 − cosine (dimensionless)"),
+    "psnr": ("Closeness to the truth, known to the evaluator only", "mean PSNR (dB)"),
+    "training_error": ("How far a learned mapping misses updates it has seen", "squared error / a constant's"),
+    "validation_error": ("How far it misses updates held out from it", "squared error / a constant's"),
+    "training_loss": ("Training a model on dummy data", "loss (mean over the dummy examples)"),
+    "residual": ("What equal updates of clients leave of the sums unexplained", "norm / that of the sums"),
+    "standard_error": ("Standard error of the claimed update", "standard error / norm of the update"),
+    "score_with_property": ("Messages with the property, known to the evaluator only", "how likely it is claimed"),
+    "score_without_property": (
+        "Messages without the property, known to the evaluator only",
+        "how likely it is claimed",
+    ),
+    "alpha": ("Place of the surrogate: 1 broadcast state, 0 returned state", "α (dimensionless)"),
+}
+_LOGARITHMIC = ("objective", "distance", "l_sim")
+_BY_ROUND = ("score_with_property", "score_without_property")
+_IN_UNIT_RANGE = (*_BY_ROUND, "alpha")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChartGroup:
+    """Charts that share a legend.
+
+    Attributes:
+        drawn: the charts.
+        legend: names and looks of the curves in them.
+        with_floor: whether a dotted line shows the score of the best guess.
+        infinite: whether infinite values were left out.
+    """
+
+    drawn: Sequence[Markup] = ()
+    legend: Sequence[tuple[str, Look]] = ()
+    with_floor: bool = False
+    infinite: bool = False
+
+
+def overlay_curves(
+    name: str, look: Look, curves: Sequence[tuple[Numbers, Numbers]], level: float = math.nan
+) -> charts.Curve:
+    """Return the mean of several curves, each with an x of its own, in a band from the lowest to the highest.
+
+    Args:
+        name: what they show.
+        look: colour and dashes.
+        curves: x and y of each.
+        level: height of a dotted line to compare with; NaN for none.
+    """
+    x = np.unique(np.concatenate([points for points, _ in curves]))
+    y = np.full((len(curves), len(x)), np.nan)
+    for row, (points, values) in zip(y, curves, strict=True):
+        row[np.searchsorted(x, points)] = values
+    y[~np.isfinite(y)] = np.nan
+    has_value = np.isfinite(y).any(0)
+    x, y = x[has_value], y[:, has_value]
+    curve = charts.Curve(name=name, look=look, x=x, y=np.nanmean(y, 0) if len(x) else x, level=level)
+    return replace(curve, low=np.nanmin(y, 0), high=np.nanmax(y, 0)) if len(curves) > 1 and len(x) else curve
+
+
+def epsilon_columns(row: Mapping[str, str]) -> list[str]:
+    """Return the columns of `metrics.csv` with spent privacy.
+
+    These are `epsilon` with one defense, or `epsilon of NAME` with several.
+
+    >>> epsilons({"round": "1", "epsilon of update-noise": "2.5"})
+    ['epsilon of update-noise']
+    """
+    return [name for name in row if name.split(" of ")[0] == "epsilon"]
+
+
+def column_title(column: str) -> str:
+    """Return the name of such a column on the page.
+
+    >>> called("epsilon of update-noise")
+    'ε of update-noise'
+    """
+    return column.replace("epsilon", "ε", 1)
+
+
+def training_charts(rows: Sequence[Mapping[str, str]]) -> ChartGroup:
+    """Draw accuracy, loss and proved epsilon by round, as far as they were measured.
+
+    Args:
+        rows: rows of `metrics.csv`.
+    """
+    quantities = [
+        ("accuracy", "Accuracy", "accuracy (fraction correct)", SERVER),
+        ("loss", "Loss", "loss (mean over the test examples)", SERVER),
+    ]
+    for column in epsilon_columns(rows[0]) if rows else []:
+        name = column_title(column)
+        quantities.append((column, f"Privacy spent: largest proved {name} of a client", name, LEDGER))
+    drawn, looks = [], set[Look]()
+    for column, title, ylabel, look in quantities:
+        if curves := _curves_by_round(rows, column, look):
+            limits = (0.0, 1.0) if column == "accuracy" else None
+            drawn.append(charts.draw_curves(title, curves, xlabel="round", ylabel=ylabel, limits=limits))
+            looks |= {curve.look for curve in curves}
+    return ChartGroup(drawn=drawn, legend=[(name, look) for look, name in _NAMES.items() if look in looks])
+
+
+def _curves_by_round(rows: Sequence[Mapping[str, str]], column: str, look: Look) -> list[charts.Curve]:
+    """Return the curves of a column: of clients, and in `look` of the server."""
+    values_by_sender: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row.get(column):
+            values_by_sender.setdefault(row["client"], {})[int(row["round"])] = float(row[column])
+    server, clients = list[tuple[Numbers, Numbers]](), list[tuple[Numbers, Numbers]]()
+    for sender, values in values_by_sender.items():
+        curve = np.array(list(values), float), np.array(list(values.values()))
+        (server if sender == "server" else clients).append(curve)
+    lines = []
+    if clients:
+        lines.append(overlay_curves("clients", CLIENTS, clients))
+    if server:
+        lines.append(overlay_curves("server" if look == SERVER else "most spent", look, server))
+    return [line for line in lines if len(np.asarray(line.x))]
+
+
+def attack_charts(
+    findings: Sequence[tuple[str, Curves]], looks: Mapping[str, Look], floor: Mapping[str, float]
+) -> ChartGroup:
+    """Draw one chart for each kind of curve, all attacks laid over one another.
+
+    Args:
+        findings: the attack and the curves of each finding.
+        looks: how each attack is drawn.
+        floor: PSNR of the best guess for each attack, a dotted line.
+    """
+    present = {name for _, curves in findings for name in curves}
+    drawn, levels = [], []
+    for name in [trace for trace in _TRACES if trace in present] + sorted(present - set(_TRACES)):
+        # One line for each attack.
+        lines = []
+        for attack, look in looks.items():
+            attack_curves = [curves[name] for owner, curves in findings if owner == attack and name in curves]
+            if attack_curves:
+                level = floor.get(attack, math.nan) if name == "psnr" else math.nan
+                lines.append(overlay_curves(attack, look, attack_curves, level))
+        lines = [line for line in lines if len(np.asarray(line.x))]
+        # The chart of these.
+        if lines:
+            title, ylabel = _TRACES.get(name, (name, "value"))
+            limits, log = ((0.0, 1.0) if name in _IN_UNIT_RANGE else None), name in _LOGARITHMIC
+            xlabel = "round" if name in _BY_ROUND else "iteration"
+            drawn.append(charts.draw_curves(title, lines, xlabel=xlabel, ylabel=ylabel, limits=limits, log=log))
+            levels += [line.level for line in lines]
+    infinite = any(np.isinf(values).any() for _, curves in findings for _, values in curves.values())
+    return ChartGroup(
+        drawn=drawn, legend=list(looks.items()), with_floor=any(map(math.isfinite, levels)), infinite=infinite
+    )

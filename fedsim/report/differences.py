@@ -1,0 +1,345 @@
+"""Differences between the scores of two runs, paired by victim where both attacked the same clients."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.audit.evaluation import statistics
+from fedsim.report.summary import (
+    NO_LEAKAGE,
+    UNDECIDED,
+    Summary,
+    are_independent,
+    compares_victims,
+    difference_interval,
+    interval_text,
+    join_titles,
+    mean_by_unit,
+    number_of,
+    summarise,
+    why_inconclusive,
+)
+
+MORE, LESS, NOT_SHOWN = "leaks more", "leaks less", "no difference shown"
+SEEN_MORE, SEEN_LESS, MIXED = "more, as far as seen", "less, as far as seen", "neither, as far as seen"
+FEWEST, _ONE_SIDED_LEVEL = 6, 0.025
+"""Fewest victims from which anything is concluded, for of five all differ in one direction by chance in 1 of 16 cases;
+and significance level of a test for each direction."""
+_PARTITION_SETTINGS = ("data.", "partition.", "federation.seed", "federation.clients")
+"""Settings that determine who holds what."""
+Rows = Sequence[Mapping[str, Any]]
+Update = tuple[str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Difference of one metric of one attack between two runs.
+
+    Attributes:
+        attack: its name in the runs' reports; where these differ, the one that says more of its settings.
+        base: the scores over all victims of the first run.
+        other: those of the other run.
+        first: the mean of `base`, over the updates that both runs attacked where the difference is paired.
+        value: the same of `other`.
+        paired: whether the difference is taken victim by victim.
+        count: how many differences, one a victim (or a round, or a random start: see `Summary.unit`), or, where it is
+            not paired, the smaller of the two numbers of victims.
+        unit: what is counted.
+        mean: of `other` less `base`; NaN where nothing can be compared.
+        low: where the 95 % confidence interval of `mean` begins; NaN where there is none.
+        high: where it ends.
+        verdict: one of this module's words; empty for a metric that says nothing about leakage.
+        remark: the reason, and what else differs between the two attacks.
+    """
+
+    attack: str
+    base: Summary
+    other: Summary
+    first: float
+    value: float
+    paired: bool
+    count: int
+    unit: str
+    mean: float
+    low: float
+    high: float
+    verdict: str
+    remark: str
+
+
+def difference_text(item: Difference) -> str:
+    """Format the mean difference and its interval; – where nothing can be subtracted, as of two infinite means."""
+    return "–" if math.isnan(item.mean) else interval_text(item.mean, item.low, item.high)
+
+
+def why_not_same_clients(base: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
+    """Return why clients of one number hold different data in two runs; empty if they hold the same.
+
+    Args:
+        base, other: settings of the runs by `table.key`; None where they are not known.
+    """
+    if base is None or other is None:
+        return "the settings of a recording made elsewhere are not known"
+    differing = []
+    for key in sorted({*base, *other}):
+        if key.startswith(_PARTITION_SETTINGS) and base.get(key) != other.get(key):
+            differing.append(key)
+    if not differing:
+        return ""
+    return f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}"
+
+
+def differences(base: Rows, other: Rows, why_not_paired: str = "") -> list[Difference]:
+    """Return a difference for each attack and metric that both runs scored, in the order of `base`.
+
+    Args:
+        base, other: rows of `scores.csv`.
+        why_not_paired: what `same_clients` says.
+    """
+    base_summaries, other_summaries = summarise(base), summarise(other)
+    partners = _partners(base_summaries, other_summaries)
+    other_by_key = {(item.attack, item.metric): item for item in other_summaries}
+    results = []
+    for summary in base_summaries:
+        key = partners.get(summary.attack, ""), summary.metric
+        if key in other_by_key:
+            results.append(_difference(summary, other_by_key[key], base, other, why_not_paired))
+    return results
+
+
+def unshared_attacks(base: Rows, other: Rows) -> tuple[list[str], list[str]]:
+    """Return the attacks that only `base` scored and those that only `other` did: there they failed or were not made.
+
+    Args:
+        base, other: rows of `scores.csv`.
+    """
+    base_titles, other_titles = _unmatched_titles(base, other)
+    return (
+        [name for name, title in base_titles.items() if title not in other_titles.values()],
+        [name for name, title in other_titles.items() if title not in base_titles.values()],
+    )
+
+
+def incomparable_attacks(base: Rows, other: Rows) -> list[str]:
+    """Return a sentence for each attack that both runs scored, but made in ways that cannot be compared.
+
+    Args:
+        base, other: rows of `scores.csv`.
+    """
+    base_titles, other_titles = _unmatched_titles(base, other)
+    sentences = []
+    for title in dict.fromkeys(base_titles.values()):
+        if title in other_titles.values():
+            base_names = join_titles([name for name in base_titles if base_titles[name] == title])
+            other_names = join_titles([name for name in other_titles if other_titles[name] == title])
+            sentences.append(
+                f"{base_names} is not compared with {other_names}: they are not known to be made with the same "
+                "settings and granted facts."
+            )
+    return sentences
+
+
+def _unmatched_titles(base: Rows, other: Rows) -> tuple[dict[str, str], dict[str, str]]:
+    """Return by name the titles of the attacks of either run that have no partner in the other."""
+    base_summaries, other_summaries = summarise(base), summarise(other)
+    partners = _partners(base_summaries, other_summaries)
+    return (
+        {item.attack: item.attack_key[0] for item in base_summaries if item.attack not in partners},
+        {item.attack: item.attack_key[0] for item in other_summaries if item.attack not in partners.values()},
+    )
+
+
+def _partners(base: Sequence[Summary], other: Sequence[Summary]) -> dict[str, str]:
+    """Map the attacks of the first run to those of the other: by equal names or, of the rest, by equal settings.
+
+    A run names an attack by its title alone where it made it in one way, and by what differs where in several.
+    """
+    same = {item.attack for item in base} & {item.attack for item in other}
+    base_names = _names_by_settings([item for item in base if item.attack not in same])
+    other_names = _names_by_settings([item for item in other if item.attack not in same])
+    by_settings = {name: other_names[key] for key, name in base_names.items() if key in other_names}
+    return {name: name for name in same} | by_settings
+
+
+def _names_by_settings(items: Iterable[Summary]) -> dict[tuple[str, str, frozenset[str]], str]:
+    """Return names by title, settings and granted facts, where only one attack has these."""
+    names = defaultdict[tuple[str, str, frozenset[str]], set[str]](set)
+    for item in items:
+        names[item.attack_key[0], item.settings, item.granted].add(item.attack)
+    return {key: several.pop() for key, several in names.items() if len(several) == 1}
+
+
+def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows, why_not_paired: str) -> Difference:
+    missing = base.missing or other.missing
+    unpaired = bool(why_not_paired)
+    result = _compare_unpaired(base, other) if unpaired else _compare_paired(base, other, base_rows, other_rows)
+    verdict, remark = ("", missing) if missing else _judge(base, result, why_not_paired)
+    # What else differs between the two attacks.
+    remarks = [remark]
+    if result.num_unmatched and result.count:
+        remarks.append(f"without {number_of(result.num_unmatched, 'score')} that only one run has")
+    if base.settings != other.settings:
+        remarks.append("its settings differ")
+    if base.granted != other.granted:
+        remarks.append("its granted facts differ")
+    return Difference(
+        attack=max(base.attack, other.attack, key=len),
+        base=base,
+        other=other,
+        first=result.first,
+        value=result.value,
+        paired=not unpaired,
+        count=result.count,
+        unit=result.unit,
+        mean=result.mean,
+        low=result.low,
+        high=result.high,
+        verdict=verdict,
+        remark="; ".join(filter(None, remarks)),
+    )
+
+
+@dataclass(frozen=True)
+class _ScoreDifferences:
+    """Differences of scores in short.
+
+    Attributes:
+        first, value, mean, low, high, count, unit: see `Difference`.
+        num_more, num_less: differences towards more and towards less leakage.
+        num_unmatched: scores without a partner.
+        test: direction that Mann and Whitney's test shows: 1 for more leakage, -1 for less, 0 for neither.
+    """
+
+    first: float
+    value: float
+    mean: float
+    low: float
+    high: float
+    count: int
+    unit: str
+    num_more: int = 0
+    num_less: int = 0
+    num_unmatched: int = 0
+    test: int = 0
+
+
+def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows) -> _ScoreDifferences:
+    """Subtract scores by update and random start, then average the differences as scores are, see `Summary`."""
+    base_scores, other_scores = _scores_by_start(base, base_rows), _scores_by_start(other, other_rows)
+    shared = [key for key in base_scores if key in other_scores]
+    differences = {}
+    for key in shared:
+        # Two perfect claims have the same score, though infinity less infinity is no number.
+        equal = base_scores[key] == other_scores[key]
+        differences[key] = 0.0 if equal else other_scores[key] - base_scores[key]
+    unit, array = _mean_by_unit(differences)
+    first = statistics.mean(_mean_by_unit({key: base_scores[key] for key in shared})[1])
+    value = statistics.mean(_mean_by_unit({key: other_scores[key] for key in shared})[1])
+    low, high = difference_interval(base.metric, array, unit)
+    towards_leakage = array if base.higher_is_better else -array
+    return _ScoreDifferences(
+        first if shared else base.mean,
+        value if shared else other.mean,
+        statistics.mean(array),
+        low,
+        high,
+        len(array),
+        unit,
+        num_more=int((towards_leakage > 0).sum()),
+        num_less=int((towards_leakage < 0).sum()),
+        num_unmatched=len(base_scores) + len(other_scores) - 2 * len(shared),
+    )
+
+
+def _mean_by_unit(values: Mapping[Update, float]) -> tuple[str, NDArray[np.float64]]:
+    """Return what is counted, and a mean for each, see `summary.mean_by_unit`."""
+    rows = [{"victim": victim, "round": number, "value": value} for (victim, number, _), value in values.items()]
+    unit, by_unit = mean_by_unit(rows, "value")
+    return unit, np.array(list(by_unit.values()))
+
+
+def _scores_by_start(item: Summary, rows: Rows) -> dict[Update, float]:
+    """Return the scores of an attack by victim, round and random start."""
+    title, variant = item.attack_key
+    scores = defaultdict(list)
+    for row in rows:
+        if (row["attack"], row["variant"], row["metric"]) == (title, variant, item.metric) and not row["missing"]:
+            scores[str(row["victim"]), str(row["round"]), str(row["repeat"])].append(float(row["value"]))
+    return {key: float(np.mean(values)) for key, values in scores.items()}
+
+
+def _compare_unpaired(base: Summary, other: Summary) -> _ScoreDifferences:
+    """Compute Welch's interval of the difference of two means, and Mann and Whitney's test.
+
+    The test, unlike the interval, allows for infinite scores.
+    """
+    from scipy.stats import mannwhitneyu, ttest_ind  # which takes a second to import
+
+    base_scores, other_scores = (np.array(list(item.values.values())) for item in (base, other))
+    count = min(len(base_scores), len(other_scores))
+    unit = base.unit if base.unit == other.unit else "start"
+    low = high = math.nan
+    if (
+        not compares_victims(base.metric, unit)
+        and count > 1
+        and np.isfinite([*base_scores, *other_scores]).all()
+        and base_scores.std() + other_scores.std()
+    ):
+        with warnings.catch_warnings():  # SciPy's, of equal scores in one of the runs, whose variance is just 0
+            warnings.simplefilter("ignore", RuntimeWarning)
+            interval = ttest_ind(other_scores, base_scores, equal_var=False).confidence_interval()
+            low, high = map(float, interval)
+    test = 0
+    if count:
+        statistic, p_value = mannwhitneyu(other_scores, base_scores)
+        direction = float(np.sign(statistic - len(base_scores) * len(other_scores) / 2))
+        if p_value <= 2 * _ONE_SIDED_LEVEL:
+            test = int(direction if base.higher_is_better else -direction)
+    return _ScoreDifferences(base.mean, other.mean, other.mean - base.mean, low, high, count, unit, test=test)
+
+
+def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str) -> tuple[str, str]:
+    """Return a verdict, and the reason for it.
+
+    By a sign test over victims, or by Mann and Whitney's test where they are not paired. Unlike an interval of the
+    mean, both hold for scores of any distribution, with infinite PSNR or all the same.
+    """
+    if (meaning := NO_LEAKAGE.get(base.metric)) is not None:
+        return "", meaning
+    if not result.count:
+        return "", "no victim was attacked in both runs"
+    counts = number_of(result.count, result.unit)
+    enough = are_independent(base.metric, result.unit) and result.count >= FEWEST
+    caveat = why_inconclusive(base.metric) if result.unit == "victim" else "too few to tell"
+    if why_not_paired:
+        reason = f"{counts}, not paired, since {why_not_paired}"
+        return (_judge_by_ranks(base, result), reason) if enough else ("", f"{reason}; {caveat}")
+    reason = f"more in {result.num_more}, less in {result.num_less} of {counts}"
+    if not enough:
+        seen = {(True, False): SEEN_MORE, (False, True): SEEN_LESS}
+        return seen.get((result.num_more > 0, result.num_less > 0), MIXED), f"{reason}, {caveat}"
+    return _judge_by_signs(result), reason
+
+
+def _judge_by_ranks(base: Summary, result: _ScoreDifferences) -> str:
+    """Judge by Mann and Whitney's test; undecided where the difference of the means points the other way."""
+    towards_leakage = result.mean if base.higher_is_better else -result.mean
+    if result.test * towards_leakage < 0:
+        return UNDECIDED
+    return {1: MORE, -1: LESS}.get(result.test, NOT_SHOWN)
+
+
+def _judge_by_signs(result: _ScoreDifferences) -> str:
+    """Judge by the sign test; equal scores count for neither direction."""
+    for verdict, count in ((MORE, result.num_more), (LESS, result.num_less)):
+        if statistics.is_more_than_half(count, result.count, _ONE_SIDED_LEVEL):
+            return verdict
+    return NOT_SHOWN

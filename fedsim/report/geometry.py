@@ -1,0 +1,73 @@
+"""Geometry of recorded updates, for which local training is simulated once more, and its diagrams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fedsim.base.errors import ConfigError
+from fedsim.base.randomness import use_one_thread
+from fedsim.exposure.geometry import Geometry, compute_geometry
+from fedsim.federation.build import Experiment
+from fedsim.recording.transcript import Transcript
+from fedsim.report.figures import CurveBand, Diagram, Style
+from fedsim.training.sampling import round_batches
+
+
+def geometries_of_updates(
+    experiment: Experiment, transcript: Transcript, rounds: Sequence[int]
+) -> Iterator[tuple[int, int, Geometry]]:
+    """Yield round, client and geometry of every recorded update of these rounds.
+
+    Local training is simulated once more from the broadcast, with the client's own data and randomness. Defenses are
+    left out.
+
+    Raises:
+        ConfigError: clients send gradients, so there are no local steps; or sums over groups are recorded.
+    """
+    if experiment.training.sends == "gradient":
+        raise ConfigError(
+            "geometry: the clients of this run send gradients, so there is no path of local steps to look at; "
+            "name a run whose clients send weights"
+        )
+    if experiment.config.secure_aggregation is not None:
+        raise ConfigError(
+            "geometry: under secure aggregation sums over groups are recorded, and it looks at the path of local steps "
+            "of a client; name a run without [secure_aggregation]"
+        )
+    data, loss, settings = experiment.data, experiment.dataset.task.loss, experiment.training
+    for number in rounds:
+        for client in transcript.clients(number):
+            inputs, labels = data.train(client)
+            before = transcript.update(number, client).before
+            key = (experiment.seed, "train", number, client)
+            order = round_batches(len(labels), settings, seed=experiment.seed, client=client, number=number)
+            with use_one_thread():
+                client_geometry = compute_geometry(
+                    experiment.model, before, data.to_model(inputs), labels, settings, key=key, loss=loss, order=order
+                )
+            yield number, client, client_geometry
+
+
+def geometry_diagrams(geometries: Sequence[Geometry], style: Style) -> list[Diagram]:
+    """Return SME's Figures 3 and 4: the ratio by local step and the cosine by position.
+
+    A line is the mean over clients, in the band of all clients.
+    """
+    steps = min(len(item.ratios) for item in geometries)
+    ratios = CurveBand(
+        x=np.arange(steps, dtype=float), y=np.stack([item.ratios[:steps] for item in geometries]), style=style
+    )
+    cosines = CurveBand(x=geometries[0].alphas, y=np.stack([item.cosines for item in geometries]), style=style)
+    return [
+        Diagram(
+            title="Local gradients in their leading plane", xlabel="local step t", ylabel="‖P₂ g‖ / ‖g‖", lines=[ratios]
+        ),
+        Diagram(
+            title="Gradient on the line against the update",
+            xlabel="α: 0 returned state, 1 broadcast state",
+            ylabel="cosine",
+            lines=[cosines],
+        ),
+    ]

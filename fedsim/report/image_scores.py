@@ -1,0 +1,134 @@
+"""Scores of single examples, from `image-scores.csv`, and which examples an attack reconstructed best and worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.audit.scores import IMAGE_SCORE_COLUMNS
+from fedsim.federation.run_folder import RunFolder, read_rows
+
+FindingKey = tuple[str, str, str, str, str]
+"""Key of a finding: title and variant of the attack, round, victim and random start."""
+ExampleScores = Mapping[FindingKey, Mapping[str, Sequence[float]]]
+"""By finding and metric, the value of each example; NaN where there is none."""
+CLOSENESS = {
+    "psnr": True, "class_psnr": True, "ssim": True, "class_ssim": True, "lpips": False, "columns_right": True,
+    "mse": False, "recover_rate": True, "tokens_found": True, "words_found": True,
+}  # fmt: skip
+"""Metrics of single examples or sets of words, the preferred first, and whether a higher value is closer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtremeExample:
+    """Example that an attack reconstructed best, worst, or as well as half of all others.
+
+    Attributes:
+        rank: `best`, `median` or `worst`.
+        key: key of its finding.
+        image: its number among the examples of the finding.
+        metric: the metric by which it is ranked.
+        value: its value by that metric.
+    """
+
+    rank: str
+    key: FindingKey
+    image: int
+    metric: str
+    value: float
+
+
+def finding_key(about: Mapping[str, Any]) -> FindingKey:
+    """Return the key of a finding, from its metadata or from a row of `scores.csv` or `image-scores.csv`."""
+    title, variant, number, victim, repeat = (
+        about[name] for name in ("attack", "variant", "round", "victim", "repeat")
+    )
+    return str(title), str(variant), str(number), str(victim), str(repeat)
+
+
+def read_example_scores(folder: RunFolder) -> ExampleScores:
+    """Read the scores of all examples; none where nothing was scored.
+
+    Raises:
+        RunError: the table is not one that an audit writes.
+    """
+    scores: dict[FindingKey, dict[str, dict[int, float]]] = {}
+    for row in read_rows(folder.images, IMAGE_SCORE_COLUMNS, ("value", "image")):
+        if row["metric"] in CLOSENESS:
+            by_example = scores.setdefault(finding_key(row), {}).setdefault(row["metric"], {})
+            by_example[int(float(row["image"]))] = float(row["value"])
+    return {
+        key: {metric: _as_list(by_example) for metric, by_example in metrics.items()} for key, metrics in scores.items()
+    }
+
+
+def add_word_sets(values: ExampleScores, rows: Iterable[Mapping[str, str]]) -> ExampleScores:
+    """Add the number of words that each finding got right: a finding that claims a set of words is one example.
+
+    Args:
+        values: scores of single examples.
+        rows: rows of `scores.csv`.
+    """
+    words_found = {}
+    for row in rows:
+        if row["metric"] == "words_found" and not row["missing"]:
+            words_found[finding_key(row)] = float(row["value"])
+    extended: dict[FindingKey, dict[str, Sequence[float]]] = {}
+    for key in dict.fromkeys([*values, *words_found]):
+        extended[key] = dict(values.get(key, {}))
+        if key in words_found:
+            extended[key]["words_found"] = [words_found[key]]
+    return extended
+
+
+def _as_list(values: Mapping[int, float]) -> list[float]:
+    return [values.get(number, math.nan) for number in range(max(values) + 1)]
+
+
+def extreme_examples(values: ExampleScores, attack_key: tuple[str, str], first: str = "") -> list[ExtremeExample]:
+    """Return the best, the median and the worst example of an attack over all its findings; fewer where it has fewer.
+
+    Examples with equal values are ranked by the other metrics, in the order of `CLOSENESS`.
+
+    Args:
+        values: of all attacks.
+        made: title and variant of the attack.
+        first: the metric to take if single examples have it, otherwise the first of `CLOSENESS` that they have.
+    """
+    findings = {key: metrics for key, metrics in values.items() if key[:2] == attack_key}
+    available = {metric for metrics in findings.values() for metric in metrics}
+    metric = next((name for name in (first, *CLOSENESS) if name in available), None)
+    if metric is None:
+        return []
+    tie_breakers = [name for name in CLOSENESS if name in available and name != metric]
+
+    def rank(example: tuple[float, FindingKey, int]) -> tuple[object, ...]:
+        value, key, number = example
+        scores = [value, *(_value_or_zero(findings[key], name, number) for name in tie_breakers)]
+        signs = [-1 if CLOSENESS[name] else 1 for name in (metric, *tie_breakers)]
+        return *(sign * score for sign, score in zip(signs, scores, strict=True)), (key, number)
+
+    ranked = sorted(_scored_examples(findings, metric), key=rank)
+    positions = dict.fromkeys([0, len(ranked) // 2, len(ranked) - 1])
+    names = ["best", "median", "worst"] if len(positions) == 3 else ["best", "worst"]
+    chosen = []
+    for name, position in zip(names, positions, strict=False):
+        value, key, number = ranked[position]
+        chosen.append(ExtremeExample(rank=name, key=key, image=number, metric=metric, value=value))
+    return chosen
+
+
+def _value_or_zero(metrics: Mapping[str, Sequence[float]], name: str, number: int) -> float:
+    """Return the value of an example; 0 where it has none, since NaN cannot be ranked."""
+    values = metrics.get(name, ())
+    return values[number] if number < len(values) and not math.isnan(values[number]) else 0.0
+
+
+def _scored_examples(findings: ExampleScores, metric: str) -> Iterable[tuple[float, FindingKey, int]]:
+    """Yield value, finding and number of each example that has a value."""
+    for key, metrics in findings.items():
+        for number, value in enumerate(metrics.get(metric, ())):
+            if not math.isnan(value):
+                yield value, key, number

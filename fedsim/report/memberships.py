@@ -1,0 +1,69 @@
+"""ROC curves of membership inference on logarithmic axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fedsim.audit.evaluation.evaluator import RocCurve
+from fedsim.report import charts
+from fedsim.report.charts import QUIET, Curve, Look
+from fedsim.report.curves import ChartGroup, Numbers, overlay_curves
+from fedsim.report.run_contents import FindingView
+
+CHANCE = "chance"
+_POINTS_PER_DECADE = 20
+
+
+def roc_charts(findings: Sequence[FindingView], attacks: Iterable[str]) -> ChartGroup:
+    """Draw one chart of all attacks: each the mean over its findings, in the band from the lowest to the highest.
+
+    The smallest false-positive rate that is drawn is that of one candidate, and so is the smallest true-positive rate:
+    a logarithmic axis has no 0.
+
+    Args:
+        attacks: titles in the order of their colours.
+    """
+    rocs_by_attack: dict[str, list[RocCurve]] = {}
+    for finding in findings:
+        if finding.roc is not None:
+            rocs_by_attack.setdefault(str(finding.about["attack"]), []).append(finding.roc)
+    if not rocs_by_attack:
+        return ChartGroup()
+    rocs = [roc for attack_rocs in rocs_by_attack.values() for roc in attack_rocs]
+    lowest_false = min(_smallest_share(roc.false_positive_rates.numpy()) for roc in rocs)
+    lowest_true = min(_smallest_share(roc.true_positive_rates.numpy()) for roc in rocs)
+    rates = np.geomspace(lowest_false, 1, _num_points(lowest_false))
+    looks = {title: Look(number) for number, title in enumerate(attacks) if title in rocs_by_attack}
+    lines = []
+    for title, look in looks.items():
+        curves = [(rates, _true_positive_rates(roc, rates).clip(lowest_true)) for roc in rocs_by_attack[title]]
+        lines.append(overlay_curves(title, look, curves))
+    guess = Curve(name=CHANCE, look=QUIET, x=rates, y=rates)
+    chart = charts.draw_curves(
+        "Members found at each false-positive rate (ROC)",
+        [*lines, guess],
+        xlabel="false-positive rate",
+        ylabel="true-positive rate",
+        log=True,
+        log_across=True,
+        legend=True,
+    )
+    return ChartGroup(drawn=[chart])
+
+
+def _smallest_share(shares: Numbers) -> float:
+    """Return the smallest share above 0."""
+    return float(shares[shares > 0].min())
+
+
+def _num_points(lowest_rate: float) -> int:
+    return max(2, 1 + round(-math.log10(lowest_rate) * _POINTS_PER_DECADE))
+
+
+def _true_positive_rates(roc: RocCurve, rates: Numbers) -> Numbers:
+    """Return the true-positive rate at each false-positive rate, with the lowest threshold that keeps that rate."""
+    positions = np.searchsorted(roc.false_positive_rates.numpy(), rates * (1 + 1e-9), side="right") - 1
+    return np.asarray(roc.true_positive_rates.numpy()[positions])

@@ -1,0 +1,443 @@
+"""What the report needs of a run folder: the recording, the findings, and the truth they are compared with."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.audit.audit import Audit
+from fedsim.audit.evaluation.evaluator import Display, ImageGrid, RocCurve, TextPair, evaluator_of, guess_generator
+from fedsim.audit.evaluation.examples import MAX_IMAGES
+from fedsim.audit.evaluation.score import PublicExamples
+from fedsim.audit.evaluation.scoring import claimed_data
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.finding_files import load_claim, read_facts
+from fedsim.audit.scores import SCORE_COLUMNS
+from fedsim.audit.variants import variant_columns, variant_names
+from fedsim.base.errors import FedsimError, RunError, TrustError, error_reason, one_line
+from fedsim.base.files import write_bytes
+from fedsim.base.progress import track
+from fedsim.data import Dataset
+from fedsim.federation.build import Experiment
+from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.interfaces.findings import Finding, Reconstruction, Texts
+from fedsim.plugins import registry
+from fedsim.recording.header import Header, hash_state
+from fedsim.recording.transcript import Transcript
+from fedsim.report import figures, image_scores
+from fedsim.report.curves import Curves
+from fedsim.report.image_scores import FindingKey
+from fedsim.report.pictures import Gallery, encode_png, images_as_bytes
+from fedsim.report.records import ShownRecords, shown_records
+from fedsim.report.summary import AttackTraits
+
+log = logging.getLogger(__name__)
+
+_REQUIRED_KEYS = (
+    "attack", "plugin", "round", "victim", "repeat", "granted", "settings", "changed", "seconds", "command", "warnings",
+    "variant", "members", "rounds", "partial_records",
+)  # fmt: skip
+"""What the page needs of the metadata of a finding."""
+_OPTIONAL_KEYS = ("knowledge", "app")
+"""What else it needs of that, which findings of an earlier fedsim lack."""
+_VERIFIED_BYTES = 10**9
+"""A larger recording is not read whole for a report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingView:
+    """Finding as the page shows it.
+
+    Attributes:
+        about: what the finding says of itself: attack, round, victim, settings, ...
+        hash: SHA-256 of all that it claims.
+        curves: its curves by name.
+        num_examples: how many examples are claimed; of a `bag`, how many words.
+        has_truth: whether the truth is known and shown.
+        texts: the first claimed texts with the true ones; of a `bag`, one pair of sets of words.
+        bag: whether it claims which words occur, and no texts.
+        pictured: whether it claims images, which a `Gallery` has.
+        rows: the first rows of a claimed table.
+        card_images: by example that a card of the page shows, the claimed image and the true one as PNGs.
+        card_texts: likewise, the text or record.
+        roc: the curve of an attack that tells members from others.
+    """
+
+    about: Mapping[str, Any]
+    hash: str
+    curves: Curves
+    num_examples: int
+    has_truth: bool
+    texts: Sequence[TextPair] = ()
+    bag: bool = False
+    pictured: bool = False
+    rows: ShownRecords | None = None
+    card_images: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    card_texts: Mapping[int, TextPair] = field(default_factory=dict)
+    roc: RocCurve | None = None
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """Summary of a transcript.
+
+    Attributes:
+        size: bytes of its files.
+        round_bytes: bytes of the arrays in each readable round: of updates, or of sums over groups.
+        headers: of the readable rounds.
+        damaged: by damaged round, the reason.
+        hash: SHA-256 of the readable rounds; empty where they are too large to be verified.
+        num_values: how many numbers one state has.
+    """
+
+    size: int = 0
+    round_bytes: list[int] = field(default_factory=list)
+    headers: list[Header] = field(default_factory=list)
+    damaged: dict[int, str] = field(default_factory=dict)
+    hash: str = ""
+    num_values: int = 0
+
+    @property
+    def holds_sums(self) -> bool:
+        """True where it holds sums over groups, and no update of a single client."""
+        return any(reply.members for header in self.headers for reply in header.replies)
+
+
+def read_audit(
+    folder: RunFolder, notes: list[str], failures: list[str] | None = None, *, trust: bool = False
+) -> Audit | None:
+    """Return the audit that the run's own experiment describes; None for a recording made elsewhere.
+
+    Args:
+        folder: the run folder.
+        notes: gets a sentence where the experiment cannot be used.
+        failures: gets the error itself.
+        trust: import code that the experiment names.
+
+    Raises:
+        TrustError: the experiment names code of its own, and is not trusted.
+    """
+    try:
+        config = folder.read_experiment(trust=trust)
+    except TrustError:
+        raise
+    except FedsimError as error:
+        notes.append(f"The experiment file is not used: {error}.")
+        if failures is not None:
+            failures.append(str(error))
+        return None
+    if config is None:
+        return None
+    return Audit(folder=folder, spec=config, experiment=Experiment(config), base_folder=folder.path, trust=trust)
+
+
+def read_recording(folder: RunFolder, notes: list[str]) -> Recording:
+    """Read the headers of a transcript, and verify its tensors unless it is larger than 1 GB.
+
+    Args:
+        notes: gets a sentence where nothing is recorded.
+    """
+    recording = Recording()
+    try:
+        transcript = Transcript(folder.transcript)
+    except FedsimError as error:
+        notes.append(f"Nothing is recorded: {error}.")
+        return recording
+    recording.size = sum(file.stat().st_size for file in transcript.folder.glob("round-*.safetensors"))
+    verify = recording.size <= _VERIFIED_BYTES
+    # Read each round by itself, so that damage of one does not hide the others.
+    for number in transcript.rounds:
+        single_round = transcript.restrict_to([number])
+        try:
+            if verify:
+                single_round.hash()
+            recording.round_bytes.append(sum(single_round.upload_sizes(number).values()))
+            recording.headers.append(single_round.header(number))
+        except FedsimError as error:
+            recording.damaged[number] = str(error)
+    if recording.headers and verify:
+        intact = Transcript(transcript.folder, [header.round for header in recording.headers])
+        recording.hash = intact.hash()
+        first_update = next(((number, client) for number in intact.rounds for client in intact.clients(number)), None)
+        broadcast = intact.recorded_update(*first_update).before if first_update else {}
+        recording.num_values = sum(tensor.numel() for tensor in broadcast.values())
+    return recording
+
+
+def read_findings(
+    folder: RunFolder,
+    audit: Audit | None,
+    notes: list[str],
+    failures: list[str],
+    *,
+    gallery: Gallery | None = None,
+    scores: image_scores.ExampleScores | None = None,
+    card_examples: Mapping[FindingKey, Collection[int]] | None = None,
+    trust: bool = False,
+) -> list[FindingView]:
+    """Read every readable finding and draw its images; those about the same update stand together.
+
+    Args:
+        notes: gets a sentence for each finding that cannot be read or shown, and for each truth that is not known.
+        failures: gets the former alone.
+        gallery: gets the images.
+        scores: scores of single examples.
+        cut: by finding, the examples that cards of the page show.
+    """
+    views = []
+    viewer = _Viewer(
+        audit,
+        notes,
+        titles=read_attack_names(folder),
+        gallery=gallery or Gallery(),
+        guesses=_best_guesses(folder),
+        scores=scores or {},
+        card_examples=card_examples or {},
+    )
+    paths = sorted(folder.findings.glob("*/*.safetensors"), key=_sort_key)
+    for path in track(paths, "drawing", len(paths)):
+        name = path.name
+        try:
+            finding, about = load_claim(path)
+            name = f"{about['attack']}, round {about['round']}, client {about['victim']}"
+            metric = _main_metric(about, audit, trust)
+            views.append(_view_finding(finding, about, path.with_suffix(".png"), viewer, metric))
+        except OSError as error:
+            raise RunError(f"{path.parent}: cannot be written ({error.strerror}); make room and try again") from error
+        except Exception as error:  # whatever a stranger's finding does to those who draw it
+            is_sentence = isinstance(error, FedsimError)
+            failures.append(f"{name} is left out: {error if is_sentence else one_line(error_reason(error))}")
+            notes.append(f"{failures[-1]}.")
+            log.error("%s", failures[-1], exc_info=None if is_sentence else error)
+    return views
+
+
+def _sort_key(path: Path) -> tuple[list[list[int]], str]:
+    """Order findings by number, not by letter: round 2 before 10, and `2-5`, an attack on several rounds, in between.
+
+    The naive attack comes before the adaptive one, whose folder has the longer name.
+    """
+    numbers = re.findall(r"(?:round|client|repeat)-([\d-]*\d)", path.stem)
+    return [[int(part) for part in number.split("-")] for number in numbers], path.parent.name
+
+
+def _best_guesses(folder: RunFolder) -> dict[FindingKey, str]:
+    """Return by finding the guess that sets its floor by PSNR, or by class PSNR where it claims classes."""
+    rows = [row for row in read_scores(folder) if row["metric"] in ("psnr", "class_psnr") and row["floor_guess"]]
+    return {image_scores.finding_key(row): row["floor_guess"] for row in rows}
+
+
+@dataclass(frozen=True)
+class _Viewer:
+    """Everything that is needed to show a finding with the truth and the best guess.
+
+    Attributes:
+        audit: knows the truth; None where nobody does.
+        notes: gets a sentence for each truth that is not known.
+        titles: what attacks are called.
+        gallery: gets the images.
+        guesses: by finding, the name of the guess that sets its floor.
+        scores: scores of single images.
+        card_examples: by finding, the examples that cards of the page show.
+    """
+
+    audit: Audit | None
+    notes: list[str]
+    titles: Mapping[tuple[str, str], str]
+    gallery: Gallery
+    guesses: Mapping[FindingKey, str]
+    scores: image_scores.ExampleScores
+    card_examples: Mapping[FindingKey, Collection[int]]
+
+    @cached_property
+    def public_data(self) -> PublicExamples | None:
+        """Public data, which guesses are made of."""
+        return self.audit.case.public() if self.audit else None
+
+    def guess(self, finding: Finding, about: Mapping[str, Any], truth: Truth) -> tuple[str, Tensor] | None:
+        """Return name and images of the guess that sets the floor of `finding`; None where it is not scored."""
+        name = self.guesses.get(image_scores.finding_key(about))
+        if name is None or self.audit is None:
+            return None
+        rng = guess_generator(self.audit.case, int(about["victim"]))
+        images = evaluator_of(finding).guess(finding, truth, name, self.public_data, rng)
+        return None if images is None else (name, images)
+
+    def truth(self, finding: Finding, about: Mapping[str, Any]) -> Truth | None:
+        """Return the truth about `finding`; None, with a note, where it is not known or has another shape."""
+        reason, truth = "", None
+        try:
+            truth = evaluator_of(finding).truth(finding, about, self.audit.case) if self.audit else None
+        except (FedsimError, IndexError) as error:
+            reason = f"The truth about client {about['victim']} is not known: {error}."
+        if truth is not None and isinstance(finding, Reconstruction | Texts):
+            claimed, texts = claimed_data(finding), isinstance(finding, Texts)
+            if (truth.data.shape[1:], truth.is_text) != (claimed.shape[1:], texts):
+                shapes = f"{tuple(truth.data.shape[1:])}, but {about['attack']} claims {tuple(claimed.shape[1:])}"
+                kinds = "; they are not compared" if truth.is_text == texts else ", of another kind"
+                truth, reason = None, f"Client {about['victim']} held examples of shape {shapes}{kinds}."
+        if reason and reason not in self.notes:
+            self.notes.append(reason)
+        return truth
+
+
+def _main_metric(about: Mapping[str, Any], audit: Audit | None, trust: bool) -> str:
+    return str(getattr(_attack_class(str(about["plugin"]), audit, trust), "main_metric", ""))
+
+
+def _curves(finding: Finding) -> dict[str, Any]:
+    """Return the curves of a finding as `(iteration, value)`.
+
+    Values go through float32, so that a mean of curves stays finite in float64; what is beyond is not drawn.
+    """
+    return {name: (np.arange(len(y), dtype=float), y.float().double().numpy()) for name, y in finding.trace.items()}
+
+
+def _page_metadata(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick what the page needs of the metadata of a finding, and add whom it is about."""
+    members = ", ".join(map(str, about["members"]))
+    who = f"the sum over clients {members}" if members else f"client {about['victim']}"
+    optional = {}
+    for key in _OPTIONAL_KEYS:
+        value = about.get(key)
+        optional[key] = value if isinstance(value, dict) else None
+    return {key: about[key] for key in _REQUIRED_KEYS} | optional | {"title": about["attack"], "who": who}
+
+
+def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Viewer, metric: str) -> FindingView:
+    """Return what the page needs of one finding, and write its picture to `png`."""
+    tokens = viewer.audit.case.tokens if viewer.audit else ()
+    truth, key = viewer.truth(finding, about), image_scores.finding_key(about)
+    display = evaluator_of(finding).show(finding, truth, tokens, metric)
+    metadata = _page_metadata(about) | {"attack": viewer.titles[_attack_key(about)]}
+    card_images, card_examples = {}, viewer.card_examples.get(key, ())
+    # Images go into a PNG of the run folder, the gallery and the cards.
+    if (sheet := display.images) is not None:
+        first_true = None if sheet.true is None else sheet.true[:MAX_IMAGES]
+        first_claimed = sheet.claimed[:MAX_IMAGES]
+        write_bytes(
+            png,
+            figures.draw_image_sheet(first_claimed, first_true, sheet.psnr[:MAX_IMAGES], sheet.certified[:MAX_IMAGES]),
+        )
+        viewer.gallery.add(
+            metadata,
+            sheet,
+            typical=display.is_typical,
+            guess=lambda: viewer.guess(finding, about, truth) if truth else None,
+            scores=viewer.scores.get(key, {}),
+        )
+        card_images = _card_images(sheet, card_examples)
+    experiment = viewer.audit.experiment if viewer.audit else None
+    dataset = experiment.dataset if display.rows is not None and experiment else None
+    shown_curves = {name: (x.double().numpy(), y.double().numpy()) for name, (x, y) in display.curves.items()}
+    return FindingView(
+        about=metadata,
+        hash=hash_state(finding.tensors),
+        curves=_curves(finding) | shown_curves,
+        num_examples=display.examples,
+        has_truth=display.has_truth,
+        texts=display.texts,
+        bag=display.is_bag_of_words,
+        pictured=sheet is not None,
+        rows=None if display.rows is None else shown_records(display.rows, dataset),
+        card_images=card_images,
+        card_texts=_card_texts(display, card_examples, dataset) if display.has_truth else {},
+        roc=display.roc,
+    )
+
+
+def _card_images(sheet: ImageGrid, examples: Iterable[int]) -> dict[int, tuple[bytes, bytes]]:
+    """Return by example the claimed image and the true one, as PNGs; empty where the truth is not known."""
+    if sheet.true is None:
+        return {}
+    pictures = {}
+    for example in examples:
+        if example < len(sheet.claimed):
+            claimed, true = (
+                encode_png(images_as_bytes(images[example : example + 1])[None])
+                for images in (sheet.claimed, sheet.true)
+            )
+            pictures[example] = claimed, true
+    return pictures
+
+
+def _card_texts(display: Display, examples: Iterable[int], dataset: Dataset | None) -> dict[int, TextPair]:
+    """Return by example the text, the set of words or the record."""
+    if display.rows is not None:
+        row_numbers = [example for example in examples if example < len(display.rows.claimed)]
+        rows = shown_records(display.rows, dataset, row_numbers)
+        return {number: rows.as_text(position) for position, number in enumerate(row_numbers)}
+    return {example: display.texts[example] for example in examples if example < len(display.texts)}
+
+
+def attack_classes(audit: Audit | None, findings: Sequence[FindingView], *, trust: bool = False) -> dict[str, Any]:
+    """Return by title the class of each attack, None where nobody knows it; the order fixes the colours."""
+    titles_of_findings = {finding.about["title"] for finding in findings}
+    planned = audit.spec.attack if audit else []
+    names = {table.title: table.name for table in planned if table.title not in titles_of_findings}
+    names |= {str(finding.about["attack"]): str(finding.about["plugin"]) for finding in findings}
+    return {title: _attack_class(name, audit, trust) for title, name in names.items()}
+
+
+def read_scores(folder: RunFolder) -> list[dict[str, str]]:
+    """Read the rows of `scores.csv`.
+
+    Raises:
+        RunError: the table is not one that an audit writes.
+    """
+    return read_rows(folder.scores, SCORE_COLUMNS, ("value", "floor", "nearest_public", "ceiling", "examples"))
+
+
+def read_attack_names(folder: RunFolder) -> dict[tuple[str, str], str]:
+    """Return by title and variant the name of each attack that is scored or has a finding.
+
+    Tables, pictures and curves share these names: a finding may be drawn and not be scored, or its score outlive it.
+    """
+    return variant_names(
+        [*read_scores(folder), *({**about, **variant_columns(about)} for about in _read_metadata(folder))]
+    )
+
+
+def read_attack_traits(
+    folder: RunFolder, audit: Audit | None, *, trust: bool = False
+) -> dict[tuple[str, str], AttackTraits]:
+    """Return by title and variant of each attack what has to be known about it to read its scores."""
+    traits = {key: AttackTraits(name=name) for key, name in read_attack_names(folder).items()}
+    for about in _read_metadata(folder):
+        key, source = _attack_key(about), str(about["settings"].get("source", ""))
+        traits[key] = replace(traits[key], main_metric=_main_metric(about, audit, trust), source=source)
+    return traits
+
+
+def _read_metadata(folder: RunFolder) -> Iterator[dict[str, Any]]:
+    """Yield what each readable finding says of itself."""
+    for path in sorted(folder.findings.rglob("*.safetensors")):
+        with suppress(FedsimError):  # it is not scored either
+            about = read_facts(path)
+            yield about
+
+
+def _attack_key(about: Mapping[str, Any]) -> tuple[str, str]:
+    return about["attack"], about["variant"]
+
+
+def _attack_class(name: str, audit: Audit | None, trust: bool) -> Any:
+    """Return the class of an attack; None where nobody knows it, or a finding names code that nobody trusts."""
+    trusted = trust or (audit is not None and (audit.trust or name in [table.name for table in audit.spec.attack]))
+    if ":" in name and not trusted:
+        log.warning("the attack '%s' is code that a finding names, and is not run unasked; pass --trust", name)
+        return None
+    try:
+        return registry.load("attacks", name)
+    except FedsimError as error:
+        log.warning("%s", error)
+        return None

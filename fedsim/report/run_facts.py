@@ -1,0 +1,209 @@
+"""Facts about a run for its report: what was run, what defenses promise, what was sent and what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fedsim.audit.audit import Audit
+from fedsim.base.errors import FedsimError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, PluginTable, SecureAggregationTable
+from fedsim.federation.run_folder import RunFolder, read_ledger
+from fedsim.federation.secure_aggregation import SENT_MASKED
+from fedsim.interfaces.defense import NO_GUARANTEE, Defense, Participation, overrides
+from fedsim.privacy.ledger import (
+    PrivacySpending,
+    describe_spending,
+    format_rounds,
+    guarantee_delta,
+    largest_spender,
+    spending_by_client,
+    unique_labels,
+)
+from fedsim.report.free_settings import free_settings
+from fedsim.report.html import group_digits
+from fedsim.report.run_contents import FindingView, Recording
+
+_MAX_NAMED_CLIENTS = 6
+
+
+_OPTIMIZER_SETTINGS = ("learning_rate", "momentum", "weight_decay", "label_smoothing")
+
+
+def run_facts(audit: Audit | None, recording: Recording, notes: list[str], failures: list[str]) -> dict[str, str]:
+    """Describe what was run, term by term; notes and failures get a sentence where the data set is not there."""
+    if audit is None or audit.experiment is None:
+        return recorded_facts(recording)
+    experiment, config = audit.experiment, audit.experiment.config
+    partition, federation = config.partition, config.federation
+    limit = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
+    stragglers = f", each a straggler with probability {p:g}" if (p := federation.straggler_probability) else ""
+    held_out = f", {partition.test_fraction:.0%} held out for tests" if partition.test_fraction else ""
+    strategy = _plugin_with_settings(config.strategy)
+    facts = {
+        "Data": _plugin_with_settings(config.data),
+        "Partition": _plugin_with_settings(partition) + limit + held_out,
+        "Model": _plugin_with_settings(config.model),
+        "Federation": f"{federation.clients} clients, {federation.rounds} rounds{stragglers}, {strategy}",
+        "Local training": ", ".join(_local_training(config)),
+        "Defenses": "" if config.defense else "none",
+        "Settings that defend": "",
+        "Secure aggregation": _secure_aggregation(config.secure_aggregation),
+        "Seed, engine": f"{federation.seed}, {federation.engine}",
+    }
+    try:
+        data, shape = experiment.data.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
+        axes = {"image": "channel × height × width", "table": "features", "text": "tokens"}[data.task.kind]
+        goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
+        facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
+        facts["Settings that defend"] = free_settings(experiment)
+        facts["Model"] += f": {group_digits(sum(p.numel() for p in experiment.model.parameters()))} parameters"
+    except FedsimError as error:
+        notes.append(f"Not everything about this run can be told: {error}.")
+        failures.append(str(error))
+    return facts
+
+
+def traffic_text(recording: Recording) -> str:
+    """Say how many bytes clients sent; of sums over groups, how many these have."""
+    replies = [reply for header in recording.headers for reply in header.replies]
+    if not replies:
+        return ""
+    total = sum(recording.round_bytes)
+    mean = total / len(replies)
+    per_number = f", {mean / recording.num_values:.3g} for each number of the state" if recording.num_values else ""
+    subject, unit = ("The sums have", "sum") if recording.holds_sums else ("Clients sent", "update")
+    sentence = (
+        f"{subject} {group_digits(total)} bytes, {group_digits(round(mean))} in each {unit} on average{per_number}."
+    )
+    if recording.holds_sums:
+        return f"{sentence} {SENT_MASKED[0].upper()}{SENT_MASKED[1:]}."
+    return sentence
+
+
+def _secure_aggregation(table: SecureAggregationTable | None) -> str:
+    """Say what the server sees of clients; empty where it sees each of them."""
+    if table is None:
+        return ""
+    size = "all clients of a round" if table.groups == "all" else f"{table.groups} clients or more, drawn in each round"
+    return (
+        f"sums over groups of {size}; each number cut at {table.clip:g} and rounded to {table.bits} bits, threshold "
+        f"{table.threshold:g}"
+    )
+
+
+def _local_training(config: Config) -> list[str]:
+    training = config.training
+    batches = f"B = {training.batch_size}" + (", the same batches each epoch" if training.batches == "fixed" else "")
+    if training.sends == "gradient":
+        return ["none: clients send the gradient of one mini-batch a round", batches]
+    if training.local_epochs:
+        amount = f"E = {training.local_epochs} local epochs"
+    else:
+        amount = f"T = {training.local_steps} local steps"
+    settings = []
+    for key in _OPTIMIZER_SETTINGS:
+        if value := getattr(training, key):
+            settings.append(f"{key.replace('_', ' ')} {value:g}")
+    return [amount, batches, training.optimizer, *settings]
+
+
+def recorded_facts(recording: Recording) -> dict[str, str]:
+    """Describe a recording made elsewhere, term by term."""
+    headers = recording.headers
+    clients = {reply.client for header in headers for reply in header.replies}
+    config = headers[0].config.items() if headers else ()
+    words = {"weights": "weights", "gradient": "gradients", "delta": "deltas"}
+    kinds_sent = {words[reply.kind] for header in headers for reply in header.replies}
+    return {
+        "Origin": "a recording without an experiment file, or with one that is not used, as of another Flower app",
+        "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",
+        "Model": f"{group_digits(recording.num_values)} values in each message" if recording.num_values else "",
+        "Clients sent": " and ".join(sorted(kinds_sent, reverse=True)),
+        "Sent along": ", ".join(f"{key} {value}" for key, value in config if key != "server-round"),
+    }
+
+
+def _plugin_with_settings(table: PluginTable) -> str:
+    settings = ", ".join(f"{key} {value}" for key, value in table.settings.items())
+    return f"{table.name} ({settings})" if settings else table.name
+
+
+def defense_promises(
+    folder: RunFolder, audit: Audit | None, findings: Sequence[FindingView], notes: list[str]
+) -> list[str]:
+    """Say what each defense promises, and what the ledger says was spent: by all clients, and by the victims."""
+    if audit is None or audit.experiment is None or not audit.experiment.config.defense:
+        return []
+    tables = audit.experiment.config.defense
+    try:
+        rows, defenses = read_ledger(folder), audit.experiment.defenses
+        victims = sorted({int(str(finding.about["victim"])) for finding in findings})
+        sentences = []
+        for table, defense, label in zip(
+            tables, defenses, unique_labels([table.name for table in tables]), strict=True
+        ):
+            promise = _promise(audit.experiment, defense, spending_by_client(rows, label), victims)
+            sentences.append(f"{_plugin_with_settings(table)}: {promise}")
+        return sentences
+    except FedsimError as error:
+        notes.append(f"Not everything about the defenses can be told: {error}.")
+        return [_plugin_with_settings(table) for table in tables]
+
+
+def missing_updates_text(recording: Recording) -> str:
+    """Say how often clients sent nothing, and which most often; empty where all sent something."""
+    missing = Counter(client for header in recording.headers for client in header.failures)
+    if not missing:
+        return ""
+    rounds = sum(bool(header.failures) for header in recording.headers)
+    most_often = [
+        f"client {client} in {format_rounds(times)}" for client, times in missing.most_common(_MAX_NAMED_CLIENTS)
+    ]
+    num_others = len(missing) - len(most_often)
+    more_clients = f", and {num_others} more clients" if num_others > 0 else ""
+    return (
+        f"In {rounds} of {len(recording.headers)} rounds clients sent nothing, because they were late, failed "
+        f"or chose silence: {', '.join(most_often)}{more_clients}."
+    )
+
+
+def _promise(
+    experiment: Experiment, defense: Defense, clients: Mapping[int, PrivacySpending], victims: Sequence[int] = ()
+) -> str:
+    """Say what a defense promises: what the ledger says was spent, or else what the first client would spend."""
+    most = largest_spender(clients) if clients else None
+    try:
+        planned = experiment.setting.participation(most.client if most else 0)
+    except FedsimError:  # the data set is missing, so nobody knows what clients hold
+        planned = None
+    participation = most.participation if most else planned
+    if participation is None:
+        return _promise_without_data(experiment, defense)
+    # Its strength follows from [training], and stays if the strategy then asks for something else.
+    strength_basis = planned or replace(participation, rounds=experiment.config.federation.rounds)
+    client_defense = defense.of_client(strength_basis)
+    proved = client_defense.guarantee(
+        replace(participation, rounds=max(1, participation.rounds)), guarantee_delta(defense)
+    )
+    if proved is None:
+        return NO_GUARANTEE
+    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {format_rounds(participation.rounds)}"
+    privacy = describe_spending(clients, victims) if clients else privacy
+    return f"{privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
+
+
+def _promise_without_data(experiment: Experiment, defense: Defense) -> str:
+    """Say what a defense promises without figures.
+
+    Whether it proves anything does not depend on how much a client holds.
+    """
+    training = experiment.training
+    participation = Participation(num_examples=training.batch_size, batch_size=training.batch_size, steps=1, rounds=1)
+    proved = (
+        overrides(defense, "guarantee")
+        and defense.of_client(participation).guarantee(participation, guarantee_delta(defense)) is not None
+    )
+    return f"{defense.promise}; how much depends on what clients hold" if proved else NO_GUARANTEE

@@ -1,0 +1,122 @@
+"""How the data of a run are partitioned among clients, and which part of the data set that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from fedsim.federation.build import Experiment
+from fedsim.report.charts import HeatMapCell, draw_heat_map
+from fedsim.report.html import group_digits
+from fedsim.report.partition_summary import PartitionSummary, printable_name
+
+MAX_CLIENTS, MAX_CLASSES = 30, 26
+"""Most clients that are shown, and most classes that get a column each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingTable:
+    """Partition of the data, as the page shows it.
+
+    Attributes:
+        summary: a sentence that says which part of the data set clients hold.
+        table: clients by classes.
+        omitted_clients: how many clients the table leaves out.
+    """
+
+    summary: str
+    table: Markup
+    omitted_clients: int
+
+
+def sharing_table(experiment: Experiment, attacked: Collection[int]) -> SharingTable:
+    """Return what each client holds; of many clients, those that were attacked and the first ones.
+
+    Raises:
+        FedsimError: the data set is not there.
+    """
+    partition = PartitionSummary(config=experiment.config, data=experiment.data, seconds=0.0)
+    is_classification = bool(partition.dataset.num_classes)
+    # Choose which clients are shown.
+    num_clients = experiment.config.federation.clients
+    not_attacked = [client for client in range(num_clients) if client not in attacked]
+    clients = [client for client in range(num_clients) if client in attacked][:MAX_CLIENTS]
+    clients = sorted(clients + not_attacked[: MAX_CLIENTS - len(clients)])
+    # Make the table of these.
+    columns, rows = _class_cells(partition) if is_classification else _target_cells(partition)
+    groups = _groups(partition)
+    names = [_name(client, groups, attacked) for client in clients]
+    title = "Examples of each client"
+    if is_classification:
+        title += "; the stronger the colour, the larger their share of what it holds"
+    corner = "client (group)" if groups else "client"
+    table = draw_heat_map(title, names, columns, [rows[client] for client in clients], corner=corner)
+    return SharingTable(summary=_summary(partition), table=table, omitted_clients=num_clients - len(clients))
+
+
+def _summary(partition: PartitionSummary) -> str:
+    dataset, total = partition.dataset, len(partition.dataset.train)
+    train = sum(len(client.train) for client in partition.clients)
+    held_out = sum(len(client.held_out) for client in partition.clients)
+    if train + held_out == total:
+        part = f"all {group_digits(total)}"
+    else:
+        percent = 100 * (train + held_out) / total
+        percent_text = f"{percent:.1f}" if percent >= 0.1 else f"{percent:.2g}"
+        part = f"{group_digits(train + held_out)} of {group_digits(total)} ({percent_text} %)"
+    tests = f", {group_digits(held_out)} of them to test on" if held_out else ""
+    return (
+        f"Of the data set {dataset.name}, clients hold {part} training examples{tests}. Its "
+        f"{group_digits(len(dataset.test))} test examples are public."
+    )
+
+
+def _class_cells(partition: PartitionSummary) -> tuple[list[str], list[list[HeatMapCell]]]:
+    """Return the columns of a classification, and the cells of each client."""
+    counts, dataset = partition.counts, partition.dataset
+    shares = counts / counts.sum(1, keepdims=True)
+    names = list(map(printable_name, dataset.class_names or tuple(map(str, range(dataset.num_classes)))))
+    rows = []
+    if len(names) > MAX_CLASSES:
+        for client, class_counts in enumerate(counts):
+            num_classes = HeatMapCell(text=str((class_counts > 0).sum()))
+            largest = HeatMapCell(text=f"{class_counts.max() / class_counts.sum():.0%}")
+            rows.append([*_sizes(partition, client), num_classes, largest])
+        return ["trains on", "holds out", "classes", "largest class"], rows
+    for client, class_counts in enumerate(counts.tolist()):
+        cells = _sizes(partition, client)
+        for count, share in zip(class_counts, shares[client].tolist(), strict=True):
+            cells.append(HeatMapCell(text=str(count) if count else "", shade=share if count else math.nan))
+        rows.append(cells)
+    return ["trains on", "holds out", *names], rows
+
+
+def _target_cells(partition: PartitionSummary) -> tuple[list[str], list[list[HeatMapCell]]]:
+    """Return the columns of a regression, and the cells of each client."""
+    rows = []
+    for number, client in enumerate(partition.clients):
+        targets = np.asarray(partition.targets(client.all_indices))
+        statistics = [HeatMapCell(text=f"{value:.4g}") for value in (targets.mean(), targets.std())]
+        rows.append([*_sizes(partition, number), *statistics])
+    return ["trains on", "holds out", "mean target", "standard deviation"], rows
+
+
+def _sizes(partition: PartitionSummary, number: int) -> list[HeatMapCell]:
+    client = partition.clients[number]
+    return [HeatMapCell(text=group_digits(len(client.train))), HeatMapCell(text=group_digits(len(client.held_out)))]
+
+
+def _groups(partition: PartitionSummary) -> list[str]:
+    """Return the natural group of each client; nothing where there are none, or they are called like the clients."""
+    groups = [client.group for client in partition.clients]
+    have_names = any(group not in ("", str(client)) for client, group in enumerate(groups))
+    return [printable_name(group) for group in groups] if have_names else []
+
+
+def _name(client: int, groups: Sequence[str], attacked: Collection[int]) -> str:
+    name = f"{client} ({groups[client]})" if groups else str(client)
+    return f"{name}, attacked" if client in attacked else name

@@ -1,0 +1,463 @@
+"""Summaries of scores: one for each attack and metric, with a confidence interval and a verdict.
+
+Only `judge_summary` decides on a verdict; the page, its headline and the terminal quote it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.audit.evaluation import statistics
+from fedsim.audit.evaluation.imputation import IMPUTED_GUESS
+from fedsim.audit.variants import name_variants
+from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL
+
+LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
+BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
+LESS_THAN_PUBLIC = "less than public data do"
+NOT_JUDGED = "not judged"
+MIN_VICTIMS = 5
+"""Fewest victims from which anything is concluded: by chance, four are all beyond the floor in 1 of 16 cases."""
+_ROUNDING = 1e-9
+"""Mean gains up to this are none: a guess that is right as often as its floor is no better than that."""
+_SCORES_OF_FEW_MESSAGES = ("property_accuracy", "property_client_accuracy")
+"""Metrics whose score of a victim is of one or a few messages."""
+_SHARES = {
+    "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
+    "attribute_balanced_accuracy", "local_accuracy", "recovered",
+    "exact", "certified", "false_certificates", "columns_right",
+    "tpr_at_1_in_100", "tpr_at_1_in_1000", "property_accuracy", "property_client_accuracy",
+}  # fmt: skip
+"""Metrics that are shares of something, in [0, 1]."""
+_COMPARING_VICTIMS = {"property_auc", "property_client_auc"}
+"""Metrics that compare a victim with clients that are victims as well, so that their scores are not independent."""
+_COSINES = ("zest", "zest_other_start", "zest_of_optima")
+_RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0))
+_UNIT = (
+    "mse", "membership_auc", "membership_accuracy", "label_distance", "label_cosine", "property_auc",
+    "property_client_auc",
+)  # fmt: skip
+_RANGES |= dict.fromkeys(_UNIT, (0.0, 1.0))
+_RANGES |= dict.fromkeys(
+    ("psnr", "class_psnr", "lpips", "parameter_distance", "local_loss", "local_mape"), (0.0, math.inf)
+)
+"""Lowest and highest value of other metrics."""
+_NAMES = {
+    "psnr": "PSNR, dB",
+    "ssim": "SSIM",
+    "mse": "MSE",
+    "lpips": "LPIPS",
+    "l_sim": "L_sim",
+    "l_sim_line": "L_sim, best on the line",
+    "class_psnr": "class PSNR, dB",
+    "class_ssim": "class SSIM",
+    "zest": "Zest",
+    "zest_other_start": "Zest, other start",
+    "zest_of_optima": "Zest of the two optima",
+    "local_mape": "local MAPE, %",
+    "membership_auc": "membership AUC",
+    "membership_accuracy": "membership balanced accuracy",
+    "label_distance": "label distribution, total variation",
+    "label_cosine": "label distribution, cosine",
+    "property_auc": "property of messages, AUC",
+    "property_accuracy": "property of messages, accuracy",
+    "property_client_auc": "property of clients, AUC",
+    "property_client_accuracy": "property of clients, accuracy",
+    "tpr_at_1_in_100": "TPR at FPR 1 %",
+    "tpr_at_1_in_1000": "TPR at FPR 0.1 %",
+}
+NO_LEAKAGE = {
+    "l_sim": "how well the claims explain the message, not leakage",
+    "l_sim_line": "how well the claims explain the message, not leakage",
+    "certified": "what the attack itself is sure of, without the truth",
+    "false_certificates": "of those, what is not exact: above 0 the attack is wrong",
+}
+"""Metrics that say nothing about leakage, and what they say."""
+_OF_MODELS = {"parameter_distance", "zest", "local_loss", "local_accuracy", "local_mape"}
+"""Metrics whose `ceiling` is no bound, but the score of the victim's optimal local model."""
+
+
+def metric_name(metric: str) -> str:
+    """Return the name of a metric in a text, with its unit.
+
+    >>> metric_name("psnr"), metric_name("label_accuracy")
+    ('PSNR, dB', 'label accuracy')
+    """
+    return _NAMES.get(metric, metric.replace("_", " "))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Scores of one attack by one metric over all its victims.
+
+    Further rounds of a victim, and further random starts on an update, say nothing about another victim, so they are
+    averaged first. Only where there is one victim is the interval over its rounds, and only where there is one update
+    is it over the random starts. Where victims are compared with one another there is none, see `are_independent`.
+
+    Attributes:
+        attack: its name, which tells it from the others.
+        made: its title and variant, see `fedsim.audit.variants`.
+        count: number of victims, or of updates where there is but one victim, or of random starts
+            where there is but one update.
+        unit: what is counted, `victim`, `round` or `start`.
+        mean: mean score, each the mean over a victim's images; NaN where `missing`.
+        low: where the 95 % confidence interval of `mean` begins, see `interval`; NaN where there is none.
+        high: where it ends.
+        floor: mean of the floors.
+        floor_guess: which guess set the floor most often.
+        nearest: mean score of the public examples closest to the true ones, NaN where none are known.
+        gain: mean advantage over the floor, counted towards leakage.
+        num_beyond: how many of `count` are beyond their floor.
+        ceiling: mean score of perfect findings, NaN where there is no bound.
+        values: the score of each of `count`, by what is counted.
+        settings: those that differ from the attack's defaults, as JSON.
+        granted: names of the facts that the attack was handed.
+    """
+
+    attack: str
+    attack_key: tuple[str, str]
+    metric: str
+    count: int
+    unit: str
+    mean: float
+    low: float
+    high: float
+    floor: float
+    floor_guess: str
+    nearest: float
+    gain: float
+    num_beyond: int
+    ceiling: float
+    higher_is_better: bool
+    missing: str
+    values: Mapping[str, float]
+    settings: str
+    granted: frozenset[str]
+
+    @property
+    def knows_defenses(self) -> bool:
+        """True for an adaptive attack, which knows the defenses of the clients."""
+        return "defenses" in self.granted
+
+    @property
+    def name(self) -> str:
+        """The metric's name in a text, with its unit."""
+        return metric_name(self.metric)
+
+    @property
+    def interval_text(self) -> str:
+        """`mean ± margin`, or `mean [low, high]` where the interval is not symmetric about the mean."""
+        return interval_text(self.mean, self.low, self.high)
+
+    @property
+    def count_text(self) -> str:
+        """`n = count`, and what is counted unless that is victims."""
+        return f"n = {self.count}" if self.unit == "victim" else f"n = {number_of(self.count, self.unit)}"
+
+    @property
+    def text(self) -> str:
+        """`mean ± margin (n = count)`, or why there is none."""
+        return f"not computed: {self.missing}" if self.missing else f"{self.interval_text} ({self.count_text})"
+
+    @property
+    def floor_text(self) -> str:
+        """The floor and the guess that sets it."""
+        if self.missing:
+            return ""
+        return f"{self.floor:.4g} ({self.floor_guess})" if self.floor_guess else "none"
+
+    @property
+    def nearest_text(self) -> str:
+        """The score of the nearest public examples, if there are any."""
+        return f"{self.nearest:.4g}" if math.isfinite(self.nearest) else ""
+
+    @property
+    def direction(self) -> str:
+        """Direction of more leakage: `higher` or `lower` scores."""
+        return "higher" if self.higher_is_better else "lower"
+
+    @property
+    def best_text(self) -> str:
+        """The score of the best possible finding, or for local models that of the optimal local model."""
+        if not math.isfinite(self.ceiling):
+            return ""
+        if self.metric in _OF_MODELS:
+            return f"{self.ceiling:.4g} by the optimal local model"
+        return f"at {'most' if self.higher_is_better else 'least'} {self.ceiling:.4g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackTraits:
+    """Traits of an attack that have to be known to read its scores.
+
+    Attributes:
+        name: its name, which tells it from the others; empty where the scores alone give the name.
+        main_metric: the metric by which it is judged first; empty for the first one.
+        source: the model that it takes as its claim; empty where there is none.
+    """
+
+    name: str = ""
+    main_metric: str = ""
+    source: str = ""
+
+    @property
+    def baseline(self) -> str:
+        """Why this does not count as an attack; empty for an attack."""
+        if self.source == OPTIMAL:
+            return "no attack: it reads the victim's optimal local model, which only the evaluator has"
+        return f"a baseline: it reads the {self.source} model as it was sent" if self.source in BASELINE_SOURCES else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreReading:
+    """Summary with its verdict in a few words (empty where there is none), and a remark on it.
+
+    Attributes:
+        baseline: whether it does not count as an attack, see `AttackTraits.baseline`.
+    """
+
+    summary: Summary
+    verdict: str
+    remark: str
+    baseline: bool = False
+
+
+def score_readings(
+    rows: Iterable[Mapping[str, Any]], traits: Mapping[tuple[str, str], AttackTraits]
+) -> list[ScoreReading]:
+    """Judge the scores of each attack by each metric; the main metric of an attack comes first.
+
+    Args:
+        rows: rows of `scores.csv`.
+        kinds: by the title and the variant of the attack.
+    """
+    items = summarise(rows, {attack_key: kind.name for attack_key, kind in traits.items() if kind.name})
+    attacks = list(dict.fromkeys(item.attack for item in items))
+
+    def order(item: Summary) -> tuple[int, bool]:
+        return attacks.index(item.attack), item.metric != _traits(traits, item).main_metric
+
+    readings = []
+    for item in sorted(items, key=order):
+        attack_traits = _traits(traits, item)
+        verdict, remark = judge_summary(item)
+        if attack_traits.source == OPTIMAL:
+            verdict, remark = "", ""
+        readings.append(
+            ScoreReading(
+                summary=item,
+                verdict=verdict,
+                remark="; ".join(filter(None, (attack_traits.baseline, remark))),
+                baseline=bool(attack_traits.baseline),
+            )
+        )
+    return readings
+
+
+def _traits(kinds: Mapping[tuple[str, str], AttackTraits], item: Summary) -> AttackTraits:
+    return kinds.get(item.attack_key, AttackTraits())
+
+
+def judge_summary(item: Summary) -> tuple[str, str]:
+    """Return a verdict in a few words, and the reason for it.
+
+    `leaks` means that more than half of such victims are beyond the floor: the mean is, and so many of the attacked
+    victims are that tossing a coin for each would give as many in at most 5 % of cases (sign test). Unlike an interval
+    of the mean, this holds for scores of any distribution, with two modes or with infinite PSNR; where scores are of a
+    few messages, the coin falls as the floor says.
+
+    With fewer than five victims no outcome is that rare, and the rounds of one victim say nothing about another
+    victim. There the verdict only says what was seen: `beyond the floor`, `not beyond the floor`, or `undecided` where
+    it is some of them. The same holds where victims are compared with one another, see `are_independent`.
+    """
+    # No score, or none that says anything about leakage.
+    if item.missing:
+        return NOT_JUDGED, item.missing
+    if (meaning := NO_LEAKAGE.get(item.metric)) is not None:
+        return "", meaning
+    if math.isnan(item.gain):
+        return "", "no floor to compare with"
+    counts = f"{item.num_beyond} of {number_of(item.count, item.unit)}"
+    # Too few victims for a test: say what was seen.
+    if not are_independent(item.metric, item.unit) or item.count < MIN_VICTIMS:
+        verdict = {item.count: BEYOND, 0: NOT_BEYOND}.get(item.num_beyond, UNDECIDED)
+        caveat = "of one victim only" if item.unit != "victim" else why_inconclusive(item.metric)
+        if verdict == NOT_BEYOND and item.floor_guess == IMPUTED_GUESS and item.gain < 0:
+            verdict = LESS_THAN_PUBLIC
+        beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
+        return verdict, "one victim only" if item.count == 1 else f"{counts}{beyond}, {caveat}"
+    # Sign test.
+    is_significant = statistics.is_more_than_half(item.num_beyond, item.count, expected=_chance_ahead(item))
+    if is_significant and item.gain > _ROUNDING:
+        return LEAKS, counts
+    if is_significant or item.gain > _ROUNDING:
+        return UNDECIDED, f"{counts} beyond the floor"
+    is_worse = statistics.is_fewer_than_half(item.num_beyond, item.count) and item.gain < 0
+    verdict = LESS_THAN_PUBLIC if is_worse and item.floor_guess == IMPUTED_GUESS else GUESSING
+    return verdict, f"{counts} beyond the floor"
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 victim`, or `3 victims`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _chance_ahead(item: Summary) -> float:
+    """Return how often a guess as good as the floor is ahead of it, by chance alone; at least half.
+
+    Where a victim's score is of one message, and so 0 or 1, the guess is ahead of its floor whenever it is right: as
+    often as the floor says. This is nearly so for a few messages.
+    """
+    return max(0.5, item.floor) if item.metric in _SCORES_OF_FEW_MESSAGES else 0.5
+
+
+def join_titles(titles: Sequence[str]) -> str:
+    """Join titles of attacks by commas, or by semicolons where a title contains a comma.
+
+    >>> listed(["sme", "dlg"]), listed(["sme (iterations=10, rounds=2)", "dlg"])
+    ('sme, dlg', 'sme (iterations=10, rounds=2); dlg')
+    """
+    return ("; " if any("," in title for title in titles) else ", ").join(titles)
+
+
+def summarise(rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str], str] | None = None) -> list[Summary]:
+    """Group rows of `scores.csv` by attack and metric, in order of appearance.
+
+    One attack made with several settings is several attacks, whose names say what differs (`sme (iterations=10)`).
+
+    Args:
+        names: see `fedsim.audit.variants.name_variants`.
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in name_variants(rows, names):
+        groups[str(row["attack"]), str(row["metric"])].append(row)
+    return [_summary(attack, metric, group) for (attack, metric), group in groups.items()]
+
+
+def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summary:
+    computed = [row for row in group if not row["missing"]]
+    unit, by_unit = mean_by_unit(computed, "value")
+    values, floors = _array(by_unit), _array(mean_by_unit(computed, "floor")[1])
+    guesses = [str(row["floor_guess"]) for row in computed]
+    higher = str(group[0]["higher_is_better"]) == "True"
+    low, high = interval(metric, values, unit)
+    gains = statistics.gains(values, floors, higher_is_better=higher)
+    return Summary(
+        attack=attack,
+        attack_key=(group[0]["title"], group[0]["variant"]),
+        metric=metric,
+        count=len(values),
+        unit=unit,
+        mean=statistics.mean(values),
+        low=low,
+        high=high,
+        floor=statistics.mean(floors),
+        floor_guess=max(guesses, key=guesses.count, default=""),
+        nearest=statistics.mean(_array(mean_by_unit(computed, "nearest_public")[1])),
+        gain=statistics.mean(gains),
+        num_beyond=int((gains > 0).sum()),
+        ceiling=float(np.mean([float(row["ceiling"]) if row["ceiling"] != "" else math.nan for row in group])),
+        higher_is_better=higher,
+        missing="" if len(values) else str(group[0]["missing"]),
+        values=by_unit,
+        settings=str(group[0]["settings"]),
+        granted=frozenset(str(group[0]["granted"]).split()),
+    )
+
+
+def mean_by_unit(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[str, dict[str, float]]:
+    """Return what is counted, and a value for each: victims; of one victim its rounds; of one update its starts."""
+    # Scores of the random starts, by victim and round.
+    victims: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        victims[str(row["victim"])][str(row["round"])].append(float(row[column]))
+    # Mean over the starts of each update.
+    means: dict[str, dict[str, float]] = {}
+    for victim, updates in victims.items():
+        means[victim] = {number: float(np.mean(starts)) for number, starts in updates.items()}
+    if len(means) > 1:
+        return "victim", {victim: float(np.mean(list(updates.values()))) for victim, updates in means.items()}
+    for rounds in means.values():
+        if len(rounds) > 1:
+            return "round", rounds
+    scores = [score for updates in victims.values() for starts in updates.values() for score in starts]
+    return "start" if len(scores) > 1 else "victim", {str(number): score for number, score in enumerate(scores)}
+
+
+def _array(by_unit: Mapping[str, float]) -> NDArray[np.float64]:
+    return np.array(list(by_unit.values()))
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a share of something."""
+    return metric in _SHARES
+
+
+def are_independent(metric: str, unit: str = "victim") -> bool:
+    """Return whether the scores of the victims of one run by `metric` are independent.
+
+    Those of rounds or of random starts of one victim are not. Nor are those of victims that are compared with one
+    another: by the AUC of a property a message that is out of order costs its sender, and all of the other kind. An
+    interval over such victims would hold the true mean in some 70 of 100 cases; other runs have to tell.
+    """
+    return unit == "victim" and metric not in _COMPARING_VICTIMS
+
+
+def compares_victims(metric: str, unit: str) -> bool:
+    """Return whether scores by `metric` are of victims of one run that are compared with one another.
+
+    See `are_independent`.
+    """
+    return unit == "victim" and not are_independent(metric)
+
+
+def why_inconclusive(metric: str) -> str:
+    """Return why nothing is concluded from victims."""
+    return "too few to tell" if are_independent(metric) else "which are compared with one another"
+
+
+def value_range(metric: str) -> tuple[float, float]:
+    """Return the lowest and the highest value of a metric."""
+    return (0.0, 1.0) if is_share(metric) else _RANGES.get(metric, (-math.inf, math.inf))
+
+
+def interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> tuple[float, float]:
+    """Compute the 95 % confidence interval of a metric's mean, see `fedsim.audit.evaluation.statistics.confidence_interval`.
+
+    NaN where it is over victims of one run that are not independent, see `are_independent`.
+    """
+    if compares_victims(metric, unit):
+        return math.nan, math.nan
+    lowest, highest = value_range(metric)
+    return statistics.confidence_interval(values, share=is_share(metric), lowest=lowest, highest=highest)
+
+
+def difference_interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> tuple[float, float]:
+    """Compute the 95 % confidence interval of the mean of paired differences of a metric, see `interval`."""
+    if compares_victims(metric, unit):
+        return math.nan, math.nan
+    if not is_share(metric):
+        return statistics.confidence_interval(values)
+    low, high = statistics.confidence_interval((values + 1) / 2, share=True)  # differences of shares lie in [-1, 1]
+    return 2 * low - 1, 2 * high - 1
+
+
+def interval_text(mean: float, low: float, high: float) -> str:
+    """Format `mean ± margin`, or `mean [low, high]` where that is not symmetric, or the mean alone where there is none.
+
+    >>> interval_text(0.5, 0.4, 0.6), interval_text(0.9, 0.6, 1.0)
+    ('0.5 ± 0.1', '0.9 [0.6, 1]')
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"{mean:.4g}"
+    below, above = mean - low, high - mean
+    if math.isclose(below, above, rel_tol=1e-6, abs_tol=1e-12):
+        return f"{mean:.4g} ± {above:.2g}"
+    return f"{mean:.4g} [{low:.2g}, {high:.2g}]"

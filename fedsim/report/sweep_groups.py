@@ -1,0 +1,194 @@
+"""Scores of a sweep averaged over victims and seeds: one group for each attack, setting and metric."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.audit.evaluation import statistics
+from fedsim.audit.plan import ADAPTIVE
+from fedsim.report.summary import are_independent, interval, interval_text, is_share, number_of, value_range
+
+Labels = tuple[str, ...]
+_Key = tuple[str, str, Labels]
+"""Attack, whether it knows the defenses, and labels of the axes."""
+Row = Mapping[str, str]
+Estimate = tuple[float, float, float]
+"""A mean, and where its 95 % interval begins and ends; NaN where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreGroup:
+    """Scores of one attack by one metric, over all victims and seeds of one setting.
+
+    Attributes:
+        attack: its label.
+        knows_defenses: whether it is the adaptive form of that attack.
+        baseline: whether it counts as no attack, see `fedsim.report.summary.AttackTraits.baseline`.
+        labels: of the axes, without attack and seed.
+        mean: over victims and seeds, each the mean over rounds and random starts; may be infinite.
+        low: where the 95 % interval of the mean begins; NaN where there is one value, or where one is not finite.
+        high: where it ends.
+        floor: mean of what the best guess gets; NaN where there is none.
+        gain: mean advantage over the floor, towards leakage.
+        count: how many victims, and in how many seeds.
+        failed: on how many victims, counted in each seed, the attack failed, or what it found could not be judged.
+        missing: for how many others, counted likewise, this metric could not be computed.
+        partial: of how many of those counted in `count` a round or random start has no score for either reason.
+        accuracy: of the model, over seeds; NaN where it was not measured.
+        href: of a run's report, the first seed's.
+    """
+
+    attack: str
+    knows_defenses: bool
+    baseline: bool
+    labels: Labels
+    mean: float
+    low: float
+    high: float
+    floor: float
+    gain: float
+    count: tuple[int, int]
+    failed: int
+    missing: int
+    partial: int
+    accuracy: Estimate
+    href: str
+
+    @property
+    def attack_and_form(self) -> tuple[str, bool]:
+        """Label and form of its attack, which tell it from others."""
+        return self.attack, self.knows_defenses
+
+    @property
+    def name(self) -> str:
+        """Name of the attack, marked where it is adaptive or a baseline."""
+        adaptive = f" {ADAPTIVE}" if self.knows_defenses else ""
+        baseline = " (baseline)" if self.baseline else ""
+        return f"{self.attack}{adaptive}{baseline}"
+
+    @property
+    def text(self) -> str:
+        """Mean and interval, as everywhere on the page; and how many victims are without a score."""
+        text = interval_text(self.mean, self.low, self.high)
+        gaps = []
+        if self.failed:
+            gaps.append(f"failed on {self.failed}")
+        if self.missing:
+            gaps.append(f"not computed for {self.missing}")
+        if self.partial:
+            gaps.append(f"some rounds or starts of {self.partial} without a score")
+        return f"{text} ({', '.join(gaps)})" if gaps else text
+
+    @property
+    def tooltip(self) -> str:
+        """Text of a tooltip: numbers of victims and seeds, and the floor."""
+        floor = "no floor to compare with" if math.isnan(self.floor) else f"the best guess gets {self.floor:.4g}"
+        victims, seeds = self.count
+        baseline = "; a baseline, no attack" if self.baseline else ""
+        return f"{number_of(victims, 'victim')}, {number_of(seeds, 'seed')}; {floor}{baseline}"
+
+
+def group_scores(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[ScoreGroup]:
+    """Group the scores by `metric` by attack and setting, in the order of the table.
+
+    Args:
+        rows: rows of `sweep.csv`.
+        axes: names of the axes, without attack and seed.
+        metric: the metric.
+    """
+    scored: dict[_Key, list[Row]] = defaultdict(list)
+    failed: dict[_Key, set[tuple[str, str]]] = defaultdict(set)
+    missing: dict[_Key, set[tuple[str, str]]] = defaultdict(set)
+    for row in rows:
+        key = row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)
+        victim_and_seed = row["victim"], row["seed"]
+        if row["metric"] == "":
+            failed[key].add(victim_and_seed)
+        elif row["metric"] == metric and row["value"]:
+            scored[key].append(row)
+        elif row["metric"] == metric:
+            missing[key].add(victim_and_seed)
+    return [_group(key[-1], scored_rows, failed[key], missing[key]) for key, scored_rows in scored.items()]
+
+
+def accuracy(rows: Iterable[Row]) -> tuple[Estimate, int]:
+    """Compute the mean accuracy over seeds with its interval within [0, 1], and how many seeds measured it."""
+    values = np.array(list({row["seed"]: float(row["accuracy"]) for row in rows if row["accuracy"]}.values()))
+    return (statistics.mean(values), *statistics.confidence_interval(values, lowest=0.0, highest=1.0)), len(values)
+
+
+def report_address(run: str) -> str:
+    """Return the address of a run's report; empty where there is no run."""
+    return quote(f"{run}/report.html") if run else ""
+
+
+def _group(
+    labels: Labels, rows: Sequence[Row], failed: set[tuple[str, str]], missing: set[tuple[str, str]]
+) -> ScoreGroup:
+    first_row = rows[0]
+    values, floors = _mean_by_victim(rows, "value"), _mean_by_victim(rows, "floor")
+    mean = sum(values.values()) / len(values)
+    low, high = _interval(first_row["metric"], values)
+    floor = sum(floors.values()) / len(floors) if floors else math.nan
+    return ScoreGroup(
+        attack=first_row["attack"],
+        knows_defenses=first_row["knows_defenses"] == "1",
+        baseline=first_row["baseline"] == "1",
+        labels=labels,
+        mean=mean,
+        low=low,
+        high=high,
+        floor=floor,
+        gain=mean - floor if first_row["better"] == "higher" else floor - mean,
+        count=(len({victim for victim, _ in values}), len({seed for _, seed in values})),
+        failed=len(failed - values.keys()),
+        missing=len(missing - failed - values.keys()),
+        partial=len((failed | missing) & values.keys()),
+        accuracy=accuracy(rows)[0],
+        href=report_address(first_row["run"]),
+    )
+
+
+def _mean_by_victim(rows: Iterable[Row], column: str) -> dict[tuple[str, str], float]:
+    """Return by victim and seed the mean over rounds and random starts."""
+    values: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        if row[column]:
+            values[row["victim"], row["seed"]].append(float(row[column]))
+    return {key: sum(several) / len(several) for key, several in values.items()}
+
+
+def _interval(metric: str, values: Mapping[tuple[str, str], float]) -> tuple[float, float]:
+    """Compute the 95 % interval of the mean over victims and seeds, within the metric's range.
+
+    Where only victims or only seeds vary it is that of a run's report, `summary.interval`. Where both do it is that of
+    `mean_and_margin`; of a share, whose margin is too small where few values are equal, it includes that over victims.
+    Where victims of a run are compared with one another, see `are_independent`, it is that over seeds.
+    """
+    if not all(map(math.isfinite, values.values())):
+        return math.nan, math.nan
+    victims, seeds = _means(values, 0), _means(values, 1)
+    if not are_independent(metric):
+        return interval(metric, seeds, "seed")
+    low, high = interval(metric, victims if len(victims) > 1 else seeds)
+    if len(victims) == 1 or len(seeds) == 1:
+        return low, high
+    mean, margin = statistics.mean_and_margin(values)
+    lowest, highest = value_range(metric)
+    begin, end = max(mean - margin, lowest), min(mean + margin, highest)
+    return (min(low, begin), max(high, end)) if is_share(metric) else (begin, end)
+
+
+def _means(values: Mapping[tuple[str, str], float], part: int) -> NDArray[np.float64]:
+    """Return the mean of each victim (part 0 of the key) or of each seed (part 1)."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for key, value in values.items():
+        groups[key[part]].append(value)
+    return np.array([np.mean(group) for group in groups.values()])

@@ -1,0 +1,154 @@
+"""Checks that a network fits its task, by one forward pass and one double backward pass."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
+
+from fedsim.base.errors import ConfigError
+from fedsim.data import Dataset
+
+
+def check_network(thing: Any, name: str) -> nn.Module:
+    """Check that a model plug-in has built a network, and return it.
+
+    Args:
+        thing: what the plug-in returned.
+        name: the model's name.
+
+    Raises:
+        ConfigError: it is something else, or has lazy layers.
+    """
+    if not isinstance(thing, nn.Module):
+        raise ConfigError(f"model: '{name}' gave a {type(thing).__name__}, expected a torch.nn.Module")
+    if complaint := lazy_layer_complaint(thing):
+        raise ConfigError(f"model: '{name}' {complaint}")
+    return thing
+
+
+def lazy_layer_complaint(network: nn.Module) -> str:
+    """Return a complaint about lazy layers, which have no size yet, or an empty text."""
+    for key, value in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(value):
+            owner = type(network.get_submodule(key.rpartition(".")[0])).__name__
+            return (
+                f"does not say how large '{key}' is, of a {owner}, which takes its size from the first input; name the "
+                "sizes, so that weights can be sent before there is one"
+            )
+    return ""
+
+
+def redraw_weights(network: nn.Module) -> None:
+    """Draw new weights for all layers, from torch's global generator.
+
+    Raises:
+        ConfigError: a layer has weights and no method `reset_parameters`.
+    """
+    for name, layer in network.named_modules():
+        if not list(layer.parameters(recurse=False)):
+            continue
+        reset = getattr(layer, "reset_parameters", None)
+        if reset is None:
+            raise ConfigError(
+                f"model: layer '{name}' ({type(layer).__name__}) has weights and no method reset_parameters, so other "
+                "random weights cannot be drawn for it; add that method"
+            )
+        reset()
+
+
+@contextmanager
+def limit_memory(name: str) -> Iterator[None]:
+    """Stop the construction of a network as soon as it is too large for this machine's memory.
+
+    Raises:
+        ConfigError: its weights, their gradients, the broadcast and the reply are larger than the
+            memory.
+    """
+    memory, count = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
+    remedy = f"more than the {memory / 1e9:.0f} GB of memory here; make it smaller"
+
+    def count_parameter(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
+        nonlocal count
+        count += 0 if parameter is None or is_lazy(parameter) else parameter.numel()
+        # Four copies of four bytes each.
+        if (needed := 4 * 4 * count) > memory:
+            raise ConfigError(
+                f"model: '{name}' has {count} parameters or more, which with their gradients, the broadcast and the "
+                f"reply take {needed / 1e9:.0f} GB, {remedy}"
+            )
+
+    hook = register_module_parameter_registration_hook(count_parameter)
+    try:
+        yield
+    except (MemoryError, RuntimeError, OverflowError, TypeError) as error:
+        if not re.search("allocate memory|Storage size|[Oo]verflow", str(error)):
+            raise
+        raise ConfigError(f"model: '{name}' has a layer that takes {remedy}") from error
+    finally:
+        hook.remove()
+
+
+def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, attacked: bool) -> None:
+    """Check that a model can learn a data set.
+
+    Args:
+        model: a model that is not used afterwards, because its BatchNorm statistics may change.
+        dataset: the data set.
+        sample: two training examples in model units.
+        name: the model's name in the experiment.
+        attacked: whether attacks that match gradients will differentiate it twice.
+
+    Raises:
+        ConfigError: it is no network, does not accept the inputs, its outputs do not fit the
+            classes or are not finite, none of its parameters can be trained, or it cannot be
+            differentiated twice.
+    """
+    model = check_network(model, name)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigError(f"model: '{name}' has no parameter to train")
+
+    # One forward pass.
+    shape, expected = tuple(sample.shape[1:]), (len(sample), dataset.task.outputs)
+    inputs = sample if dataset.vocabulary else sample.clone().requires_grad_(True)
+    try:
+        outputs = model.train()(inputs)
+    except (Exception, SystemExit) as error:  # a plug-in may raise anything
+        raise ConfigError(f"model: '{name}' does not take inputs of shape {shape}: {_first_line(error)}") from error
+    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if got != expected:
+        target = f"the {dataset.num_classes} classes" if dataset.num_classes else "the one target"
+        raise ConfigError(
+            f"model: '{name}' gives {got} for {len(sample)} examples, expected {expected} for {target} of "
+            f"'{dataset.name}'; change the model's last layer or the data"
+        )
+    if not outputs.isfinite().all():
+        raise ConfigError(f"model: '{name}' gives NaN or infinite outputs with fresh weights; mend its initialisation")
+
+    # One backward pass, and for attacks the derivative of the gradient's norm.
+    try:
+        loss = dataset.task.loss(outputs, dataset.train.labels[: len(sample)])
+        all_gradients = torch.autograd.grad(loss, parameters, create_graph=attacked, allow_unused=True)
+        gradients = [gradient for gradient in all_gradients if gradient is not None]
+        if attacked and any(gradient.requires_grad for gradient in gradients):
+            squared_norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+            variables = inputs if inputs.requires_grad else parameters
+            torch.autograd.grad(squared_norm, variables, allow_unused=True)
+    except (Exception, SystemExit) as error:
+        purpose = "twice, which attacks need" if attacked else "to train it"
+        raise ConfigError(f"model: '{name}' cannot be differentiated {purpose}: {_first_line(error)}") from error
+    if not gradients:
+        raise ConfigError(f"model: no parameter of '{name}' has an influence on its outputs")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

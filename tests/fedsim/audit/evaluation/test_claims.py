@@ -1,0 +1,133 @@
+"""What a finding has to look like is said before it is kept, without the truth."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.audit.evaluation.evaluator import FindingSpec, evaluator_of
+from fedsim.base.errors import AttackError
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Knowledge, PartialRecords, Records
+from fedsim.interfaces.findings import (
+    Finding,
+    Inference,
+    LocalModel,
+    PropertyPresence,
+    Reconstruction,
+    Representatives,
+    Texts,
+    client_ids,
+)
+
+IMAGES, WORDS, NUMBERS = Task((1, 4, 4), 3), Task((5,), 3, vocabulary=9), Task((1, 4, 4), 0)
+BEFORE = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
+HELD = Records(inputs=torch.zeros(4, 6), labels=torch.zeros(4, dtype=torch.long))
+PARTIAL = PartialRecords(**vars(HELD), column="c", features=slice(0, 2), categories=("yes", "no"))
+SNAPSHOTS: dict[str, Any] = {"snapshots": torch.zeros(1, 2, 1, 4, 4), "snapshot_iterations": torch.tensor([0])}
+
+
+def owed(task: Task | None = IMAGES, **known: Any) -> FindingSpec:
+    knowledge = Knowledge(**known)
+    return FindingSpec(where="round 1, client 0", knowledge=knowledge, before=lambda: BEFORE, task=task, clients=3)
+
+
+def data(*shape: int, labels: torch.Tensor | None = None, **more: Any) -> Reconstruction:
+    kinds = torch.zeros(shape[0], dtype=torch.long) if labels is None else labels
+    return Reconstruction(data=torch.zeros(shape), labels=kinds, **more)
+
+
+def typical(*shape: int) -> Representatives:
+    return Representatives(data=torch.zeros(shape), labels=torch.zeros(shape[0], dtype=torch.long))
+
+
+def words(*shape: int) -> Texts:
+    return Texts(tokens=torch.zeros(shape, dtype=torch.long), labels=torch.zeros(shape[0], dtype=torch.long))
+
+
+def inferred(of: Any, records: int, *candidates: int) -> Inference:
+    return Inference(of=of, candidates=client_ids(candidates), scores=torch.zeros(records, len(candidates)))
+
+
+def present(*clients: int) -> PropertyPresence:
+    scores, rounds = torch.zeros(len(clients)), torch.ones(len(clients), dtype=torch.long)
+    return PropertyPresence(clients=client_ids(clients), rounds=rounds, scores=scores, shares=torch.tensor([0.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "finding"),
+    [
+        (owed(), data(2, 1, 4, 4, **SNAPSHOTS)),
+        (owed(), data(1, 1, 4, 4)),
+        (owed(), data(99, 1, 4, 4, claims="federation")),
+        (owed(), typical(7, 1, 4, 4)),
+        (owed(WORDS), words(2, 5)),
+        (owed(NUMBERS), data(2, 1, 4, 4, labels=torch.zeros(2))),
+        (owed(None), data(9, 8)),
+        (owed(None, input_shape=(8,)), data(9, 8)),
+        (owed(), LocalModel(state=BEFORE)),
+        (owed(records=HELD), inferred("source", 4, 0, 2)),
+        (replace(owed(), clients=None), inferred("source", 4, 0, (1 << 64) - 1)),
+        (owed(), present(0, 2)),
+        (owed(partial_records=PARTIAL), inferred("attribute", 4, 0, 1)),
+    ],
+)
+def test_a_finding_of_the_right_form_passes(rule: FindingSpec, finding: Finding) -> None:
+    evaluator_of(finding).form(finding, rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "finding", "sentence"),
+    [
+        (owed(), data(3, 2, 2), "examples of shape (2, 2), expected (1, 4, 4)"),
+        (owed(), typical(7, 4, 4), "examples of shape (4, 4), expected (1, 4, 4)"),
+        (owed(WORDS), words(2, 6), "examples of shape (6,), expected (5,)"),
+        (owed(), words(2, 5), "data that are texts, expected numbers"),
+        (owed(WORDS), data(2, 5), "data that are numbers, expected texts"),
+        (owed(NUMBERS), data(2, 1, 4, 4), "labels that are classes, expected targets of a regression"),
+        (owed(None, input_shape=(8,)), data(9, 7), "examples of shape (7,), expected (8,)"),
+        (owed(), data(2, 1, 4, 4, labels=torch.tensor([0, 3])), "labels up to 3, expected at most 2"),
+        (
+            owed(WORDS),
+            Texts(tokens=torch.tensor([[0, 1, 2, 3, 9]] * 2), labels=torch.tensor([0, 1])),
+            "tokens up to 9, expected at most 8",
+        ),
+        (
+            owed(),
+            LocalModel(state={"w": BEFORE["w"]}),
+            "a model whose b is missing, expected of torch.float32, shape (2,)",
+        ),
+        (
+            owed(),
+            LocalModel(state={**BEFORE, "w": torch.zeros(3, 2)}),
+            "a model whose w is of torch.float32, shape (3, 2), expected of torch.float32, shape (2, 3)",
+        ),
+        (
+            owed(),
+            LocalModel(state={**BEFORE, "b": torch.zeros(2, dtype=torch.float64)}),
+            "a model whose b is of torch.float64, shape (2,), expected of torch.float32, shape (2,)",
+        ),
+        (
+            owed(),
+            LocalModel(state={**BEFORE, "v": torch.zeros(1)}),
+            "a model whose v is of torch.float32, shape (1,), expected missing",
+        ),
+        (owed(records=HELD), inferred("source", 5, 0, 2), "scores of records numbering 5, expected 4"),
+        (owed(records=HELD), inferred("source", 4, 0, 3), "candidates [0, 3], expected numbers from 0 to 2"),
+        (owed(), inferred("source", 1, 0, 1 << 63), f"candidates [0, {1 << 63}], expected numbers from 0 to 2"),
+        (owed(), present(1, 1 << 63), f"messages of clients up to {1 << 63}, expected at most 2"),
+        (
+            owed(partial_records=PARTIAL),
+            inferred("attribute", 4, 0, 1, 2),
+            "candidates [0, 1, 2], expected numbers from 0 to 1",
+        ),
+    ],
+)
+def test_a_finding_of_another_form_is_one_sentence(rule: FindingSpec, finding: Finding, sentence: str) -> None:
+    whole = f"round 1, client 0: the attack claims {sentence}; mend the attack"
+    with pytest.raises(AttackError, match=f"^{re.escape(whole)}$"):
+        evaluator_of(finding).form(finding, rule)

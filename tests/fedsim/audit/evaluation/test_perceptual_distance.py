@@ -1,0 +1,146 @@
+"""LPIPS by the authors' package, over weights that lie in the data folder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import Tensor
+
+from fedsim.audit.audit import Audit
+from fedsim.audit.evaluation.perceptual_distance import check_backbone, find_backbone, lpips_distances
+from fedsim.base.errors import DataError
+from fedsim.federation.build import Experiment
+from fedsim.federation.run_folder import RunFolder
+
+
+def images(count: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.rand((count, *shape), generator=torch.Generator().manual_seed(seed))
+
+
+def weights_folder() -> Path | None:
+    """Network weights that lie in the data folder; there is no other way to get them offline."""
+    named = os.environ.get("FEDSIM_DATA")
+    folder = Path(named) / "weights" if named else None
+    return folder if folder and (folder / "squeezenet1_1-imagenet1k.pth").is_file() else None
+
+
+needs_weights = pytest.mark.skipif(
+    weights_folder() is None, reason="no squeezenet1_1-imagenet1k.pth under $FEDSIM_DATA/weights"
+)
+
+
+def test_lpips_says_why_it_was_not_computed(tmp_path: Path) -> None:
+    small, large, five = images(1, 1, 15, 28), images(1, 1, 28, 28), images(1, 5, 28, 28)
+    assert "15 x 28 are too small" in str(lpips_distances(small, small, tmp_path))
+    assert "5 channels" in str(lpips_distances(five, five, tmp_path))
+    assert f"no network weights at {tmp_path}" in str(lpips_distances(large, large, tmp_path))
+    assert "$FEDSIM_DATA/weights" in str(lpips_distances(large, large, None))
+
+
+@needs_weights
+@pytest.mark.parametrize("content", [b"", b"no weights", "cut", "other"])
+def test_damaged_weights_are_noticed_before_anything_is_attacked(
+    content: bytes | str, tmp_path: Path, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weights" / "squeezenet1_1-imagenet1k.pth"
+    path.parent.mkdir()
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save({"features.0.weight": torch.full((64, 3, 3, 3), torch.nan)}, path)
+        if content == "cut":
+            path.write_bytes(path.read_bytes()[:-500])
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    config = tiny_config(attack=[{"name": "sme"}], adversary={"when": "at-end"})
+    audit = Audit(folder=RunFolder(tmp_path), spec=config, experiment=Experiment(config), base_folder=tmp_path)
+    with pytest.raises(DataError, match="is no readable file of weights") as caught:
+        audit.check()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@needs_weights
+@pytest.mark.parametrize("channels", [1, 3])
+def test_lpips_is_zero_for_equals_and_rises_with_noise(channels: int) -> None:
+    true = images(2, channels, 32, 32)
+    noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(3))
+    values = []
+    for strength in (0.0, 0.05, 0.2, 0.5):
+        value = lpips_distances((true + strength * noise).clamp(0, 1), true, weights_folder())
+        assert isinstance(value, Tensor)
+        assert value.shape == (2,)
+        values.append(value.mean().item())
+    assert values[0] == pytest.approx(0, abs=1e-6)
+    assert values == sorted(values)
+    assert values[-1] > 0.01
+
+
+@needs_weights
+def test_lpips_is_what_its_definition_says_of_the_heads_in_torchmetrics() -> None:
+    """With the published weights under the heads that come with the package, on RGB in [-1, 1]."""
+    from torchvision.models import squeezenet1_1
+
+    folder = weights_folder()
+    assert folder is not None
+    claimed, true = images(3, 3, 24, 24), images(3, 3, 24, 24, seed=4)
+    features = squeezenet1_1(weights=None)
+    features.load_state_dict(torch.load(folder / "squeezenet1_1-imagenet1k.pth", weights_only=True))
+    heads = torch.load(
+        Path(torchmetrics.__file__).parent / "functional/image/lpips_models/squeeze.pth",
+        map_location="cpu",
+        weights_only=True,
+    )
+    shift, scale = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
+    taps, total = (1, 4, 7, 9, 10, 11, 12), torch.zeros(3)
+    with torch.no_grad():
+        x, y = (((2 * z - 1) - shift[:, None, None]) / scale[:, None, None] for z in (claimed, true))
+        for index, layer in enumerate(features.features.eval()):
+            x, y = layer(x), layer(y)
+            if index in taps:
+                unit = [z / (z.square().sum(1, keepdim=True).sqrt() + 1e-8) for z in (x, y)]
+                weight = heads[f"lin{taps.index(index)}.model.1.weight"]
+                total += ((unit[0] - unit[1]).square() * weight).sum(1).mean((1, 2))
+    value = lpips_distances(claimed, true, folder)
+    assert isinstance(value, Tensor)
+    torch.testing.assert_close(value, total, rtol=1e-4, atol=1e-5)
+
+
+def test_alexnet_is_taken_where_its_weights_are_there(tmp_path: Path) -> None:
+    """The package's own network, given the same weights by hand, has the same distances."""
+    from lpips import LPIPS
+    from torchvision.models import alexnet
+
+    torch.manual_seed(0)
+    network = alexnet(weights=None)
+    layers = {name: tensor for name, tensor in network.state_dict().items() if name.startswith("features")}
+    torch.save(layers, tmp_path / "alexnet-owt-7be5be79.pth")
+    torch.save({}, tmp_path / "squeezenet1_1-imagenet1k.pth")
+    found = find_backbone(tmp_path)
+    assert found is not None
+    assert found[0].name == "alex"
+    claimed, true = images(2, 3, 40, 40), images(2, 3, 40, 40, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reference = LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
+    convolutions = [layer for layer in reference.net.modules() if isinstance(layer, torch.nn.Conv2d)]
+    originals = [layer for layer in network.features if isinstance(layer, torch.nn.Conv2d)]
+    for layer, original in zip(convolutions, originals, strict=True):
+        layer.load_state_dict(original.state_dict())
+    with torch.no_grad():
+        expected = reference(claimed * 2 - 1, true * 2 - 1).flatten()
+    distances = lpips_distances(claimed, true, tmp_path)
+    assert isinstance(distances, Tensor)
+    torch.testing.assert_close(distances, expected)
+    assert "30 x 40 are too small" in str(lpips_distances(images(1, 3, 30, 40), images(1, 3, 30, 40), tmp_path))
+
+
+def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
+    torch.save({"features.0.weight": torch.zeros(64, 3, 3, 3)}, tmp_path / "vgg16-397923af.pth")
+    with pytest.raises(DataError, match=r"vgg16-397923af.pth: .*it holds another network than vgg"):
+        check_backbone(tmp_path)

@@ -1,0 +1,172 @@
+"""L_sim is computed from what is claimed, whatever the attack says of itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from fedsim.audit.evaluation.score import PublicExamples, Score
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.similarity import AttackedUpdate
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import DataError
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import copy_state, load_state
+from fedsim.training.settings import LocalTraining
+
+RANGE = (torch.tensor([-0.5]), torch.tensor([2.0]))
+LABELS = torch.tensor([0, 1, 2, 1])
+
+
+def images(count: int, seed: int = 0) -> Tensor:
+    return torch.rand((count, 1, 6, 6), generator=torch.Generator().manual_seed(seed))
+
+
+def network(**layers: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), *layers.values(), nn.Sigmoid(), nn.Linear(8, 3))
+
+
+def message(model: nn.Module | None = None, **how: Any) -> AttackedUpdate:
+    """What a client sends who holds `images(4)`, in model units."""
+    model = model or network()
+    plan = LocalTraining(**({"local_epochs": 1, "batch_size": 4, "learning_rate": 0.5} | how))
+    before = copy_state(model)
+    inputs = RANGE[0] + (RANGE[1] - RANGE[0]) * images(4)
+    after, _ = local_update(model, before, inputs, LABELS, plan, key=("similarity",))
+    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=4)
+    return AttackedUpdate(model=model, loss=cross_entropy, update=update, value_range=RANGE, settings=plan)
+
+
+def by_hand(sent: AttackedUpdate, data: Tensor, alpha: float) -> float:
+    before, after = sent.update.before, sent.update.after
+    load_state(sent.model, {name: alpha * before[name] + (1 - alpha) * after[name] for name in before})
+    loss = cross_entropy(sent.model(-0.5 + 2.5 * data), LABELS)
+    names, weights = zip(*sent.model.named_parameters(), strict=True)
+    gradient = torch.cat([slope.flatten() for slope in torch.autograd.grad(loss, weights)])
+    moved = torch.cat([(before[name] - after[name]).flatten() for name in names])
+    return 1 - cosine_similarity(gradient, moved, dim=0).item()
+
+
+def judged(data: Tensor, sent: AttackedUpdate | None, trace: Mapping[str, Tensor] | None = None) -> dict[str, Score]:
+    finding = Reconstruction(data=data, labels=LABELS, trace=trace or {})
+    truth, public = (
+        Truth(data=images(4), labels=LABELS),
+        PublicExamples(data=images(9, seed=5), labels=torch.arange(9) % 3),
+    )
+    scores = score_examples(finding, truth, public=public, rng=torch.Generator().manual_seed(1), message=sent)
+    return {item.metric: item for item in scores}
+
+
+def test_what_the_client_held_explains_one_step_wholly() -> None:
+    found = message().similarities(images(4), LABELS)
+    assert found == {"l_sim": pytest.approx(0, abs=1e-6), "l_sim_line": pytest.approx(0, abs=1e-6)}
+
+
+def test_it_is_the_cosine_at_w_t_and_the_best_one_on_the_line() -> None:
+    sent, data = message(local_epochs=40, batch_size=2), images(4, seed=3)
+    found = sent.similarities(data, LABELS)
+    grid = [by_hand(sent, data, place / 200) for place in range(201)]
+    assert found["l_sim"] == pytest.approx(by_hand(sent, data, 1.0), abs=1e-6)
+    assert found["l_sim_line"] == pytest.approx(min(grid), abs=1e-4)
+    assert found["l_sim_line"] < found["l_sim"] - 0.01
+
+
+def test_a_gradient_that_was_sent_has_no_line() -> None:
+    sent = message()
+    gradient = {name: (sent.update.before[name] - tensor) / 0.5 for name, tensor in sent.update.after.items()}
+    update = Update(
+        round=1, client=0, before=sent.update.before, payload=Payload.from_dense(gradient, "gradient"), num_examples=4
+    )
+    alone = AttackedUpdate(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE)
+    assert alone.similarities(images(4), LABELS) == {"l_sim": pytest.approx(0, abs=1e-6)}
+
+
+def test_batch_norm_normalises_as_the_client_did() -> None:
+    found = message(network(norm=nn.BatchNorm1d(8))).similarities(images(4), LABELS)
+    assert found["l_sim"] == pytest.approx(0, abs=1e-5)
+
+
+def test_what_an_attack_says_of_its_own_loss_is_not_believed() -> None:
+    boast = {"l_sim": torch.zeros(3)}
+    assert "l_sim" not in judged(images(4, seed=3), None, boast)
+    sent = message(local_epochs=40)
+    item = judged(images(4, seed=3), sent, boast)["l_sim"]
+    assert item.value == pytest.approx(by_hand(sent, images(4, seed=3), 1.0), abs=1e-6)
+    assert not item.higher_is_better
+
+
+def test_the_floor_is_the_best_guess_by_the_same_rule() -> None:
+    sent = message(local_epochs=5)
+    scores = judged(images(4, seed=3), sent)
+    noise, public = torch.Generator().manual_seed(1), images(9, seed=5)
+    guesses = {
+        "noise": torch.rand((4, 1, 6, 6), generator=noise),
+        "mid-grey": torch.full((4, 1, 6, 6), 0.5),
+        "public mean": public.mean(0).expand(4, -1, -1, -1),
+        "public example": public[torch.randint(9, (4,), generator=noise)],
+        "public class mean": torch.stack([public[torch.arange(9) % 3 == c].mean(0) for c in LABELS.tolist()]),
+    }
+    floors = {name: by_hand(sent, data, 1.0) for name, data in guesses.items()}
+    best = min(floors, key=lambda name: floors[name])
+    assert (scores["l_sim"].floor, scores["l_sim"].floor_guess) == (pytest.approx(floors[best], abs=1e-6), best)
+    assert scores["l_sim_line"].floor <= scores["l_sim"].floor
+    assert scores["l_sim"].per_image == ()
+
+
+class Stubborn(nn.Linear):
+    """Takes nothing."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        raise RuntimeError("no.\nreally")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"after": None}, "the update is zero, which nothing explains"),
+        ({"model": nn.Linear(36, 3)}, "the recorded update is not one of the model that is known"),
+        ({"model": nn.Sequential(nn.Flatten(), Stubborn(36, 8), nn.Sigmoid(), nn.Linear(8, 3))}, "RuntimeError: no"),
+    ],
+)
+def test_where_there_is_none_the_reason_stands_there_and_the_others_are_scored(
+    change: dict[str, Any], sentence: str
+) -> None:
+    sent = message()
+    update = sent.update
+    if "after" in change:
+        update = Update(
+            round=1,
+            client=0,
+            before=update.before,
+            payload=Payload.from_dense(update.before, "weights"),
+            num_examples=4,
+        )
+    broken = AttackedUpdate(model=change.get("model", sent.model), loss=cross_entropy, update=update, value_range=RANGE)
+    scores = judged(images(4, seed=3), broken)
+    assert sentence in scores["l_sim"].missing
+    assert math.isfinite(scores["psnr"].value)
+
+
+def test_a_zero_update_is_an_error() -> None:
+    sent = message()
+    update = Update(
+        round=1,
+        client=0,
+        before=sent.update.before,
+        payload=Payload.from_dense(sent.update.before, "weights"),
+        num_examples=4,
+    )
+    with pytest.raises(DataError, match="is zero"):
+        AttackedUpdate(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE).similarities(
+            images(4), LABELS
+        )

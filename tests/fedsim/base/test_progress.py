@@ -1,0 +1,146 @@
+"""How far work is: what is told, how it looks in 80 columns, and how seldom elsewhere."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from rich.console import Console
+
+from fedsim.api.logs import OnceFilter
+from fedsim.base import progress
+from fedsim.base.progress import ROUNDS, parse_progress, track
+from fedsim.cli import screen
+from fedsim.cli.screen import PhaseHandler, RoundFilter, phase_bars
+from fedsim.federation.engines.cohort import CohortGrid
+from fedsim.federation.engines.deployed import LogRelay
+from fedsim.federation.engines.serial import InProcessGrid
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(screen, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def plain(clock: Clock) -> Iterator[io.StringIO]:
+    """What is printed where there is no terminal."""
+    out = io.StringIO()
+    phases = PhaseHandler(Console(file=out, width=80))
+    progress.log.setLevel(logging.DEBUG)
+    progress.log.addHandler(phases)
+    yield out
+    progress.log.removeHandler(phases)
+    progress.log.setLevel(logging.NOTSET)
+
+
+def test_without_a_display_nothing_is_made_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert list(track("abc", "letters", 3)) == ["a", "b", "c"]
+    assert caplog.records == []
+
+
+def test_a_long_round_is_not_silent(clock: Clock, plain: io.StringIO) -> None:
+    """539 clients of 0.15 s each, without a terminal: a line every few seconds, with the time left."""
+    for _ in track(range(539), "clients", 539):
+        clock.now += 0.15
+    lines = plain.getvalue().splitlines()
+    assert 10 <= len(lines) <= 17
+    assert lines[0] == "clients: 34 of 539, about 1:16 left"
+
+
+def test_fast_rounds_print_few_lines_and_the_last(clock: Clock) -> None:
+    shown, filter = [], RoundFilter()
+    for number in range(1, 201):
+        clock.now += 0.125
+        record = logging.LogRecord(ROUNDS, logging.INFO, "", 0, "round %d/200: 10 returned", (number,), None)
+        shown += [number] if filter.filter(record) else []
+    assert shown == [1, 41, 81, 121, 161, 200]
+    assert filter.filter(logging.LogRecord("fedsim.audit.audit", logging.INFO, "", 0, "something else", (), None))
+
+
+def test_of_the_first_few_steps_no_time_left_is_told(clock: Clock) -> None:
+    out = io.StringIO()
+    phases = PhaseHandler(Console(file=out, width=80))
+    phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", ("sme", 0, 1), None))
+    clock.now += 30
+    phases.show_part("sme", "update 1", 0.001)
+    assert out.getvalue() == "sme: 0 of 1\n"
+
+
+def test_an_attack_on_many_updates_is_one_phase_with_parts(clock: Clock) -> None:
+    out = io.StringIO()
+    phases = PhaseHandler(Console(file=out, width=80))
+    told = [("sme", 0, 4), ("sme", 1, 4), ("sme", 4, 4)]
+    for step in told[:2]:
+        phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", step, None))
+    clock.now += 30
+    phases.show_part("sme", "update 2", 0.5)
+    assert out.getvalue() == "sme: 1 of 4, about 0:50 left\n"
+    clock.now += 30
+    phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", told[2], None))
+    assert out.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["clients", "inverting-gradients with a label that is long, lr=0.1, of [somebody]"])
+def test_the_time_left_is_whole_in_80_columns(what: str, clock: Clock) -> None:
+    bars = phase_bars(Console(file=io.StringIO(), width=80, force_terminal=True))
+    bars.get_time = clock.monotonic
+    task = bars.add_task(what, total=10_000, done=0)
+    for done in (1000, 2000, 3000):
+        clock.now += 60
+        bars.update(task, completed=done + 0.7, done=done)
+    screen = Console(file=io.StringIO(), width=80)
+    screen.print(bars.get_renderable())
+    (line,) = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert line.rstrip().endswith("0:07:00 left")
+    assert "3000/10000" in line  # not yet 3001, though that is nearly done
+    assert what[:12] in line
+    assert len(line) <= 80
+
+
+@pytest.mark.parametrize("name", ["fedsim.data.cifar", "fedsim.data.partitions.flower"])
+def test_a_notice_about_data_appears_once(name: str) -> None:
+    """Every worker says it, too."""
+    once = OnceFilter()
+    notice = logging.LogRecord(name, logging.INFO, "", 0, "500 of 50000 are there", (), None)
+    assert [once.filter(notice) for _ in range(5)] == [True, False, False, False, False]
+
+
+def test_steps_pass_through_the_log_of_a_deployed_server(tmp_path, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "log").write_text("2026-01-01 00:00:00,000 DEBUG fedsim.base.progress: clients: 3 of 12\n")
+    caplog.set_level(logging.DEBUG, logger="fedsim")
+    LogRelay(tmp_path / "log")()
+    assert [parse_progress(record.getMessage()) for record in caplog.records] == [("clients", 3, 12)]
+    assert parse_progress("round 3/12: all returned") is None
+
+
+def test_a_large_round_answers_in_steps() -> None:
+    """One node had all clients in one message, and nothing was heard until it was done with the last of them."""
+
+    def lengths(clients: int, steps: int, together: int = 1) -> list[int]:
+        physical = InProcessGrid(ClientApp())
+        grid = CohortGrid(physical, clients, ConfigRecord(), [1], min_messages=steps, group_size=together)
+        content = RecordDict({"arrays": ArrayRecord()})
+        return [len(order) for order in grid._split([Message(content, client, "train") for client in range(clients)])]
+
+    assert lengths(539, 0) == [539]
+    assert lengths(539, 32) == [17] * 31 + [12]
+    assert lengths(539, 32, together=64) == [64] * 8 + [27]
+    assert lengths(10, 32) == [10]

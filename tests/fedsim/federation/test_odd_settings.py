@@ -1,0 +1,159 @@
+"""Every setting of our plug-ins and tables, with values that make no sense: a sentence that names it, or plain use."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim.base.errors import FedsimError, PluginError
+from fedsim.base.randomness import numpy_generator
+from fedsim.base.task import Task
+from fedsim.data import Dataset, Examples
+from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.config import Config, validate_tables
+from fedsim.plugins import registry
+from fedsim.training.models.checks import check_network, limit_memory
+
+ODD = [-1, 0, -0.5, 1.5, 50, 1 << 62, math.nan, math.inf, 1e30, True, "", "\0", "x", [], [-1], [math.nan], [True], {}]
+NEEDED = {
+    "qfedavg": {"client_learning_rate": 0.1},
+    "fedsgd": {"learning_rate": 0.1},
+    "dp-sgd": {"noise_multiplier": 1.0},
+    "gate": {"measure": "gradient-norm", "above": 1.0},
+}
+
+
+def ours(group: registry.Group) -> list[str]:
+    """Strangers' plug-ins may be installed, and are theirs to test."""
+    entries = {name: registry.find_entry_point(group, name) for name in registry.registered_names(group)}
+    return [name for name, entry in entries.items() if entry.dist and entry.dist.name == "fedsim-curious"]
+
+
+def settings_of(*groups: registry.Group) -> list[Any]:
+    return [
+        pytest.param(group, name, key, id=f"{name}-{key}")
+        for group in groups
+        for name in ours(group)
+        for key in registry.setting_parameters(registry.load(group, name))
+    ]
+
+
+def assert_one_sentence(error: FedsimError, *words: str) -> None:
+    text = str(error)
+    assert "\n" not in text
+    assert not text.endswith(".")
+    assert any(word in text for word in words), text
+
+
+def accepted(group: registry.Group, name: str, key: str) -> Iterator[tuple[Any, Any]]:
+    """The odd values that are accepted, and the plug-in made with each."""
+    for value in ODD:
+        try:
+            yield value, registry.build(group, name, {**NEEDED.get(name, {}), key: value}, "here")
+        except FedsimError as error:
+            assert_one_sentence(error, key)
+
+
+@pytest.mark.parametrize(("group", "name", "key"), settings_of("attacks", "defenses", "datasets"))
+def test_an_odd_setting_is_named_or_kept_as_it_was_written(group: registry.Group, name: str, key: str) -> None:
+    for value, plugin in accepted(group, name, key):
+        kept = dataclasses.asdict(plugin)[key]
+        assert (list(kept) if isinstance(kept, tuple) else kept) == value
+        assert not isinstance(kept, float) or math.isfinite(kept)
+        assert not isinstance(value, bool) or isinstance(
+            registry.setting_parameters(type(plugin))[key].default, bool | None
+        )
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    train = Examples(raw=torch.zeros(60, 1, 8, 8), labels=torch.arange(60) % 6, scale=1.0)
+    return Dataset(name="drawn", train=train, test=train, num_classes=6, source="", licence="")
+
+
+@pytest.mark.parametrize(("group", "name", "key"), settings_of("partitions"))
+def test_an_odd_setting_of_a_partition_is_named_or_shares_out(
+    group: registry.Group, name: str, key: str, data: Dataset
+) -> None:
+    for _, plugin in accepted(group, name, key):
+        try:
+            shares = plugin.assign(data, 4, numpy_generator(1))
+        except FedsimError as error:
+            assert_one_sentence(error, key, name, "partition", "drawn", "is not JSON")
+            continue
+        assert len(shares) == 4
+        for share in shares:
+            assert share.dtype == np.int64
+            assert ((share >= 0) & (share < 60)).all()
+            assert len(np.unique(share)) == len(share)
+
+
+TASKS = {"text": Task((12,), 4, 50), "image": Task((3, 32, 32), 4), "table": Task((5,), 4)}
+
+
+@pytest.mark.parametrize(("group", "name", "key"), settings_of("models"))
+def test_an_odd_setting_of_a_model_is_named_or_builds_a_network(group: registry.Group, name: str, key: str) -> None:
+    for value, plugin in accepted(group, name, key):
+        if value in (50, 1e30) or (value == 1 << 62 and key in ("blocks", "layers", "width", "patch")):
+            continue  # would take its time; what is too large is tested by itself
+        built = 0
+        for task in TASKS.values():
+            try:
+                with limit_memory(name):
+                    network = check_network(plugin.build(task), name)
+                    outputs = network.eval()(
+                        torch.zeros(2, *task.input_shape).to(torch.long if task.vocabulary else None)
+                    )
+            except FedsimError as error:
+                assert_one_sentence(error, key, name, "images", "texts", "takes", "inputs")
+                continue
+            assert isinstance(network, nn.Module)
+            assert outputs.shape == (2, 4)
+            built += 1
+        assert built or value not in (True,)
+
+
+@pytest.mark.parametrize(("group", "name", "key"), settings_of("strategies"))
+def test_an_odd_setting_of_a_strategy_is_named_or_makes_one(group: registry.Group, name: str, key: str) -> None:
+    training = {"local_steps": 1} if name == "fedsgd" else {"local_epochs": 1}
+    for value in ODD:
+        table = {"name": name, **NEEDED.get(name, {}), key: value}
+        try:
+            config = validate_tables(
+                Config, {"strategy": table, "training": training, "federation": {"clients": 4}}, "here"
+            )
+            experiment = Experiment(resolve(config))
+            strategy = experiment.new_strategy()
+        except FedsimError as error:
+            assert_one_sentence(error, key)
+            continue
+        assert value in (0, 1.5, 50), (key, value)
+        assert not isinstance(value, bool)
+        assert strategy is not None
+
+
+TABLES = {
+    table: list(Config.model_fields[table].annotation.model_fields)  # type: ignore[union-attr]
+    for table in ("training", "federation", "states", "recording", "partition", "data", "model")
+}
+
+
+@pytest.mark.parametrize(("table", "key"), [(table, key) for table, keys in TABLES.items() for key in keys])
+def test_an_odd_value_of_a_table_is_named_or_kept(table: str, key: str) -> None:
+    for value in ODD:
+        tables: dict[str, Any] = {"training": {"local_epochs": 1}}
+        tables[table] = tables.get(table, {}) | {key: value}
+        try:
+            config = validate_tables(Config, tables, "here")
+            _ = Experiment(config).training
+        except (FedsimError, PluginError) as error:
+            assert_one_sentence(error, key, "training: set local_epochs or local_steps")
+            continue
+        assert getattr(getattr(config, table), key) == value

@@ -1,0 +1,201 @@
+"""Restarts that are computed in one call of the network are those that are computed one after the other."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion import batched_restarts, matching
+from fedsim.inversion.batched_restarts import batching_pays
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.restart import Restart
+from fedsim.plugins import registry
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import Update
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import copy_state
+from fedsim.training.settings import LocalTraining
+
+TASK, LABELS = Task((1, 6, 6), 5), torch.tensor([0, 3, 3, 4])
+RESTARTS, ITERATIONS = 5, 4
+SETTINGS: dict[str, dict[str, Any]] = {"see-through-gradients": {"bn_weight": 0.0}}
+
+
+class Counted:
+    """Cross-entropy that knows how often it was asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        return cross_entropy(outputs, labels)
+
+
+class Branching(nn.Module):
+    """A layer whose control flow depends on values, which cannot be computed for several at once."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs if inputs.sum() > 1e9 else inputs * 1.5
+
+
+def network() -> nn.Module:
+    with seed_globals("together"):
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.Sigmoid(), nn.Linear(12, 5))
+
+
+def branching() -> nn.Module:
+    return nn.Sequential(network(), Branching())
+
+
+def attack(name: str = "inverting-gradients", **settings: Any) -> GradientInversion:
+    given = {"iterations": ITERATIONS, "restarts": RESTARTS} | SETTINGS.get(name, {}) | settings
+    return cast("GradientInversion", registry.build("attacks", name, given, name))
+
+
+def found(by: GradientInversion, build: Any = network) -> tuple[Reconstruction, int]:
+    """What the attack claims of a client of two steps, and how often it computed the loss."""
+    model, loss = build(), Counted()
+    inputs = torch.rand((len(LABELS), *TASK.input_shape), generator=generator("inputs"))
+    training = LocalTraining(local_epochs=2, batch_size=len(LABELS), learning_rate=0.1)
+    before = copy_state(model)
+    after, _ = local_update(model, before, inputs, LABELS, training, key=("x",))
+    sent = Payload.from_dense(after, "weights")
+    update = Update(round=1, client=2, before=before, payload=sent, num_examples=len(LABELS))
+    known = Knowledge(
+        model=build,
+        loss=loss,
+        input_shape=TASK.input_shape,
+        num_classes=TASK.num_classes,
+        value_range=((0.0,), (1.0,)),
+        labels=LABELS,
+        learning_rate=0.1,
+        local_epochs=2,
+        batch_size=len(LABELS),
+    )
+    return by.invert(update, known, generator("attack"), lambda *told: None), loss.calls
+
+
+def check_same(one: Reconstruction, other: Reconstruction) -> None:
+    for name, tensor in one.tensors.items():
+        torch.testing.assert_close(other.tensors[name], tensor, rtol=1e-3, atol=1e-3)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+
+
+def test_it_pays_on_an_accelerator_alone() -> None:
+    assert batching_pays(torch.device("cuda"))
+    assert not batching_pays(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "name", ["inverting-gradients", "sme", "long-strides", "dlfa", "sapag", "see-through-gradients"]
+)
+def test_restarts_at_once_find_what_they_find_one_after_the_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart, many = found(attack(name))
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    whole, few = found(attack(name))
+    check_same(apart, whole)
+    assert few < 0.6 * many
+
+
+@pytest.mark.usefixtures("at_once")
+def test_as_many_are_computed_at_once_as_the_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calls_of_iterations() -> int:
+        return found(attack(iterations=ITERATIONS))[1] - found(attack(iterations=1))[1]
+
+    sizes: list[int] = []
+    measure = batched_restarts.BatchEntry.from_task
+
+    def measured(matching: Any) -> Any:
+        entry = measure(matching)
+        sizes.append(entry.bytes_per_restart)
+        return entry
+
+    monkeypatch.setattr(batched_restarts.BatchEntry, "from_task", measured)
+    whole, _ = found(attack())
+    for budget, calls in (
+        (batched_restarts.MEMORY_BUDGET, 1),
+        (4 * sizes[0], 2),
+        (2 * sizes[0], 3),
+        (sizes[0], RESTARTS),
+    ):
+        monkeypatch.setattr(batched_restarts, "MEMORY_BUDGET", budget)
+        assert calls_of_iterations() == calls * (ITERATIONS - 1)
+        check_same(whole, found(attack())[0])
+
+
+def test_a_model_that_cannot_be_computed_for_several_is_computed_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    apart, _ = found(attack(), branching)
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    again, _ = found(attack(), branching)
+    assert "restarts are computed one after the other" in caplog.text
+    assert torch.equal(apart.data, again.data)
+
+
+def test_values_that_differ_at_once_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    apart, _ = found(attack())
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    compute = batched_restarts._BatchedCall.compute
+
+    def off(self: Any, *given: Any) -> list[Tensor]:
+        return [1.1 * tensor for tensor in compute(self, *given)]
+
+    monkeypatch.setattr(batched_restarts._BatchedCall, "compute", off)
+    again, _ = found(attack())
+    assert "several at once gave other values" in caplog.text
+    assert torch.equal(apart.data, again.data)
+
+
+def test_small_slopes_that_differ_are_not_taken_for_the_same() -> None:
+    slopes = torch.full((4,), 0.01)
+    assert batched_restarts._agree(slopes * 1.0001, slopes)
+    assert not batched_restarts._agree(slopes * 1.01, slopes)
+    assert batched_restarts._agree(torch.full((4,), 1e-9), torch.zeros(4))
+
+
+def test_a_memory_that_does_not_last_for_several_lasts_for_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    apart, _ = found(attack())
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+
+    def full(self: Any, *given: Any) -> list[Tensor]:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(batched_restarts._BatchedCall, "compute", full)
+    again, _ = found(attack())
+    assert "restarts are computed one after the other (out of memory)" in caplog.text
+    assert torch.equal(apart.data, again.data)
+
+
+def test_a_restart_that_diverges_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, made = Restart.__init__, []
+
+    def starts(self: Restart, *given: Any) -> None:
+        start(self, *given)
+        made.append(self)
+        if len(made) % RESTARTS == 2:
+            self.dummy.fill_(torch.nan)
+
+    monkeypatch.setattr(Restart, "__init__", starts)
+    apart, _ = found(attack())
+    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    whole, _ = found(attack())
+    assert apart.data.isfinite().all()
+    check_same(apart, whole)
