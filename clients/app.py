@@ -15,19 +15,20 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
-from clients.client_state import open_memory
+from clients.client_state import ClientMemories
 from clients.exposure import measure_exposure
 from clients.mods import defend_payload
 from clients.participation import select_examples, silent_reply
 from fedsim.base.errors import FedsimError, error_reason
 from fedsim.base.process_defaults import protect_defaults
-from fedsim.base.randomness import generator, use_one_thread
+from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment
 from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE
 from fedsim.federation.engines.node import play_cohort
 from fedsim.federation.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
-from fedsim.interfaces.defense import pair_with_keys, uses_common_randomness
+from fedsim.interfaces.defense import pair_with_keys
+from fedsim.interfaces.local_context import ClientRound
 from fedsim.recording.payloads import Kind, Payload, State
 from fedsim.training.cohort import LocalData, is_worthwhile, local_updates, training_defenses
 from fedsim.training.hooks import TrainingHooks
@@ -83,38 +84,63 @@ def train(message: Message, context: Context) -> Message:
     client = int(context.node_config["partition-id"])
     if experiment.is_straggler(client, number := _round_number(message)):
         return silent_reply(message, number)
-    (model, device), before = _model_on_device(experiment), _broadcast_state(message)
+    before = _broadcast_state(message)
     settings = LocalTraining.from_message(message.content["config"])
 
     # Measure exposure on all of the client's data, then let defenses select examples.
     (full_share,) = experiment.local_data([client], number, settings)
     measure_exposure(experiment, before, number, full_share, settings, context.state)
-    share = select_examples(experiment, before, number, client, full_share, settings, context.state)
+    memories = ClientMemories(context.state)
+    client_round = _client_round(experiment, before, number, full_share, memories)
+    share = select_examples(experiment, client, full_share, settings, client_round, memories)
     if share is None:
+        memories.store()
         return silent_reply(message, number)
 
     # Train, defend the update, and reply.
     if settings.sends == "gradient":
-        reply = _gradient_reply(experiment, message, client, share, settings, context.state)
-        return Message(RecordDict(reply), reply_to=message)
+        reply = _gradient_reply(experiment, client, share, settings, client_round)
+    else:
+        reply = _weights_reply(experiment, client, share, settings, client_round)
+    memories.store()
+    return Message(RecordDict(reply), reply_to=message)
+
+
+def _client_round(
+    experiment: Experiment, before: State, number: int, share: LocalData, memories: ClientMemories
+) -> ClientRound:
+    return ClientRound(
+        key=share.key,
+        number=number,
+        broadcast=before,
+        read_memory=memories.read,
+        common_key=(experiment.seed, "common", number),
+    )
+
+
+def _weights_reply(
+    experiment: Experiment, client: int, share: LocalData, settings: LocalTraining, client_round: ClientRound
+) -> dict[str, Any]:
+    """Return the records of a FedAvg client: its defended w_T, and N."""
+    model, device = _model_on_device(experiment)
     after, loss = local_update(
         model,
-        before,
+        client_round.broadcast,
         share.inputs.to(device),
         share.labels.to(device),
         settings,
         key=share.key,
         defenses=experiment.client_defenses(client),
+        client_round=client_round,
         loss=experiment.dataset.task.loss,
         order=share.order,
         canaries=experiment.client_canaries(client),
     )
-    reply = _defended_reply(experiment, message, client, share, _cpu_payload(after), loss, context.state)
-    return Message(RecordDict(reply), reply_to=message)
+    return _defended_reply(experiment, client, len(share.labels), _cpu_payload(after), loss, client_round)
 
 
 def _gradient_reply(
-    experiment: Experiment, message: Message, client: int, share: LocalData, settings: LocalTraining, state: RecordDict
+    experiment: Experiment, client: int, share: LocalData, settings: LocalTraining, client_round: ClientRound
 ) -> dict[str, Any]:
     """Return the records of a FedSGD client: the defended gradient of its mini-batch, and N."""
     assert share.order is not None
@@ -122,17 +148,17 @@ def _gradient_reply(
     model, device = _model_on_device(experiment)
     gradient, buffers, loss = local_gradient(
         model,
-        _broadcast_state(message),
+        client_round.broadcast,
         share.inputs[index].to(device),
         share.labels[index].to(device),
         settings,
         key=share.key,
         defenses=experiment.client_defenses(client),
+        client_round=client_round,
         loss=experiment.dataset.task.loss,
     )
-    batch = LocalData(inputs=share.inputs[index], labels=share.labels[index], key=share.key)
     payload = _cpu_payload(gradient, "gradient") | _cpu_payload(buffers)
-    return _defended_reply(experiment, message, client, batch, payload, loss, state)
+    return _defended_reply(experiment, client, len(index), payload, loss, client_round)
 
 
 def _train_cohort(message: Message, states: Mapping[int, RecordDict]) -> Mapping[int, Mapping[str, Any]]:
@@ -157,8 +183,12 @@ def _train_cohort(message: Message, states: Mapping[int, RecordDict]) -> Mapping
         if settings.sends == "gradient":
             return {}
         shares = experiment.local_data(clients, number, settings)
+        memories = {client: ClientMemories(states[client]) for client in clients}
+        rounds: dict[int, ClientRound] = {}
+        for client, share in zip(clients, shares, strict=True):
+            rounds[client] = _client_round(experiment, before, number, share, memories[client])
         if training_defenses(experiment.defenses):
-            shares, clients = _select_clipping_clients(experiment, clients, shares, settings)
+            shares, clients = _select_clipping_clients(experiment, clients, shares, settings, rounds)
         if not clients or not is_worthwhile(shares, settings):
             return {}
 
@@ -172,7 +202,10 @@ def _train_cohort(message: Message, states: Mapping[int, RecordDict]) -> Mapping
                 if update is not None:
                     after, loss = update
                     payload = _cpu_payload(after)
-                    replies[client] = _defended_reply(experiment, message, client, share, payload, loss, states[client])
+                    replies[client] = _defended_reply(
+                        experiment, client, len(share.labels), payload, loss, rounds[client]
+                    )
+                    memories[client].store()
             return replies
     # `train` repeats all of it, so that only the client at fault fails.
     except (Exception, SystemExit) as error:
@@ -181,7 +214,11 @@ def _train_cohort(message: Message, states: Mapping[int, RecordDict]) -> Mapping
 
 
 def _select_clipping_clients(
-    experiment: Experiment, clients: Sequence[int], shares: Sequence[LocalData], settings: LocalTraining
+    experiment: Experiment,
+    clients: Sequence[int],
+    shares: Sequence[LocalData],
+    settings: LocalTraining,
+    rounds: Mapping[int, ClientRound],
 ) -> tuple[list[LocalData], list[int]]:
     """Return the shares and ids of clients whose defense only clips gradients of examples."""
     clipping_shares, clipping_clients = [], []
@@ -191,7 +228,7 @@ def _select_clipping_clients(
             experiment.model,
             settings,
             len(share.labels),
-            share.key,
+            rounds[client],
             experiment.client_canaries(client),
         )
         if hooks.clipping_factors is not None:
@@ -249,24 +286,11 @@ def _cpu_payload(state: State, kind: Kind = "weights") -> Payload:
 
 
 def _defended_reply(
-    experiment: Experiment,
-    message: Message,
-    client: int,
-    share: LocalData,
-    payload: Payload,
-    loss: float,
-    state: RecordDict,
+    experiment: Experiment, client: int, num_examples: int, payload: Payload, loss: float, client_round: ClientRound
 ) -> dict[str, Any]:
-    """Return the records that the client sends, after its defenses acted on the payload.
-
-    The memory of the defenses is kept in `state`.
-    """
+    """Return the records that the client sends, after its defenses acted on the payload."""
     for defense, defense_key in pair_with_keys(experiment.client_defenses(client)):
-        rng = generator(*share.key, "defense", "on_update", *defense_key)
-        common = None
-        if uses_common_randomness(defense):
-            common = generator(experiment.seed, "common", _round_number(message), *defense_key)
-        with open_memory(defense, "-".join(map(str, defense_key)), state) as memory:
-            payload = defend_payload(defense, _broadcast_state(message), payload, rng, memory, common)
-    metrics = MetricRecord({"num-examples": len(share.labels), "train_loss": loss})
+        context = client_round.make_context("on_update", defense_key, defense.draws_in_common)
+        payload = defend_payload(defense, client_round.broadcast, payload, context)
+    metrics = MetricRecord({"num-examples": num_examples, "train_loss": loss})
     return {"arrays": make_record(payload.arrays()), "metrics": metrics}

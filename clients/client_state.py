@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedsim.base.errors import RunError
 from fedsim.federation.engines.arrays import make_record, read_state
-from fedsim.interfaces.defense import Defense, Memory, describe_value, uses_memory
+from fedsim.interfaces.defense_calls import describe_value
+from fedsim.interfaces.local_context import DefenseKey, Memory
 
 _DTYPES = frozenset(
     (
@@ -24,28 +25,49 @@ _DTYPES = frozenset(
 _MAX_NAME_LENGTH = 200
 
 
-@contextmanager
-def open_memory(defense: Defense, key: str, state: RecordDict) -> Iterator[Memory | None]:
-    """Yield a copy of the memory of `defense` under `key` in `state`, and store it on leaving.
+class ClientMemories:
+    """Memories of one client's defenses during one round: copies, until `store` writes them back."""
 
-    It is None for a defense that asks for no memory. An error within leaves `state` as it was.
+    def __init__(self, state: RecordDict) -> None:
+        self._state = state
+        self._memories: dict[str, dict[str, Tensor]] = {}
 
-    Raises:
-        RunError: the memory holds something else than tensors by name.
-    """
-    if not uses_memory(defense):
-        yield None
-        return
-    # `state.array_records` would refer to itself, and so be freed late.
-    record: Any = state.get(key)
-    memory = {name: tensor.clone() for name, tensor in read_state(record).items()} if record is not None else {}
-    yield memory
-    for name, value in memory.items():
-        _check_entry(name, value, type(defense).__name__)
-    if memory:
-        state[key] = make_record({name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()})
-    elif record is not None:
-        del state[key]
+    def read(self, defense_key: DefenseKey) -> Memory:
+        """Return the memory of a defense, which its hooks may change."""
+        return self.read_record("-".join(map(str, defense_key)))
+
+    def read_record(self, name: str) -> Memory:
+        """Return the memory that the state has under `name`, empty where it has none."""
+        if name not in self._memories:
+            # `state.array_records` would refer to itself, and so be freed late.
+            record: Any = self._state.get(name)
+            stored = {} if record is None else read_state(record)
+            self._memories[name] = {key: tensor.clone() for key, tensor in stored.items()}
+        return self._memories[name]
+
+    def discard(self, defense_key: DefenseKey) -> None:
+        """Forget what hooks of a defense changed, because one of them failed."""
+        self._memories.pop("-".join(map(str, defense_key)), None)
+
+    def check(self) -> None:
+        """Raise RunError for what cannot be carried to the next round."""
+        for name, memory in self._memories.items():
+            for key, value in memory.items():
+                _check_entry(key, value, name)
+
+    def store(self) -> None:
+        """Write the memories to the state of the client's node.
+
+        Raises:
+            RunError: one holds something else than dense tensors by name; nothing was written.
+        """
+        self.check()
+        for name, memory in self._memories.items():
+            if memory:
+                arrays = {key: tensor.detach().cpu().contiguous() for key, tensor in memory.items()}
+                self._state[name] = make_record(arrays)
+            elif name in self._state:
+                del self._state[name]
 
 
 @contextmanager

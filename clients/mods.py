@@ -6,20 +6,13 @@ import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from clients.client_state import open_memory, restore_on_failure
+from clients.client_state import ClientMemories, restore_on_failure
 from fedsim.base.errors import PluginError, RunError
 from fedsim.federation.engines.arrays import make_record, read_state
-from fedsim.interfaces.defense import (
-    TRAINING_HOOKS,
-    Defense,
-    Memory,
-    apply_on_update,
-    check_defense,
-    describe_value,
-    overrides,
-    uses_common_randomness,
-    uses_memory,
-)
+from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, overrides
+from fedsim.interfaces.defense_calls import apply_on_update, describe_value
+from fedsim.interfaces.defense_checks import check_defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Dense, Payload
 from fedsim.recording.wire_format import State, non_finite_names
 
@@ -70,7 +63,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
                 f"{type(defense).__name__}: '{hook}' acts inside local training, where a mod cannot call it; "
                 "use it in fedsim's own ClientApp, or leave the hook out"
             )
-    if uses_common_randomness(defense):
+    if defense.draws_in_common:
         raise PluginError(
             f"{type(defense).__name__}: its clients agree on something in each round, for which a mod has no way; use "
             "it in fedsim's own ClientApp, or settings under which each client draws by itself"
@@ -89,12 +82,14 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
             if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
                 return reply
             _check_single_record(reply, defense)
-            if uses_memory(defense) and context.state.get(key) is not memory_record:
+            if context.state.get(key) is not memory_record:
                 raise RunError(f"{key}: two mods of this class would share one memory; derive a class for each")
             for name, record in reply.content.array_records.items():
                 sent = Payload.from_arrays(read_state(record), before)
-                with open_memory(defense, key, context.state) as memory:
-                    reply.content[name] = make_record(defend_payload(defense, before, sent, source, memory).arrays())
+                memories = ClientMemories(context.state)
+                moment = LocalContext(rng=source, broadcast=before, memory=memories.read_record(key))
+                reply.content[name] = make_record(defend_payload(defense, before, sent, moment).arrays())
+                memories.store()
             return reply
 
     return mod
@@ -112,9 +107,7 @@ def defend_payload(
     defense: Defense,
     before: State,
     payload: Payload,
-    rng: torch.Generator,
-    memory: Memory | None = None,
-    common: torch.Generator | None = None,
+    context: LocalContext,
 ) -> Payload:
     """Return the payload that a client sends instead of `payload`, after a defense.
 
@@ -125,10 +118,7 @@ def defend_payload(
         defense: the defense, whose `on_update` is called.
         before: w_t, the state that the client received.
         payload: the undefended payload.
-        rng: source of the defense's randomness.
-        memory: see `clients.client_state.open_memory`.
-        common: source of randomness that all clients of the round share, for a defense that needs
-            it.
+        context: what the hook may use.
 
     Raises:
         RunError: a tensor was not in `before`, or of another shape or type; or the defended update
@@ -139,7 +129,7 @@ def defend_payload(
     update = {key: tensor - before[key] for key, tensor in weights.items()}
     update |= payload.values("delta", before)
     update |= payload.values("gradient", before)
-    sent = apply_on_update(defense, update, rng, memory, common)
+    sent = apply_on_update(defense, update, context)
     values = sent.values("delta", before) if isinstance(sent, Payload) else sent
     if broken := non_finite_names(values):
         raise RunError(f"{name}: the update of '{broken[0]}' is NaN or infinite")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message
 from torch import Tensor
 
-from clients.client_state import open_memory
+from clients.client_state import ClientMemories
 from fedsim.base.errors import error_reason, one_line
-from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
 from fedsim.federation.engines.cohort import straggler_reason
-from fedsim.interfaces.defense import apply_on_data, overrides, pair_with_keys
-from fedsim.recording.payloads import State
+from fedsim.interfaces.defense import overrides, pair_with_keys
+from fedsim.interfaces.defense_calls import apply_on_data
+from fedsim.interfaces.local_context import ClientRound
 from fedsim.training.cohort import LocalData
 from fedsim.training.local_round import LocalRound
 from fedsim.training.settings import LocalTraining
@@ -26,12 +26,11 @@ _SILENT = 2
 
 def select_examples(
     experiment: Experiment,
-    before: State,
-    number: int,
     client: int,
     share: LocalData,
     settings: LocalTraining,
-    state: RecordDict,
+    client_round: ClientRound,
+    memories: ClientMemories,
 ) -> LocalData | None:
     """Return the share of the data that a client's defenses select; None where it sends nothing.
 
@@ -39,30 +38,32 @@ def select_examples(
 
     Args:
         experiment: the experiment, with the client's defenses.
-        before: w_t, the state that the client received.
-        number: the round.
         client: the client.
         share: its data.
         settings: settings of its local training.
-        state: its `Context.state`, where the memory of its defenses is kept.
+        client_round: its w_t, randomness and memory in this round.
+        memories: the memories of its defenses; what a failing one changed is discarded.
     """
     for defense, defense_key in pair_with_keys(experiment.client_defenses(client)):
         if not overrides(defense, "on_data"):
             continue
-        local = LocalRound.create(experiment.model_with_state(before), share, settings, experiment.dataset.task.loss)
-        rng = generator(*share.key, "defense", "on_data", *defense_key)
+        model = experiment.model_with_state(client_round.broadcast)
+        local = LocalRound.create(model, share, settings, experiment.dataset.task.loss)
+        context = client_round.make_context("on_data", defense_key, defense.draws_in_common)
         try:
-            with open_memory(defense, "-".join(map(str, defense_key)), state) as memory:
-                selected = apply_on_data(defense, local, rng, memory)
+            selected = apply_on_data(defense, local, context)
+            memories.check()
         except (Exception, SystemExit) as error:  # its text may hold anything of the data
             reason = one_line(error_reason(error))
-            name = type(defense).__name__
+            name, number = type(defense).__name__, client_round.number
             log.warning("round %d, client %d sends nothing, %s failed: %s", number, client, name, reason)
+            memories.discard(defense_key)
             return None
         if not len(selected):
             return None
         if len(selected) < len(local.labels):
-            share = _restrict_share(experiment, number, client, share, settings, local.indices[selected])
+            indices = local.indices[selected]
+            share = _restrict_share(experiment, client_round.number, client, share, settings, indices)
     return share
 
 

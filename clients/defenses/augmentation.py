@@ -14,15 +14,10 @@ from fedsim.base.errors import ConfigError, RunError, did_you_mean, first_line
 from fedsim.base.papers import cite
 from fedsim.base.randomness import seed_globals_with
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import (
-    Defense,
-    Participation,
-    Setting,
-    copy_with_facts,
-    describe_value,
-    mixing_defenses,
-    name_of_defense,
-)
+from fedsim.interfaces.defense import Defense, Participation, Setting, copy_with_facts, mixing_defenses
+from fedsim.interfaces.defense_calls import describe_value
+from fedsim.interfaces.defense_checks import name_of_defense
+from fedsim.interfaces.local_context import LocalContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +88,7 @@ class Augmentation(Defense):
         """Return a copy that knows the range of the data's values."""
         return copy_with_facts(self, value_range=participation.value_range)
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
         """Return the batch with each image cropped, flipped and transformed."""
         if self.value_range is None:
             raise RunError(
@@ -102,12 +97,12 @@ class Augmentation(Defense):
             )
         low, high = (torch.tensor(bound).to(inputs).view(-1, 1, 1) for bound in self.value_range)
         if self.padding:
-            inputs = _shift_images(inputs, self.padding, low, rng)
+            inputs = _shift_images(inputs, self.padding, low, context.rng)
         if self.flip:
-            is_mirrored = (torch.rand(len(inputs), generator=rng) < self.flip).to(inputs.device)
+            is_mirrored = (torch.rand(len(inputs), generator=context.rng) < self.flip).to(inputs.device)
             inputs = torch.where(is_mirrored.view(-1, 1, 1, 1), inputs.flip(-1), inputs)
         if self.transforms:
-            inputs = low + (high - low) * self._apply_transforms((inputs - low) / (high - low), rng)
+            inputs = low + (high - low) * self._apply_transforms((inputs - low) / (high - low), context.rng)
         return inputs, labels
 
     def _apply_transforms(self, images: Tensor, rng: torch.Generator) -> Tensor:

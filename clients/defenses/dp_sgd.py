@@ -14,15 +14,9 @@ from clients.defenses.mixup import Mixup
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import (
-    Defense,
-    Guarantee,
-    Participation,
-    Poisson,
-    Setting,
-    mixing_defenses,
-    name_of_defense,
-)
+from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson, Setting, mixing_defenses
+from fedsim.interfaces.defense_checks import name_of_defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.privacy.accountants import Accountant, Steps, compute_epsilon, find_noise_multiplier
 from fedsim.recording.wire_format import State
 from fedsim.training.gradients import flatten_examples
@@ -146,9 +140,9 @@ class DpSgd(Defense):
         """Return Poisson sampling with probability q."""
         return Poisson(rate=_sampling_rate(num_examples, batch_size))
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         """Return the noisy sum of clipped gradients over the expected batch size q N."""
-        return self.on_sum(self.clipped_sum(gradients), expected, rng=rng)
+        return self.on_sum(self.clipped_sum(gradients), expected, context)
 
     def clipped_sum(self, gradients: State) -> State:
         """Return the sum of the examples' clipped gradients; each tensor is `example ...`."""
@@ -167,12 +161,12 @@ class DpSgd(Defense):
         total_norm = torch.linalg.vector_norm(norms, dim=0, keepdim=True)
         return (torch.reciprocal(total_norm.clamp(min=self.clip)) * self.clip).expand_as(norms)
 
-    def on_sum(self, total: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_sum(self, total: State, expected: float, context: LocalContext) -> State:
         """Return the sum of clipped gradients plus noise, over the expected batch size q N."""
         assert self.noise_multiplier is not None, "of_client was not called"
         noisy_mean = {}
         for name, tensor in total.items():
-            noise = torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype).to(tensor.device)
+            noise = torch.randn(tensor.shape, generator=context.rng, dtype=tensor.dtype).to(tensor.device)
             noisy_mean[name] = noise.mul_(self.noise_multiplier * self.clip).add_(tensor).div_(expected)
         return noisy_mean
 

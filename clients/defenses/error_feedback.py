@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsim.interfaces.defense import Memory
+from fedsim.interfaces.local_context import Memory
 from fedsim.recording.wire_format import State
 
 

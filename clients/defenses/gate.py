@@ -16,7 +16,9 @@ from fedsim.base.errors import ConfigError, PluginError, did_you_mean
 from fedsim.base.papers import cite
 from fedsim.exposure.measure import Measure
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, Memory, Participation, Setting, name_of_defense, overrides
+from fedsim.interfaces.defense import Defense, Participation, Setting, overrides
+from fedsim.interfaces.defense_checks import name_of_defense
+from fedsim.interfaces.local_context import LocalContext, Memory
 from fedsim.recording.wire_format import State
 from fedsim.training.local_round import LocalRound
 from fedsim.training.settings import LocalTraining
@@ -152,34 +154,29 @@ class Gate(Defense):
                     "that its epsilon would be false; leave one of them out"
                 )
 
-    def on_data(  # type: ignore[override]
-        self, local: LocalRound, *, rng: torch.Generator, memory: Memory
-    ) -> Tensor:
+    def on_data(self, local: LocalRound, context: LocalContext) -> Tensor:
         """Return the indices of the examples to train on; none to send nothing.
 
         If noise is to be added in this round, the memory notes it for `on_update`.
         """
-        del rng
-        memory.pop("noisy", None)
+        context.memory.pop("noisy", None)
         all_indices = torch.arange(len(local.labels))
         if self.action == "drop-examples":
-            return all_indices[~self._is_too_exposed(self._measure_examples(local), memory)]
-        if not self._is_past_limit(self._measure_update(local), memory).any():
+            return all_indices[~self._is_too_exposed(self._measure_examples(local), context.memory)]
+        if not self._is_past_limit(self._measure_update(local), context.memory).any():
             return all_indices
         if self.action == "withhold":
             return all_indices[:0]
-        memory["noisy"] = torch.tensor(1)
+        context.memory["noisy"] = torch.tensor(1)
         return all_indices
 
-    def on_update(  # type: ignore[override]
-        self, update: State, *, rng: torch.Generator, memory: Memory
-    ) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         """Return the update, with noise if `on_data` closed the gate in this round."""
-        if memory.pop("noisy", None) is None:
+        if context.memory.pop("noisy", None) is None:
             return update
         assert self.noise is not None
         return {
-            name: tensor + self.noise * torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype)
+            name: tensor + self.noise * torch.randn(tensor.shape, generator=context.rng, dtype=tensor.dtype)
             for name, tensor in update.items()
         }
 

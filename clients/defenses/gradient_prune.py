@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from clients.defenses.views import shrink_unsent, smallest_sent
@@ -13,6 +12,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
 
 
@@ -48,9 +48,8 @@ class GradientPrune(Defense):
         if not 0 <= self.pruned < 1:
             raise ConfigError(f"pruned: expected a share of at least 0, below 1, got {self.pruned}")
 
-    def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+    def on_gradient(self, gradient: State, context: LocalContext) -> State:
         """Return the gradient with the smallest numbers of each tensor set to zero."""
-        del rng
         return {name: zero_smallest(tensor, self.pruned) for name, tensor in gradient.items()}
 
     def adversary_view(self, gradient: State, sent: State) -> State:

@@ -13,6 +13,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Setting
+from fedsim.interfaces.local_context import LocalContext
 
 MAX_WEIGHT = 0.65
 """Largest weight of a record in a mixture, as in the paper."""
@@ -73,13 +74,13 @@ class InstaHide(Mixing):
             )
         super().check(setting)
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
         """Return the batch with each image mixed and its signs flipped at random."""
         count = len(inputs)
         if count > 1:
-            weights = draw_bounded_weights(count, min(self.k, count), rng)
-            inputs, labels = self.mix(inputs, labels, weights, rng)
-        return inputs * (2 * torch.randint(2, inputs.shape, generator=rng) - 1).to(inputs), labels
+            weights = draw_bounded_weights(count, min(self.k, count), context.rng)
+            inputs, labels = self.mix(inputs, labels, weights, context.rng)
+        return inputs * (2 * torch.randint(2, inputs.shape, generator=context.rng) - 1).to(inputs), labels
 
 
 def draw_bounded_weights(count: int, records: int, rng: torch.Generator) -> Tensor:

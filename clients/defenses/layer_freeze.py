@@ -13,6 +13,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Setting
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
@@ -58,9 +59,8 @@ class LayerFreeze(Defense):
         """Check that the patterns match some of the model's tensors, but not all."""
         self._frozen_names(list(setting.update))
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
+    def on_update(self, update: State, context: LocalContext) -> Payload:
         """Return the update with frozen tensors as sparse zeros, which take no bytes."""
-        del rng
         frozen = {name: torch.zeros_like(update[name]) for name in self._frozen_names(list(update))}
         return Payload.from_dense(update) | Payload.from_sparse(frozen)
 

@@ -12,14 +12,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedsim.base.errors import ConfigError, RunError
-from fedsim.interfaces.defense import (
-    Defense,
-    Participation,
-    Setting,
-    copy_with_facts,
-    mixing_defenses,
-    name_of_defense,
-)
+from fedsim.interfaces.defense import Defense, Participation, Setting, copy_with_facts, mixing_defenses
+from fedsim.interfaces.defense_checks import name_of_defense
 
 log = logging.getLogger("fedsim." + __name__)
 

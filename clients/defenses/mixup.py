@@ -15,6 +15,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Setting
+from fedsim.interfaces.local_context import LocalContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +71,12 @@ class Mixup(Mixing):
                 "linear; set regression = true if that is meant, or leave the defense out"
             )
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
         """Return the batch with each example mixed with a partner."""
-        weight = self._draw_weight(rng)
+        weight = self._draw_weight(context.rng)
         if weight == 1 or len(inputs) < 2:
             return inputs, labels
-        return self.mix(inputs, labels, torch.tensor([weight, 1 - weight]).expand(len(inputs), 2), rng)
+        return self.mix(inputs, labels, torch.tensor([weight, 1 - weight]).expand(len(inputs), 2), context.rng)
 
     def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the batch with each record mixed with the next, by the mean larger weight.

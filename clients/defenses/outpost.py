@@ -14,6 +14,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
 
 
@@ -73,17 +74,16 @@ class Outpost(Defense):
         if not 0 <= self.pruned < 1:
             raise ConfigError(f"pruned: expected a share of at least 0, below 1, got {self.pruned}")
 
-    def on_gradient(  # type: ignore[override]
-        self, gradient: State, *, rng: torch.Generator, weights: State, step: int
-    ) -> State:
+    def on_gradient(self, gradient: State, context: LocalContext) -> State:
         """Return the gradient, in a step that is perturbed pruned and with noise."""
-        if torch.rand((), generator=rng).item() * (1 + self.decay * step) >= 1:
+        if torch.rand((), generator=context.rng).item() * (1 + self.decay * context.step) >= 1:
             return gradient
         informative = self._informative_masks(gradient)
         perturbed: dict[str, Tensor] = {}
+        weights = context.weights
         for name, tensor in gradient.items():
             pruned = zero_smallest(tensor, self.pruned)
-            perturbed[name] = self._add_noise(pruned, informative[name], weights[name], rng)
+            perturbed[name] = self._add_noise(pruned, informative[name], weights[name], context.rng)
         return perturbed
 
     def adversary_view(self, gradient: State, sent: State) -> State:

@@ -12,6 +12,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
@@ -59,7 +60,7 @@ class Quantise(Defense):
         if not 2 <= self.bits <= 16:
             raise ConfigError(f"bits: expected 2 to 16, the sign among them, got {self.bits}")
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
+    def on_update(self, update: State, context: LocalContext) -> Payload:
         """Return the quantised update; a tensor of zeros stays zero."""
         if self.scheme == "fp16":
             return Payload.from_dense({name: tensor.half() for name, tensor in update.items()})
@@ -72,7 +73,7 @@ class Quantise(Defense):
             scales[name] = (_norm(tensor) if self.scheme == "qsgd" else _max_abs(tensor)) / levels
             scaled = tensor.abs() / scales[name] if scales[name] else torch.zeros_like(tensor)
             # The floor of x + U(0, 1) is x on average.
-            uniform = torch.rand(tensor.shape, generator=rng, dtype=tensor.dtype)
+            uniform = torch.rand(tensor.shape, generator=context.rng, dtype=tensor.dtype)
             rounded = (scaled + uniform).floor().clamp_max(levels) * tensor.sign()
             integers[name] = rounded.to(torch.int8 if levels < 2**7 else torch.int16)
         return Payload.from_integers(integers, scales)

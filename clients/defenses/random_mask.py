@@ -12,7 +12,8 @@ from clients.defenses.views import masked_by_chance
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, Memory
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
@@ -63,19 +64,22 @@ class RandomMask(Defense):
                 "for; set one of them to false"
             )
 
-    def on_update(  # type: ignore[override]
-        self, update: State, *, rng: torch.Generator, memory: Memory, common: torch.Generator | None = None
-    ) -> State | Payload:
+    @property
+    def draws_in_common(self) -> bool:
+        """Return whether all clients of a round leave out the same numbers."""
+        return self.common
+
+    def on_update(self, update: State, context: LocalContext) -> State | Payload:
         """Return the numbers of the update that the mask leaves."""
         if not self.masked:
             return update
-        intended = add_unsent(update, memory)
-        sent, source = {}, common or rng
+        intended = add_unsent(update, context.memory)
+        sent, source = {}, context.common_rng if self.common else context.rng
         for name, tensor in intended.items():
             is_sent = torch.rand(tensor.shape, generator=source) >= self.masked
             sent[name] = torch.where(is_sent, tensor, torch.zeros_like(tensor))
         if self.error_feedback:
-            keep_unsent(memory, intended, sent)
+            keep_unsent(context.memory, intended, sent)
         factor = 1 / (1 - self.masked) if self.rescale else 1.0
         return Payload.from_sparse({name: tensor * factor for name, tensor in sent.items()})
 

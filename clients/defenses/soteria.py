@@ -12,6 +12,7 @@ from fedsim.base.errors import ConfigError, RunError, first_line
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
 
 _MAX_DERIVATIVES = 1 << 18
@@ -60,9 +61,8 @@ class Soteria(Defense):
         if not 0 <= self.pruned < 1:
             raise ConfigError(f"pruned: expected a share of at least 0, below 1, got {self.pruned}")
 
-    def on_features(self, features: Tensor, inputs: Tensor, *, rng: torch.Generator) -> Tensor:
+    def on_features(self, features: Tensor, inputs: Tensor, context: LocalContext) -> Tensor:
         """Return the features with the most revealing ones set to zero."""
-        del rng
         if not self.pruned:
             return features
         revealed = (features.detach().abs() / feature_gradient_norms(features, inputs).clamp_min(1e-12)).mean(0)

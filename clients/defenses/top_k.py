@@ -11,7 +11,8 @@ from clients.defenses.error_feedback import add_unsent, keep_unsent
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, Memory, Setting
+from fedsim.interfaces.defense import Defense, Setting
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
@@ -61,16 +62,13 @@ class TopK(Defense):
         if self.k > count:
             raise ConfigError(f"k: {self.k} numbers are to be sent, but an update has {count}; choose at most as many")
 
-    def on_update(  # type: ignore[override]
-        self, update: State, *, rng: torch.Generator, memory: Memory
-    ) -> State | Payload:
+    def on_update(self, update: State, context: LocalContext) -> State | Payload:
         """Return the k largest numbers of the update; ties are broken arbitrarily."""
-        del rng
         count = sum(tensor.numel() for tensor in update.values())
         k = min(self.k, count) or max(1, round(self.fraction * count))
         if k == count:
             return update
-        intended = add_unsent(update, memory)
+        intended = add_unsent(update, context.memory)
         magnitudes = torch.cat([tensor.reshape(-1).abs().double() for tensor in intended.values()])
         is_sent = torch.zeros(count, dtype=torch.bool)
         is_sent[magnitudes.topk(k, sorted=False).indices] = True
@@ -79,7 +77,7 @@ class TopK(Defense):
         for (name, tensor), mask in zip(intended.items(), masks, strict=True):
             sent[name] = torch.where(mask.view_as(tensor), tensor, torch.zeros_like(tensor))
         if self.error_feedback:
-            keep_unsent(memory, intended, sent)
+            keep_unsent(context.memory, intended, sent)
         return Payload.from_sparse(sent)
 
     def adversary_view(self, gradient: State, sent: State) -> State:

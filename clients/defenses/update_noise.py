@@ -13,7 +13,8 @@ from torch import Tensor
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, Guarantee, Memory, Participation
+from fedsim.interfaces.defense import Defense, Guarantee, Participation
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
 
 
@@ -121,17 +122,17 @@ class UpdateNoise(Defense):
                 "or leave bit_noise out"
             )
 
-    def on_update(self, update: State, *, rng: torch.Generator, memory: Memory) -> State:  # type: ignore[override]
+    def on_update(self, update: State, context: LocalContext) -> State:
         """Return the clipped and noisy update, and adapt C for the next round."""
-        clip = memory["clip"].item() if "clip" in memory else self.clip
+        clip = context.memory["clip"].item() if "clip" in context.memory else self.clip
         norm = self._norm(update)
         factor, scale = _clip_factor(norm, clip).item(), self.noise_multiplier * clip
         sent = dict(update)
         if factor != 1 or scale:
             draw_noise = _DRAW_NOISE[self.noise]
-            sent = {name: tensor * factor + scale * draw_noise(tensor, rng) for name, tensor in update.items()}
+            sent = {name: tensor * factor + scale * draw_noise(tensor, context.rng) for name, tensor in update.items()}
         if self.quantile:
-            memory["clip"] = self._next_clip(clip, norm, rng)
+            context.memory["clip"] = self._next_clip(clip, norm, context.rng)
         return sent
 
     def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:

@@ -21,6 +21,10 @@ from fedsim.interfaces.defense import (
     Guarantee,
     Participation,
     Poisson,
+    overrides,
+    supports_ghost_clipping,
+)
+from fedsim.interfaces.defense_calls import (
     apply_on_batch,
     apply_on_data,
     apply_on_examples,
@@ -28,12 +32,10 @@ from fedsim.interfaces.defense import (
     apply_on_gradient,
     apply_on_sum,
     apply_on_update,
-    check_defense,
     describe_value,
-    overrides,
-    supports_ghost_clipping,
-    uses_memory,
 )
+from fedsim.interfaces.defense_checks import check_defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State, non_finite_names
 from fedsim.training.cohort import LocalData
@@ -100,8 +102,9 @@ def ghost_clipping_matches_examples(subject: CheckedPlugin) -> None:
         for factors, (name, tensor) in zip(defense.example_factors(norms), gradients.items(), strict=True):
             total[name] = torch.einsum("e,e...->...", factors, tensor)
         # Both ways have to give the same gradient.
-        expected = apply_on_examples(defense, gradients, 3.0, _random_state(), generator(1))
-        result = apply_on_sum(defense, total, 3.0, _random_state(), generator(1))
+        contexts = [_make_context(generator(1), defense) for _ in range(2)]
+        expected = apply_on_examples(defense, gradients, 3.0, _random_state(), contexts[0])
+        result = apply_on_sum(defense, total, 3.0, _random_state(), contexts[1])
         expect(
             all(torch.allclose(expected[name], result[name], rtol=1e-4, atol=1e-6) for name in expected),
             "example_factors and on_sum make another gradient than on_examples",
@@ -121,16 +124,17 @@ def sampling_is_poisson_or_none(subject: CheckedPlugin) -> None:
 def keeps_state_in_memory_only(subject: CheckedPlugin) -> None:
     """It keeps all state between rounds in its memory, as tensors by name."""
     defense = _build_defense(subject)
-    if not uses_memory(defense):
-        raise DoesNotApply("it asks for no memory")
+    if not overrides(defense, "on_update"):
+        raise DoesNotApply("it does not act on updates")
 
     def run_rounds() -> list[State]:
         memory: dict[str, Tensor] = {}
         updates = []
         for number in range(_ROUNDS):
             memory = {name: tensor.clone() for name, tensor in memory.items()}
-            common_rng = generator("common", number)
-            sent = apply_on_update(defense, _random_state(), generator(number), memory, common_rng)
+            context = _make_context(generator(number), defense, number)
+            context.memory = memory
+            sent = apply_on_update(defense, _random_state(), context)
             updates.append(_dense_update(sent, _random_state()))
             for name, value in memory.items():
                 is_valid = isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
@@ -180,7 +184,7 @@ def client_can_train(subject: CheckedPlugin) -> None:
     def train_client() -> State:
         after, _ = local_update(model, before, inputs, labels, settings, key=("contract",), defenses=[defense])
         update = {name: after[name] - tensor for name, tensor in before.items()}
-        sent = apply_on_update(defense, update, generator(1), _empty_memory(defense), generator("common"))
+        sent = apply_on_update(defense, update, _make_context(generator(1), defense))
         return _dense_update(sent, before)
 
     try:
@@ -295,31 +299,31 @@ def _overridden_hooks(defense: Defense) -> list[_HookCase]:
     """Return a test case for each hook that `defense` overrides."""
 
     def call_on_data(state: State, rng: torch.Generator) -> State:
-        indices = apply_on_data(defense, _make_local_round(), rng, _empty_memory(defense))
+        indices = apply_on_data(defense, _make_local_round(), _make_context(rng, defense))
         return {"places": indices.float()}
 
     def call_on_batch(state: State, rng: torch.Generator) -> State:
-        inputs, labels = apply_on_batch(defense, *_make_batch(_BATCH_SIZE), rng)
+        inputs, labels = apply_on_batch(defense, *_make_batch(_BATCH_SIZE), _make_context(rng, defense))
         return {"inputs": inputs, "labels": labels.float()}
 
     def call_on_examples(state: State, rng: torch.Generator) -> State:
         parameters = _random_state()
         # Poisson sampling may draw an empty batch.
         no_gradients = {name: tensor.new_zeros(0, *tensor.shape) for name, tensor in state.items()}
-        result = apply_on_examples(defense, no_gradients, 3.0, parameters, rng)
+        result = apply_on_examples(defense, no_gradients, 3.0, parameters, _make_context(rng, defense))
         expect(not non_finite_names(result), "on_examples makes NaN or infinite values of an empty batch")
-        return apply_on_examples(defense, _example_gradients(state), 3.0, parameters, rng)
+        return apply_on_examples(defense, _example_gradients(state), 3.0, parameters, _make_context(rng, defense))
 
     def call_on_gradient(state: State, rng: torch.Generator) -> State:
-        return apply_on_gradient(defense, state, rng, _random_state())
+        return apply_on_gradient(defense, state, _make_context(rng, defense))
 
     def call_on_update(state: State, rng: torch.Generator) -> State:
-        sent = apply_on_update(defense, state, rng, _empty_memory(defense), generator("common"))
+        sent = apply_on_update(defense, state, _make_context(rng, defense))
         return _dense_update(sent, state)
 
     def call_on_features(state: State, rng: torch.Generator) -> State:
         features, inputs = _make_features(state)
-        return {"features": apply_on_features(defense, features, inputs, rng).detach()}
+        return {"features": apply_on_features(defense, features, inputs, _make_context(rng, defense)).detach()}
 
     def all_indices(state: State) -> State:
         return {"places": torch.arange(_EXAMPLES).float()}
@@ -359,8 +363,29 @@ def _build_defense(subject: CheckedPlugin) -> Defense:
     return cast("Defense", subject.build()).of_client(client)
 
 
-def _empty_memory(defense: Defense) -> dict[str, Tensor] | None:
-    return {} if uses_memory(defense) else None
+def _make_context(rng: torch.Generator, defense: Defense, number: int = 0) -> LocalContext:
+    """Make the context of a hook in a local step whose weights are random."""
+    return LocalContext(
+        rng=rng,
+        round=number + 1,
+        broadcast=_random_state(),
+        local_step=_TrialStep(),
+        common_key=("common", number) if defense.draws_in_common else None,
+    )
+
+
+class _TrialStep:
+    """Local step of a loss that is the sum of squares of all weights and inputs, halved."""
+
+    def weights(self) -> State:
+        return _random_state()
+
+    def gradient_at(self, weights: State) -> State:
+        return {name: tensor.clone() for name, tensor in (_random_state() | dict(weights)).items()}
+
+    def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        del labels
+        return inputs.clone()
 
 
 def _random_state() -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from fedsim.base.errors import ConfigError
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import NO_GUARANTEE, Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
 
 
@@ -48,10 +49,10 @@ class Skeleton(Defense):
     # `on_features`, `on_examples` (per-example gradients) and `on_gradient` (in each local step).
     # Each gets copies, and returns tensors of the same names and shapes. A further parameter
     # `memory` lasts from round to round.
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         """Replace the update w_T - w_t, by name, before it is sent; draw from `rng` alone."""
         return {
-            name: change + self.share * change.square().mean().sqrt() * torch.randn(change.shape, generator=rng)
+            name: change + self.share * change.square().mean().sqrt() * torch.randn(change.shape, generator=context.rng)
             for name, change in update.items()
         }
 

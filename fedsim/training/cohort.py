@@ -25,6 +25,7 @@ from fedsim.recording.wire_format import State
 from fedsim.training import ghost_clipping
 from fedsim.training.gradients import flatten_examples
 from fedsim.training.hooks import TrainingHooks
+from fedsim.training.local_step import ClippedStep
 from fedsim.training.model_state import check_broadcast
 from fedsim.training.optimizers import sgd_direction
 from fedsim.training.sampling import shuffled_batches
@@ -257,7 +258,10 @@ def _clipped_gradients(
     for client, client_hooks in enumerate(hooks):
         if client_hooks is not None:
             total = {name: tensor[client] for name, tensor in sums.items()}
-            for name, defended in client_hooks.combine_sum(total, batch_sizes[client], total).items():
+            step = ClippedStep({name: tensor[client] for name, tensor in state.items()})
+            with client_hooks.local_step(step):
+                gradient_by_name = client_hooks.combine_sum(total, batch_sizes[client], total)
+            for name, defended in gradient_by_name.items():
                 sums[name][client] = defended
     return (example_losses * weights).sum(1).detach(), sums
 

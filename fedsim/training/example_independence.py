@@ -19,7 +19,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator, seed_globals
-from fedsim.interfaces.defense import Defense, apply_on_batch, name_of_defense, overrides
+from fedsim.interfaces.defense import Defense, overrides
+from fedsim.interfaces.defense_calls import apply_on_batch
+from fedsim.interfaces.defense_checks import name_of_defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.training.modes import set_modes
 from fedsim.training.settings import LocalTraining
 from fedsim.training.stochastic_layers import find_stochastic_layers
@@ -180,8 +183,8 @@ def _outputs_agree(first: Any, second: Any) -> bool:
 
 def _mixes_examples(defense: Defense, first_batch: tuple[Tensor, Tensor], second_batch: tuple[Tensor, Tensor]) -> bool:
     """Tell whether what `on_batch` makes of the last example depends on those before it."""
-    first = apply_on_batch(defense, *first_batch, generator("apart"))
-    second = apply_on_batch(defense, *second_batch, generator("apart"))
+    first = apply_on_batch(defense, *first_batch, LocalContext(rng=generator("apart")))
+    second = apply_on_batch(defense, *second_batch, LocalContext(rng=generator("apart")))
     return not all(_last_rows_agree(*tensors) for tensors in zip(first, second, strict=True))
 
 

@@ -12,6 +12,7 @@ from fedsim.base.errors import RunError, first_line
 from fedsim.base.task import Loss
 from fedsim.training.ghost_clipping import clipped_sum
 from fedsim.training.hooks import TrainingHooks
+from fedsim.training.local_step import ModelStep
 from fedsim.training.modes import forward
 
 _MAX_GRADIENT_NUMBERS = 1 << 26
@@ -46,23 +47,38 @@ def put_gradient(
         RunError: a defense failed, BatchNorm was to normalise a batch of one example, or the
             gradients of single examples cannot be computed for this network.
     """
-    mean = None
-    if len(inputs):
-        inputs, labels = hooks.replace_batch(inputs, labels)
+    step = ModelStep(model=model, loss=loss, sees_examples=hooks.sees_examples)
+    with hooks.local_step(step):
+        if len(inputs):
+            inputs, labels = step.batch = hooks.replace_batch(inputs, labels)
+        mean = _put_batch_gradient(model, inputs, labels, loss, hooks, penalties)
+        hooks.replace_gradient(model)
+    return mean
+
+
+def _put_batch_gradient(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    loss: Loss,
+    hooks: TrainingHooks,
+    penalties: Callable[[], Sequence[Tensor]],
+) -> Tensor | None:
+    """Store the gradient before `on_gradient`; return the batch's mean loss, if it has examples."""
     if hooks.sees_examples:
         mean = _put_example_gradients(model, inputs, labels, loss, hooks)
         _backward(penalties())
-    elif len(inputs):
-        objective = loss(hooks.compute_outputs(model, inputs), labels)
-        mean = objective.detach()
-        if hooks.sampling is not None:
-            objective = objective * (len(inputs) / hooks.expected_batch_size(len(inputs)))
-        _backward((objective, *penalties()))
-    else:
+        return mean
+    if not len(inputs):
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         _backward(penalties())
-    hooks.replace_gradient(model)
+        return None
+    objective = loss(hooks.compute_outputs(model, inputs), labels)
+    mean = objective.detach()
+    if hooks.sampling is not None:
+        objective = objective * (len(inputs) / hooks.expected_batch_size(len(inputs)))
+    _backward((objective, *penalties()))
     return mean
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.randomness import generator
-from fedsim.interfaces.defense import (
-    Defense,
-    Poisson,
+from fedsim.interfaces.defense import Defense, Poisson, overrides, pair_with_keys, supports_ghost_clipping
+from fedsim.interfaces.defense_calls import (
     apply_on_batch,
     apply_on_examples,
     apply_on_features,
     apply_on_gradient,
     apply_on_sum,
     describe_value,
-    name_of_defense,
-    overrides,
-    pair_with_keys,
-    supports_ghost_clipping,
 )
+from fedsim.interfaces.defense_checks import name_of_defense
+from fedsim.interfaces.local_context import ClientRound, LocalContext, LocalStep
 from fedsim.recording.wire_format import State
 from fedsim.training.canaries import Canaries, CanaryInsertion
 from fedsim.training.features import find_last_linear, outputs_with_features
@@ -49,7 +46,7 @@ class TrainingHooks:
         model: nn.Module,
         settings: LocalTraining,
         count: int,
-        key: tuple[int | str, ...],
+        client_round: ClientRound,
         canaries: Canaries | None = None,
     ) -> None:
         """Set up the hooks of a client.
@@ -59,22 +56,23 @@ class TrainingHooks:
             model: network that it trains.
             settings: of local training.
             count: number of its examples, without canaries.
-            key: key of all its randomness in this round.
+            client_round: its randomness, memory and w_t in this round.
             canaries: gradients that are put among those of its examples.
 
         Raises:
             ConfigError: the defenses do not go together, or not with these settings or this model.
             RunError: one of them asks for a kind of sampling that does not exist.
         """
-        self._settings, self._count, self._key, self._step = settings, count, key, 0
-        # For each hook, the defenses that define it, each with a generator.
-        self._users: dict[str, list[tuple[Defense, torch.Generator]]] = {
+        self._settings, self._count, self._key = settings, count, client_round.key
+        # For each hook, the defenses that define it, each with its context.
+        self._users: dict[str, list[tuple[Defense, LocalContext]]] = {
             hook: [] for hook in ("on_batch", "on_features", "on_examples", "on_gradient")
         }
         for defense, defense_key in pair_with_keys(defenses):
             for hook, users in self._users.items():
                 if overrides(defense, hook):
-                    users.append((defense, generator(*key, "defense", hook, *defense_key)))
+                    context = client_round.make_context(hook, defense_key, defense.draws_in_common)
+                    users.append((defense, context))
         self.sees_examples = bool(self._users["on_examples"])
         # Check that they go together.
         self._check_examples(model)
@@ -85,6 +83,19 @@ class TrainingHooks:
         if canaries is not None:
             self._check_canaries(defenses)
         self.clipping_factors = self._choose_factors(model)
+
+    @contextmanager
+    def local_step(self, step: LocalStep) -> Iterator[None]:
+        """Let the contexts of all hooks know the step that is under way; the next one follows."""
+        contexts = [context for users in self._users.values() for _, context in users]
+        for context in contexts:
+            context.local_step = step
+        try:
+            yield
+        finally:
+            for context in contexts:
+                context.local_step = None
+                context.step += 1
 
     def expected_batch_size(self, batch_size: int) -> float:
         """Return the expected size of a batch that happens to have `batch_size` examples."""
@@ -115,8 +126,8 @@ class TrainingHooks:
             RunError: a defense returned no batch, or another number of examples where that counts.
         """
         size = len(inputs)
-        for defense, rng in self._users["on_batch"]:
-            inputs, labels = apply_on_batch(defense, inputs, labels, rng)
+        for defense, context in self._users["on_batch"]:
+            inputs, labels = apply_on_batch(defense, inputs, labels, context)
             if len(inputs) != size and (self.sees_examples or self.sampling):
                 raise RunError(
                     f"{type(defense).__name__}.on_batch: expected {size} examples back, got "
@@ -137,24 +148,24 @@ class TrainingHooks:
             return forward(model, inputs)
 
         def replace(features: Tensor, inputs: Tensor) -> Tensor:
-            for defense, rng in self._users["on_features"]:
-                features = apply_on_features(defense, features, inputs, rng)
+            for defense, context in self._users["on_features"]:
+                features = apply_on_features(defense, features, inputs, context)
             return features
 
         return outputs_with_features(model, inputs, replace)
 
     def combine_examples(self, gradients: State, parameters: State) -> State:
         """Compute one gradient from the examples' gradients, by the defense that sees these."""
-        ((defense, rng),) = self._users["on_examples"]
+        ((defense, context),) = self._users["on_examples"]
         if self._canaries is not None:
             gradients = self._canaries.append_gradients(gradients)
         batch_size = len(next(iter(gradients.values())))
-        return apply_on_examples(defense, gradients, self.expected_batch_size(batch_size), parameters, rng)
+        return apply_on_examples(defense, gradients, self.expected_batch_size(batch_size), parameters, context)
 
     def combine_sum(self, total: State, batch_size: int, parameters: State) -> State:
         """Compute the same gradient from the sum of gradients clipped by `clipping_factors`."""
-        ((defense, rng),) = self._users["on_examples"]
-        return apply_on_sum(defense, total, self.expected_batch_size(batch_size), parameters, rng)
+        ((defense, context),) = self._users["on_examples"]
+        return apply_on_sum(defense, total, self.expected_batch_size(batch_size), parameters, context)
 
     def replace_gradient(self, model: nn.Module) -> None:
         """Replace the gradient of each parameter that has one by what the defenses make of it."""
@@ -162,9 +173,8 @@ class TrainingHooks:
             return
         parameters = dict(model.named_parameters())
         gradient: State = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-        for defense, rng in self._users["on_gradient"]:
-            gradient = apply_on_gradient(defense, gradient, rng, parameters, self._step)
-        self._step += 1
+        for defense, context in self._users["on_gradient"]:
+            gradient = apply_on_gradient(defense, gradient, context)
         for name, value in gradient.items():
             parameters[name].grad = value
 

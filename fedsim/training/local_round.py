@@ -29,7 +29,7 @@ class LocalRound:
         labels: `example`, class indices or targets.
         training: settings as the server sent them.
         order: indices of the examples of each local step; None where a single gradient is sent.
-        places: `example`, indices of these examples in the client's data, ascending except for a
+        indices: `example`, indices of these examples in the client's data, ascending except for a
             mini-batch.
     """
 

@@ -14,6 +14,7 @@ from fedsim.base.progress import track
 from fedsim.base.randomness import seed_globals
 from fedsim.base.task import Loss, smooth_labels
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import ClientRound
 from fedsim.recording.wire_format import State, non_finite_names
 from fedsim.training.canaries import CANARY_VALUE, Canaries
 from fedsim.training.gradients import put_gradient
@@ -33,6 +34,7 @@ def local_update(
     *,
     key: tuple[int | str, ...],
     defenses: Sequence[Defense] = (),
+    client_round: ClientRound | None = None,
     loss: Loss = cross_entropy,
     order: Iterable[Tensor] | None = None,
     before_step: Callable[[], None] | None = None,
@@ -60,7 +62,8 @@ def local_update(
         RunError: the weights became NaN or infinite, or BatchNorm was given a batch of one example.
     """
     _load_broadcast(model, before, settings, inputs)
-    hooks = TrainingHooks(defenses, model, settings, len(inputs), key, canaries)
+    client_round = client_round or ClientRound(key=key, broadcast=before)
+    hooks = TrainingHooks(defenses, model, settings, len(inputs), client_round, canaries)
     optimizer, proximal_terms = new_optimizer(model, settings), _proximal_terms(model, settings)
     losses: list[Tensor | None] = []
     objective = smooth_labels(loss, settings.label_smoothing)
@@ -88,6 +91,7 @@ def local_gradient(
     *,
     key: tuple[int | str, ...],
     defenses: Sequence[Defense] = (),
+    client_round: ClientRound | None = None,
     loss: Loss = cross_entropy,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     """Compute the gradient of a mini-batch's mean loss at `before`, which a FedSGD client sends.
@@ -110,7 +114,8 @@ def local_gradient(
     """
     _load_broadcast(model, before, settings, inputs)
     model.zero_grad(set_to_none=True)
-    hooks = TrainingHooks(defenses, model, settings, len(inputs), key)
+    client_round = client_round or ClientRound(key=key, broadcast=before)
+    hooks = TrainingHooks(defenses, model, settings, len(inputs), client_round)
     with seed_globals(*key, "dropout"), freeze_parameters(model, settings):
         mean = put_gradient(model, inputs, labels, smooth_labels(loss, settings.label_smoothing), hooks)
     assert mean is not None
@@ -148,7 +153,7 @@ def evaluate(
     Args:
         inputs: `example ...` in model units.
         labels: `example`, class indices or targets.
-        called: name in progress reports; an evaluation without a name is not reported.
+        progress_name: name in progress reports; an evaluation without a name is not reported.
 
     Raises:
         RunError: BatchNorm was given a batch of one example.

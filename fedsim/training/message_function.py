@@ -31,7 +31,7 @@ from fedsim.training.stochastic_layers import generator_state
 V = TypeVar("V")
 ComputeGradient = Callable[[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]], dict[str, Tensor]]
 """Computes the gradient of a function of named tensors at given values."""
-log = logging.getLogger("fedsim." + __name__)
+log = logging.getLogger(__name__)
 MEMORY_BUDGET = 1 << 29
 """Default bytes of memory for what is computed at once, half a GiB."""
 _FASTEST_BLOCK_BYTES = 1 << 26

@@ -20,7 +20,7 @@ from fedsim.base.randomness import generator
 if TYPE_CHECKING:
     from fedsim.training.message_function import ClientMessage
 
-log = logging.getLogger("fedsim." + __name__)
+log = logging.getLogger(__name__)
 _ROUNDING_TOLERANCE = 1e-2
 """Relative distance up to which two derivatives count as equal: a missing one differs by far
 more."""

@@ -20,13 +20,9 @@ from clients.mods import as_mod
 from fedsim.base.errors import PluginError
 from fedsim.base.papers import Paper
 from fedsim.base.randomness import generator
-from fedsim.interfaces.defense import (
-    Defense,
-    apply_adversary_views,
-    apply_on_update,
-    uses_common_randomness,
-    uses_memory,
-)
+from fedsim.interfaces.defense import Defense, apply_adversary_views
+from fedsim.interfaces.defense_calls import apply_on_update
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
@@ -202,8 +198,8 @@ def test_of_a_defense_that_says_nothing_nothing_is_known_and_others_are_still_se
     class Silent(Defense):
         paper: ClassVar[Paper] = RandomMask.paper
 
-        def on_update(self, update: State, *, rng: torch.Generator) -> State:
-            del rng
+        def on_update(self, update: State, context: LocalContext) -> State:
+            del context.rng
             return update
 
     sent = tensors(w=[[3.0, 0.0], [0.0, 0.0]], b=[0.0, -2.0])

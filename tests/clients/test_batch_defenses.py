@@ -25,7 +25,9 @@ from fedsim.base.task import Task
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
 from fedsim.federation.run_folder import RunFolder
-from fedsim.interfaces.defense import Defense, Participation, Setting, check_defense, check_order, check_setting
+from fedsim.interfaces.defense import Defense, Participation, Setting
+from fedsim.interfaces.defense_checks import check_defense, check_order, check_setting
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.transcript import Transcript
 from fedsim.training.settings import LocalTraining
 
@@ -111,7 +113,7 @@ def test_the_classes_have_to_be_known() -> None:
 class MixesInWordsAlone(Defense):
     paper = Mixup.paper
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
         return inputs.flip(0), labels.flip(0)
 
     def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,9 @@ from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
 from fedsim.federation.engines.node import play_cohort
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, check_defense, uses_memory
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense_checks import check_defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 from fedsim.recording.wire_format import State
 from strategies.checkpoint import Checkpoint
@@ -40,17 +42,17 @@ class Counts(Defense):
 
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator, memory: Any) -> State:  # type: ignore[override]
-        count = memory.get("count", torch.zeros(()))
+    def on_update(self, update: State, context: LocalContext) -> State:
+        count = context.memory.get("count", torch.zeros(()))
         count += 1  # in place: what it is handed is its own
-        memory["count"] = count
+        context.memory["count"] = count
         return {name: tensor + count for name, tensor in update.items()}
 
 
 class Forgets(Defense):
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         return dict(update)
 
 
@@ -65,7 +67,7 @@ def test_a_defense_asks_for_a_memory_by_a_parameter_of_on_update() -> None:
 
 
 class BatchMemory(Forgets):
-    def on_batch(self, inputs: Any, labels: Any, *, rng: Any, memory: Any = None) -> Any:
+    def on_batch(self, inputs: Any, labels: Any, context: LocalContext) -> Any:
         return inputs, labels
 
 
@@ -413,11 +415,11 @@ def test_a_mod_whose_round_fails_keeps_what_it_had() -> None:
 class BreaksOnce(Counts):
     """Fails once, after the defense inside it has changed its memory."""
 
-    def on_update(self, update: State, *, rng: torch.Generator, memory: Any) -> State:  # type: ignore[override]
-        if memory and not self.__dict__.get("broke"):
+    def on_update(self, update: State, context: LocalContext) -> State:
+        if context.memory and not self.__dict__.get("broke"):
             self.__dict__["broke"] = True
             raise ValueError("bad luck")
-        memory["rounds"] = memory.get("rounds", torch.zeros(())) + 1
+        context.memory["rounds"] = context.memory.get("rounds", torch.zeros(())) + 1
         return update
 
 

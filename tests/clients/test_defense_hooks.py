@@ -20,7 +20,9 @@ from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, check_defense
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense_checks import check_defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Kind, Payload
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
@@ -40,13 +42,13 @@ class Hooks(Defense):
     def __init__(self, update: Any = None, gradient: Any = None, batch: Any = None) -> None:
         self.__dict__.update(update=update, gradient=gradient, batch=batch)
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
         return self.__dict__["batch"](inputs, labels) if self.__dict__["batch"] else (inputs, labels)  # type: ignore[no-any-return]
 
-    def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+    def on_gradient(self, gradient: State, context: LocalContext) -> State:
         return self.__dict__["gradient"](gradient) if self.__dict__["gradient"] else gradient  # type: ignore[no-any-return]
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         return self.__dict__["update"](update) if self.__dict__["update"] else update  # type: ignore[no-any-return]
 
 
@@ -56,7 +58,7 @@ class LeavesOut(Defense):
 
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         return dict(list(update.items())[-1:])
 
 
@@ -64,7 +66,7 @@ class LeavesOut(Defense):
 class ZeroInPlace(Defense):
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         for tensor in update.values():
             tensor.zero_()
         return update
@@ -243,12 +245,12 @@ class Idle(Defense):
 class Plural(Defense):
     paper = PAPER
 
-    def on_updates(self, update: State, *, rng: torch.Generator) -> State:
+    def on_updates(self, update: State, context: LocalContext) -> State:
         return {}
 
 
 class OneTooMany(Hooks):
-    def on_gradients(self, gradient: State, *, rng: torch.Generator) -> State:
+    def on_gradients(self, gradient: State, context: LocalContext) -> State:
         return {}
 
 
@@ -271,12 +273,12 @@ def misspelt(name: str, value: Any) -> Defense:
 
 
 MISSPELT = {
-    "check_besides": "check_beside",
+    "check_combinations": "check_combination",
     "example_factor": "example_factors",
     "on_sums": "on_sum",
     "onSum": "on_sum",
     "of_clients": "of_client",
-    "compose": "composed",
+    "compose_guarantee": "compose_guarantees",
     "guarantees": "guarantee",
     "adversary_views": "adversary_view",
     "adversarial_batch": "adversary_batch",
@@ -302,7 +304,7 @@ def test_what_a_defense_says_of_itself_is_spelt_as_it_is_looked_at() -> None:
 
 
 def test_each_method_that_may_be_overridden_is_guarded_against_being_set_on_an_instance() -> None:
-    for name in ("on_update", "on_sum", "guarantee", "check_beside", "summable"):
+    for name in ("on_update", "on_sum", "guarantee", "check_combination", "summable"):
         thing = Hooks()
         vars(thing)[name] = lambda: None
         with pytest.raises(PluginError, match=f"'{name}' is set on an instance, where it is never called"):
@@ -350,7 +352,7 @@ def test_a_mod_refuses_a_defense_that_it_cannot_carry_out() -> None:
     class Inside(Defense):
         paper = PAPER
 
-        def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+        def on_gradient(self, gradient: State, context: LocalContext) -> State:
             return gradient
 
     with pytest.raises(PluginError, match=r"Inside: 'on_gradient' acts inside local training, where a mod cannot"):

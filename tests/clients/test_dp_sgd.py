@@ -29,7 +29,9 @@ from fedsim.federation.config import Config
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, Participation, check_order
+from fedsim.interfaces.defense import Defense, Participation
+from fedsim.interfaces.defense_checks import check_order
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from fedsim.training.example_independence import check_example_independence
@@ -246,7 +248,7 @@ class Centres(Defense):
 
     paper = PAPER
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
         return inputs - inputs.mean(0), labels
 
 

@@ -17,7 +17,9 @@ from fedsim.base.task import Task
 from fedsim.exposure.measure import Meaning, Measure
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
-from fedsim.interfaces.defense import Defense, Memory, apply_on_data
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense_calls import apply_on_data
+from fedsim.interfaces.local_context import LocalContext, Memory
 from fedsim.plugins import registry
 from fedsim.training.cohort import LocalData
 from fedsim.training.local_round import LocalRound
@@ -71,7 +73,7 @@ class Chooses(Defense):
     given: Any = field(hash=False, default=None)
     paper = Gate.paper
 
-    def on_data(self, local: LocalRound, *, rng: torch.Generator) -> Tensor:
+    def on_data(self, local: LocalRound, context: LocalContext) -> Tensor:
         return self.given
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clients.defenses.outpost import Outpost
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
@@ -78,13 +79,13 @@ def test_the_steps_of_a_round_are_counted() -> None:
     steps: list[int] = []
 
     class Watched(Outpost):
-        def on_gradient(  # type: ignore[override]
-            self, gradient: dict[str, Tensor], *, rng: torch.Generator, weights: dict[str, Tensor], step: int
+        def on_gradient(
+            self, gradient: dict[str, Tensor], context: LocalContext, Tensor], step: int
         ) -> dict[str, Tensor]:
             assert step or all(torch.equal(weights[name], before[name]) for name in gradient)
             assert not step or any(not torch.equal(weights[name], before[name]) for name in gradient)
             steps.append(step)
-            got = super().on_gradient(gradient, rng=rng, weights=weights, step=step)
+            got = super().on_gradient(gradient, context=context, weights=weights, step=step)
             assert (got is gradient) == (step > 0)
             return dict(got)
 

@@ -19,17 +19,11 @@ from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.simulation import run_federation
-from fedsim.interfaces.defense import (
-    Defense,
-    Setting,
-    apply_on_gradient,
-    apply_on_update,
-    check_order,
-    check_setting,
-    uses_memory,
-)
+from fedsim.interfaces.defense import Defense, Setting
+from fedsim.interfaces.defense_calls import apply_on_gradient, apply_on_update
+from fedsim.interfaces.defense_checks import check_order, check_setting
 from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
 from fedsim.training.settings import LocalTraining
@@ -208,7 +202,7 @@ def config(*defenses: dict[str, Any]) -> Config:
 
 
 def messages(tmp_path: Any, *defenses: dict[str, Any]) -> Transcript:
-    folder = RunFolder(tmp_path / "run")
+    folder = OpenRun(tmp_path / "run")
     run_federation(config(*defenses), folder)
     return Transcript(folder.transcript)
 

@@ -18,7 +18,9 @@ from fedsim.base.task import Task
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, Setting, check_setting
+from fedsim.interfaces.defense import Defense, Setting
+from fedsim.interfaces.defense_checks import check_setting
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
 from fedsim.training.cohort import can_vectorise
 from fedsim.training.features import find_last_linear
@@ -135,7 +137,7 @@ class Returns(Defense):
     make: Callable[[Tensor], Any]
     paper = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
-    def on_features(self, features: Tensor, inputs: Tensor, *, rng: torch.Generator) -> Tensor:
+    def on_features(self, features: Tensor, inputs: Tensor, context: LocalContext) -> Tensor:
         return self.make(features)  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,142 @@
+"""Checks of defenses before any work: what they override, their order, and whether they fit a setting."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from fedsim.base.errors import ConfigError, PluginError
+from fedsim.interfaces.defense import HOOKS, Defense, Setting, overrides
+
+_FORMER_PARAMETERS = frozenset({"rng", "memory", "common", "weights", "step"})
+"""Keyword parameters that hooks had before there was a context."""
+_FORMER_NAMES = {"common": "common_rng"}
+_ATTRIBUTES = frozenset(Defense.__annotations__)
+"""Names of the class attributes that a defense declares."""
+_METHODS = frozenset(name for name in vars(Defense) if not name.startswith("_")) - _ATTRIBUTES
+"""Names of the methods that a defense may override."""
+
+
+def check_defense(candidate: Any) -> Defense:
+    """Return `candidate` if it is a defense that overrides a hook.
+
+    Raises:
+        PluginError: it is something else, overrides no hook, or misspells one, so that it would
+            silently defend nothing.
+    """
+    cls = candidate if isinstance(candidate, type) else type(candidate)
+    name = f"{cls.__module__}.{cls.__name__}"
+    if not isinstance(candidate, Defense):
+        raise PluginError(
+            f"{name}: expected a defense, made from a class that derives from fedsim.interfaces.defense.Defense"
+        )
+    if shadowed := sorted(vars(candidate).keys() & _METHODS):
+        raise PluginError(
+            f"{name}: '{shadowed[0]}' is set on an instance, where it is never called; define it in the class"
+        )
+    _check_spelling(cls, name)
+    if not any(overrides(candidate, hook) for hook in (*HOOKS, "sampling")):
+        raise PluginError(f"{name}: overrides none of sampling, {', '.join(HOOKS)}, so it defends nothing")
+    shortcut = [hook for hook in ("example_factors", "on_sum") if overrides(candidate, hook)]
+    if shortcut and not overrides(candidate, "on_examples"):
+        raise PluginError(
+            f"{name}: '{shortcut[0]}' is a shortcut of 'on_examples' and is not called without it; define that, too"
+        )
+    if overrides(candidate, "adversary_batch") and not candidate.mixes:
+        raise PluginError(f"{name}: 'adversary_batch' is only called of a defense that mixes; set mixes = True")
+    for hook, arguments in HOOKS.items():
+        _check_signature(candidate, name, hook, arguments)
+    try:
+        inspect.signature(candidate.sampling).bind("num_examples", "batch_size")
+    except TypeError as error:
+        raise PluginError(
+            f"{name}: 'sampling' cannot be called as sampling(num_examples, batch_size) ({error})"
+        ) from error
+    return candidate
+
+
+def _check_signature(defense: Defense, name: str, hook: str, arguments: Sequence[str]) -> None:
+    """Raise PluginError where `hook` cannot be called with what it replaces and a context."""
+    signature = inspect.signature(getattr(defense, hook))
+    call = f"{hook}({', '.join([*arguments, 'context'])})"
+    if former := sorted(_FORMER_PARAMETERS & signature.parameters.keys()):
+        raise PluginError(
+            f"{name}: '{hook}' has the former parameter '{former[0]}'; it is called as {call}, and "
+            f"context.{_FORMER_NAMES.get(former[0], former[0])} takes its place"
+        )
+    try:
+        signature.bind(*arguments, "context")
+    except TypeError as error:
+        raise PluginError(f"{name}: '{hook}' cannot be called as {call} ({error})") from error
+
+
+def _check_spelling(cls: type[Defense], name: str) -> None:
+    """Raise PluginError where `cls` adds a name that looks like a misspelt one of Defense."""
+    known = {field.name for field in fields(cls)} | _ATTRIBUTES | _METHODS
+    for added in dir(cls):
+        if added.startswith("_") or added in known:
+            continue
+        value = inspect.getattr_static(cls, added)
+        is_method = callable(value) or isinstance(value, property | classmethod | staticmethod)
+        looks_like_hook = re.match("on[_A-Z]", added) is not None
+        similar = difflib.get_close_matches(
+            added, _METHODS if is_method else _ATTRIBUTES, n=1, cutoff=0.5 if looks_like_hook else 0.8
+        )
+        if similar or added.startswith("on_"):
+            meant = f"did you mean '{similar[0]}'?" if similar else f"known: {', '.join(HOOKS)}"
+            ignored = "hook of a defense and would never be called" if is_method else "attribute that is looked at"
+            raise PluginError(f"{name}: '{added}' is no {ignored}, {meant}")
+
+
+def check_order(defenses: Sequence[Defense]) -> None:
+    """Raise ConfigError where `defenses` cannot be combined in this order.
+
+    Refused are a defense that changes an update which an earlier one encoded, and whatever the
+    `check_combination` of a defense refuses.
+    """
+    updating = [defense for defense in defenses if overrides(defense, "on_update")]
+    for index, encoder in enumerate(updating[:-1]):
+        if encoder.encodes:
+            first, after = name_of_defense(encoder), name_of_defense(updating[index + 1])
+            raise ConfigError(
+                f"defense: {first} puts the update into another form, sparse or quantised, and {after} after it "
+                f"changes the numbers, so that nothing is left of it; put {first} last, and use one of this kind alone"
+            )
+    for position, defense in enumerate(defenses):
+        with _name_in_errors(defense):
+            defense.check_combination(defenses, position)
+
+
+def check_setting(defense: Defense, setting: Setting) -> None:
+    """Raise ConfigError where `defense` does not fit `setting`, or one of its clients."""
+    with _name_in_errors(defense):
+        if overrides(defense, "on_features") and setting.task.kind == "text":
+            raise ConfigError(
+                "replaces features by how they change with the inputs, and texts are inputs that cannot be "
+                "differentiated; choose data of numbers, or leave it out"
+            )
+        defense.check(setting)
+        if overrides(defense, "of_client"):
+            clients = range(len(setting.num_examples))
+            for participation in {setting.participation(client) for client in clients}:
+                defense.of_client(participation)
+
+
+def name_of_defense(defense: Defense) -> str:
+    """Return the name of `defense` in an experiment file, or of its unregistered class."""
+    from fedsim.plugins import registry  # imported here: it loads more than torch
+
+    return registry.find_name("defenses", type(defense)) or type(defense).__name__
+
+
+@contextmanager
+def _name_in_errors(defense: Defense) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"defense: {name_of_defense(defense)}: {error}") from error
