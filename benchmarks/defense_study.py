@@ -168,7 +168,7 @@ def measured(cell: Cell, data_dir: Path, *, knows: bool) -> list[dict[str, Any]]
             metrics = run.metrics
             about["accuracy"] = float(metrics[metrics["client"] == "server"]["accuracy"].dropna().iloc[-1])
             about["epsilon"] = short(epsilon(audit.experiment))
-        about["bytes"] = run.transcript.update(1, victims[0]).payload.nbytes
+        about["bytes"] = run.transcript.upload_sizes(1)[victims[0]]
         return [about | row for row in rows] or [about]
 
 
