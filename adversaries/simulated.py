@@ -14,16 +14,9 @@ from fedsim.base.errors import AttackError, RunError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Loss
 from fedsim.interfaces.attack import Knowledge
-from fedsim.interfaces.defense import (
-    Defense,
-    Memory,
-    Participation,
-    apply_on_update,
-    overrides,
-    pair_with_keys,
-    uses_common_randomness,
-    uses_memory,
-)
+from fedsim.interfaces.defense import Defense, Participation, overrides, pair_with_keys
+from fedsim.interfaces.defense_calls import apply_on_update
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.inversion.batch_norm import used_batch_statistics
 from fedsim.inversion.named_states import named_states
 from fedsim.recording.payloads import Payload
@@ -178,7 +171,7 @@ def _trained_names(model: nn.Module) -> list[str]:
 
 def _defend_update(defense: Defense, update: State, key: tuple[int | str, ...]) -> Mapping[str, Tensor]:
     """Return what `on_update` makes of an update, dense."""
-    memory: Memory | None = {} if uses_memory(defense) else None
-    common = generator(*key, "common") if uses_common_randomness(defense) else None
-    defended = apply_on_update(defense, update, generator(*key), memory, common)
+    common_key = (*key, "common") if defense.draws_in_common else None
+    context = LocalContext(rng=generator(*key), common_key=common_key)
+    defended = apply_on_update(defense, update, context)
     return defended.values("delta", update) if isinstance(defended, Payload) else defended

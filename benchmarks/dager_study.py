@@ -39,7 +39,7 @@ from fedsim.base.randomness import generator, seed_globals
 from fedsim.data import Dataset
 from fedsim.data.reuters import ReutersR8
 from fedsim.federation.build import find_data_folder
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Texts
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -163,7 +163,14 @@ def measured(cell: Cell) -> dict[str, Any]:
         Recorder(Path(folder) / "transcript").write(1, [update])
         started = time.process_time()
         try:
-            found = attack.run(Transcript(Path(folder) / "transcript"), known, victim=0, rng=generator(cell.seed))
+            found = attack.run(
+                Target(
+                    transcript=Transcript(Path(folder) / "transcript"),
+                    victim=0,
+                    knowledge=known,
+                    rng=generator(cell.seed),
+                )
+            )
         except AttackError as error:
             print(error)
             return row | {"refused": 1, "seconds": round(time.process_time() - started, 2)}

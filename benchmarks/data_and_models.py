@@ -22,7 +22,8 @@ import torch
 from fedsim.base.errors import DataError
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_rows
 from fedsim.federation.simulation import run_federation
 
 BY_NATURE: dict[str, Any] = {"name": "natural"}
@@ -188,7 +189,7 @@ def row(name: str, tables: dict[str, Any]) -> str:
     loaded = time.monotonic() - began
     with tempfile.TemporaryDirectory() as out:
         began = time.monotonic()
-        run_federation(config, folder := RunFolder(Path(out) / "run"))
+        run_federation(config, folder := OpenRun(Path(out) / "run"))
         seconds = time.monotonic() - began
         rows = {int(r["round"]): r for r in read_rows(folder.metrics) if r["client"] == "server"}
     federation, training = config.federation, config.training

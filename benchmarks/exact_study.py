@@ -29,6 +29,7 @@ import fedsim
 from fedsim.base.errors import FedsimError, RunError
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
 
 RESULTS = Path(__file__).parent / "results" / "exact.csv"
@@ -47,11 +48,14 @@ class RelativeNoise(Defense):
     share: float
     paper: ClassVar[Paper] = NONE
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         """See Defense."""
         sizes = [(float(tensor.square().sum()), tensor.numel()) for tensor in update.values()]
         deviation = self.share * math.sqrt(sum(s for s, _ in sizes) / sum(n for _, n in sizes))
-        return {name: tensor + deviation * torch.randn(tensor.shape, generator=rng) for name, tensor in update.items()}
+        return {
+            name: tensor + deviation * torch.randn(tensor.shape, generator=context.rng)
+            for name, tensor in update.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +65,7 @@ class Largest(Defense):
     share: float
     paper: ClassVar[Paper] = NONE
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         """See Defense."""
         return {name: self._cut(tensor) for name, tensor in update.items()}
 
@@ -76,7 +80,7 @@ class Rounded(Defense):
 
     paper: ClassVar[Paper] = NONE
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         """See Defense."""
         return {name: tensor.half().float() for name, tensor in update.items()}
 

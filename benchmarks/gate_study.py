@@ -42,7 +42,8 @@ from clients.defenses.gate import Gate
 from fedsim.audit.audit import open_audit
 from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, Memory
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext, Memory
 from fedsim.recording.wire_format import State
 from fedsim.training.local_round import LocalRound
 
@@ -83,25 +84,24 @@ class AtRandom(Defense):
     fraction: float = 0.0
     paper = Paper(title="none", authors="nobody", venue="none", year=2000)
 
-    def on_data(  # type: ignore[override]
-        self, local: LocalRound, *, rng: torch.Generator, memory: Memory
-    ) -> Tensor:
+    def on_data(self, local: LocalRound, context: LocalContext) -> Tensor:
         """See Defense."""
         count = len(local.labels)
         if self.action == "drop-examples":
-            return torch.randperm(count, generator=rng)[int(self.fraction * count) :].sort().values
-        number = int(memory.get("rounds", torch.tensor(0)))
-        memory["rounds"] = torch.tensor(number + 1)
-        memory["closed"] = torch.rand((), generator=rng) < self.rates[number]
-        return torch.arange(count)[: 0 if memory["closed"] and self.action == "withhold" else count]
+            return torch.randperm(count, generator=context.rng)[int(self.fraction * count) :].sort().values
+        number = int(context.memory.get("rounds", torch.tensor(0)))
+        context.memory["rounds"] = torch.tensor(number + 1)
+        context.memory["closed"] = torch.rand((), generator=context.rng) < self.rates[number]
+        return torch.arange(count)[: 0 if context.memory["closed"] and self.action == "withhold" else count]
 
-    def on_update(  # type: ignore[override]
-        self, update: State, *, rng: torch.Generator, memory: Memory
-    ) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         """See Defense."""
-        if not (self.noise and memory["closed"]):
+        if not (self.noise and context.memory["closed"]):
             return update
-        return {name: tensor + self.noise * torch.randn(tensor.shape, generator=rng) for name, tensor in update.items()}
+        noisy = {}
+        for name, tensor in update.items():
+            noisy[name] = tensor + self.noise * torch.randn(tensor.shape, generator=context.rng)
+        return noisy
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.inversion.matching import GradientInversion
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -120,7 +120,12 @@ def ours(attack: GradientInversion, cell: Cell, update: Update, labels: Tensor, 
     )
     with tempfile.TemporaryDirectory() as folder:
         Recorder(Path(folder)).write(1, [update])
-        attack.run(Transcript(Path(folder)), known, victim=0, rng=torch.Generator().manual_seed(1), progress=tick)
+        attack.run(
+            Target(
+                transcript=Transcript(Path(folder)), victim=0, knowledge=known, rng=torch.Generator().manual_seed(1)
+            ),
+            tick,
+        )
     return clock
 
 

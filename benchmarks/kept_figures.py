@@ -20,7 +20,7 @@ import tgias_defenses as tgias
 import tomli_w
 from kept_scores import read
 
-FOLDER = Path(__file__).parent.parent / "fedsim" / "reproduce" / "kept"
+FOLDER = Path(__file__).parent.parent / "fedsim" / "api" / "reproduce" / "kept"
 HEAD = "# Written by `python benchmarks/kept_figures.py` out of benchmarks/results.\n"
 Tables = dict[str, Any]
 ANGULAR = """

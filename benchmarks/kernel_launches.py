@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Knowledge, VictimTask
+from fedsim.interfaces.attack import Knowledge, Target, VictimTask
 from fedsim.inversion import matching
 from fedsim.inversion.matching import GradientInversion
 from fedsim.plugins import registry
@@ -100,10 +100,7 @@ def launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float
         transcript = recorded(victims, Path(room) / "transcript")
         orders = [
             VictimTask(
-                transcript=transcript,
-                knowledge=known,
-                victim=client,
-                rng=generator("attack", client),
+                target=Target(transcript=transcript, victim=client, knowledge=known, rng=generator("attack", client)),
                 progress=partial(progress, client),
             )
             for client in range(victims)

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.finding_files import load_finding
 from fedsim.federation.config import Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.simulation import run_federation
 from fedsim.interfaces.findings import Inference, LocalModel
 from fedsim.recording.transcript import Transcript
@@ -66,7 +66,7 @@ def attacked(folder: Path, weights: int, messages: int, batch: int, sampled: flo
         },
         "attack": [attack],
     }  # fmt: skip
-    made = RunFolder(folder / "-".join(map(str, (weights, messages, batch, sampled, *attack.values()))))
+    made = OpenRun(folder / "-".join(map(str, (weights, messages, batch, sampled, *attack.values()))))
     run_federation(validate_tables(Config, tables, "lmra_linear"), made)
     audit = open_audit(made.path, None)
     for failure in audit.run():

@@ -37,7 +37,7 @@ def main(paths: list[str]) -> None:
         assert experiment is not None
         model, first = experiment.new_model(), flat(experiment.initial_state())
         for client in range(experiment.config.federation.clients):
-            states = audit.optimum(client), audit.optimum(client, elsewhere=True)
+            states = audit.optimum(client), audit.optimum(client, other_start=True)
             one, other = map(flat, states)
             started.append(float((one - first).norm() / one.norm()))
             apart.append(float((one - other).norm() / one.norm()))

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedsim.audit.evaluation.statistics import format_mean
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_rows
 
 HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ def measure(data: str, overrides: Mapping[str, int], folder: Path, data_dir: str
     fedsim("run", *(["--resume", str(run)] if run.exists() else begin), *beside)
     attacks = "lmra-faces-sweep-attacks.toml" if data == FACES else "lmra-sweep-attacks.toml"
     known = [] if data == FACES else ["--set", f"adversary.knowledge.partial_records={ATTRIBUTE[data]}"]
-    config = RunFolder(run).read_experiment()
+    config = OpenRun(run).read_experiment()
     assert config is not None
     attacked = [*range(config.federation.clients)][:first]
     victims = [] if first is None else ["--set", f"adversary.victims={attacked}"]

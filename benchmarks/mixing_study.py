@@ -28,7 +28,7 @@ from fedsim.base.errors import AttackError
 from fedsim.base.metrics import pair_examples, psnr
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data import Dataset
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.plugins import registry
@@ -125,7 +125,7 @@ class Study:
     def psnr_of(self, attack: Attack, transcript: Transcript, knowledge: Knowledge, images: Tensor) -> float:
         """Mean over the images; not a number where the attack gives up."""
         try:
-            found = attack.run(transcript, knowledge, victim=0, rng=generator("attack"))
+            found = attack.run(Target(transcript=transcript, victim=0, knowledge=knowledge, rng=generator("attack")))
         except AttackError as error:
             print(f"  {error}")
             return float("nan")

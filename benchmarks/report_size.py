@@ -23,6 +23,7 @@ from pathlib import Path
 
 import fedsim
 from fedsim.api import pipeline
+from fedsim.federation.open_run import OpenRun
 
 ITERATED = ("inverting-gradients", "sme", "dlg", "sapag", "dlfa")
 ATTACKS = [
@@ -88,7 +89,7 @@ def main() -> None:
         if not (path / "scores.csv").is_file():
             fedsim.run(experiment(arguments.clients, arguments.data), out=path)
         started, busy = time.perf_counter(), time.process_time()
-        pipeline.report(path)
+        pipeline.report(OpenRun(path))
         written, busy = time.perf_counter() - started, time.process_time() - busy
         page = path / "report.html"
         findings = len(list(path.glob("findings/*/*.safetensors")))

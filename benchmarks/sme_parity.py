@@ -32,7 +32,7 @@ from fedsim.base import metrics
 from fedsim.base.randomness import generator, use_one_thread
 from fedsim.federation.build import Experiment
 from fedsim.federation.reading import load_config
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.matching import GradientInversion
 from fedsim.recording.transcript import Transcript
@@ -91,7 +91,7 @@ def ours(attack: GradientInversion, victim: Victim, transcript: Transcript) -> t
         labels=victim.labels,
     )
     client, start = victim.update.client, victim.dummy
-    found = attack.run(transcript, known, victim=client, rng=start, progress=lambda *told: None)
+    found = attack.run(Target(transcript=transcript, victim=client, knowledge=known, rng=start), lambda *told: None)
     assert isinstance(found, Reconstruction)
     alpha = found.trace.get("alpha")
     return victim.psnr(found.data), 0.0 if alpha is None else 1 - alpha[-1].item()

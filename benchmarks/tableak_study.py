@@ -41,7 +41,7 @@ from fedsim.base.randomness import generator, seed_globals
 from fedsim.data import Dataset
 from fedsim.data.tables import Adult
 from fedsim.federation.build import find_data_folder
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -131,7 +131,12 @@ def measured(cell: Cell) -> dict[str, Any]:
         Recorder(Path(folder) / "transcript").write(1, [update])
         started = time.process_time()
         found = ATTACKS[cell.attack].run(
-            Transcript(Path(folder) / "transcript"), known, victim=0, rng=generator("attack", cell.seed)
+            Target(
+                transcript=Transcript(Path(folder) / "transcript"),
+                victim=0,
+                knowledge=known,
+                rng=generator("attack", cell.seed),
+            )
         )
         seconds = time.process_time() - started
     assert isinstance(found, Reconstruction)

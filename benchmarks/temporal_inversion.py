@@ -45,7 +45,7 @@ from fedsim.data import Dataset
 from fedsim.data.cifar import Cifar10, Cifar100
 from fedsim.data.idx import Mnist
 from fedsim.federation.build import find_data_folder
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.alignment import align
 from fedsim.inversion.labels.gradients import LABEL_RULES
@@ -156,12 +156,15 @@ def score(
     """PSNR and SSIM, means over the mini-batch, and CPU seconds; with several `starts`, of their results' median."""
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder) / "transcript")
-        for update in updates if attack.temporal else updates[:1]:
+        for update in updates[:1] if attack.reads_one_round() else updates:
             recorder.write(update.round, [update])
         started = time.process_time()
         knowledge = federation.knowledge(federation.labels[mine])
         keys = [(seed, "attack"), *((seed, "attack", start) for start in range(1, starts))]
-        findings = [attack.run(Transcript(Path(folder)), knowledge, victim=0, rng=generator(*key)) for key in keys]
+        findings = [
+            attack.run(Target(transcript=Transcript(Path(folder)), victim=0, knowledge=knowledge, rng=generator(*key)))
+            for key in keys
+        ]
     seconds = time.process_time() - started
     true = federation.inputs[mine]
     found = metrics.pair_examples(_joined([f.data for f in findings if isinstance(f, Reconstruction)]), true)

@@ -30,7 +30,7 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data.reuters import ReutersR8
 from fedsim.federation.build import find_data_folder
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Texts
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -106,16 +106,18 @@ def cell(federation: Federation, attack: Attack, kernels: tuple[int, ...], size:
         mine = federation.record(Path(folder), kernels, size, count, seed)
         started = time.process_time()
         finding = attack.run(
-            Transcript(Path(folder)),
-            Knowledge(
-                model=lambda: federation.model(kernels, 0),
-                loss=cross_entropy,
-                input_shape=tuple(federation.texts.shape[1:]),
-                num_classes=federation.data.num_classes,
-                labels=federation.labels[mine].sort().values,
-            ),
-            victim=0,
-            rng=generator(seed, "attack"),
+            Target(
+                transcript=Transcript(Path(folder)),
+                victim=0,
+                knowledge=Knowledge(
+                    model=lambda: federation.model(kernels, 0),
+                    loss=cross_entropy,
+                    input_shape=tuple(federation.texts.shape[1:]),
+                    num_classes=federation.data.num_classes,
+                    labels=federation.labels[mine].sort().values,
+                ),
+                rng=generator(seed, "attack"),
+            )
         )
         seconds = time.process_time() - started
     assert isinstance(finding, Texts)

@@ -161,7 +161,8 @@ def _floating_weights(name: str, before: State, payload: Payload) -> State:
         has_same_type = tensor.is_floating_point() == before[key].is_floating_point() or not tensor.ndim
         if not has_same_type or tensor.is_complex() or tensor.shape != before[key].shape:
             raise RunError(
-                f"{name}: '{key}' was broadcast as {describe_value(before[key])} and is to be sent as {describe_value(tensor)}, so its "
-                "update cannot be defended; send it as it was broadcast, in real numbers"
+                f"{name}: '{key}' was broadcast as {describe_value(before[key])} and is to be sent as "
+                f"{describe_value(tensor)}, so its update cannot be defended; send it as it was broadcast, in real "
+                "numbers"
             )
     return {key: tensor for key, tensor in weights.items() if tensor.is_floating_point()}

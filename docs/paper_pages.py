@@ -31,7 +31,7 @@ from fedsim.base.errors import ConfigError, join_first
 
 HERE = Path(__file__).parent
 INDEX = HERE / "paper-numbers.md"
-WRITTEN = "<!-- Written by `python docs/paper_pages.py`; words are in {}.md.j2, figures in fedsim/reproduce. -->\n"
+WRITTEN = "<!-- Written by `python docs/paper_pages.py`; words are in {}.md.j2, figures in fedsim/api/reproduce. -->\n"
 HEAD = """# Published figures beside ours
 
 Each page has a paper's tables and figures, as far as data at hand allow for them: what it prints, what we got, the

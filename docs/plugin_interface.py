@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +13,7 @@ from fedsim import data
 from fedsim.base import task
 from fedsim.data import partitions
 from fedsim.exposure import measure
-from fedsim.interfaces import attack, defense, findings, knowledge
+from fedsim.interfaces import attack, defense, findings, knowledge, local_context
 from fedsim.plugins.factories import RETURN_TYPES
 from fedsim.recording import payloads, transcript, wire_format
 from fedsim.training import local_round
@@ -29,6 +30,7 @@ PARTS = {
         "Derive a frozen dataclass from `Attack` and implement `_run`. Fields are settings.",
         [
             attack.Attack,
+            attack.Target,
             knowledge.Knowledge,
             knowledge.Records,
             knowledge.KnownCandidates,
@@ -36,10 +38,10 @@ PARTS = {
             knowledge.PropertyRecords,
             attack.Paper,
         ],
-        [attack.single_update],
+        [],
     ),
     "What the server saw": (
-        "The first argument of `_run`.",
+        "`target.transcript`, and what it gives.",
         [transcript.Transcript, wire_format.Update, payloads.Payload, payloads.Sparse, payloads.Quantised],
         [],
     ),
@@ -61,6 +63,7 @@ PARTS = {
         "Derive a frozen dataclass from `Defense` and override a hook; each is the identity by default.",
         [
             defense.Defense,
+            local_context.LocalContext,
             local_round.LocalRound,
             defense.Poisson,
             defense.Setting,
@@ -139,8 +142,9 @@ def _methods(cls: type) -> Iterable[str]:
     for name, member in vars(cls).items():
         if name.startswith("_") and name not in ("_run", "_compute"):
             continue
-        if isinstance(member, property):
-            kind = inspect.signature(member.fget).return_annotation if member.fget else ""
+        if isinstance(member, property | functools.cached_property):
+            getter = member.fget if isinstance(member, property) else member.func
+            kind = inspect.signature(getter).return_annotation if getter else ""
             yield f"{name}: {kind}  # {_first(member)}"
         elif inspect.isfunction(member):
             yield f"{_signature(member)}  # {_first(member)}".rstrip(" #")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedsim.data import Dataset, Examples
     from fedsim.exposure.measure import Measure
     from fedsim.federation.config import Config
-    from fedsim.interfaces.attack import Attack, Knowledge, Paper
+    from fedsim.interfaces.attack import Attack, Knowledge, Paper, Target
     from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson, Setting
     from fedsim.interfaces.findings import (
         Finding,
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
         Representatives,
         Texts,
     )
+    from fedsim.interfaces.local_context import LocalContext
     from fedsim.recording.payloads import Payload
     from fedsim.recording.transcript import Transcript
     from fedsim.recording.wire_format import Update
 
     Curious: Any
     CuriousGrid: Any
-    audit: Any
     partition_mod: Any
+    record_app: Any
 
 _HOMES = {
     "Attack": "fedsim.interfaces.attack",
@@ -61,6 +62,7 @@ _HOMES = {
     "Inference": "fedsim.interfaces.findings",
     "Knowledge": "fedsim.interfaces.attack",
     "LabelDistribution": "fedsim.interfaces.findings",
+    "LocalContext": "fedsim.interfaces.local_context",
     "LocalModel": "fedsim.interfaces.findings",
     "Measure": "fedsim.exposure.measure",
     "Membership": "fedsim.interfaces.findings",
@@ -74,15 +76,16 @@ _HOMES = {
     "Representatives": "fedsim.interfaces.findings",
     "Run": "fedsim.api.runs",
     "Sweep": "fedsim.api.sweeping",
+    "Target": "fedsim.interfaces.attack",
     "Task": "fedsim.base.task",
     "Texts": "fedsim.interfaces.findings",
     "Transcript": "fedsim.recording.transcript",
     "Update": "fedsim.recording.wire_format",
     "attack": "fedsim.api.in_memory",
-    "audit": "strategies.curious_grid",
     "compare": "fedsim.api.comparing",
     "open": "fedsim.api.runs",
     "partition_mod": "clients.mods",
+    "record_app": "strategies.curious_grid",
     "run": "fedsim.api.runs",
     "sweep": "fedsim.api.sweeping",
     "write_truth": "fedsim.audit.evaluation.truth",
@@ -90,10 +93,10 @@ _HOMES = {
 """Module of each public name."""
 __all__ = [
     "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples",
-    "FedsimError", "Finding", "Guarantee", "Inference", "Knowledge", "LabelDistribution", "LocalModel", "Measure",
-    "Membership", "Paper", "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction",
-    "Representatives", "Run", "Setting", "Sweep", "Task", "Texts", "Transcript", "Update", "attack", "audit",
-    "compare", "open", "partition_mod", "run", "sweep", "write_truth",
+    "FedsimError", "Finding", "Guarantee", "Inference", "Knowledge", "LabelDistribution", "LocalContext", "LocalModel",
+    "Measure", "Membership", "Paper", "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction",
+    "Representatives", "Run", "Setting", "Sweep", "Target", "Task", "Texts", "Transcript", "Update", "attack",
+    "compare", "open", "partition_mod", "record_app", "run", "sweep", "write_truth",
 ]  # fmt: skip
 
 

@@ -20,10 +20,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from fedsim.audit.workers import background_worker
 from fedsim.base.errors import PayloadError, RunError, error_reason, join_first, one_line
 from fedsim.base.progress import ROUNDS, report_progress, track
 from fedsim.base.randomness import seed_globals
+from fedsim.base.workers import background_worker
 from fedsim.exposure.of_clients import COLUMNS as EXPOSURE
 from fedsim.exposure.of_clients import STATE_KEY, failure_sentences, unpack_rows
 from fedsim.federation.build import Experiment, resolve
@@ -33,8 +33,9 @@ from fedsim.federation.engines.client_state import ClientStateStore
 from fedsim.federation.engines.cohort import CohortGrid, straggler_reason
 from fedsim.federation.engines.gc_pause import exclude_existing_objects
 from fedsim.federation.engines.readiness import check_nodes, wait_for_nodes
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config
-from fedsim.federation.run_folder import RunFolder, read_exposures, read_ledger, read_metrics
+from fedsim.federation.run_folder import read_exposures, read_ledger, read_metrics
 from fedsim.federation.settings import training_fingerprint
 from fedsim.federation.simulation import prepare_run
 from fedsim.federation.states import TrainingStates
@@ -46,7 +47,7 @@ from fedsim.training.loop import evaluate
 from fedsim.training.settings import LocalTraining
 from strategies.checkpoint import Checkpoint, unsavable_attributes
 from strategies.curious import Curious
-from strategies.exchange import describe_wrong_records
+from strategies.message_content import describe_wrong_records
 from strategies.secure_sum import SecureSum
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
@@ -69,7 +70,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     settings = context.run_config
     text = str(settings["experiment"])
-    folder = RunFolder(Path(str(settings["out"])))
+    folder = OpenRun(Path(str(settings["out"])))
     resume = bool(settings.get("resume", False))
     if not text.startswith("{"):
         experiment = Experiment(resolve(load_config(Path(text))))
@@ -82,7 +83,7 @@ def main(grid: Grid, context: Context) -> None:
         _federate_without_exit(experiment, folder, grid, resume=resume, nodes=_num_nodes(experiment, settings))
 
 
-def _federate_without_exit(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
+def _federate_without_exit(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: bool, nodes: int) -> None:
     """Call `federate`, and turn a `sys.exit` in it into an error.
 
     Otherwise Flower would end as if all rounds were done.
@@ -101,7 +102,7 @@ def _num_nodes(experiment: Experiment, settings: Mapping[str, Any]) -> int:
     return int(settings.get("nodes", federation.supernodes if federation.engine == "flower" else 1))
 
 
-def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: bool, nodes: int) -> None:
+def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: bool, nodes: int) -> None:
     """Train for the experiment's rounds over at least `nodes` nodes, and record the messages.
 
     Raises:
@@ -111,7 +112,8 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
     config = experiment.config
     recording = config.recording
     plan = RecordingPlan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
-    strategy = Curious(experiment.new_strategy(), Recorder(folder.transcript, plan, resume, recording.fsync))
+    recorder = Recorder(folder.transcript, plan, resume, recording.fsync, folder.manifest)
+    strategy = Curious(experiment.new_strategy(), recorder)
     fresh, unsavable = unsavable_attributes(strategy.strategy), list[str]()
     folder.note_data(experiment.data.sha256)
 
@@ -149,7 +151,7 @@ def federate(experiment: Experiment, folder: RunFolder, grid: Grid, *, resume: b
                 folder.write_table(folder.exposure, EXPOSURE, exposure_rows)
             save_state(number, arrays, round_rows[0])
             checkpoint = Checkpoint.capture(number, arrays, strategy.strategy, fresh, client_grid.client_state.states)
-            checkpoint.save(folder.checkpoint, recording.fsync, partial(folder.announce, folder.checkpoint))
+            checkpoint.save(folder.checkpoint, recording.fsync, partial(folder.manifest.announce, folder.checkpoint))
             if checkpoint.unsavable != unsavable:
                 unsavable = checkpoint.unsavable
                 checkpoint.warn(strategy.strategy)
@@ -184,7 +186,7 @@ def _pop_exposures(memory: ClientStateStore, number: int) -> list[dict[str, Any]
     return rows
 
 
-def _state_saver(experiment: Experiment, folder: RunFolder) -> Callable[[int, ArrayRecord, Mapping[str, Any]], None]:
+def _state_saver(experiment: Experiment, folder: OpenRun) -> Callable[[int, ArrayRecord, Mapping[str, Any]], None]:
     """Return a function that saves the global model after the rounds that the experiment names."""
     states = TrainingStates(folder.states)
 
@@ -199,7 +201,7 @@ def _state_saver(experiment: Experiment, folder: RunFolder) -> Callable[[int, Ar
 
 
 def _client_grid(
-    experiment: Experiment, folder: RunFolder, grid: Grid, expected: int, memory: ClientStateStore
+    experiment: Experiment, folder: OpenRun, grid: Grid, expected: int, memory: ClientStateStore
 ) -> CohortGrid:
     """Return a grid with one node for each client, over physical nodes that are ready."""
     federation, simulation = experiment.config.federation, _simulation_record(experiment)
@@ -230,7 +232,7 @@ def _run_round(
     number: int,
     arrays: ArrayRecord,
     ledger: Ledger,
-    folder: RunFolder,
+    folder: OpenRun,
 ) -> tuple[ArrayRecord, list[dict[str, Any]]]:
     """Train and evaluate one round; return the global model after it, and rows of metrics."""
     start_time = time.monotonic()
@@ -447,7 +449,7 @@ def _simulation_record(experiment: Experiment) -> ConfigRecord:
 
 
 @contextmanager
-def _round_attack(experiment: Experiment, folder: RunFolder) -> Iterator[Callable[[int], None] | None]:
+def _round_attack(experiment: Experiment, folder: OpenRun) -> Iterator[Callable[[int], None] | None]:
     """Yield a function that attacks a round in another process; None without in-round attacks."""
     if experiment.config.adversary.when != "in-round":
         yield None

@@ -1,7 +1,7 @@
 """Recording of a server at the Grid, through which all its messages pass.
 
     grid = CuriousGrid(grid, "recording")     # in any main function
-    app = audit(app, "recording")             # for a ServerApp whose code cannot be edited
+    app = record_app(app, "recording")        # for a ServerApp whose code cannot be edited
 
 All strategies, custom round loops, Flower's legacy workflows and SecAgg+ communicate through the
 Grid.
@@ -33,17 +33,21 @@ class CuriousGrid(Grid):
         grid: any Grid of Flower.
         recording: a folder, in which each run gets a sub-folder, or a `Recorder`.
         count: the metric in which clients report N, if it is not Flower's `num-examples`.
+        decodes: whether deltas, and updates that a defense of fedsim made sparse or quantised, are
+            decoded for a strategy that reads dense weights or gradients alone.
 
     Raises:
         RunError: the folder cannot be written when it is made. Failures to record a message later
             are only logged, in Flower's log.
     """
 
-    def __init__(self, grid: Grid, recording: Recorder | Path | str, *, count: str = "num-examples") -> None:
+    def __init__(
+        self, grid: Grid, recording: Recorder | Path | str, *, count: str = "num-examples", decodes: bool = False
+    ) -> None:
         self.grid = grid
         recorder = recording if isinstance(recording, Recorder) else new_run_recorder(recording)
         self.recording = recorder.folder.parent
-        self._open_exchanges = _OpenExchanges(Observer(recorder, count))
+        self._open_exchanges = _OpenExchanges(Observer(recorder, count), decodes=decodes)
         # Called at the latest when the program ends.
         self._finalizer = weakref.finalize(self, self._open_exchanges.close)
         flower_log.info("fedsim: what this server sees is recorded in %s", self.recording)
@@ -96,16 +100,14 @@ class CuriousGrid(Grid):
         """Return the replies to the messages with these ids, and record them."""
         message_ids = list(message_ids)
         replies = list(self.grid.pull_messages(message_ids))
-        self._open_exchanges.add_replies(replies, message_ids)
-        return replies
+        return self._open_exchanges.add_replies(replies, message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages, wait for their replies, and record both."""
         messages = list(messages)
         exchange = self._open_exchanges.add_messages(messages)
         replies = list(self.grid.send_and_receive(messages, timeout=timeout))
-        self._open_exchanges.end_exchange(exchange, messages, replies)
-        return replies
+        return self._open_exchanges.end_exchange(exchange, messages, replies)
 
 
 class _OpenExchanges:
@@ -115,8 +117,9 @@ class _OpenExchanges:
     messages of one kind and round are therefore joined into one exchange.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, *, decodes: bool) -> None:
         self._observer = observer
+        self._decodes = decodes
         self._exchanges: list[Exchange] = []
         self._joinable: Exchange | None = None  # the one that further single messages may join
         self._lock = threading.RLock()
@@ -134,28 +137,46 @@ class _OpenExchanges:
             self._write_complete()
             return exchange
 
-    def add_replies(self, replies: Iterable[Message], message_ids: Sequence[str]) -> None:
-        """Copy replies requested for the messages with these ids, and write complete exchanges."""
+    def add_replies(self, replies: Iterable[Message], message_ids: Sequence[str]) -> list[Message]:
+        """Copy replies requested for the messages with these ids, and write complete exchanges.
+
+        Returns:
+            The replies for the server.
+        """
         with self._lock:
             for exchange in self._exchanges:
                 exchange.await_replies(set(message_ids))
-            for reply in replies:
-                if not any(self._observer.add_reply(exchange, reply) for exchange in reversed(self._exchanges)):
-                    flower_log.warning(
-                        "fedsim: a reply of node %d is not recorded, because what it answers is closed",
-                        reply.metadata.src_node_id,
-                    )
+            server_replies = [self._add_reply(reply, list(reversed(self._exchanges))) for reply in replies]
             self._write_complete()
+            return server_replies
 
-    def end_exchange(self, exchange: Exchange | None, messages: Sequence[Message], replies: Iterable[Message]) -> None:
-        """Copy the replies to `messages` of `exchange`, after which no others are awaited."""
+    def end_exchange(
+        self, exchange: Exchange | None, messages: Sequence[Message], replies: list[Message]
+    ) -> list[Message]:
+        """Copy the replies to `messages` of `exchange`, after which no others are awaited.
+
+        Returns:
+            The replies for the server.
+        """
         with self._lock:
             if exchange is None:
-                return
-            for reply in replies:
-                self._observer.add_reply(exchange, reply)
+                return replies
+            server_replies = [self._add_reply(reply, [exchange]) for reply in replies]
             exchange.give_up(messages)
             self._write_complete()
+            return server_replies
+
+    def _add_reply(self, reply: Message, exchanges: Sequence[Exchange]) -> Message:
+        """Copy `reply` to the first of `exchanges` that it answers, and return it for the server."""
+        for exchange in exchanges:
+            index = self._observer.add_reply(exchange, reply)
+            if index is not None:
+                return exchange.decode_reply(reply, index) if self._decodes else reply
+        flower_log.warning(
+            "fedsim: a reply of node %d is not recorded, because what it answers is closed",
+            reply.metadata.src_node_id,
+        )
+        return reply
 
     def close(self) -> None:
         """Write all exchanges that are left."""
@@ -185,7 +206,7 @@ class _RecordedServerApp(ServerApp):
             self._app(recording_grid, context)
 
 
-def audit(server_app: ServerApp, recording: Recorder | Path | str, *, count: str = "num-examples") -> ServerApp:
+def record_app(server_app: ServerApp, recording: Recorder | Path | str, *, count: str = "num-examples") -> ServerApp:
     """Return a ServerApp that runs `server_app` over a `CuriousGrid`, which records its messages.
 
     Args:

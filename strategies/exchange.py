@@ -2,86 +2,36 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from flwr.app import Array, Message, MessageType, RecordDict
-from torch import Tensor
+from flwr.app import Array, Error, Message, MessageType, RecordDict
 
 from fedsim.base.errors import PayloadError, error_reason, one_line
-from fedsim.federation.engines.arrays import LazyArray, read_state
-from fedsim.recording.header import DIFFERS_BY_CLIENT, EXAMPLE_COUNT_KEYS, MAX_CLIENT_ID, RECORDABLE, parse_count
+from fedsim.federation.engines.arrays import decode_lazily
+from fedsim.recording.header import DIFFERS_BY_CLIENT, EXAMPLE_COUNT_KEYS, MAX_CLIENT_ID, parse_count
 from fedsim.recording.messages import RecordedExchange, RecordedMessage
-from fedsim.recording.payloads import Payload
+from fedsim.recording.payloads import Payload, is_encoded
 from fedsim.recording.wire_format import State, Update
+from strategies.message_content import (
+    PARTITION_KEY,
+    MessageContent,
+    array_identity,
+    describe_wrong_records,
+    failure_reason,
+    group_members,
+    is_number,
+    read_tensors,
+)
 
-PARTITION_KEY = "partition-id"
-"""Metric, or config value, in which a client reports its partition id, which names the client."""
-GROUP_RECORD, MEMBERS_KEY = "fedsim.group", "members"
-"""Config record, and its key, in which the sum over a group names its clients."""
-_EMPTY_KEY = "_empty"
-"""Placeholder that Flower's legacy layer puts into a record that holds no arrays."""
 _ROUND_KEYS = ("server-round", "server_round", "current-round", "current_round", "round")
 """Names under which servers send the number of the round in their config."""
 _MIN_DIGITS_OF_NO_ROUND = 19
 """A group id of this many digits or more is not the number of a round."""
-_STATUS_RECORD, _METRICS_RECORD = "fitres.status", "fitres.metrics"
-"""ConfigRecords of Flower's legacy layer, with the status of a client and its metrics."""
-
-
-@dataclass(frozen=True)
-class MessageContent:
-    """Copy of a message's content as it passed; its receiver may change the original afterwards.
-
-    Arrays are shared with the original.
-
-    Attributes:
-        arrays: record to its arrays by name; records without arrays are left out.
-        metrics: record to its metrics.
-        config: record to its values.
-    """
-
-    arrays: Mapping[str, Mapping[str, Array]]
-    metrics: Mapping[str, Mapping[str, Any]]
-    config: Mapping[str, Mapping[str, Any]]
-
-    @classmethod
-    def copy_of(cls, content: RecordDict) -> MessageContent:
-        """Copy what is in `content` now."""
-        arrays: dict[str, dict[str, Array]] = {}
-        for key, record in content.array_records.items():
-            named_arrays = {name: array for name, array in record.items() if name != _EMPTY_KEY}
-            if named_arrays:
-                arrays[key] = named_arrays
-        return cls(
-            arrays=arrays,
-            metrics={key: dict(record) for key, record in content.metric_records.items()},
-            config={key: dict(record) for key, record in content.config_records.items()},
-        )
-
-    def metric_values(self) -> dict[str, Any]:
-        """Return all metrics by key; a key that two records share is RECORD.KEY in the second."""
-        metrics: dict[str, Any] = {}
-        legacy_metrics = self.config.get(_METRICS_RECORD, {})
-        for name, record in (*self.metrics.items(), (_METRICS_RECORD, legacy_metrics)):
-            metrics |= {key if key not in metrics else f"{name}.{key}": value for key, value in record.items()}
-        return metrics
-
-    def facts(self) -> dict[str, Any]:
-        """Return the config values that are booleans, numbers or texts."""
-        facts: dict[str, Any] = {}
-        for record in self.config.values():
-            facts |= {key: value for key, value in record.items() if isinstance(value, bool | int | float | str)}
-        return facts
-
-    @property
-    def has_only_numbers(self) -> bool:
-        """Return whether a client sent only arrays, numbers and its partition id."""
-        config_keys = {key for record in self.config.values() for key in record}
-        return config_keys <= {PARTITION_KEY} and all(_is_number(value) for value in self.metric_values().values())
+_UNREADABLE_PAYLOAD = 2
+"""Code of the error that stands for a reply whose payload cannot be decoded."""
 
 
 @dataclass(frozen=True)
@@ -133,19 +83,19 @@ class Exchange:
     def _copy_messages(self, messages: Sequence[Message]) -> list[ServerMessage]:
         # Nearly always all messages share one content, so each distinct one is read only once.
         contents = {id(message.content): MessageContent.copy_of(message.content) for message in messages}
-        distinct_contents = {_array_identity(content): content for content in contents.values()}
+        distinct_contents = {array_identity(content): content for content in contents.values()}
         states = {identity: self._read_state(content) for identity, content in distinct_contents.items()}
         server_messages: list[ServerMessage] = []
         messages_to_node: dict[int, int] = {}
         for message in messages:
             node, content = message.metadata.dst_node_id, contents[id(message.content)]
             messages_to_node[node] = messages_to_node.get(node, 0) + 1
-            state = states[_array_identity(content)]
+            state = states[array_identity(content)]
             server_messages.append(ServerMessage(node, messages_to_node[node], content, state))
         return server_messages
 
     def _read_state(self, content: MessageContent) -> State:
-        state, reasons = _read_tensors(content, "the server")
+        state, reasons = read_tensors(content, "the server")
         if reasons:
             self.unreadable_reason = reasons[0]
         return state
@@ -206,23 +156,31 @@ class Exchange:
         self.awaited_indices |= indices
         self.abandoned_indices |= indices
 
-    def add_reply(self, reply: Message) -> bool:
-        """Copy `reply` if it answers one of these messages, and return whether it does."""
-        if (index := self.index_of(reply, self._replies)) is None:
-            return False
+    def add_reply(self, index: int, reply: Message) -> None:
+        """Copy `reply`, which answers the message with this index."""
         if index in self._replies:
             self.repeat_repliers.add(self.server_messages[index].node)
         else:
             self._replies[index] = self.read_reply(reply)
-        return True
 
-    def index_of(self, reply: Message, answered: Container[int]) -> int | None:
+    def match_replies(self, replies: Iterable[Message]) -> Iterator[tuple[Message, int | None]]:
+        """Pair each reply, as it comes, with the index of the message that it answers, see `index_of`."""
+        answered = set[int]()
+        for reply in replies:
+            index = self.index_of(reply, answered)
+            if index is not None:
+                answered.add(index)
+            yield reply, index
+
+    def index_of(self, reply: Message, answered: Container[int] | None = None) -> int | None:
         """Return the index of the message that `reply` answers, None where it answers none of them.
 
         Args:
             reply: a reply of a client, or of the SuperLink about it.
-            answered: indices of the messages that have an answer already.
+            answered: indices of the messages that have an answer already; by default those that
+                have a copied one.
         """
+        answered = self._replies if answered is None else answered
         replied_id = reply.metadata.reply_to_message_id
         if replied_id and len(self._index_of_id) < len(self._messages):
             ids = [message.metadata.message_id for message in self._messages]
@@ -242,6 +200,27 @@ class Exchange:
         if reply.has_error():
             return one_line(reply.error.reason or "no reason given")
         return MessageContent.copy_of(reply.content) if reply.has_content() else "neither content nor an error"
+
+    def decode_reply(self, reply: Message, index: int | None) -> Message:
+        """Return a reply that strategies can read: itself, unless its payload is encoded.
+
+        A payload that cannot be decoded becomes an error.
+
+        Args:
+            reply: a reply.
+            index: of the message that it answers, see `index_of`.
+        """
+        if index is None or reply.has_error() or describe_wrong_records(reply.content):
+            return reply
+        asked, ((key, record),) = self.server_messages[index], reply.content.array_records.items()
+        if len(asked.content.arrays) != 1 or not is_encoded(record, asked.before):
+            return reply
+        try:
+            content = RecordDict({**reply.content, key: decode_lazily(record, asked.before)})
+        except Exception as error:  # a PayloadError, or any error of NumPy at bytes that are no array
+            reason = one_line(error_reason(error))
+            return Message(Error(code=_UNREADABLE_PAYLOAD, reason=reason), reply_to=self._messages[index])
+        return Message(content, reply_to=self._messages[index])
 
     @property
     def fits_in_updates(self) -> bool:
@@ -279,12 +258,12 @@ class Exchange:
             The update; the reason why it cannot be recorded; or None where no model was sent or
             returned.
         """
-        if failure := _failure_reason(content):
+        if failure := failure_reason(content):
             return failure
         if not asked.before or not content.arrays:
             return None
         several = len(asked.content.arrays) > 1 or len(content.arrays) > 1
-        arrays, reasons = _read_tensors(content, "it", several=several)
+        arrays, reasons = read_tensors(content, "it", several=several)
         if not arrays:
             return reasons[0]
         before = _prefix_names(asked) if several else asked.before
@@ -292,7 +271,7 @@ class Exchange:
             payload = Payload.from_dense(arrays, "weights") if several else Payload.from_arrays(arrays, before)
         except PayloadError as error:
             return one_line(str(error))
-        metrics = {key: float(value) for key, value in content.metric_values().items() if _is_number(value)}
+        metrics = {key: float(value) for key, value in content.metric_values().items() if is_number(value)}
         for key in (PARTITION_KEY, *self._count_keys):
             metrics.pop(key, None)
         return Update(
@@ -304,7 +283,7 @@ class Exchange:
             metrics=metrics,
             config=config,
             records=tuple(content.arrays) if several else (),
-            members=_group_members(content),
+            members=group_members(content),
             message=asked.message,
             remarks=(*reasons, *map(one_line, payload.remarks(before))),
         )
@@ -350,82 +329,12 @@ class Exchange:
         )
 
 
-def client_name(content: MessageContent, node: int) -> int:
-    """Return the id of the client: the partition id that it reports, or else the id of its node."""
-    partitions = [record[PARTITION_KEY] for record in content.config.values() if PARTITION_KEY in record]
-    reported = content.metric_values().get(PARTITION_KEY, partitions[0] if partitions else node)
-    return parse_count(reported, node, MAX_CLIENT_ID)
-
-
-def _group_members(content: MessageContent) -> tuple[int, ...]:
-    """Return the clients whose sum a reply is; none where it does not name a list of clients."""
-    members = content.config.get(GROUP_RECORD, {}).get(MEMBERS_KEY, ())
-    if not isinstance(members, list):
-        return ()
-    is_valid = all(type(client) is int and 0 <= client <= MAX_CLIENT_ID for client in members)
-    return tuple(sorted(set(members))) if is_valid else ()
-
-
-def describe_wrong_records(content: RecordDict) -> str | None:
-    """Return why a reply lacks the record of arrays and that of metrics, of each one, or None.
-
-    Flower's strategies need both.
-    """
-    for kind, records in (("arrays", content.array_records), ("metrics", content.metric_records)):
-        if len(records) != 1:
-            return f"it sent {len(records)} records of {kind}, expected one"
-    return None
-
-
-def _read_tensors(content: MessageContent, sender: str, *, several: bool | None = None) -> tuple[State, list[str]]:
-    """Return the arrays as tensors, and for each that cannot be recorded the reason.
-
-    Args:
-        content: the content of a message.
-        sender: its sender, for the reasons.
-        several: whether arrays are called RECORD/NAME; by default where there are several records.
-    """
-    if several is None:
-        several = len(content.arrays) > 1
-    state: dict[str, Tensor] = {}
-    reasons: list[str] = []
-    for record, arrays in content.arrays.items():
-        for name, array in arrays.items():
-            try:
-                tensor = read_state({name: array})[name]
-            except Exception as error:  # NumPy may raise almost anything at bytes that are no array
-                reasons.append(one_line(f"{sender} sent '{name}', which cannot be read: {error_reason(error)}"))
-                continue
-            if tensor.dtype in RECORDABLE:
-                state[f"{record}/{name}" if several else name] = tensor
-            else:
-                reasons.append(one_line(f"{sender} sent '{name}' as {tensor.dtype}, which cannot be recorded"))
-    return state, reasons
-
-
 def _prefix_names(message: ServerMessage) -> State:
     """Return the state of a message under names `RECORD/NAME`, even of a single record."""
     if len(message.content.arrays) > 1:
         return message.before
     (record,) = message.content.arrays
     return {f"{record}/{name}": tensor for name, tensor in message.before.items()}
-
-
-def _array_identity(content: MessageContent) -> object:
-    """Return a key that is equal for messages that hold the very same arrays."""
-    return tuple(
-        (record, name, id(array if isinstance(array, LazyArray) else array.data))
-        for record, arrays in content.arrays.items()
-        for name, array in arrays.items()
-    )
-
-
-def _failure_reason(content: MessageContent) -> str | None:
-    """Return the reason of a client of Flower's legacy API that reports a failure, or None."""
-    status = content.config.get(_STATUS_RECORD, {})
-    if status.get("code", 0) == 0:
-        return None
-    return one_line(str(status.get("message") or f"its status is {status['code']}"))
 
 
 def _record_message(
@@ -457,8 +366,3 @@ def _array_values(array: Array) -> Any:
 
 def _describe_array(array: Array) -> str:
     return f"{array.dtype or array.stype} {tuple(array.shape)}"
-
-
-def _is_number(value: object) -> bool:
-    """Return whether it is a number that a float can hold."""
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < sys.float_info.max)

@@ -15,7 +15,8 @@ from fedsim.recording.header import EXAMPLE_COUNT_KEYS, MAX_CLIENT_ID, RECORDING
 from fedsim.recording.messages import MESSAGES_FOLDER, write_messages
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
-from strategies.exchange import Exchange, MessageContent, ServerMessage, client_name
+from strategies.exchange import Exchange, ServerMessage
+from strategies.message_content import MessageContent, client_name
 from strategies.secure_aggregation import MaskedSum
 
 flower_log = logging.getLogger("flwr")
@@ -59,13 +60,16 @@ class Observer:
             flower_log.warning("fedsim: %s", exchange.unreadable_reason)
         return exchange
 
-    def add_reply(self, exchange: Exchange, reply: Message) -> bool:
-        """Copy `reply` if it answers a message of `exchange`, and return whether it does."""
+    def add_reply(self, exchange: Exchange, reply: Message) -> int | None:
+        """Copy `reply`; return the index of the message of `exchange` that it answers, None for none."""
+        index = exchange.index_of(reply)
+        if index is None:
+            return None
         try:
-            return exchange.add_reply(reply)
+            exchange.add_reply(index, reply)
         except Exception as error:  # replies of any app may hold anything
             flower_log.error("fedsim: a reply is not recorded: %s", one_line(error_reason(error)))
-            return True
+        return index
 
     def write_exchange(self, exchange: Exchange) -> None:
         """Write an exchange with the replies that it has so far."""
@@ -80,11 +84,16 @@ class Observer:
                 one_line(error_reason(error)),
             )
 
-    def record_updates(self, number: int, exchange: Exchange, replies: Iterable[Message]) -> None:
+    def record_updates(self, number: int, exchange: Exchange, replies: Iterable[tuple[Message, int | None]]) -> None:
         """Record the updates in `replies` as round `number`.
 
         Replies that are no sequence are recorded as they come, so that memory need not hold all of
         them.
+
+        Args:
+            number: the round.
+            exchange: the messages that they answer.
+            replies: see `Exchange.match_replies`.
 
         Raises:
             RunError: the updates cannot be written.
@@ -95,9 +104,14 @@ class Observer:
             flower_log.warning("fedsim: a round is trained twice; the second time is recorded as round %d", number)
         self._recorded_rounds.add(number)
         if isinstance(replies, Sequence):
-            replies = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
-        answers = self._read_updates(number, exchange, _match_replies(exchange, replies), failures)
-        updates: Iterable[Update] = (update for update in answers if update is not None)
+            replies = sorted(replies, key=lambda pair: pair[0].metadata.src_node_id)
+        answers = (
+            (exchange.server_messages[index], exchange.read_reply(reply))
+            for reply, index in replies
+            if index is not None
+        )
+        results = self._read_updates(number, exchange, answers, failures)
+        updates: Iterable[Update] = (update for update in results if update is not None)
         if isinstance(replies, Sequence):
             updates = list(updates)  # a sequence is written by client, not as it came
         expected = sum(self.recorder.plan.keeps_client(message.node) for message in exchange.server_messages)
@@ -217,17 +231,6 @@ class Observer:
             )
             self._logged_differing = differing
         return facts
-
-
-def _match_replies(
-    exchange: Exchange, replies: Iterable[Message]
-) -> Iterator[tuple[ServerMessage, MessageContent | str]]:
-    """Pair each reply, as it comes, with the message that it answers; skip others."""
-    answered = set[int]()
-    for reply in replies:
-        if (index := exchange.index_of(reply, answered)) is not None:
-            answered.add(index)
-            yield exchange.server_messages[index], exchange.read_reply(reply)
 
 
 def new_run_recorder(folder: Path | str) -> Recorder:

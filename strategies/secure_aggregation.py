@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
-from strategies.exchange import Exchange, MessageContent
+from strategies.exchange import Exchange
+from strategies.message_content import MessageContent
 
 _RECORD = "secaggplus_configs"
 _SETUP, _COLLECT, _UNMASK = "setup", "collect_masked_vectors", "unmask"

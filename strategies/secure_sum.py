@@ -46,7 +46,7 @@ from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.secure_aggregation import group_sizes
 from fedsim.recording.payloads import Dense, Form, Kind, Payload
 from fedsim.recording.wire_format import non_finite_names
-from strategies.exchange import GROUP_RECORD, MEMBERS_KEY
+from strategies.message_content import GROUP_RECORD, MEMBERS_KEY
 from strategies.secure_aggregation import weighted_mean
 
 log = logging.getLogger("fedsim." + __name__)

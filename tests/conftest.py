@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from fedsim.federation.config import Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 
 with warnings.catch_warnings(), contextlib.suppress(ImportError):
     # Warnings of Flower's own dependencies at import are theirs; here, warnings are errors.
@@ -61,11 +61,11 @@ def make_tiny_config(**tables: Any) -> Config:
     return validate_tables(Config, merged, "tiny")
 
 
-def run_serial(config: Config, path: Path, **options: bool) -> RunFolder:
+def run_serial(config: Config, path: Path, **options: bool) -> OpenRun:
     """Federate `config` into the run folder `path`, attack and report nothing."""
     from fedsim.federation.simulation import run_federation
 
-    folder = RunFolder(path)
+    folder = OpenRun(path)
     run_federation(config, folder, **options)
     return folder
 
@@ -77,7 +77,7 @@ def tiny_config() -> Callable[..., Config]:
 
 
 @pytest.fixture(scope="session")
-def serial_run() -> Callable[..., RunFolder]:
+def serial_run() -> Callable[..., OpenRun]:
     """`serial_run(config, path, resume=False, overwrite=False)`: federate, then the run folder."""
     return run_serial
 

@@ -12,9 +12,8 @@ from adversaries.exact.attack import build_finding
 from adversaries.exact.layer import FirstLayer, read_first_layer
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.attack import Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.recording.transcript import Transcript
 
 _SAME_INPUT = 1e-3
 """Inputs are the same if their largest difference is below this share of the range."""
@@ -44,10 +43,8 @@ class Analytic(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     paper: ClassVar[Paper] = cite("phong2018privacy")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        layer = read_first_layer(single_update(transcript, victim), knowledge, relu=False)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        layer = read_first_layer(target.read_update(), target.knowledge, relu=False)
         candidates = _candidates(layer)
         if not len(candidates):
             raise AttackError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +14,8 @@ from adversaries.exact.consistency import certify_inputs, repair_columns, subtra
 from adversaries.exact.layer import FirstLayer, read_first_layer, read_labels
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.attack import Attack, Paper, Progress, Target, warn
 from fedsim.interfaces.findings import Finding, Reconstruction
-from fedsim.recording.transcript import Transcript
-
-log = logging.getLogger("fedsim." + __name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,23 +56,19 @@ class FirstLayerAttack(Attack):
             tell: called after each step with the number of columns that are certain.
         """
 
-    def _layer(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> FirstLayer:
+    def _layer(self, target: Target) -> FirstLayer:
         """Return the first layer of the update that is attacked."""
-        return read_first_layer(single_update(transcript, victim), knowledge)
+        return read_first_layer(target.read_update(), target.knowledge)
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        layer = self._layer(transcript, knowledge, victim)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        layer = self._layer(target)
         where = f"{self.title} on {layer.problem.where}"
         mixture = InputMixture.from_update(layer.weight, layer.bias, layer.problem.num_examples, layer.problem.where)
         if mixture.rank < layer.problem.num_examples:
-            log.warning(
-                "%s: the update spans %d inputs, N is %d; examples that are equal, nearly equal or "
-                "fire no unit cannot be told apart, so none is certified",
-                where,
-                mixture.rank,
-                layer.problem.num_examples,
+            warn(
+                f"{where}: the update spans {mixture.rank} inputs, N is "
+                f"{layer.problem.num_examples}; examples that are equal, nearly equal or fire no "
+                "unit cannot be told apart, so none is certified"
             )
         total_steps = self.progress_steps + 1
         step_numbers = iter(range(1, total_steps))
@@ -89,7 +81,7 @@ class FirstLayerAttack(Attack):
             certain = [torch.ones(1, dtype=torch.float64)]
             estimates = certain[0][None, :0]
         else:
-            certain, estimates = self._columns(mixture, layer, rng, report)
+            certain, estimates = self._columns(mixture, layer, target.rng, report)
         progress(total_steps, total_steps, {"objective": 1 - len(certain) / mixture.rank})
         complete = not estimates.shape[1]
         if complete:

@@ -14,10 +14,9 @@ from adversaries.exact.mixture import InputMixture
 from adversaries.exact.refinement import refine_inputs
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.attack import Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion.settings import check_choices
-from fedsim.recording.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +55,13 @@ class CocktailParty(Attack):
         if self.iterations < 1:
             raise ConfigError(f"iterations: expected at least 1, got {self.iterations}")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        layer = read_first_layer(single_update(transcript, victim), knowledge, relu=self.refine)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        layer = read_first_layer(target.read_update(), target.knowledge, relu=self.refine)
         where = layer.problem.where
         if self.of == "differences" and len(layer.shape) != 3:
             raise AttackError(f"{where}: differences between neighbours are those of images; set of = 'values'")
         mixture = InputMixture.from_update(layer.weight, layer.bias, layer.problem.num_examples, where, exact=False)
-        seed = int(torch.randint(1 << 31, (1,), generator=rng))
+        seed = int(torch.randint(1 << 31, (1,), generator=target.rng))
         columns = separate_components(mixture.inputs, layer.shape, self.of, seed, self.iterations)
         progress(1, 1, {"objective": 0.0})
         inputs = mixture.unmix_inputs(mixture.scale_columns(columns))

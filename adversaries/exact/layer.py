@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,13 +10,11 @@ from torch import Tensor
 
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.randomness import generator
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, warn
 from fedsim.inversion.labels.last_layer import output_layer
 from fedsim.inversion.problem import InversionProblem, build_problem
 from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import find_first_layer, is_rectified
-
-log = logging.getLogger("fedsim." + __name__)
 
 _REMEDY = "choose an attack that matches gradients, such as sme"
 _NUM_PROBES = 8
@@ -242,10 +239,7 @@ def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
         bias_index = problem.parameter_names.index(f"{name}.bias".removeprefix("."))
     except (KnowledgeError, ValueError):
         outputs = _load_and_predict(problem, problem.after or problem.before, values)
-        log.warning(
-            "%s: labels cannot be read from the last layer; they are what the model predicts",
-            problem.where,
-        )
+        warn(f"{problem.where}: labels cannot be read from the last layer; they are what the model predicts")
         if outputs.shape[1] > 1:
             return outputs.argmax(1).cpu()
         return outputs[:, 0].float().cpu()

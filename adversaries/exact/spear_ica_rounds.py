@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from adversaries.exact.layer import FirstLayer, read_first_layer, stack_layers
 from adversaries.exact.spear_ica import SpearIca
 from fedsim.base.errors import AttackError
-from fedsim.interfaces.attack import Knowledge, Progress, single_update
+from fedsim.interfaces.attack import ALL, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.inversion.local_updates import participation_rounds
-from fedsim.recording.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +29,16 @@ class SpearIcaRounds(SpearIca):
         Differs: as `spear-ica`, and it reads several rounds together.
     """
 
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Finding:
         try:
-            return super()._run(transcript, knowledge, victim, rng, progress)
+            return super()._run(target, progress)
         except AttackError as error:
             raise AttackError(f"{error}; if the client's examples change, read one round with 'spear-ica'") from error
 
-    def _layer(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> FirstLayer:
+    def _layer(self, target: Target) -> FirstLayer:
         layers = []
-        for number in participation_rounds(transcript, victim):
-            update = single_update(transcript.restrict_to([number]), victim)
-            layers.append(read_first_layer(update, knowledge))
+        for number in target.participation_rounds():
+            layers.append(read_first_layer(target.read_update(number), target.knowledge))
         return stack_layers(layers)

@@ -6,7 +6,6 @@ gradients (Lyu, Chen 2021).
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -28,18 +27,24 @@ from adversaries.local_models.model_sources import (
 )
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, PartialRecords, Progress
+from fedsim.interfaces.attack import (
+    ALL,
+    CLIENT,
+    Attack,
+    Paper,
+    PartialRecords,
+    Progress,
+    RoundsNeeded,
+    Target,
+)
 from fedsim.interfaces.findings import Finding, Inference
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
-from fedsim.inversion.local_updates import PAPER, participation_rounds
+from fedsim.inversion.local_updates import PAPER
 from fedsim.inversion.named_states import named_states
 from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.inversion.settings import check_positive
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update, non_finite_names
-
-log = logging.getLogger("fedsim." + __name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +78,15 @@ class ModelAttributeInference(ModelAttack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "partial_records"})
 
     @torch.no_grad()
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        knowledge = target.knowledge
         assert knowledge.partial_records is not None
         records = knowledge.partial_records
         _, labels = unpack_records(records, knowledge.device)
         categories = range(len(records.categories))
-        model = self._load_network(transcript, knowledge, victim)
+        model = self._load_network(target)
         completions = torch.cat([records.complete_with(category) for category in categories]).to(knowledge.device)
-        predictions = compute_outputs(model, completions, f"client {victim}, model source {self.source}")
+        predictions = compute_outputs(model, completions, f"client {target.victim}, model source {self.source}")
         distances = _label_distances(predictions.reshape(len(categories), len(labels), -1), labels)
         progress(1, 1, {"objective": float(distances.amin(0).mean())})
         return Inference(of="attribute", candidates=torch.arange(len(categories)), scores=-distances.T.float().cpu())
@@ -156,7 +160,7 @@ class GradientAttributeInference(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "partial_records"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
         for name, least in (("iterations", 1), ("restarts", 1), ("patience", 0)):
@@ -172,19 +176,18 @@ class GradientAttributeInference(Attack):
                 f"restarts: with start = 0 all {self.restarts} begin at the same point; set start above 0"
             )
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        assert knowledge.partial_records is not None
-        records = knowledge.partial_records
-        objective = self._objective(transcript, knowledge, victim)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        records, device = target.knowledge.partial_records, target.knowledge.device
+        assert records is not None
+        objective = self._objective(target)
         shape = (len(records.inputs), len(records.categories))
-        where, total_iterations = f"client {victim}", self.restarts * self.iterations
+        where, total_iterations = f"client {target.victim}", self.restarts * self.iterations
 
         # Descend from each start.
         results: list[tuple[float, Trial]] = []
         for restart in range(self.restarts):
-            logits = (self.start * torch.randn(shape, generator=rng)).to(knowledge.device, torch.float64)
+            start = self.start * torch.randn(shape, generator=target.rng)
+            logits = start.to(device, torch.float64)
             trial = self._build_trial(objective, logits)
             restart_progress = offset_progress(progress, restart * self.iterations, total_iterations)
             surviving = descend([trial], self.iterations, restart_progress, where=where, patience=self.patience)
@@ -214,18 +217,21 @@ class GradientAttributeInference(Attack):
 
         return Trial(step=make_optimizer_step(optimizer, set_gradient), point=lambda: logits)
 
-    def _objective(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Objective:
+    def _objective(self, target: Target) -> Objective:
         """Return the function that maps logits to 1 - mean cosine and to its gradient."""
+        knowledge = target.knowledge
         assert knowledge.model is not None
         assert knowledge.loss is not None
         assert knowledge.partial_records is not None
-        records, loss, where = knowledge.partial_records, knowledge.loss, f"client {victim}"
+        records, loss, where = knowledge.partial_records, knowledge.loss, f"client {target.victim}"
         inputs, labels = unpack_records(records, knowledge.device)
         model = deepcopy(knowledge.model()).to(knowledge.device).eval()
 
         # Read the rounds in which the model changed.
-        numbers = choose_evenly_spaced(participation_rounds(transcript, victim), self.rounds)
-        rounds = [_Round.from_update(transcript.update(number, victim), model, knowledge.device) for number in numbers]
+        rounds = []
+        for number in choose_evenly_spaced(target.participation_rounds(), self.rounds):
+            update = target.transcript.update(number, target.victim)
+            rounds.append(_Round.from_update(update, model, knowledge.device))
         if any(round_.returned_weights for round_ in rounds):
             warn_unless_plain_sgd(self, knowledge, where)
         warn_of_dropout(self, model, knowledge, where)

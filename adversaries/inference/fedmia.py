@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-
 from adversaries.inference.membership import CandidateScorer, score_against_other_clients
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.recording.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +43,9 @@ class FedMia(Attack):
     paper: ClassVar[Paper] = cite("zhu2025fedmia")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        candidates = CandidateScorer(knowledge)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        candidates = CandidateScorer(target.knowledge)
         statistic = candidates.gradient_cosines if self.measure == "cosine" else candidates.negative_losses
-        return score_against_other_clients(transcript, victim, statistic, progress, probability=self.probability)
+        return score_against_other_clients(target, statistic, progress, probability=self.probability)

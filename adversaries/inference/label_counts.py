@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from adversaries.inference.label_distribution import infer_label_distribution
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.problem import OPTIMIZER_FACTS, build_problem, warn_unless_plain_sgd
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 
 
@@ -36,12 +34,11 @@ class LabelCounts(Attack):
     paper: ClassVar[Paper] = cite("dimitrov2022data")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"learning_rate", "local_epochs", "batch_size", "defenses"}
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        warn_unless_plain_sgd(self, knowledge, f"client {victim}", simulated={"momentum"})
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        knowledge = target.knowledge
+        warn_unless_plain_sgd(self, knowledge, f"client {target.victim}", simulated={"momentum"})
 
         def count_classes(update: Update) -> Tensor:
             problem = build_problem(update, knowledge)
@@ -52,10 +49,9 @@ class LabelCounts(Attack):
             layer = last_layer(problem, problem.before[0].new_zeros((2, *(knowledge.input_shape or ()))))
             if layer.bias_gradient is not None and not layer.bias_gradient.any():
                 raise untrained_layer_error("the bias")
-            labels = count_labels(update, knowledge, problem.model, before, after, rng)
+            labels = count_labels(update, knowledge, problem.model, before, after, target.rng)
             return labels.bincount(minlength=len(layer.weight))
 
         # Where the loss itself smooths labels, `count_labels` has removed the smoothing already.
-        has_plain_loss = knowledge.loss is cross_entropy
-        smoothing_knowledge = knowledge if has_plain_loss else replace(knowledge, label_smoothing=None)
-        return infer_label_distribution(transcript, victim, smoothing_knowledge, count_classes, progress)
+        smoothing = knowledge.label_smoothing if knowledge.loss is cross_entropy else None
+        return infer_label_distribution(target, count_classes, progress, smoothing=smoothing)

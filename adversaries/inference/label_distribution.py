@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import AttackError, KnowledgeError
-from fedsim.interfaces.attack import Knowledge, Progress, single_update
+from fedsim.interfaces.attack import Progress, Target
 from fedsim.interfaces.findings import LabelDistribution
-from fedsim.inversion.local_updates import participation_rounds
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 
 ClassCounter = Callable[[Update], Tensor]
@@ -19,24 +17,26 @@ ClassCounter = Callable[[Update], Tensor]
 
 
 def infer_label_distribution(
-    transcript: Transcript, victim: int, knowledge: Knowledge, rule: ClassCounter, progress: Progress
+    target: Target, rule: ClassCounter, progress: Progress, *, smoothing: float | None
 ) -> LabelDistribution:
     """Estimate the shares of classes from each message of the victim.
 
-    Where clients are known to smooth their labels, the uniform part is subtracted. The reported
-    objective is the total variation distance of a round to the mean of the rounds so far.
+    The reported objective is the total variation distance of a round to the mean of the rounds so
+    far.
 
     Args:
         rule: counts the classes of one message.
+        smoothing: the share of each label that clients are known to spread over all classes, which
+            is subtracted from the counts.
 
     Raises:
         AttackError: the victim took part in no round, or labels cannot be read from a message.
     """
-    rounds = participation_rounds(transcript, victim)
+    rounds = target.participation_rounds()
     shares_by_round: list[Tensor] = []
     for rounds_so_far, number in enumerate(rounds, start=1):
-        update = single_update(transcript.restrict_to([number]), victim)
-        where = f"round {number}, client {victim}"
+        update = target.read_update(number)
+        where = f"round {number}, client {target.victim}"
         if update.num_examples < 1:
             raise AttackError(f"{where}: N is {update.num_examples}; attack a client that reports its num_examples")
         try:
@@ -46,7 +46,7 @@ def infer_label_distribution(
                 f"{where}: {str(error).partition(';')[0]}; attack a model that ends in a linear layer with a bias, "
                 "which is trained, and whose outputs are classes"
             ) from error
-        shares_by_round.append(_subtract_smoothing(counts, knowledge.label_smoothing or 0.0))
+        shares_by_round.append(_subtract_smoothing(counts, smoothing or 0.0))
         distance = (shares_by_round[-1] - torch.stack(shares_by_round).mean(0)).abs().sum() / 2
         progress(rounds_so_far, len(rounds), {"objective": float(distance)})
     return LabelDistribution(rounds=torch.tensor(rounds), shares=torch.stack(shares_by_round))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,15 +11,12 @@ from torch import Tensor
 from adversaries.inference.label_distribution import infer_label_distribution
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded, Target, warn
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.logit_gradient import logit_gradient
 from fedsim.inversion.problem import build_problem
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
-
-log = logging.getLogger("fedsim." + __name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +40,14 @@ class LabelLeakage(Attack):
 
     paper: ClassVar[Paper] = cite("wainakh2022user")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        knowledge = target.knowledge
+
         def count_classes(update: Update) -> Tensor:
             problem = build_problem(update, knowledge)
-            noise = torch.randn((_NUM_PROBES, *(knowledge.input_shape or ())), generator=rng)
+            noise = torch.randn((_NUM_PROBES, *(knowledge.input_shape or ())), generator=target.rng)
             layer = last_layer(problem, noise.to(problem.before[0]))
             if not layer.weight_gradient.any():
                 raise untrained_layer_error("the weight")
@@ -66,12 +62,10 @@ class LabelLeakage(Attack):
                     "label-counts"
                 )
             if not layer.non_negative:
-                log.warning(
-                    "%s: %s: the last layer's inputs may be below 0, which LLG excludes", self.title, problem.where
-                )
+                warn(f"{self.title}: {problem.where}: the last layer's inputs may be below 0, which LLG excludes")
             return count_labels_by_row_sums(layer.weight_gradient.sum(1), update.num_examples)
 
-        return infer_label_distribution(transcript, victim, knowledge, count_classes, progress)
+        return infer_label_distribution(target, count_classes, progress, smoothing=knowledge.label_smoothing)
 
 
 _NUM_PROBES = 64

@@ -24,11 +24,9 @@ from adversaries.local_models.model_sources import (
 )
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Knowledge, Progress
+from fedsim.interfaces.attack import Knowledge, Progress, Target
 from fedsim.interfaces.findings import Membership
-from fedsim.inversion.local_updates import participation_rounds
 from fedsim.inversion.named_states import named_states
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.gradients import example_gradients, flatten_examples
 
@@ -225,18 +223,17 @@ class CandidateScorer:
         return {name: rows.to(parameters[name]) for name, rows in stacked.items()}
 
 
-def score_victim(transcript: Transcript, victim: int, statistic: CandidateStatistic, progress: Progress) -> Membership:
+def score_victim(target: Target, statistic: CandidateStatistic, progress: Progress) -> Membership:
     """Score candidates by the mean of a statistic over the victim's rounds."""
 
     def score_round(number: int) -> Tensor:
-        return statistic([transcript.update(number, victim)])[0]
+        return statistic([target.transcript.update(number, target.victim)])[0]
 
-    return _average_rounds(participation_rounds(transcript, victim), score_round, progress)
+    return _average_rounds(target.participation_rounds(), score_round, progress)
 
 
 def score_against_other_clients(
-    transcript: Transcript,
-    victim: int,
+    target: Target,
     statistic: CandidateStatistic,
     progress: Progress,
     *,
@@ -256,10 +253,9 @@ def score_against_other_clients(
     Raises:
         AttackError: no round has two other clients.
     """
+    transcript, victim = target.transcript, target.victim
     rounds = [
-        number
-        for number in participation_rounds(transcript, victim)
-        if len(transcript.clients(number)) >= _MIN_CLIENTS_PER_ROUND
+        number for number in target.participation_rounds() if len(transcript.clients(number)) >= _MIN_CLIENTS_PER_ROUND
     ]
     if not rounds:
         raise AttackError(

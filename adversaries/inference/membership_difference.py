@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateScorer, score_victim
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.inversion.local_updates import participation_rounds
-from fedsim.inversion.problem import OPTIMIZER_FACTS, known_steps, warn_unless_plain_sgd
-from fedsim.recording.transcript import Transcript
+from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.recording.wire_format import Update
+from fedsim.training.settings import known_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +44,14 @@ class MembershipDifference(Attack):
     )
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        knowledge = target.knowledge
         candidates = CandidateScorer(knowledge)
-        if any(
-            transcript.update(number, victim).gradient is None for number in participation_rounds(transcript, victim)
-        ):
-            warn_unless_plain_sgd(self, knowledge, f"client {victim}")
+        updates = target.transcript.updates(target.victim)
+        if any(update.gradient is None for update in updates):
+            warn_unless_plain_sgd(self, knowledge, f"client {target.victim}")
 
         def norm_reduction(updates: Sequence[Update]) -> Tensor:
             products = candidates.gradient_products(updates)
@@ -63,7 +59,7 @@ class MembershipDifference(Attack):
             # |I|^2 - |I - h|^2 with h = scale * g, multiplied out
             return scale * (2 * products.inner_products - scale * products.gradient_norms.square())
 
-        return score_victim(transcript, victim, norm_reduction, progress)
+        return score_victim(target, norm_reduction, progress)
 
 
 def _contribution_scale(knowledge: Knowledge, update: Update) -> float:

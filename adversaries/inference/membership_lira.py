@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from adversaries.inference.membership import CandidateScorer, score_against_other_clients
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.recording.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +35,8 @@ class MembershipLira(Attack):
     paper: ClassVar[Paper] = cite("carlini2022membership")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        return score_against_other_clients(
-            transcript, victim, CandidateScorer(knowledge).confidence_log_odds, progress, pooled=True
-        )
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        statistic = CandidateScorer(target.knowledge).confidence_log_odds
+        return score_against_other_clients(target, statistic, progress, pooled=True)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from adversaries.inference.membership import CandidateScorer, score_victim
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.recording.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +29,7 @@ class MembershipLoss(Attack):
     paper: ClassVar[Paper] = cite("yeom2018privacy")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        return score_victim(transcript, victim, CandidateScorer(knowledge).negative_losses, progress)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        return score_victim(target, CandidateScorer(target.knowledge).negative_losses, progress)

@@ -12,10 +12,17 @@ from torch import Tensor
 from adversaries.inference.membership import CandidateScorer
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, KnownCandidates, Paper, Progress
+from fedsim.interfaces.attack import (
+    ALL,
+    CLIENT,
+    Attack,
+    KnownCandidates,
+    Paper,
+    Progress,
+    RoundsNeeded,
+    Target,
+)
 from fedsim.interfaces.findings import Finding, Membership
-from fedsim.inversion.local_updates import participation_rounds
-from fedsim.recording.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +58,7 @@ class MembershipWhiteBox(Attack):
     paper: ClassVar[Paper] = cite("nasr2019comprehensive")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates", "known_candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
         if self.layers is not None and self.layers < 1:
@@ -59,9 +66,8 @@ class MembershipWhiteBox(Attack):
         if not 0 < self.strength < math.inf:
             raise ConfigError(f"strength: expected a finite value above 0, got {self.strength}")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        knowledge = target.knowledge
         known_candidates = knowledge.known_candidates
         assert known_candidates is not None
         members = _membership_labels(known_candidates)
@@ -69,11 +75,11 @@ class MembershipWhiteBox(Attack):
         candidates = CandidateScorer(knowledge)
 
         # Compute the features of all records in each round.
-        rounds = participation_rounds(transcript, victim)
+        rounds = target.participation_rounds()
         known_features: list[Tensor] = []
         candidate_features: list[Tensor] = []
         for rounds_so_far, number in enumerate(rounds, start=1):
-            update = transcript.update(number, victim)
+            update = target.transcript.update(number, target.victim)
             known_features.append(known_records.white_box_features(update, self.layers).double().cpu())
             candidate_features.append(candidates.white_box_features(update, self.layers).double().cpu())
             mean_loss = candidate_features[-1][:, 0].mean()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,17 +14,24 @@ from torch.nn.functional import adaptive_max_pool1d
 from adversaries.simulated import SimulatedClients
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress, PropertyRecords, single_update
+from fedsim.interfaces.attack import (
+    ALL,
+    CLIENT,
+    Attack,
+    Paper,
+    Progress,
+    PropertyRecords,
+    RoundsNeeded,
+    Target,
+    warn,
+)
 from fedsim.interfaces.findings import Finding, PropertyPresence, client_ids
-from fedsim.inversion.local_updates import participation_rounds
 from fedsim.inversion.problem import OPTIMIZER_FACTS
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
-log = logging.getLogger("fedsim." + __name__)
 
 _MAX_FEATURES = 20_000
 """Features that the classifier takes; longer updates are pooled to this length."""
@@ -79,7 +85,7 @@ class PropertyInference(Attack):
     )
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"defenses", "num_classes", "value_range"}
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
         if not 0 <= self.absent < self.present <= 1:
@@ -90,19 +96,18 @@ class PropertyInference(Attack):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        assert knowledge.property_records is not None
-        rounds = participation_rounds(transcript, victim)
-        clients = SimulatedClients(knowledge)
-        batches = _Batches(knowledge.property_records, same=self.same_classes)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        property_records = target.knowledge.property_records
+        assert property_records is not None
+        rounds = target.participation_rounds()
+        clients = SimulatedClients(target.knowledge)
+        batches = _Batches(property_records, same=self.same_classes)
         claims: list[tuple[int, int, float]] = []
         for rounds_so_far, number in enumerate(rounds, start=1):
-            one_round = transcript.restrict_to([number])
-            seed = int(torch.randint(1 << 32, (), generator=rng))
-            classifier, error = self._train_classifier(clients, batches, single_update(one_round, victim), seed)
-            features = self._client_features(clients, one_round, victim)
+            seed = int(torch.randint(1 << 32, (), generator=target.rng))
+            update = target.read_update(number)
+            classifier, error = self._train_classifier(clients, batches, update, seed)
+            features = self._client_features(clients, target, number)
             probabilities = classifier.predict_proba(np.stack(list(features.values())))[:, 1]
             for client, probability in zip(features, probabilities, strict=True):
                 claims.append((client, number, float(probability)))
@@ -116,17 +121,18 @@ class PropertyInference(Attack):
         )
 
     def _client_features(
-        self, clients: SimulatedClients, one_round: Transcript, victim: int
+        self, clients: SimulatedClients, target: Target, number: int
     ) -> dict[int, NDArray[np.float32]]:
         """Return the features of a round's updates, without other clients' unreadable ones."""
         features = {}
-        for client in one_round.clients(one_round.rounds[0]):
+        for client in target.transcript.clients(number):
             try:
-                features[client] = _update_features(clients.flatten_update(single_update(one_round, client)))
+                update = replace(target, victim=client).read_update(number)
+                features[client] = _update_features(clients.flatten_update(update))
             except AttackError as error:
-                if client == victim:
+                if client == target.victim:
                     raise
-                log.warning("%s on client %d: leaves another out: %s", self.title, victim, error)
+                warn(f"{self.title} on client {target.victim}: leaves another out: {error}")
         return features
 
     def _train_classifier(

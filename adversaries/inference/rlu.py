@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,19 +16,26 @@ from adversaries.local_models.model_sources import LoadableNetwork, compute_outp
 from adversaries.simulated import training_plan
 from fedsim.base.errors import AttackError, ConfigError, RunError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import (
+    ALL,
+    Attack,
+    Knowledge,
+    Paper,
+    Progress,
+    RoundsNeeded,
+    Target,
+    warn,
+)
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion.labels.last_layer import apportion_counts, last_bias_name, untrained_layer_error
 from fedsim.inversion.labels.logit_gradient import logit_gradient
 from fedsim.inversion.labels.updates import layer_directions, total_step_size
 from fedsim.inversion.named_states import named_states
-from fedsim.inversion.problem import OPTIMIZER_FACTS, known_steps, warn_unless_plain_sgd
-from fedsim.recording.transcript import Transcript
+from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
-
-log = logging.getLogger("fedsim." + __name__)
+from fedsim.training.settings import known_steps
 
 _MAX_EVALUATION_POINTS = 8
 """At most so many local steps, evenly spaced, at which confidences are computed."""
@@ -71,17 +77,16 @@ class LabelsFromUpdates(Attack):
     paper: ClassVar[Paper] = cite("chen2024recovering")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "auxiliary", "learning_rate", "local_epochs", "batch_size"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"defenses", "label_smoothing", "loss"}
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
         if self.simulations < 0:
             raise ConfigError(f"simulations: expected at least 0, got {self.simulations}")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        knowledge = target.knowledge
         warn_unless_plain_sgd(
-            self, knowledge, f"client {victim}", simulated={"momentum", "weight_decay", "proximal_mu"}
+            self, knowledge, f"client {target.victim}", simulated={"momentum", "weight_decay", "proximal_mu"}
         )
         confidences = _Confidences(self, knowledge)
 
@@ -114,9 +119,9 @@ class LabelsFromUpdates(Attack):
             shares = _solve_shares(confidences.interpolate(update.before, update.after, steps, where), gradient)
             if steps == 1 or not self.simulations:
                 return shares
-            return self._refine_by_simulation(shares, confidences, update, gradient, rng)
+            return self._refine_by_simulation(shares, confidences, update, gradient, target.rng)
 
-        return infer_label_distribution(transcript, victim, knowledge, solve_shares, progress)
+        return infer_label_distribution(target, solve_shares, progress, smoothing=knowledge.label_smoothing)
 
     def _refine_by_simulation(
         self, shares: Tensor, confidences: _Confidences, update: Update, gradient: Tensor, rng: torch.Generator
@@ -215,11 +220,9 @@ class _Confidences:
         missing = (counts == 0).nonzero().flatten().tolist()
         if missing and not self._has_warned:
             self._has_warned = True
-            log.warning(
-                "%s: %s: there is no auxiliary record of class %s; the mean of all stands in",
-                self._title,
-                where,
-                ", ".join(map(str, missing)),
+            warn(
+                f"{self._title}: {where}: there is no auxiliary record of class "
+                f"{', '.join(map(str, missing))}; the mean of all stands in"
             )
         sums = torch.zeros((num_classes, num_classes), dtype=torch.float64)
         sums.index_add_(0, self._labels, record_means)

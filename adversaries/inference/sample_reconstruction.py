@@ -6,7 +6,6 @@ an update (Geiping et al. 2020).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
@@ -16,22 +15,19 @@ import torch
 from adversaries.local_models.model_sources import ModelAttack, compute_outputs
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.attack import ALL, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, Reconstruction, Representatives
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
 from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step
-from fedsim.inversion.local_updates import PAPER, participation_rounds
+from fedsim.inversion.local_updates import PAPER
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation, total_variation
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
 from fedsim.inversion.recipe import INPUT_MOMENTS, Recipe, constant_schedule, step_decay_schedule
 from fedsim.inversion.restart import Restart
 from fedsim.inversion.settings import check_choices, check_not_negative, check_positive
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 from fedsim.training.optimizers import SGD, Adam
-
-log = logging.getLogger("fedsim." + __name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +82,13 @@ class ModelSampleReconstruction(ModelAttack):
         check_positive(self, "learning_rate")
         check_not_negative(self, "tv_weight")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        knowledge = target.knowledge
         assert knowledge.input_shape is not None
         assert knowledge.value_range is not None
         assert knowledge.num_classes is not None
-        where = f"client {victim}, model source {self.source}"
-        model = self._load_network(transcript, knowledge, victim).requires_grad_(False)
+        where = f"client {target.victim}, model source {self.source}"
+        model = self._load_network(target).requires_grad_(False)
         axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
         low, high = (torch.as_tensor(end, device=knowledge.device).reshape(axes) for end in knowledge.value_range)
         images = torch.full((knowledge.num_classes, *knowledge.input_shape), 0.5, device=knowledge.device)
@@ -173,7 +168,7 @@ class GradientSampleReconstruction(GradientInversion):
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | {"num_classes", "batch_size"}
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,18 +177,19 @@ class GradientSampleReconstruction(GradientInversion):
         if self.round is not None and self.round < 1:
             raise ConfigError(f"round: expected a round, counted from 1, got {self.round}")
 
-    def _update(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Update:
+    def _update(self, target: Target) -> Update:
         """Return the update of the chosen round, as if the victim had one batch of data."""
-        assert knowledge.batch_size is not None
-        rounds = participation_rounds(transcript, victim)
+        batch_size = target.knowledge.batch_size
+        assert batch_size is not None
+        rounds = target.participation_rounds()
         if self.round is not None and self.round not in rounds:
             raise AttackError(
-                f"round: client {victim} is not in round {self.round} of those that are inspected, expected one of "
-                f"{_list_rounds(rounds)}"
+                f"round: client {target.victim} is not in round {self.round} of those that are "
+                f"inspected, expected one of {_list_rounds(rounds)}"
             )
         number = rounds[0] if self.round is None else self.round
-        update = single_update(transcript.restrict_to([number]), victim)
-        return replace(update, num_examples=min(knowledge.batch_size, update.num_examples))
+        update = target.read_update(number)
+        return replace(update, num_examples=min(batch_size, update.num_examples))
 
     def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
         assert knowledge.model is not None

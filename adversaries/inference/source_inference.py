@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -21,13 +20,19 @@ from adversaries.local_models.model_sources import (
 )
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import GLOBAL, LAST_RETURNED, OPTIMAL, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import (
+    GLOBAL,
+    LAST_RETURNED,
+    OPTIMAL,
+    Knowledge,
+    Paper,
+    Progress,
+    Target,
+    warn,
+)
 from fedsim.interfaces.findings import Finding, Inference, client_ids
-from fedsim.inversion.local_updates import participation_rounds
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
-
-log = logging.getLogger("fedsim." + __name__)
 
 RETURNED = "returned"
 """The source of an attack that reads the models returned by all clients, round by round."""
@@ -86,28 +91,23 @@ class SourceInference(ModelAttack):
             )
 
     @torch.no_grad()
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        assert knowledge.records is not None
-        participation_rounds(transcript, victim, in_groups=self.builds_on is not None)
-        candidates = self._candidate_clients(transcript, knowledge)
-        if victim not in candidates:
-            log.warning(
-                "%s: '%s' decoded no model of client %d, so its records are claimed to be of others",
-                self.title,
-                self.source,
-                victim,
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        candidates = self._candidate_clients(target)
+        if target.victim not in candidates:
+            warn(
+                f"{self.title}: '{self.source}' decoded no model of client {target.victim}, so its "
+                "records are claimed to be of others"
             )
-        record_losses = _RecordLosses(knowledge)
+        record_losses = _RecordLosses(target.knowledge)
         if self.source != RETURNED:
-            columns = [
-                record_losses.compute(*self._source_state(transcript, knowledge, client)) for client in candidates
-            ]
+            columns = []
+            for client in candidates:
+                state, where = self._source_state(replace(target, victim=client))
+                columns.append(record_losses.compute(state, where))
             losses_by_client = torch.stack(columns, 1)
             progress(1, 1, {"objective": float(losses_by_client.amin(1).mean())})
             return _source_claim(candidates, -losses_by_client)
-        wins = self._count_wins(transcript, candidates, record_losses, progress)
+        wins = self._count_wins(target.transcript, candidates, record_losses, progress)
         return _source_claim(candidates, wins)
 
     def _count_wins(
@@ -135,13 +135,14 @@ class SourceInference(ModelAttack):
         mean_losses = loss_sums / num_rounds
         return wins + 0.5 / (1 + mean_losses.clamp_min(0))
 
-    def _candidate_clients(self, transcript: Transcript, knowledge: Knowledge) -> list[int]:
+    def _candidate_clients(self, target: Target) -> list[int]:
         """Return the ids of candidate clients, ascending; they are the same for every victim."""
+        transcript = target.transcript
         if self.builds_on is None:
             candidates = {client for number in transcript.rounds for client in transcript.clients(number)}
             remedy = "took part in the inspected rounds; inspect rounds with more"
         else:
-            candidates = set(decoded_models(knowledge, self.source))
+            candidates = set(decoded_models(target.knowledge, self.source))
             remedy = (
                 f"have a model that '{self.source}' decoded; attack more victims, or see why it failed for the others"
             )

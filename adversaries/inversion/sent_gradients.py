@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -11,13 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.base.errors import AttackError
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target, warn
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
 from fedsim.inversion.problem import InversionProblem, build_problem
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update, non_finite_names
-
-log = logging.getLogger("fedsim." + __name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +31,17 @@ class ClientUpdates:
     read: Callable[[int], Update]
 
     @classmethod
-    def from_transcript(cls, transcript: Transcript, client: int) -> Self:
-        """Collect the messages of a client in a transcript.
+    def from_target(cls, target: Target) -> Self:
+        """Collect the messages of a victim.
 
         Raises:
-            AttackError: the client took part in none of the rounds.
+            AttackError: the victim took part in none of the rounds.
         """
-        rounds = [number for number in transcript.rounds if client in transcript.clients(number)]
-        if not rounds:
-            raise AttackError(f"client {client} is in none of the rounds {transcript.rounds}; choose another victim")
-        return cls(client=client, rounds=rounds, read=lambda number: transcript.update(number, client))
+        return cls(
+            client=target.victim,
+            rounds=target.participation_rounds(),
+            read=lambda number: target.transcript.update(number, target.victim),
+        )
 
     def map_updates(self, change: Callable[[Update], Update]) -> ClientUpdates:
         """Return these messages with `change` applied to each update."""
@@ -89,7 +86,7 @@ class ClientGradients:
                     "leave the round out of adversary.rounds"
                 )
             if fault:
-                log.warning("round %d, client %d: %s; the round is left out", number, messages.client, fault)
+                warn(f"round {number}, client {messages.client}: {fault}; the round is left out")
             else:
                 usable_rounds.append(number)
                 sizes.add(update.num_examples)

@@ -20,13 +20,14 @@ from fedsim.inversion.aggregation import median
 from fedsim.inversion.descent import Trial
 from fedsim.inversion.matching import GradientInversion, best_restart
 from fedsim.inversion.priors import EpochConsistency
-from fedsim.inversion.problem import InversionProblem, known_steps
+from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe, constant_schedule
 from fedsim.inversion.relaxed import RelaxedScaling
 from fedsim.inversion.restart import Restart
 from fedsim.inversion.settings import check_not_negative, check_positive
 from fedsim.inversion.update_models import UnrolledTraining
 from fedsim.recording.wire_format import Update
+from fedsim.training.settings import known_steps
 
 _MIN_ENSEMBLE_STD = 1e-6
 """Least deviation of a number over the ensemble, in standard deviations, before its logarithm."""

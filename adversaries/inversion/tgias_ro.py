@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -21,7 +20,16 @@ from adversaries.inversion.sent_gradients import (
 )
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import (
+    ALL,
+    Attack,
+    Knowledge,
+    Paper,
+    Progress,
+    RoundsNeeded,
+    Target,
+    warn,
+)
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion import aggregation
 from fedsim.inversion.alignment import align
@@ -37,10 +45,7 @@ from fedsim.inversion.problem import InversionProblem, warn_of_dropout
 from fedsim.inversion.recipe import INPUT_MOMENTS, cosine_schedule
 from fedsim.inversion.settings import check_choices, check_not_negative, check_positive
 from fedsim.inversion.temporal import temporal_objective
-from fedsim.recording.transcript import Transcript
 from fedsim.training.optimizers import Adam
-
-log = logging.getLogger("fedsim." + __name__)
 
 _SNAPSHOTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Fractions of the iterations after which the estimate is kept for the report."""
@@ -137,7 +142,7 @@ class TemporalInversion(Attack):
     paper: ClassVar[Paper] = cite("li2023temporal")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | {"labels", "defenses"}
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -164,10 +169,9 @@ class TemporalInversion(Attack):
     def _min_gradients(self) -> int:
         return self.gradients if self.fewest is None else self.fewest
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        return self.invert(ClientUpdates.from_transcript(transcript, victim), knowledge, rng, progress)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        messages = ClientUpdates.from_target(target)
+        return self.invert(messages, target.knowledge, target.rng, progress)
 
     def invert(
         self, messages: ClientUpdates, knowledge: Knowledge, rng: torch.Generator, progress: Progress
@@ -191,12 +195,13 @@ class TemporalInversion(Attack):
         problems = [gradients.build_problem(number) for number in self._select_rounds(gradients, dummy, rng)]
         labels = self._labels(problems, knowledge, dummy, rng)
         if mismatched := problems_with_other_labels(problems, labels):
-            log.warning(
-                "client %d, %s: the gradient seems to be of examples with other labels, so of another mini-batch than "
-                "that of the first round; %s",
-                gradients.victim,
-                describe_problem_rounds(mismatched),
-                "raise similarity" if self.align else "set align = true, or choose rounds of one mini-batch",
+            remedy = "set align = true, or choose rounds of one mini-batch"
+            if self.align:
+                remedy = "raise similarity"
+            warn(
+                f"client {gradients.victim}, {describe_problem_rounds(mismatched)}: the gradient "
+                "seems to be of examples with other labels, so of another mini-batch than that of "
+                f"the first round; {remedy}"
             )
 
         problems = [replace(problem, labels=labels.to(dummy.device)) for problem in problems]

@@ -11,16 +11,14 @@ from torch import Tensor
 
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import CLIENT, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.attack import ALL, CLIENT, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion.descent import offset_progress
 from fedsim.inversion.linear_mixtures import MAX_RECORDS, unmix_records
-from fedsim.inversion.local_updates import participation_rounds
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import InputScaling, InversionProblem, build_problem
 from fedsim.inversion.recipe import Recipe
 from fedsim.inversion.settings import check_positive
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 
 _MIN_CLASS_WEIGHT = 0.3
@@ -68,7 +66,7 @@ class Unmixing(GradientInversion):
     step_size: float = 0.1
 
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
     paper: ClassVar[Paper] = cite("carlini2021private")
 
     def __post_init__(self) -> None:
@@ -83,31 +81,27 @@ class Unmixing(GradientInversion):
         problem = super()._problem(update, knowledge)
         return replace(problem, defenses=[defense for defense in problem.defenses if not defense.mixes])
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        updates = [
-            single_update(transcript.restrict_to([number]), victim)
-            for number in participation_rounds(transcript, victim)
-        ]
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        knowledge, where = target.knowledge, f"client {target.victim}"
+        updates = [target.read_update(number) for number in target.participation_rounds()]
         count, first = _common_size(updates), build_problem(updates[0], knowledge)
         flips_signs = any(defense.flips_signs for defense in knowledge.defenses or ())
         if flips_signs and count > MAX_RECORDS:
             raise AttackError(
-                f"client {victim}: N is {count}, and 2^N choices of signs are tried; attack clients with at most {MAX_RECORDS}"
+                f"{where}: N is {count}, and 2^N choices of signs are tried; attack clients with at most {MAX_RECORDS}"
             )
 
         # Reconstruct the mixtures of each round and their soft labels.
         mixtures, soft_labels, confidences = [], [], []
         for index, update in enumerate(updates):
             round_progress = offset_progress(progress, index * self.iterations, len(updates) * self.iterations)
-            restart, trial = self._best_restart(update, knowledge, rng, round_progress)
+            restart, trial = self._best_restart(update, knowledge, target.rng, round_progress)
             mixtures.append(first.scaling.to_model(trial.point()).flatten(1).double().cpu())
             soft_labels.append(restart.values()["label_logits"].softmax(1).double().cpu())
             confidences.append(max(trial.objective, _MIN_OBJECTIVE) ** -0.5)
 
         # Solve for the records.
-        labels = _record_classes(torch.stack(soft_labels), knowledge.labels, f"client {victim}")
+        labels = _record_classes(torch.stack(soft_labels), knowledge.labels, where)
         shares = _normalise_shares(torch.stack(soft_labels)[:, :, labels])
         scale = (torch.tensor(confidences).double() / max(confidences))[:, None, None]
         low, high = _input_bounds(first.scaling, knowledge.input_shape or ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,13 +11,20 @@ from torch import Tensor
 
 from fedsim.base.errors import AttackError, join_first
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import CLIENT, GROUPS, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import (
+    ALL,
+    CLIENT,
+    GROUPS,
+    Attack,
+    Paper,
+    Progress,
+    RoundsNeeded,
+    Target,
+    warn,
+)
 from fedsim.interfaces.findings import Finding, LocalModel
 from fedsim.inversion.local_updates import check_update, flatten_state, trained_names
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
-
-log = logging.getLogger("fedsim." + __name__)
 
 _BLOCK_SIZE = 1 << 16
 """Parameters that are processed at once, in float64."""
@@ -62,12 +68,11 @@ class Disaggregation(Attack):
 
     paper: ClassVar[Paper] = cite("lam2021gradient")
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUPS})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        sums = read_group_sums(transcript, victim)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        victim = target.victim
+        sums = read_group_sums(target)
         inverse = sums.pseudo_inverse(victim)
         victim_row = inverse[sums.clients.index(victim)]
         weighted_update, squared_residual, squared_total = sums.solve_victim(inverse, victim)
@@ -85,12 +90,9 @@ class Disaggregation(Attack):
             variance = squared_residual / degrees_of_freedom * victim_row.square().sum()
             trace["standard_error"] = (variance.sqrt() / weighted_update.norm().clamp_min(1e-30)).reshape(1)
         else:
-            log.warning(
-                "%s, client %d: %d sums determine as many unknowns, so nothing tells whether updates were constant; "
-                "inspect more rounds",
-                self.title,
-                victim,
-                len(sums.examples),
+            warn(
+                f"{self.title}, client {victim}: {len(sums.examples)} sums determine as many "
+                "unknowns, so nothing tells whether updates were constant; inspect more rounds"
             )
         progress(1, 1, {"objective": float(trace["residual"])})
         return LocalModel(state=sums.moved_model(weighted_update / num_examples), trace=trace)
@@ -177,13 +179,13 @@ class GroupSums:
         return state
 
 
-def read_group_sums(transcript: Transcript, victim: int) -> GroupSums:
-    """Read the sums of all messages in `transcript`.
+def read_group_sums(target: Target) -> GroupSums:
+    """Read the sums of all messages in the rounds to attack; the victim is in one of them.
 
     Raises:
-        AttackError: `victim` is in none of them, or clients sent gradients, NaN or infinite
-            weights.
+        AttackError: clients sent gradients, NaN or infinite weights.
     """
+    transcript = target.transcript
     moves: list[Tensor] = []
     examples: list[int] = []
     members: list[tuple[int, ...]] = []
@@ -194,12 +196,8 @@ def read_group_sums(transcript: Transcript, victim: int) -> GroupSums:
             moves.append(-flatten_state(update, update.pseudo_gradient))
             examples.append(update.num_examples)
             members.append(update.members or (client,))
-            last = update if victim in members[-1] else last
-    if last is None:
-        raise AttackError(
-            f"client {victim}: took part in none of the {len(transcript.rounds)} rounds to be attacked, alone or in a "
-            "group; choose another victim or other rounds"
-        )
+            last = update if target.victim in members[-1] else last
+    assert last is not None
 
     # Build the participant matrix.
     clients = sorted({client for group in members for client in group})

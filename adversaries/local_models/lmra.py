@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.base.errors import AttackError, ConfigError
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, LocalModel
 from fedsim.inversion.descent import Curves, Trial, descend, make_optimizer_step, offset_progress
 from fedsim.inversion.local_updates import PAPER, LocalUpdates, UpdateSpan, read_updates
 from fedsim.inversion.settings import check_choices
-from fedsim.recording.transcript import Transcript
 from fedsim.training.optimizers import Adam
 
 log = logging.getLogger("fedsim." + __name__)
@@ -98,7 +97,7 @@ class LocalModelReconstruction(Attack):
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset()
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = 3  # a mapping is learnt from some, validated on others
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -112,21 +111,14 @@ class LocalModelReconstruction(Attack):
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name}: expected a finite value above 0, got {value}")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Finding:
         """Run Algorithm 2."""
-        updates = read_updates(
-            transcript,
-            victim,
-            min_messages=_MIN_MESSAGES,
-            remedy="a mapping is learnt from some and validated on others",
-        )
+        updates = read_updates(target)
         if torch.equal(updates.before, updates.after):
             raise AttackError(f"{updates.location}: the client returned every model unchanged; choose another victim")
-        pairs = _build_pairs(updates, self.space, self.start, knowledge.device)
+        pairs = _build_pairs(updates, self.space, self.start, target.knowledge.device)
         reporter = _SequentialProgress(progress, self._count_steps())
-        mapping, errors = self._learn(pairs, updates.location, rng, reporter)
+        mapping, errors = self._learn(pairs, updates.location, target.rng, reporter)
         theta, curve = self._minimise(mapping, pairs.start, updates.location, reporter)
         reporter.finish(float(curve.min()))
         return LocalModel(state=updates.to_state(pairs.to_model(theta.cpu())), trace={"objective": curve, **errors})

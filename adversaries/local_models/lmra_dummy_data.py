@@ -16,7 +16,7 @@ from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.model_sources import match_state
 from fedsim.base.errors import AttackError, ConfigError, RunError, first_line
 from fedsim.base.randomness import generator
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, LocalModel
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
@@ -24,7 +24,6 @@ from fedsim.inversion.local_updates import PAPER, LocalUpdates, read_updates
 from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.inversion.recipe import cosine_schedule
 from fedsim.inversion.settings import check_not_negative, check_positive
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import match_names
 from fedsim.training.first_layer import find_first_layer
 from fedsim.training.local_optimum import train_to_convergence
@@ -120,7 +119,7 @@ class DummyDataReconstruction(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
         for name in ("sets", "iterations", "messages", "training_iterations"):
@@ -135,10 +134,9 @@ class DummyDataReconstruction(Attack):
         if not 1 <= self.sharpness < math.inf:
             raise ConfigError(f"sharpness: expected a finite value of at least 1, got {self.sharpness}")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        updates = read_updates(transcript, victim, min_messages=1, remedy="record some")
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        knowledge, rng = target.knowledge, target.rng
+        updates = read_updates(target)
         if torch.equal(updates.before, updates.after):
             raise AttackError(f"{updates.location}: the client returned every model unchanged; choose another victim")
         warn_unless_plain_sgd(self, knowledge, updates.location)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,13 +9,19 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import AttackError
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress
+from fedsim.interfaces.attack import (
+    ALL,
+    CLIENT,
+    Attack,
+    Paper,
+    Progress,
+    RoundsNeeded,
+    Target,
+    warn,
+)
 from fedsim.interfaces.findings import Finding, LocalModel
-from fedsim.inversion.local_updates import PAPER, participation_rounds, read_updates
+from fedsim.inversion.local_updates import PAPER, check_update, flatten_state, read_updates
 from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_unless_plain_sgd
-from fedsim.recording.transcript import Transcript
-
-log = logging.getLogger("fedsim." + __name__)
 
 _MIN_SIGNAL = 10.0
 """Least singular value of a direction that counts as determined, in roundings of the messages."""
@@ -68,20 +73,13 @@ class LinearLocalModel(Attack):
     needs: ClassVar[frozenset[str]] = frozenset()
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        num_parameters = _count_parameters(transcript, victim)
-        updates = read_updates(
-            transcript,
-            victim,
-            min_messages=num_parameters + 1,
-            remedy=f"one more than the model's {num_parameters} parameters; record more rounds, or take attack lmra",
-        )
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        num_parameters = _count_parameters(target)
+        updates = read_updates(target)
         # Momentum and FedProx's proximal term keep steps linear and the optimum where it is.
-        warn_unless_plain_sgd(self, knowledge, updates.location, simulated=("momentum", "proximal_mu"))
+        warn_unless_plain_sgd(self, target.knowledge, updates.location, simulated=("momentum", "proximal_mu"))
         steps = -updates.compute_deltas(dtype=torch.float64)
         solution = solve_optimum(updates.before, steps)
         optimum, residual, num_determined = solution or nearest_solution(updates.before, steps)
@@ -91,12 +89,10 @@ class LinearLocalModel(Attack):
                 "rounds in which they differ more (earlier ones, other clients taking part), or take attack lmra"
             )
         if solution is None:
-            log.warning(
-                "%s: the messages determine %d of %d directions of the local model; in the others it is claimed as it "
-                "was returned last",
-                updates.location,
-                num_determined,
-                num_parameters,
+            warn(
+                f"{updates.location}: the messages determine {num_determined} of {num_parameters} "
+                "directions of the local model; in the others it is claimed as it was returned "
+                "last"
             )
         progress(1, 1, {"objective": residual})
         trace = {"objective": torch.tensor([residual]), "determined_directions": torch.tensor([float(num_determined)])}
@@ -164,7 +160,20 @@ def _rounding_error(before: Tensor) -> float:
     return torch.finfo(before.dtype).eps * float(before.double().norm())
 
 
-def _count_parameters(transcript: Transcript, victim: int) -> int:
-    """Return d, from the victim's first message."""
-    number = participation_rounds(transcript, victim)[0]
-    return read_updates(transcript.restrict_to([number]), victim, min_messages=1, remedy="").before.shape[1]
+def _count_parameters(target: Target) -> int:
+    """Return d, from the victim's first message.
+
+    Raises:
+        AttackError: it sent fewer than d + 1 messages.
+    """
+    rounds = target.participation_rounds()
+    first_update = check_update(target.transcript.update(rounds[0], target.victim), None)
+    num_parameters = len(flatten_state(first_update, first_update.before))
+    if len(rounds) <= num_parameters:
+        count = "1 message is" if len(rounds) == 1 else f"{len(rounds)} messages are"
+        raise AttackError(
+            f"client {target.victim}: {count} recorded, expected at least {num_parameters + 1}; one "
+            f"more than the model's {num_parameters} parameters; record more rounds, or take attack "
+            "lmra"
+        )
+    return num_parameters

@@ -12,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.base.errors import AttackError, ConfigError, first_line
-from fedsim.interfaces.attack import CLIENT, GLOBAL, LAST_RETURNED, OPTIMAL, Attack, Knowledge, Records
+from fedsim.interfaces.attack import (
+    ALL,
+    CLIENT,
+    GLOBAL,
+    LAST_RETURNED,
+    OPTIMAL,
+    Attack,
+    Knowledge,
+    Records,
+    RoundsNeeded,
+    Target,
+)
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
-from fedsim.inversion.local_updates import participation_rounds
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update, match_any_names, non_finite_names
 from fedsim.training.model_state import load_state, running_statistics
 
@@ -33,7 +42,7 @@ class ModelAttack(Attack):
     source: str = LAST_RETURNED
 
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    temporal: ClassVar[bool] = True
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
     transcript_sources: ClassVar[tuple[str, ...]] = (GLOBAL, LAST_RETURNED)
     """Sources that are in the transcript itself, not in the findings of another attack."""
 
@@ -48,15 +57,17 @@ class ModelAttack(Attack):
         """Return the title of the attack whose models are read, see `Attack.builds_on`."""
         return None if self.source in self.transcript_sources else self.source
 
-    def _load_network(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> nn.Module:
+    def _load_network(self, target: Target) -> nn.Module:
         """Return the network that is attacked, see `LoadableNetwork.load`."""
-        return LoadableNetwork(knowledge).load(*self._source_state(transcript, knowledge, victim))
+        return LoadableNetwork(target.knowledge).load(*self._source_state(target))
 
-    def _source_state(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> tuple[State, str]:
+    def _source_state(self, target: Target) -> tuple[State, str]:
         """Return the state that is attacked, and a description of it for errors."""
-        rounds = participation_rounds(transcript, victim, in_groups=self.builds_on is not None)
+        transcript, victim = target.transcript, target.victim
+        rounds = target.participation_rounds(in_groups=self.builds_on is not None)
         if self.builds_on is not None:
-            return decoded_model(knowledge, self.source, victim), f"{self.source}, client {victim}"
+            state = decoded_model(target.knowledge, self.source, victim)
+            return state, f"{self.source}, client {victim}"
         if self.source == GLOBAL:
             last = [number for number in transcript.rounds if transcript.clients(number)][-1]
             recipient = victim if last == rounds[-1] else transcript.clients(last)[0]

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from adversaries.local_models.model_sources import ModelAttack
 from fedsim.base.errors import ConfigError
-from fedsim.interfaces.attack import Knowledge, Paper, Progress
+from fedsim.interfaces.attack import Paper, Progress, Target
 from fedsim.interfaces.findings import Finding, LocalModel
 from fedsim.inversion.local_updates import PAPER
-from fedsim.recording.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +31,7 @@ class SharedModel(ModelAttack):
         if self.source not in self.transcript_sources:
             raise ConfigError(f"source: expected {' or '.join(self.transcript_sources)}, got '{self.source}'")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        state, _ = self._source_state(transcript, knowledge, victim)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        state, _ = self._source_state(target)
         progress(1, 1, {"objective": 0.0})  # there is nothing to minimise
         return LocalModel(state=dict(state))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
@@ -15,12 +14,10 @@ from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.attack import Attack, Paper, Progress, Target, warn
 from fedsim.interfaces.findings import Texts
 from fedsim.inversion.problem import warn_of_dropout
-from fedsim.recording.transcript import Transcript
 
-log = logging.getLogger("fedsim." + __name__)
 _COMPLETE_SHARE = 1e-5
 """Texts are complete if they leave a smaller share of the gradient; rounding leaves about 1e-7."""
 _INCOMPLETE_SHARE = 0.1
@@ -85,14 +82,12 @@ class Dager(Attack):
         if self.attempts < 1:
             raise ConfigError(f"attempts: expected at least 1, got {self.attempts}")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Texts:
-        update = single_update(transcript, victim)
+    def _run(self, target: Target, progress: Progress) -> Texts:
+        update, knowledge = target.read_update(), target.knowledge
         if update.num_examples < 1:
             raise AttackError(
-                f"round {update.round}, client {victim}: N is {update.num_examples}, so nothing says how many texts to "
-                "look for; attack a client that reports its num_examples"
+                f"round {update.round}, client {target.victim}: N is {update.num_examples}, so nothing "
+                "says how many texts to look for; attack a client that reports its num_examples"
             )
         blocks = AttentionBlocks.from_update(update, knowledge)
         warn_of_dropout(self, blocks.model, knowledge, blocks.where)
@@ -105,12 +100,12 @@ class Dager(Attack):
                     f"local training, compression left too little of them, or not all places have one; {blocks.remedy}"
                 )
             if len(tokens) < update.num_examples:
-                log.warning(
-                    "%s on %s: %d texts are found, N is %d; equal texts count once",
-                    self.title, blocks.where, len(tokens), update.num_examples,
+                warn(
+                    f"{self.title} on {blocks.where}: {len(tokens)} texts are found, N is "
+                    f"{update.num_examples}; equal texts count once"
                 )  # fmt: skip
             if not blocks.states.direction("linear.weight").any():
-                log.warning("%s on %s: the last layer was not sent; labels are guesses", self.title, blocks.where)
+                warn(f"{self.title} on {blocks.where}: the last layer was not sent; labels are guesses")
             return Texts(tokens=tokens, labels=blocks.recover_labels(tokens))
 
     def _search_decoder(self, blocks: AttentionBlocks, num_texts: int, progress: Progress) -> Tensor:
@@ -129,11 +124,9 @@ class Dager(Attack):
             if smallest_share < _COMPLETE_SHARE:
                 break
         if len(best) and smallest_share > _INCOMPLETE_SHARE:
-            log.warning(
-                "%s on %s: the texts leave %.0f %% of the second block's gradient over, so some are missing or wrong",
-                self.title,
-                blocks.where,
-                100 * smallest_share,
+            warn(
+                f"{self.title} on {blocks.where}: the texts leave {100 * smallest_share:.0f} % of "
+                "the second block's gradient over, so some are missing or wrong"
             )
         progress(total, total, {"objective": smallest_share})
         return best
@@ -148,12 +141,9 @@ class Dager(Attack):
 
         tokens, fits = find_encoder_texts(blocks, max_misfit, total - 1, report)
         if num_unfit := int((~fits).sum()):
-            log.warning(
-                "%s on %s: %d of %d texts do not fit the gradients; they only come nearest",
-                self.title,
-                blocks.where,
-                num_unfit,
-                len(tokens),
+            warn(
+                f"{self.title} on {blocks.where}: {num_unfit} of {len(tokens)} texts do not fit "
+                "the gradients; they only come nearest"
             )
         progress(total, total, {"objective": blocks.unexplained_share(tokens)})
         return tokens

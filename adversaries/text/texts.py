@@ -31,14 +31,13 @@ from adversaries.text.embedding_space import EmbeddingSpace, problem_lexicon
 from adversaries.text.word_exchange import exchange_words
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.attack import Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.inversion.descent import offset_progress
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS
-from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger("fedsim." + __name__)
 TAG_PAPER = cite("deng2021gradient")
@@ -69,12 +68,11 @@ class TextAttack(Attack):
 class SingleUpdateTextAttack(TextAttack, GradientInversion):
     """Base of the attacks that invert one update of the network without its embedding."""
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Texts:
-        update = single_update(transcript, victim)
-        space = EmbeddingSpace.from_update(update, knowledge, words=self.words, nearest=self.nearest)
-        return space.claim_texts(self.invert(space.convert_update(update), space.knowledge, rng, progress))
+    def _run(self, target: Target, progress: Progress) -> Texts:
+        update = target.read_update()
+        space = EmbeddingSpace.from_update(update, target.knowledge, words=self.words, nearest=self.nearest)
+        update = space.convert_update(update)
+        return space.claim_texts(self.invert(update, space.knowledge, target.rng, progress))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +100,12 @@ class TemporalTextInversion(TextAttack, TemporalInversion):
         if self.refinements < 0:
             raise ConfigError(f"refinements: expected at least 0, got {self.refinements}")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Texts:
-        messages = ClientUpdates.from_transcript(transcript, victim)
+    def _run(self, target: Target, progress: Progress) -> Texts:
+        messages = ClientUpdates.from_target(target)
         first = messages.read(messages.rounds[0])
-        space = EmbeddingSpace.from_update(first, knowledge, words=self.words, nearest=self.nearest)
-        return space.claim_texts(
-            self.invert(messages.map_updates(space.convert_update), space.knowledge, rng, progress)
-        )
+        space = EmbeddingSpace.from_update(first, target.knowledge, words=self.words, nearest=self.nearest)
+        messages = messages.map_updates(space.convert_update)
+        return space.claim_texts(self.invert(messages, space.knowledge, target.rng, progress))
 
     def _optimise(self, problems: Sequence[InversionProblem], estimate: Tensor, progress: Progress) -> Reconstruction:
         """Alternate the optimisation of `TemporalInversion` with exchanges of words."""
@@ -202,15 +197,13 @@ class EmbeddingRows(Attack):
     texts: ClassVar[bool] = True
     main_metric: ClassVar[str] = "words_found"
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Texts:
-        update = single_update(transcript, victim)
+    def _run(self, target: Target, progress: Progress) -> Texts:
+        update, knowledge = target.read_update(), target.knowledge
         model, layer = find_token_embedding(knowledge)
         embedding = read_embedding(update, model, layer)
 
         # Rank the words with a gradient, and fill the texts with them.
-        words = tokens_with_gradient(embedding, f"round {update.round}, client {victim}")
+        words = tokens_with_gradient(embedding, f"round {update.round}, client {target.victim}")
         ranked = words[embedding.update[words].norm(dim=1).argsort(descending=True, stable=True)]
         assert knowledge.input_shape is not None
         positions = torch.arange(update.num_examples * knowledge.input_shape[0])
@@ -222,5 +215,5 @@ class EmbeddingRows(Attack):
         space = EmbeddingSpace.from_update(update, knowledge, words="vocabulary", nearest="cosine")
         assert space.knowledge.model is not None
         rest, network = space.convert_update(update), space.knowledge.model()
-        labels = count_labels(rest, space.knowledge, network, rest.before, rest.after or rest.before, rng)
+        labels = count_labels(rest, space.knowledge, network, rest.before, rest.after or rest.before, target.rng)
         return Texts(tokens=tokens, labels=labels)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsim.federation.config import Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.simulation import run_federation
 from frameworks.jobs import BATCH, LEARNING_RATE
 from frameworks.task import Task
@@ -43,7 +43,7 @@ def experiment(task: Task, engine: str) -> dict[str, Any]:
 def run_on(engine: str, task: Task) -> Mapping[str, Tensor]:
     """The final global model."""
     with tempfile.TemporaryDirectory() as folder:
-        run_federation(validate_tables(Config, experiment(task, engine), "benchmark"), RunFolder(Path(folder) / "run"))
+        run_federation(validate_tables(Config, experiment(task, engine), "benchmark"), OpenRun(Path(folder) / "run"))
     from frameworks.strategy import TimedFedAvg  # not before fedsim has told Flower to be quiet
 
     return {name: torch.tensor(array.numpy()) for name, array in TimedFedAvg.latest.items()}

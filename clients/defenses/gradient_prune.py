@@ -68,6 +68,7 @@ def zero_smallest(tensor: Tensor, share: float) -> Tensor:
 
     Where the share is less than one number, `tensor` itself is returned.
 
+    >>> import torch
     >>> zero_smallest(torch.tensor([3.0, -1.0, 2.0, 4.0]), 0.5)
     tensor([3., 0., 0., 4.])
     """

@@ -289,7 +289,7 @@ def run(name: str, work: Path, watched: Path | None) -> None:
     else:
         import fedsim
 
-        fedsim.audit(apps[0], watched)(wire, context)
+        fedsim.record_app(apps[0], watched)(wire, context)
         write_truth(work / "truth.safetensors", name)
     sys.stdout.write(f"\n{wire.sent.hexdigest()}\n")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import read_toml
-from fedsim.federation.run_folder import RunFolder
 from fedsim.federation.trust import check_trust, is_in_run_folder
 from fedsim.plugins.allowed_code import allow_code
 
@@ -30,11 +30,13 @@ class Adversary:
     command: str = "fedsim attack RUN"
 
 
-def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (), *, trust: bool = False) -> Adversary:
-    """Read the adversary that `file` describes; without a file, the one that the run in `path` describes.
+def read_adversary(
+    folder: OpenRun, file: Path | None, overrides: Iterable[str] = (), *, trust: bool = False
+) -> Adversary:
+    """Read the adversary that `file` describes; without a file, the one that the run describes.
 
     Args:
-        path: the run folder.
+        folder: the run folder.
         file: an attack file or an experiment file.
         overrides: `key=value` settings of that file, or of the run's own experiment.
         trust: accept `module:callable` in a file that is in a run folder.
@@ -50,21 +52,21 @@ def read_adversary(path: Path, file: Path | None, overrides: Iterable[str] = (),
             raise ConfigError(f"--set {override}: the recording was made with [{table}] as it was, so leave that out")
     if file is None and not overrides:
         return Adversary()
-    source = file if file is not None else RunFolder(path).experiment
+    source = file if file is not None else folder.experiment
     tables = read_toml(source, overrides)
     kind = Config if set(tables) - set(AttackFile.model_fields) else AttackFile
     spec: AttackFile = validate_tables(kind, tables, str(source))
-    is_outside = not is_in_run_folder(source, path)
+    is_outside = not is_in_run_folder(source, folder.path)
     if is_outside:
         allow_code(tables)
     check_trust(spec, source, trust or is_outside)
     if file is not None and isinstance(spec, Config):
-        _check_same_run(spec, file, RunFolder(path))
+        _check_same_run(spec, file, folder)
     command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *_override_options(overrides)]
     return Adversary(spec=spec, beside=source.parent, command=shlex.join(command))
 
 
-def _check_same_run(spec: Config, file: Path, run: RunFolder) -> None:
+def _check_same_run(spec: Config, file: Path, run: OpenRun) -> None:
     """Raise ConfigError where a whole experiment file, given as attack file, is that of another run."""
     from fedsim.federation.build import resolve  # which takes torch
 

@@ -50,7 +50,7 @@ def job_runner(store: CellStore) -> Iterator[Callable[[SweepJob, Follow], None]]
 def _federate(store: CellStore, job: SweepJob, handler: _PrefixHandler) -> None:
     """Run a federation, unless it is there by now; one that crashed is run again."""
     cell_place = store.federation(job.cell.federation)
-    with lock.lock_folder(cell_place.folder.path, wait=True):
+    with lock.lock_folder(cell_place.folder.path, cell_place.folder, wait=True):
         marker = cell_place.read_intact()
         if marker is not None and not marker.crashed:
             return
@@ -65,7 +65,7 @@ def _resume(place: StoreEntry) -> pipeline.AuditResult | None:
         return None
     try:
         done = pipeline.resume(place.folder, trust=True)
-        if differences := compare_with_manifest(place.folder.path).differences:
+        if differences := compare_with_manifest(place.folder).differences:
             raise RunError(differences[0])
     except FedsimError as error:
         log.warning("begun anew, because it cannot go on: %s", error)
@@ -82,7 +82,7 @@ def run_anew(place: StoreEntry, config: Config) -> pipeline.AuditResult:
 def _attack(store: CellStore, job: SweepJob, handler: _PrefixHandler) -> None:
     """Attack a federation, unless that is done by now; findings that are there already are kept."""
     cell, cell_place, federation = job.cell, store.cell(job.cell.key), store.federation(job.cell.federation)
-    with lock.lock_folder(cell_place.folder.path, wait=True):
+    with lock.lock_folder(cell_place.folder.path, cell_place.folder, wait=True):
         marker = cell_place.read_intact()
         if marker is not None and not marker.crashed:
             return
@@ -94,7 +94,7 @@ def _attack(store: CellStore, job: SweepJob, handler: _PrefixHandler) -> None:
         with measure_resources() as resources:
             if not cell_store.is_prepared(cell_place, cell.config, recording):
                 cell_store.prepare_cell(cell_place, cell.config, federation)
-            done = pipeline.attack(cell_place.folder.path, Adversary(), trust=True)
+            done = pipeline.attack(cell_place.folder, Adversary(), trust=True)
         cell_place.write_marker(
             rows=sweep_rows(cell_place.folder, cell.title, done.planned_jobs),
             failures=list(dict.fromkeys([*recording.failures, *done.failures])),  # the federation may be removed

@@ -12,11 +12,9 @@ import pandas as pd
 from fedsim.api.runs import Report
 from fedsim.audit.finding_files import read_facts
 from fedsim.base.errors import ConfigError, FedsimError, RunError
-from fedsim.federation.config import Config, validate_tables
-from fedsim.federation.reading import read_toml
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_metrics
 from fedsim.federation.settings import flat_settings
-from fedsim.recording.manifest import matches_manifest
 from fedsim.recording.transcript import find_run
 from fedsim.report.comparison_page import Pictures, RunColumn, write_comparison_page
 from fedsim.report.differences import (
@@ -39,7 +37,7 @@ class ComparedRun:
 
     Attributes:
         name: what tells it from the others, the last parts of its path.
-        path: the run folder.
+        folder: the run folder.
         settings: by `table.key`; None for a recording made elsewhere.
         scores: the rows of its `scores.csv`.
         quality: by round, what the server measured of the model: its accuracy, or its loss where that is all there is.
@@ -47,7 +45,7 @@ class ComparedRun:
     """
 
     name: str
-    path: Path
+    folder: OpenRun
     settings: Mapping[str, Any] | None
     scores: Sequence[Mapping[str, str]]
     quality: Mapping[int, float]
@@ -150,7 +148,7 @@ class Comparison:
             RunError: the file cannot be written, or a picture cannot be read.
         """
         columns = [
-            RunColumn(name=side.name, quality=side.quality, measured=side.measured, pictures=_pictures(side.path))
+            RunColumn(name=side.name, quality=side.quality, measured=side.measured, pictures=_pictures(side.folder))
             for side in self.sides
         ]
         written = write_comparison_page(
@@ -198,22 +196,26 @@ def compare(*runs: str | Path) -> Comparison:
 
 
 def _read_run(path: Path, name: str) -> ComparedRun:
-    folder = RunFolder(path)
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such run folder")
+    folder = OpenRun(path)
+    folder.check_exists()
     if not folder.experiment.is_file() and not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
     folder.check_kinds()
     for table in (folder.scores, folder.metrics):
-        if table.is_file() and not matches_manifest(path, table):
+        if table.is_file() and not folder.manifest.vouches_for(table):
             raise RunError(f"{table}: is not what this run wrote; `fedsim attack {path}` writes scores anew")
     measured, quality = _quality(folder)
     return ComparedRun(
-        name=name, path=path, settings=_settings(folder), scores=read_scores(folder), quality=quality, measured=measured
+        name=name,
+        folder=folder,
+        settings=_settings(folder),
+        scores=read_scores(folder),
+        quality=quality,
+        measured=measured,
     )
 
 
-def _settings(folder: RunFolder) -> Mapping[str, Any] | None:
+def _settings(folder: OpenRun) -> Mapping[str, Any] | None:
     """Return the settings of the run's file, without importing code that it names.
 
     Raises:
@@ -221,9 +223,8 @@ def _settings(folder: RunFolder) -> Mapping[str, Any] | None:
     """
     if not folder.experiment.is_file():
         return None
-    config = validate_tables(Config, read_toml(folder.experiment), str(folder.experiment))
-    folder.check_same(config)
-    return flat_settings(config)
+    folder.check_same(folder.config)
+    return flat_settings(folder.config)
 
 
 def _quality(folder: RunFolder) -> tuple[str, dict[int, float]]:
@@ -245,12 +246,12 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _pictures(path: Path) -> Pictures:
+def _pictures(folder: OpenRun) -> Pictures:
     """Return by attack and update the picture that the run's report drew of each finding that the run noted."""
     pictures: dict[str, dict[str, bytes]] = {}
-    for file in sorted(RunFolder(path).findings.glob("*/*.safetensors")):
+    for file in sorted(folder.findings.glob("*/*.safetensors")):
         picture = file.with_suffix(".png")
-        if not picture.is_file() or not matches_manifest(path, file):
+        if not picture.is_file() or not folder.manifest.vouches_for(file):
             continue
         about = read_facts(file)
         update = f"round {about['round']}, client {about['victim']}"
@@ -260,6 +261,6 @@ def _pictures(path: Path) -> Pictures:
             pictures.setdefault(str(about["attack"]), {})[update] = picture.read_bytes()
         except OSError as error:
             raise RunError(
-                f"{picture}: cannot be read ({error.strerror}); `fedsim report {path}` draws it again"
+                f"{picture}: cannot be read ({error.strerror}); `fedsim report {folder.path}` draws it again"
             ) from error
     return pictures

@@ -33,7 +33,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 def write_exposure(
-    folder: Path, experiment: Experiment, moments: Sequence[TrainingMoment], gauges: Sequence[MeasureSchedule]
+    folder: Path, experiment: Experiment, moments: Sequence[TrainingMoment], schedules: Sequence[MeasureSchedule]
 ) -> tuple[list[dict[str, Any]], list[Path]]:
     """Measure clients at `moments`, into a table and pictures in `folder`; rows are there as soon as a measure is done.
 
@@ -45,7 +45,7 @@ def write_exposure(
         ConfigError: nothing is measured.
         RunError: the folder cannot be written.
     """
-    if not gauges:
+    if not schedules:
         raise ConfigError("expose: no measure applies to this experiment, so there is nothing to say; name a --measure")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def write_exposure(
                 for old in list(folder.glob(pattern)):
                     old.unlink()
         total = sum(len(moment.clients) for moment in moments)
-        rows = list(_write_rows(folder / TABLE, track(measure_moments(experiment, moments, gauges), "clients", total)))
+        rows = list(_write_rows(folder / TABLE, track(measure_moments(experiment, moments, schedules), "clients", total)))
         return rows, list(_draw_states(folder, experiment, rows))
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror}); make room or choose another --out") from error

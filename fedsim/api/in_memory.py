@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.api.logs import Progress, forward_progress
 from fedsim.api.records import drop_overlap
 from fedsim.base.errors import AttackCrash, ConfigError, FedsimError, did_you_mean, error_reason, first_line, one_line
 from fedsim.base.files import temporary_folder
+from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import generator, serialize_calls, use_one_thread
-from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.attack import Attack, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
 from fedsim.plugins import registry
@@ -52,7 +52,7 @@ def attack(
     value_range: tuple[Any, Any] | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressListener | None = None,
     **knowledge: Any,
 ) -> Finding:
     """Attack one client: reconstruct its examples from the model that it received and the model that it returned.
@@ -97,7 +97,7 @@ def attack(
     update = Update(
         round=1, client=0, before=broadcast, payload=Payload.from_dense(returned, "weights"), num_examples=num_examples
     )
-    with temporary_folder() as folder, forward_progress(progress), use_one_thread():
+    with temporary_folder() as folder, listen_to_progress(progress), use_one_thread():
         Recorder(folder).write(1, [update])
 
         def follow(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
@@ -105,7 +105,8 @@ def attack(
                 progress(built.title, iteration, iterations)
 
         try:
-            return built.run(Transcript(folder), granted, victim=0, rng=generator(seed, "attack"), progress=follow)
+            target = Target(transcript=Transcript(folder), victim=0, knowledge=granted, rng=generator(seed, "attack"))
+            return built.run(target, follow)
         except FedsimError:
             raise
         except Exception as error:  # the attack, the model and the loss may be anybody's code

@@ -1,18 +1,15 @@
-"""Log lines for `log.txt`, and progress for a callback, during work on a run; afterwards logging is restored."""
+"""Write log lines to `log.txt` during work on a run; afterwards logging is restored."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.base.files import append_text
-from fedsim.base.progress import LOGGER, parse_progress
 
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(what, done, total)`."""
 _LOCK = threading.RLock()
 _LISTENED: dict[str, tuple[tuple[int, bool], list[int]]] = {}
 """By name of a logger, its level and propagation before anybody listened, and the levels of those who do."""
@@ -31,16 +28,6 @@ def log_to_file(path: Path) -> Iterator[None]:
     if logger.propagate:  # with their level, so that no line reaches the host program that did not before
         handlers.append(_RootHandler(logger.getEffectiveLevel()))
     with listen(logger, handlers, min(logger.getEffectiveLevel(), logging.INFO)):
-        yield
-
-
-@contextmanager
-def forward_progress(progress: Progress | None) -> Iterator[None]:
-    """Call `progress` with each step that is reported to `fedsim.base.progress`."""
-    if progress is None:
-        yield
-        return
-    with listen(logging.getLogger(LOGGER), [_ProgressHandler(progress)], logging.DEBUG):
         yield
 
 
@@ -110,14 +97,3 @@ class _RootHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Pass one record on."""
         logging.getLogger().handle(record)
-
-
-class _ProgressHandler(logging.Handler):
-    def __init__(self, progress: Progress) -> None:
-        super().__init__()
-        self._progress = progress
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Report one step."""
-        if (step := parse_progress(record.getMessage())) is not None:
-            self._progress(*step)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedsim.api.adversaries import Adversary
 from fedsim.api.logs import log_to_file
-from fedsim.audit.audit import Audit, ReportJobProgress, open_audit
+from fedsim.audit.audit import Audit, ReportJobProgress, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import measure_epsilon
 from fedsim.audit.plan import AttackJob
 from fedsim.base.errors import ConfigError, FedsimError, TrustError
@@ -23,10 +24,10 @@ from fedsim.exposure.of_clients import failure_sentences as unmeasured
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import start_late_manifest
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_exposures
 from fedsim.federation.simulation import run_federation
 from fedsim.recording.header import NODE_FAILED
-from fedsim.recording.transcript import Transcript
 from fedsim.report.page import defense_remarks, write_report
 from fedsim.report.run_contents import read_attack_traits
 from fedsim.report.summary import ScoreReading, score_readings
@@ -41,10 +42,10 @@ class AuditResult:
 
     Attributes:
         folder: the run.
-        lines: each attack's scores over its victims, as in the report; empty without attacks.
+        readings: each attack's scores over its victims, as in the report; empty without attacks.
         remarks: what the clients' defense is worth, as in the report; empty where they have none.
         failures: one sentence for each attack, score or picture that failed.
-        planned: all that the adversary was to do, what failed included.
+        planned_jobs: all that the adversary was to do, what failed included.
     """
 
     folder: RunFolder
@@ -55,7 +56,7 @@ class AuditResult:
 
 
 def run(
-    config: Config, folder: RunFolder, *, overwrite: bool = False, follow: ReportJobProgress | None = None
+    config: Config, folder: OpenRun, *, overwrite: bool = False, follow: ReportJobProgress | None = None
 ) -> AuditResult:
     """Run the federation that `config` describes, attack what its server saw, and report.
 
@@ -71,26 +72,27 @@ def run(
     return _run(config, folder, resume=False, overwrite=overwrite, follow=follow)
 
 
-def resume(folder: RunFolder, *, trust: bool = False, follow: ReportJobProgress | None = None) -> AuditResult:
+def resume(folder: OpenRun, *, trust: bool = False, follow: ReportJobProgress | None = None) -> AuditResult:
     """Resume an interrupted run, make the attacks that are not made yet, and report; see `run`.
 
     Args:
         trust: import code that the run folder names.
     """
-    config = folder.read_experiment(trust=trust)
-    if config is None:
-        raise ConfigError(f"{folder.path}: holds no run to resume; expected {folder.experiment.name} in it")
-    if config.federation.address and not trust:
-        raise TrustError(
-            f"{folder.experiment}: federation.address: '{config.federation.address}' is a machine that the run folder "
-            "names, which would be sent code and data of yours, and is not joined unasked; pass --trust if you trust "
-            "the author of the folder"
-        )
-    return _run(config, folder, resume=True, overwrite=False, follow=follow)
+    with folder.hold_lock():
+        config = folder.read_experiment(trust=trust)
+        if config is None:
+            raise ConfigError(f"{folder.path}: holds no run to resume; expected {folder.experiment.name} in it")
+        if config.federation.address and not trust:
+            raise TrustError(
+                f"{folder.experiment}: federation.address: '{config.federation.address}' is a machine that the run "
+                "folder names, which would be sent code and data of yours, and is not joined unasked; pass --trust if "
+                "you trust the author of the folder"
+            )
+        return _run(config, folder, resume=True, overwrite=False, follow=follow)
 
 
 def _run(
-    config: Config, folder: RunFolder, *, resume: bool, overwrite: bool, follow: ReportJobProgress | None
+    config: Config, folder: OpenRun, *, resume: bool, overwrite: bool, follow: ReportJobProgress | None
 ) -> AuditResult:
     config = config if resume else config.for_new_run()
     check_installed(config)
@@ -104,22 +106,20 @@ def _run(
         failures = _lost_clients(folder) + _measure_epsilon(config, folder) + unmeasured(read_exposures(folder))
         # the code that the experiment names was accepted above
         done = (
-            _attack_and_score(open_audit(folder.path, None, trust=True), follow)
-            if attacked
-            else AuditResult(folder=folder)
+            _attack_and_score(make_audit(folder, None, trust=True), follow) if attacked else AuditResult(folder=folder)
         )
         done.failures.extend(failures)
-        write_report(folder.path, None, done.failures, trust=True)
+        write_report(folder, None, done.failures, trust=True)
     return done
 
 
 def attack(
-    path: Path, adversary: Adversary, *, trust: bool = False, follow: ReportJobProgress | None = None
+    folder: OpenRun, adversary: Adversary, *, trust: bool = False, follow: ReportJobProgress | None = None
 ) -> AuditResult:
     """Attack a recorded run, or the recording of somebody's Flower app, and report.
 
     Args:
-        path: the run folder.
+        folder: the run folder.
         adversary: who attacks.
         trust: import code that the run folder names.
         follow: called after each iteration of each attack.
@@ -127,49 +127,54 @@ def attack(
     Raises:
         FedsimError: the request is not valid; nothing was attacked.
     """
-    audit = open_audit(path, adversary.spec, adversary.beside, trust=trust, command=adversary.command)
-    check_installed(audit.spec)
-    with audit.folder.hold_lock(), log_to_file(audit.folder.log):
-        make_ready(audit)
-        old_times = _finding_times(audit.folder)
+    with begin_audit(folder, adversary, trust=trust) as audit:
+        old_times = _finding_times(folder)
         done = _attack_and_score(audit, follow)
-        if old_times and not done.failures and _finding_times(audit.folder) == old_times:
+        if old_times and not done.failures and _finding_times(folder) == old_times:
             log.info(
                 "nothing new: all these findings are there already; name other clients, rounds or settings, as in "
                 "%s --set %s",
-                adversary.command.replace("RUN", str(path), 1),
+                adversary.command.replace("RUN", str(folder.path), 1),
                 shlex.quote(_setting_with_new_attacks(audit)),
             )
-        write_report(path, audit, done.failures, trust=trust)
+        write_report(folder, audit, done.failures, trust=trust)
     return done
 
 
-def report(path: Path, *, trust: bool = False) -> AuditResult:
+def report(folder: OpenRun, *, trust: bool = False) -> AuditResult:
     """Write `report.html` anew from the contents of a run folder.
 
     Raises:
         ConfigError: there is no such folder, or it holds no run.
         RunError: the folder cannot be written.
     """
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such run folder")
-    done = AuditResult(folder=RunFolder(path))
-    with done.folder.hold_lock():
-        write_report(path, None, done.failures, trust=trust)
+    folder.check_exists()
+    done = AuditResult(folder=folder)
+    with folder.hold_lock():
+        write_report(folder, None, done.failures, trust=trust)
     return done
 
 
-def make_ready(audit: Audit) -> None:
-    """Check that the attacks can work, and begin a manifest where the run, which is held, has none.
+@contextmanager
+def begin_audit(folder: OpenRun, adversary: Adversary, *, trust: bool) -> Iterator[Audit]:
+    """Lock a run and yield its audit by `adversary`, once it is checked that the attacks can work.
+
+    Where the run has no manifest, one is begun.
 
     Raises:
         FedsimError: an attack cannot work, or the run is signed and no key was given, or the other way round.
     """
-    audit.check()
-    start_late_manifest(audit.folder, audit.experiment)
-    audit.folder.check_key()
-    if audit.experiment is not None:
-        audit.folder.note_experiment(audit.experiment.config)
+    folder.check_exists()
+    with folder.hold_lock():
+        audit = make_audit(folder, adversary.spec, adversary.beside, trust=trust, command=adversary.command)
+        check_installed(audit.spec)
+        with log_to_file(folder.log):
+            audit.check()
+            start_late_manifest(folder, audit.experiment)
+            folder.check_key()
+            if audit.experiment is not None:
+                folder.note_experiment(audit.experiment.config)
+            yield audit
 
 
 def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditResult:
@@ -181,11 +186,11 @@ def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditRe
     return AuditResult(folder=audit.folder, readings=readings, remarks=remarks, failures=failures, planned_jobs=planned)
 
 
-def _lost_clients(folder: RunFolder) -> list[str]:
+def _lost_clients(folder: OpenRun) -> list[str]:
     """Return a sentence for each recorded round that lacks clients through no fault of theirs."""
     if not any(folder.transcript.glob("round-*.safetensors")):
         return []
-    transcript, sentences = Transcript(folder.path), []
+    transcript, sentences = folder.recording, []
     for number in transcript.rounds:
         failures = transcript.header(number).failures
         lost = {client: reason for client, reason in failures.items() if reason.startswith(NODE_FAILED)}
@@ -198,7 +203,7 @@ def _lost_clients(folder: RunFolder) -> list[str]:
     return sentences
 
 
-def _measure_epsilon(config: Config, folder: RunFolder) -> list[str]:
+def _measure_epsilon(config: Config, folder: OpenRun) -> list[str]:
     """Measure epsilon where clients carried canaries; return a sentence where that failed."""
     if config.canaries is None:
         return []

@@ -13,15 +13,16 @@ import pandas as pd
 
 from fedsim.api import pipeline, single
 from fedsim.api.adversaries import Adversary, read_adversary
-from fedsim.api.logs import Progress, forward_progress
 from fedsim.api.objects import replace_objects
-from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.plan import AttackJob
 from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import config_of, read_toml, set_value
 from fedsim.federation.run_folder import (
     RunFolder,
@@ -36,8 +37,7 @@ from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.findings import Finding
 from fedsim.plugins.frozen import to_plain_value
 from fedsim.plugins.inline import is_lost_object
-from fedsim.recording.manifest import matches_manifest
-from fedsim.recording.manifest import read as read_manifest
+from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.messages import RecordedExchange, read_messages
 from fedsim.recording.transcript import Transcript, find_run
@@ -52,7 +52,7 @@ def run(
     set: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     trust: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressListener | None = None,
 ) -> Run:
     """Run a federation under a curious server, attack what it saw, and report.
 
@@ -84,8 +84,8 @@ def run(
     # Choose the folder, and run.
     if out is None and not isinstance(experiment, str | Path):
         raise ConfigError("out: an experiment that is in no file has no name; name the run folder")
-    run_folder = default_folder(Path(str(experiment))) if out is None else RunFolder(_path(out, "out"))
-    with forward_progress(progress):
+    run_folder = OpenRun(default_folder(Path(str(experiment))) if out is None else _path(out, "out"))
+    with listen_to_progress(progress):
         done = pipeline.run(config, run_folder, overwrite=overwrite, follow=_follow_with(progress))
     _raise_failures(done)
     return Run(run_folder.path, trust=True)
@@ -103,7 +103,7 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
         ConfigError: there is no run in the folder, or the attack file is not valid.
     """
     folder = RunFolder(find_run(_path(path, "open")))
-    _check_exists(folder)
+    folder.check_exists()
     folder.check_kinds()
     if not folder.experiment.is_file() and not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
@@ -116,7 +116,7 @@ class Run:
     def __init__(self, path: Path, *, file: Path | None = None, trust: bool = False) -> None:
         self._folder = RunFolder(path)
         self._trust = trust
-        self._file = read_adversary(path, file, trust=trust) if file is not None else Adversary()
+        self._file = read_adversary(OpenRun(path), file, trust=trust) if file is not None else Adversary()
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -200,8 +200,9 @@ class Run:
             TranscriptError: a file is damaged.
             RunError: a file is not what this run found.
         """
-        _check_exists(self._folder)
-        return [self._read_finding(path) for path in sorted(self._folder.findings.glob("*/*.safetensors"))]
+        folder = OpenRun(self.path)
+        folder.check_exists()
+        return [_read_finding(folder, path) for path in sorted(folder.findings.glob("*/*.safetensors"))]
 
     @serialize_calls
     def attack(
@@ -211,7 +212,7 @@ class Run:
         victim: int | None = None,
         round: int | Sequence[int] | None = None,
         knowledge: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
+        progress: ProgressListener | None = None,
         **settings: Any,
     ) -> Finding:
         """Attack one client, score what was found, and keep it like any other finding.
@@ -230,10 +231,11 @@ class Run:
         rounds = None
         if round is not None:
             rounds = list(map(to_plain_value, round)) if isinstance(round, Iterable) else [to_plain_value(round)]
-        base = self._base()
+        folder = OpenRun(self.path)
+        base = self._base(folder)
         spec = single.single_attack_file(
             base,
-            self.transcript,
+            folder.recording,
             attack,
             victim=to_plain_value(victim),
             rounds=rounds,
@@ -250,21 +252,19 @@ class Run:
         arguments = [repr(spec.attack[-1].name)]
         arguments += [f"{key}={value!r}" for key, value in keywords.items() if value is not None]
         adversary = Adversary(spec=spec, beside=self._file.beside, command=f"run.attack({', '.join(arguments)})")
-        with forward_progress(progress):
-            finding, _ = single.make_finding(
-                self.path, base, adversary, trust=self._trust, follow=_follow_with(progress)
-            )
+        with listen_to_progress(progress):
+            finding, _ = single.make_finding(folder, base, adversary, trust=self._trust, follow=_follow_with(progress))
         return finding
 
     @serialize_calls
-    def resume(self, *, progress: Progress | None = None) -> Run:
+    def resume(self, *, progress: ProgressListener | None = None) -> Run:
         """Resume the run where it was interrupted, make the attacks that are not made yet, and report.
 
         Raises:
             FedsimError: there is nothing to resume, or it failed; what was computed before is kept.
         """
-        with forward_progress(progress):
-            done = pipeline.resume(self._folder, trust=self._trust, follow=_follow_with(progress))
+        with listen_to_progress(progress):
+            done = pipeline.resume(OpenRun(self.path), trust=self._trust, follow=_follow_with(progress))
         _raise_failures(done)
         return self
 
@@ -276,38 +276,26 @@ class Run:
             RunError: the folder cannot be written.
         """
         failures: list[str] = []
-        with self._folder.hold_lock():
-            audit = self._audit()
-            return Report(write_report(self.path, audit, failures, trust=self._trust), tuple(failures))
+        folder = OpenRun(self.path)
+        with folder.hold_lock():
+            audit = self._audit(folder)
+            return Report(write_report(folder, audit, failures, trust=self._trust), tuple(failures))
 
-    def _audit(self) -> Audit | None:
+    def _audit(self, folder: OpenRun) -> Audit | None:
         """Return the audit that the run's file describes; None where there is none, and the page says why."""
         try:
-            base = self._base()
+            base = self._base(folder)
         except ConfigError:
             return None
         available = [table for table in base.attack if not is_lost_object(table.name)]
         spec = base.model_copy(update={"attack": available})
-        return open_audit(self.path, spec, self._file.beside, trust=self._trust) if available else None
+        return make_audit(folder, spec, self._file.beside, trust=self._trust) if available else None
 
-    def _base(self) -> AttackFile:
+    def _base(self, folder: OpenRun) -> AttackFile:
         """Return what the attack file, or the run's own experiment, says of an adversary."""
         if self._file.spec is not None:
             return self._file.spec
-        return self._folder.read_experiment(trust=self._trust) or AttackFile()
-
-    def _read_finding(self, path: Path) -> AttackFinding:
-        if not matches_manifest(self.path, path):
-            raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
-        finding, about = load_claim(path)
-        return AttackFinding(
-            attack=str(about["attack"]),
-            victim=int(about["victim"]),
-            round=str(about["round"]),
-            repeat=int(about["repeat"]),
-            finding=finding,
-            about=about,
-        )
+        return folder.read_experiment(trust=self._trust) or AttackFile()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,6 +340,20 @@ class Report:
         return f'{complaints}<iframe srcdoc="{page}" style="width: 100%; height: 60em; border: 0"></iframe>'
 
 
+def _read_finding(folder: OpenRun, path: Path) -> AttackFinding:
+    if not folder.manifest.vouches_for(path):
+        raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
+    finding, about = load_claim(path)
+    return AttackFinding(
+        attack=str(about["attack"]),
+        victim=int(about["victim"]),
+        round=str(about["round"]),
+        repeat=int(about["repeat"]),
+        finding=finding,
+        about=about,
+    )
+
+
 def _read_tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[str, Any], str, Path]:
     """Return the tables of an experiment, their name in messages, and the folder to which paths are relative."""
     if isinstance(experiment, str | Path):
@@ -373,7 +375,7 @@ def copy_tables(value: Any) -> Any:
     return to_plain_value(value)
 
 
-def _follow_with(progress: Progress | None) -> Callable[[AttackJob, int, int, Mapping[str, float]], None]:
+def _follow_with(progress: ProgressListener | None) -> Callable[[AttackJob, int, int, Mapping[str, float]], None]:
     def follow(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
         if progress is not None:
             progress(f"{job.title}, round {job.round}, client {job.victim}", iteration, iterations)
@@ -394,21 +396,15 @@ def _path(value: object, argument: str) -> Path:
     return Path(value)
 
 
-def _check_exists(folder: RunFolder) -> None:
-    """Raise ConfigError unless the run folder exists: one that was moved does not count as one without findings."""
-    if not folder.path.is_dir():
-        raise ConfigError(f"{folder.path}: no such run folder")
-
-
 def _frame(folder: RunFolder, path: Path, check: Callable[[], object], texts: Sequence[str]) -> pd.DataFrame:
     """Return a CSV file of a run as a data frame, once `check` has found nothing wrong with it."""
-    _check_exists(folder)
+    folder.check_exists()
     check()
+    manifest = ManifestFile(folder.path)
     if not path.is_file():
-        manifest = read_manifest(folder.path)
-        if manifest is not None and path.name in manifest.files:
+        if manifest.contents is not None and path.name in manifest.contents.files:
             raise RunError(f"{path}: is missing, though this run wrote it; put it back, or attack or resume the run")
         return pd.DataFrame()
-    if not matches_manifest(folder.path, path):
+    if not manifest.vouches_for(path):
         raise RunError(f"{path}: is not what this run wrote; remove it, and attack or resume the run")
     return pd.read_csv(path, dtype=dict.fromkeys(texts, str))

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.api.adversaries import Adversary
-from fedsim.api.logs import log_to_file
 from fedsim.api.objects import as_plain_values, as_table
-from fedsim.api.pipeline import make_ready
-from fedsim.audit.audit import Audit, ReportJobProgress, open_audit
+from fedsim.api.pipeline import begin_audit
+from fedsim.audit.audit import Audit, ReportJobProgress, make_audit
 from fedsim.audit.finding_files import load_claim, read_facts
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, RunError, TranscriptError
 from fedsim.federation.build import build_attacks
 from fedsim.federation.config import AttackFile, AttackTable, validate_tables
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.findings import Finding
@@ -66,7 +66,7 @@ def single_attack_file(
     # Build the attack, which says how many rounds it reads and which other attack it builds on.
     single_attack = validate_tables(AttackFile, {"attack": [table]}, _WHERE)
     [(attack_table, built)] = build_attacks(single_attack)
-    adversary["rounds"] = _rounds(base, transcript, rounds, temporal=built.temporal)
+    adversary["rounds"] = _rounds(base, transcript, rounds, built)
     base_victims = base.adversary.victims
     default = base_victims[0] if isinstance(base_victims, list) else transcript.clients(adversary["rounds"][0])[0]
     adversary["victims"] = [default if victim is None else victim]
@@ -77,7 +77,7 @@ def single_attack_file(
 
 
 def make_finding(
-    path: Path, base: AttackFile, adversary: Adversary, *, trust: bool, follow: ReportJobProgress | None
+    folder: OpenRun, base: AttackFile, adversary: Adversary, *, trust: bool, follow: ReportJobProgress | None
 ) -> tuple[Finding, dict[str, Any]]:
     """Make the last attack that `adversary` names, score all findings of the run, and return the new one.
 
@@ -94,9 +94,7 @@ def make_finding(
     """
     spec = adversary.spec
     assert spec is not None
-    audit = open_audit(path, spec, adversary.beside, trust=trust, command=adversary.command)
-    with audit.folder.hold_lock(), log_to_file(audit.folder.log):
-        make_ready(audit)
+    with begin_audit(folder, adversary, trust=trust) as audit:
         if (reason := audit.refusal_reasons.get(spec.attack[-1].title)) is not None:  # but not what it builds on
             raise KnowledgeError(reason)
         failures = audit.run(follow)
@@ -104,11 +102,11 @@ def make_finding(
         other_attacks = [table for table in base.attack if table.title not in titles and not is_lost_object(table.name)]
         all_attacks = spec.model_copy(update={"attack": [*other_attacks, *spec.attack]})
         unscored: list[str] = []
-        open_audit(path, all_attacks, adversary.beside, trust=trust).score(unscored)
+        make_audit(folder, all_attacks, adversary.beside, trust=trust).score(unscored)
     if failures:
         raise AttackError("; ".join(failures))
     title = _title_of_finding(spec.attack[-1].title, audit)
-    finding_file = _find_finding(audit.folder, spec, title, audit.cache.variants[title])
+    finding_file = _find_finding(folder, spec, title, audit.cache.variants[title])
     if unscored:
         raise RunError("; ".join([*unscored, f"what was found is kept in {finding_file}"]))
     return load_claim(finding_file)
@@ -120,16 +118,16 @@ def _title_of_finding(title: str, audit: Audit) -> str:
     return adaptive_title if adaptive_title in (table.title for table, _ in audit.attacks) else title
 
 
-def _rounds(base: AttackFile, transcript: Transcript, rounds: Sequence[int] | None, *, temporal: bool) -> list[int]:
+def _rounds(base: AttackFile, transcript: Transcript, rounds: Sequence[int] | None, attack: Attack) -> list[int]:
     """Return which rounds to attack: those that are named, else those of the file."""
     if rounds is not None:
-        if len(rounds) != 1 and not temporal:
+        if len(rounds) != 1 and attack.reads_one_round():
             raise ConfigError(f"{_WHERE}: this attack reads one round, got {list(rounds)}; name one")
         return list(rounds)
     file_rounds = (
         transcript.rounds if base.adversary.rounds == "all" else base.adversary.rounds or transcript.rounds[:1]
     )
-    return list(file_rounds) if temporal else list(file_rounds[:1])
+    return list(file_rounds[:1]) if attack.reads_one_round() else list(file_rounds)
 
 
 def _sources(base: AttackFile, title: str | None) -> list[AttackTable]:

@@ -16,15 +16,15 @@ import pandas as pd
 import tomli_w
 
 from fedsim.api.cell_runner import job_runner
-from fedsim.api.logs import Progress, forward_progress, log_to_file
+from fedsim.api.logs import log_to_file
 from fedsim.api.objects import name_objects
 from fedsim.api.runs import Report, copy_tables
-from fedsim.audit.workers import run_in_processes
 from fedsim.base.errors import ConfigError
 from fedsim.base.files import write_text
 from fedsim.base.machine import count_cores, free_memory
-from fedsim.base.progress import report_progress
+from fedsim.base.progress import ProgressListener, listen_to_progress, report_progress
 from fedsim.base.randomness import serialize_calls
+from fedsim.base.workers import run_in_processes
 from fedsim.federation import lock
 from fedsim.report.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.sweeps.board import SweepBoard
@@ -49,7 +49,7 @@ def sweep(
     cells: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
     trust: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressListener | None = None,
 ) -> Sweep:
     """Run all cells of a sweep that are not done yet, side by side, and write their tables and a page.
 
@@ -79,7 +79,7 @@ def sweep(
         raise ConfigError("out: a sweep that is in no file has no name; name its folder")
     sweep_folder = Path(out) if out is not None else folder
     assert sweep_folder is not None
-    with forward_progress(progress):
+    with listen_to_progress(progress):
         run_sweep(file, sweep_folder, CellStore(Path(cells or STORE)), trust=trust)
     return Sweep(sweep_folder)
 

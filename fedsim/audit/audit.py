@@ -7,7 +7,6 @@ equal.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import os
@@ -20,41 +19,37 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.audit import scores
-from fedsim.audit.cache import FindingCache, LazyModels
-from fedsim.audit.evaluation.case import Case, ForeignRecording, OwnRun
+from fedsim.audit.cache import FindingCache
+from fedsim.audit.evaluation.case import Case
 from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingSpec, evaluator_of
-from fedsim.audit.evaluation.local_optimum import OPTIMUM_METHOD
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
+from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.perceptual_distance import check_backbone
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.isolation import Isolation, attempt_all
-from fedsim.audit.job_log import JobLog, JobLogs, describe_failure, report_job_counts
+from fedsim.audit.job_log import JobClock, JobLog, describe_failure, report_job_counts
 from fedsim.audit.optima import OptimumStore
 from fedsim.audit.plan import (
     AttackJob,
     TitledAttacks,
     adaptive_attacks,
     check_victims,
-    first_round_with_victim,
     plan_jobs,
     rounds_to_attack,
     work_stages,
 )
 from fedsim.audit.plausibility import check_fit, check_truths, count_examples, warn_of_cost
+from fedsim.audit.targets import PendingJob, TargetMaker
 from fedsim.audit.threat_model import (
-    apply_headers,
-    check_message_kind,
     check_model,
     check_private_facts,
     facts_in_headers,
     full_knowledge,
     grant_knowledge,
-    grant_private,
     private_facts,
-    scale_to_group,
 )
 from fedsim.audit.variants import changed_settings, settings_of
-from fedsim.audit.visibility import ObservedClients, explain_group_refusal
-from fedsim.audit.workers import run_in_processes
+from fedsim.audit.visibility import explain_group_refusal
 from fedsim.base.errors import (
     AttackCrash,
     AttackError,
@@ -66,11 +61,12 @@ from fedsim.base.errors import (
 )
 from fedsim.base.files import temporary_folder
 from fedsim.base.progress import track
-from fedsim.base.randomness import adversary_key, generator
+from fedsim.base.workers import run_in_processes
 from fedsim.data.cache import cache_folder
 from fedsim.federation.build import Experiment, build_attacks, find_data_folder
-from fedsim.federation.config import AppTable, AttackFile, Config, validate_tables
-from fedsim.federation.run_folder import RunFolder, read_refusals
+from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_refusals
 from fedsim.interfaces.attack import (
     FAILURES,
     GROUP,
@@ -85,7 +81,6 @@ from fedsim.interfaces.attack import (
 from fedsim.plugins.code_hashes import hash_plugin_code
 from fedsim.plugins.inline import is_object
 from fedsim.recording.header import RECORDING_FOLDER, Header
-from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.updates_in_messages import check_source, record_updates
 from fedsim.recording.wire_format import State
@@ -95,24 +90,6 @@ _refusal_log = logging.getLogger("fedsim.audit.refused")
 
 ReportJobProgress = Callable[[AttackJob, int, int, Mapping[str, float]], None]
 """Callback `progress(job, iteration, iterations, values)`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PendingJob:
-    """Job whose finding is not in the run folder yet.
-
-    Attributes:
-        first: the first round in which its victim took part.
-        members: of the group that the victim stands for; empty where it stands for itself.
-        knowledge: what the attack is granted.
-        fingerprint: of everything that the finding follows from.
-    """
-
-    job: AttackJob
-    first: int
-    members: tuple[int, ...]
-    knowledge: Knowledge
-    fingerprint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +105,7 @@ class Audit:
         command: the command that makes these findings again; each finding keeps it.
     """
 
-    folder: RunFolder
+    folder: OpenRun
     spec: AttackFile
     experiment: Experiment | None
     base_folder: Path
@@ -153,8 +130,7 @@ class Audit:
         Where the adversary knows the defenses, each attack that reads them is also made adaptively.
         """
         attacks = build_attacks(self.spec)
-        has_defenses = bool(self.experiment and self.experiment.defenses)
-        if self.spec.adversary.knowledge.defenses is not True or not has_defenses:
+        if self.spec.adversary.knowledge.defenses is not True or not self.case.defenses:
             return attacks
         return [*attacks, *adaptive_attacks(attacks)]
 
@@ -162,17 +138,17 @@ class Audit:
     def stages(self) -> list[list[str]]:
         """Return the titles of the attacks in the order of work, see `work_stages`."""
         sources = {table.title: attack.builds_on for table, attack in self.attacks}
-        return work_stages(sources, has_optima=self.experiment is not None)
+        return work_stages(sources, has_optima=not self.case.is_described_by_file)
 
     @cached_property
     def granted_knowledge(self) -> Knowledge:
         """Return what the adversary is granted about every victim."""
-        return grant_knowledge(self.spec.adversary, self.experiment, self.base_folder, self.spec.app)
+        return grant_knowledge(self.spec.adversary, self.case, self.base_folder, self.spec.app)
 
     @cached_property
     def transcript(self) -> Transcript:
         """Return the recorded messages, read in the format that the file states."""
-        return Transcript(self.folder.path, message_format=_message_format(self.spec.app))
+        return self.folder.recording.in_format(self.spec.app)
 
     @cached_property
     def example_counts(self) -> dict[str, set[int]]:
@@ -188,8 +164,7 @@ class Audit:
             titles=list(itertools.chain.from_iterable(self.stages)),
             knowledge_table=self.spec.adversary.knowledge,
             base_folder=self.base_folder,
-            seed=self.case.seed,
-            is_own_run=self.experiment is not None,
+            case=self.case,
             app=self.spec.app,
         )
 
@@ -197,6 +172,18 @@ class Audit:
     def optimum(self) -> OptimumStore:
         """Return the store of optimal local models: each is computed once, in the run folder."""
         return OptimumStore(cache=self.cache, case=self.case)
+
+    @cached_property
+    def targets(self) -> TargetMaker:
+        """Return the maker of the attacks' targets."""
+        return TargetMaker(
+            transcript=self.transcript,
+            adversary=self.spec.adversary,
+            granted=self.granted_knowledge,
+            case=self.case,
+            cache=self.cache,
+            optimum=self.optimum,
+        )
 
     def truth(self, victim: int, number: int | None, members: Sequence[int] = ()) -> Truth | None:
         """Return the victim's data, see `Case.truth`."""
@@ -244,14 +231,10 @@ class Audit:
         if self.attacks and len(self.refusal_reasons) == len(self.attacks):
             raise KnowledgeError(next(iter(self.refusal_reasons.values())))
         self.case.check_files()
-        if self.experiment is not None and self.spec.app != AppTable():
-            raise ConfigError(
-                "app: states what the messages of another app mean, but this is a run of fedsim, "
-                "whose messages are known; leave [app] out"
-            )
-        if self.experiment is None and self.folder.path.is_dir():
+        self.case.check_format(self.spec.app)
+        if self.case.is_described_by_file and self.folder.path.is_dir():
             self._check_fit()
-        check_private_facts(self.spec.adversary, self.experiment, bool(self.spec.truth))
+        check_private_facts(self.spec.adversary, self.case)
         check_backbone(_weights_folder())
 
     @property
@@ -281,10 +264,8 @@ class Audit:
             self.folder.settle_manifest()
 
     def _check_observations(self, attack: Attack) -> None:
-        """Raise KnowledgeError where the server of our own run sees nothing that `attack` reads."""
-        if self.experiment is None or self.experiment.config.secure_aggregation is None:
-            return
-        if not attack.accepted_observations & {GROUP, GROUPS}:
+        """Raise KnowledgeError where the server sees nothing that `attack` reads."""
+        if self.case.shows_sums_alone and not attack.accepted_observations & {GROUP, GROUPS}:
             raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack)}")
 
     def run(
@@ -331,7 +312,7 @@ class Audit:
         """Run jobs of attacks that do not build on one another; add a sentence for each failure."""
         with (
             temporary_folder() as folder,
-            closing(self._run_jobs(self.transcript, stage_jobs, progress, folder)) as results,
+            closing(self._run_jobs(stage_jobs, progress, folder)) as results,
         ):
             for job, error in report_job_counts(results, stage_jobs):
                 if error is not None:
@@ -347,31 +328,19 @@ class Audit:
     def _evaluation_context(self, about: Mapping[str, Any]) -> EvaluationContext:
         """Return what a finding is judged with: messages and protocol as its attack read them.
 
-        The attack file of somebody else's recording may say otherwise by now; a finding that was
-        read from gradients does not become one about weights.
-
         Raises:
             FedsimError: code that it was made with does not load, or is not trusted.
         """
-        app, adversary = self.spec.app, self.spec.adversary
-        if self.experiment is None and about["knowledge"] is not None:
-            # Restore [app] and [adversary.knowledge] as they were when the attack was made.
-            table_class = type(adversary.knowledge)
-            values = adversary.knowledge.model_dump(exclude_unset=True) | about["knowledge"]
-            fields = table_class.model_fields
-            values = {name: value for name, value in values.items() if value != fields[name].default}
-            app = validate_tables(AppTable, about["app"] or {}, "app")
-            knowledge = validate_tables(table_class, values, "adversary.knowledge")
-            adversary = adversary.model_copy(update={"knowledge": knowledge})
+        app, adversary = self.case.tables_of_finding(self.spec, about)
         key = app.model_dump_json(), adversary.model_dump_json()
         if key not in self._evaluation_contexts:
             self._evaluation_contexts[key] = EvaluationContext(
                 case=self.case,
                 recording=self.folder.path,
-                knowledge=full_knowledge(adversary, self.experiment, self.base_folder, app),
+                knowledge=full_knowledge(adversary, self.case, self.base_folder, app),
                 optimum=self.optimum,
                 weights=_weights_folder(),
-                message_format=_message_format(app),
+                message_format=app,
             )
         return self._evaluation_contexts[key]
 
@@ -380,7 +349,7 @@ class Audit:
         """Evaluation contexts by [app] and [adversary], as JSON."""
         return {}
 
-    def attack(self, transcript: Transcript, job: AttackJob, progress: Progress, isolation: Isolation) -> None:
+    def attack(self, job: AttackJob, progress: Progress, isolation: Isolation) -> None:
         """Run one job and save its finding.
 
         Raises:
@@ -390,16 +359,12 @@ class Audit:
         def job_progress(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
             progress(iteration, iterations, values)
 
-        for _, error in self._attack_jobs(transcript, [job], job_progress, isolation):
+        for _, error in self._attack_jobs([job], job_progress, isolation):
             if error is not None:
                 raise error
 
     def _attack_jobs(
-        self,
-        transcript: Transcript,
-        jobs: Sequence[AttackJob],
-        progress: ReportJobProgress,
-        isolation: Isolation,
+        self, jobs: Sequence[AttackJob], progress: ReportJobProgress, isolation: Isolation
     ) -> Iterator[tuple[AttackJob, BaseException | None]]:
         """Run the jobs of one attack, at once where it can, and save each finding when it is there.
 
@@ -410,94 +375,73 @@ class Audit:
         # An object of the user's own program has no file that another process could import.
         in_this_process = is_object(plugin) or hash_plugin_code(type(attack)) is None
         remaining = deque(jobs)
-        running = dict[VictimTask, tuple[_PendingJob, JobLog]]()
+        running = dict[VictimTask, tuple[PendingJob, JobLog]]()
         ready = deque[tuple[AttackJob, BaseException | None]]()
+        clock = JobClock()
 
-        def orders(job_logs: JobLogs) -> Iterator[VictimTask]:
+        def orders() -> Iterator[VictimTask]:
             """Prepare a job each time the attack asks for one; skip those that are done."""
             while remaining:
                 job = remaining.popleft()
                 try:
-                    pending = self._pending_job(transcript, job)
+                    pending = self.targets.prepare(job)
                 except FAILURES as error:
                     ready.append((job, error))
                     continue
                 if pending is None:
                     ready.append((job, None))
                     continue
-                job_log = JobLog(job_logs)
-                order = self._make_order(transcript, pending, progress, job_log)
+                job_log = JobLog(clock)
+                order = VictimTask(
+                    target=pending.target,
+                    progress=partial(progress, job),
+                    log_context=job_log.record,
+                )
                 running[order] = pending, job_log
                 yield order
 
         run_orders = attempt_all if in_this_process else isolation.attempt_all
-        with JobLogs() as job_logs:
-            while remaining:
-                count = len(remaining)
-                error: BaseException = AttackError(f"{attack.title} gave neither a finding nor a reason")
-                try:
-                    for order, outcome in run_orders(attack, orders(job_logs)):
-                        pending, job_log = running.pop(order)
-                        job_log.end()
-                        yield pending.job, self._save_outcome(transcript, pending, outcome, job_log)
-                        while ready:
-                            yield ready.popleft()
-                except FAILURES as raised:
-                    error = raised
-                # Jobs under way fail with this error; those that were not begun are tried again.
-                for pending, job_log in running.values():
+        while remaining:
+            count = len(remaining)
+            error: BaseException = AttackError(f"{attack.title} gave neither a finding nor a reason")
+            try:
+                for order, outcome in run_orders(attack, orders()):
+                    pending, job_log = running.pop(order)
                     job_log.end()
-                    ready.append((pending.job, error))
-                running.clear()
-                # An attack that asks for no job at all fails on all of them.
-                if len(remaining) == count:
-                    ready += [(job, error) for job in remaining]
-                    remaining.clear()
-                yield from ready
-                ready.clear()
+                    yield pending.job, self._save_outcome(pending, outcome, job_log)
+                    while ready:
+                        yield ready.popleft()
+            except FAILURES as raised:
+                error = raised
+            # Jobs under way fail with this error; those that were not begun are tried again.
+            for pending, job_log in running.values():
+                job_log.end()
+                ready.append((pending.job, error))
+            running.clear()
+            # An attack that asks for no job at all fails on all of them.
+            if len(remaining) == count:
+                ready += [(job, error) for job in remaining]
+                remaining.clear()
+            yield from ready
+            ready.clear()
 
-    def _make_order(
-        self, transcript: Transcript, pending: _PendingJob, progress: ReportJobProgress, job_log: JobLog
-    ) -> VictimTask:
-        """Return the inputs of the attack on one victim."""
-        job, key = pending.job, adversary_key(self.case.seed)
-        return VictimTask(
-            transcript=transcript.restrict_to(job.rounds),
-            knowledge=pending.knowledge,
-            victim=job.victim,
-            rng=generator(key, "attack", job.round, job.victim, job.repeat),
-            progress=partial(progress, job),
-            log_context=job_log.record,
-        )
-
-    def _pending_job(self, transcript: Transcript, job: AttackJob) -> _PendingJob | None:
-        """Prepare `job`; None where its finding is in the run folder already."""
-        first = first_round_with_victim(transcript, job)
-        members = self._group_members(transcript, first, job)
-        knowledge, model_hashes = self._job_knowledge(transcript, job, first, members)
-        fingerprint = self.cache.fingerprint(job, knowledge, transcript, model_hashes)
-        if self.cache.is_up_to_date(job, fingerprint):
-            return None
-        return _PendingJob(job=job, first=first, members=members, knowledge=knowledge, fingerprint=fingerprint)
-
-    def _save_outcome(
-        self, transcript: Transcript, pending: _PendingJob, outcome: Outcome, job_log: JobLog
-    ) -> BaseException | None:
+    def _save_outcome(self, pending: PendingJob, outcome: Outcome, job_log: JobLog) -> BaseException | None:
         """Save a finding; return what was raised instead of it, or what is wrong with it."""
         if isinstance(outcome, BaseException):
             return outcome
         try:
-            evaluator_of(outcome).form(outcome, self._finding_spec(transcript, pending))
+            evaluator_of(outcome).form(outcome, self._finding_spec(pending))
             path = self.cache.finding_path(pending.job)
             self.cache.save(outcome, path, self._finding_metadata(pending, job_log))
         except FAILURES as error:
             return error
         return None
 
-    def _finding_metadata(self, pending: _PendingJob, job_log: JobLog) -> dict[str, object]:
+    def _finding_metadata(self, pending: PendingJob, job_log: JobLog) -> dict[str, object]:
         """Return what is saved with a finding."""
-        job, granted = pending.job, self.spec.adversary.knowledge.model_dump(mode="json")
-        partial_records = pending.knowledge.partial_records
+        job, target = pending.job, pending.target
+        granted = self.spec.adversary.knowledge.model_dump(mode="json")
+        partial_records = target.knowledge.partial_records
         return {
             "attack": job.title,
             "plugin": job.plugin,
@@ -505,7 +449,7 @@ class Audit:
             "rounds": list(job.rounds),
             "first_round": pending.first,
             "victim": job.victim,
-            "members": list(pending.members),
+            "members": list(target.members),
             "repeat": job.repeat,
             "settings": settings_of(job.attack),
             "changed": changed_settings(job.attack),
@@ -513,7 +457,7 @@ class Audit:
             "command": self.command,
             "code": hash_plugin_code(type(job.attack)),
             "model_code": self.cache.model_code,
-            "granted": pending.knowledge.granted_facts(),
+            "granted": target.knowledge.granted_facts(),
             "knowledge": {name: granted[name] for name in sorted(job.attack.facts_to_grant())},
             "app": self.spec.app.model_dump(mode="json", exclude_defaults=True),
             "partial_records": partial_records.column if partial_records else "",
@@ -534,25 +478,6 @@ class Audit:
             hidden.append(cache_folder())
         return Isolation(room, hidden)
 
-    def _group_members(self, transcript: Transcript, number: int, job: AttackJob) -> tuple[int, ...]:
-        """Return the group that the victim stands for; empty where it stands for itself.
-
-        Raises:
-            AttackError: the number of examples N is not known.
-        """
-        victim, reply = job.victim, transcript.header(number).find_reply(job.victim)
-        assert reply is not None
-        if not transcript.message_format.num_examples_of(victim, reply.num_examples):
-            raise AttackError(
-                f"round {number}, client {victim}: it reported no number of examples that it "
-                "trained on; say it with [app] num_examples"
-            )
-        if not reply.members or GROUPS in job.attack.accepted_observations:
-            return ()
-        members = ", ".join(map(str, reply.members))
-        log.warning("round %d: client %d stands for the sum over clients %s", number, victim, members)
-        return tuple(reply.members)
-
     def _client_of_key(self, key: str) -> str:
         """Return the client that a key of [truth] names: itself, or of `#3` the third recorded."""
         if not key.startswith("#"):
@@ -572,7 +497,7 @@ class Audit:
 
     def _facts_in_headers(self) -> list[str]:
         """Name the facts that headers of a foreign recording state, except those withheld."""
-        if self.experiment is not None or not self.folder.path.is_dir():
+        if not self.case.is_described_by_file or not self.folder.path.is_dir():
             return []
         transcript, headers = self.transcript, list[Header]()
         for number in transcript.rounds:
@@ -583,7 +508,7 @@ class Audit:
         return [name for name in facts_in_headers(headers) if getattr(knowledge, name) is not False]
 
     def _run_jobs(
-        self, transcript: Transcript, jobs: Sequence[AttackJob], progress: ReportJobProgress, folder: Path
+        self, jobs: Sequence[AttackJob], progress: ReportJobProgress, folder: Path
     ) -> Generator[tuple[AttackJob, BaseException | None]]:
         """Run `jobs`, several at once on a CPU.
 
@@ -602,47 +527,24 @@ class Audit:
         with self.isolation(folder) as isolation:
             for title in dict.fromkeys(job.title for job in jobs):
                 jobs_of_attack = [job for job in jobs if job.title == title]
-                yield from self._attack_jobs(transcript, jobs_of_attack, progress, isolation)
+                yield from self._attack_jobs(jobs_of_attack, progress, isolation)
 
-    def _finding_spec(self, transcript: Transcript, pending: _PendingJob) -> FindingSpec:
+    def _finding_spec(self, pending: PendingJob) -> FindingSpec:
         """Return the form that a finding of this job must have."""
 
         def broadcast() -> State:
+            transcript = self.transcript
             reply = transcript.header(pending.first).find_reply(pending.job.victim)
             assert reply is not None
             return transcript.update(pending.first, reply.client).before
 
         return FindingSpec(
             where=f"round {pending.job.round}, client {pending.job.victim}",
-            knowledge=pending.knowledge,
+            knowledge=pending.target.knowledge,
             before=broadcast,
             task=self.case.task,
             clients=self.case.clients,
         )
-
-    def _job_knowledge(
-        self, transcript: Transcript, job: AttackJob, first: int, members: Sequence[int]
-    ) -> tuple[Knowledge, list[str]]:
-        """Return what the attack of `job` is granted, and the hashes of its source models."""
-        adversary, declared = self.spec.adversary, job.attack.facts_to_grant()
-        reads_private = declared.intersection(private_facts(adversary))
-        truth = self.truth(job.victim, first, members) if reads_private else None
-        all_headers = [transcript.header(number) for number in job.rounds]
-        headers = [header for header in all_headers if header.find_reply(job.victim)]
-        check_message_kind(self.experiment, headers, job.victim)
-        # What headers state goes before the experiment; what is private to the victim comes last.
-        common = scale_to_group(apply_headers(self.granted_knowledge, adversary, headers, declared), len(members))
-        knowledge = grant_private(common, adversary, self.experiment, job.victim, truth, declared, members)
-        knowledge = knowledge.restrict_to(declared)
-        source = job.attack.builds_on
-        if source is None:
-            return knowledge, []
-        if source == OPTIMAL:
-            clients = ObservedClients(all_headers).all_clients
-            optima = LazyModels({client: partial(self.optimum, client) for client in clients})
-            return dataclasses.replace(knowledge, models=optima), [OPTIMUM_METHOD]
-        models, hashes = self.cache.load_models(source, job)
-        return dataclasses.replace(knowledge, models=models), hashes
 
     def _find_optima(self, clients: Sequence[int]) -> None:
         """Compute the optimal local models of `clients` that are missing, several at once."""
@@ -656,26 +558,20 @@ class Audit:
                     log.warning("client %d: no optimal local model: %s", client, error)
 
 
-def _message_format(app: AppTable) -> MessageFormat:
-    """Return the format of messages that [app] states."""
-    settings = app.model_dump(exclude={"num_examples", "outputs", "frozen", "messages"})
-    counts: int | dict[int, int] | None = None
-    if isinstance(app.num_examples, dict):
-        counts = {int(client): count for client, count in app.num_examples.items()}
-    else:
-        counts = app.num_examples
-    return MessageFormat(**settings | {"names": tuple(settings["names"])}, num_examples=counts)
+def open_audit(path: Path, spec: AttackFile | None, base_folder: Path | None = None, **options: Any) -> Audit:
+    """Open the run in `path`, in a process that writes no more than findings; see `make_audit`."""
+    return make_audit(OpenRun(path), spec, base_folder, **options)
 
 
-def open_audit(
-    path: Path,
+def make_audit(
+    folder: OpenRun,
     spec: AttackFile | None,
     base_folder: Path | None = None,
     *,
     trust: bool = False,
     command: str = "fedsim attack RUN",
 ) -> Audit:
-    """Open the run in `path` for its own adversary, or for the one that `spec` describes.
+    """Return the audit of a run by its own adversary, or by the one that `spec` describes.
 
     Args:
         trust: import code that the run folder names.
@@ -685,10 +581,8 @@ def open_audit(
         ConfigError: the recording was made elsewhere and no attack file is given, no attack is
             named, or the run names code and is not trusted.
     """
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such run folder")
-    folder = RunFolder(path)
-    config = folder.read_experiment(trust=trust)
+    folder.check_exists()
+    path, config = folder.path, folder.read_experiment(trust=trust)
     if spec is None and config is None:
         raise ConfigError(f"{path}: was recorded elsewhere, so it names no attacks; give an attack file")
     chosen: AttackFile = spec if spec is not None else config  # type: ignore[assignment]
@@ -699,7 +593,7 @@ def open_audit(
     # Extract updates from raw messages, or check that they were extracted from these messages.
     if chosen.app.messages:
         if folder.transcript.is_dir():
-            check_source(Transcript(path), chosen.app.messages, chosen.app.record)
+            check_source(folder.recording, chosen.app.messages, chosen.app.record)
         else:
             with folder.hold_lock():
                 record_updates(path, chosen.app.messages, chosen.app.record, trust=trust)
@@ -722,16 +616,20 @@ def _attack_worker(
     """Give the function with which a worker process attacks."""
     audit = open_audit(path, spec, base_folder, trust=trust, command=command)
     with audit.isolation(folder) as isolation:
-        yield lambda job, progress: audit.attack(audit.transcript, job, progress, isolation)
+        yield lambda job, progress: audit.attack(job, progress, isolation)
 
 
 @contextmanager
 def _optimum_worker(
     path: Path, spec: AttackFile, base_folder: Path, trust: bool
-) -> Iterator[Callable[[int, Progress], object]]:
+) -> Iterator[Callable[[int, Progress], None]]:
     """Give the function with which a worker process computes optimal local models."""
     audit = open_audit(path, spec, base_folder, trust=trust)
-    yield lambda client, progress: audit.optimum(client)
+
+    def compute_optimum(client: int, progress: Progress) -> None:
+        audit.optimum(client)
+
+    yield compute_optimum
 
 
 def _ignore_progress(job: Any, iteration: int, iterations: int, values: Mapping[str, float]) -> None:

@@ -7,24 +7,25 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from fedsim.audit.evaluation.case import Case
 from fedsim.audit.finding_files import load_claim, load_finding, read_facts, save_finding
 from fedsim.audit.plan import AttackJob, TitledAttacks
 from fedsim.audit.variants import hash_variant, settings_of
 from fedsim.base.errors import ConfigError, TranscriptError
-from fedsim.federation.config import AppTable, KnowledgeTable
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.config import KnowledgeTable
+from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.findings import Finding, LocalModel
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.plugins.code_hashes import UNREADABLE, hash_plugin_code, hash_referenced_code
 from fedsim.recording.header import hash_state
-from fedsim.recording.manifest import matches_manifest
+from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 
@@ -60,19 +61,17 @@ class FindingCache:
         titles: of the attacks; an attack comes after those that it builds on.
         knowledge_table: what the file grants.
         base_folder: folder in which `module:callable` is found.
-        seed: of the run.
-        is_own_run: whether fedsim made the run, so that the clients' records cannot change.
+        case: what is known of the recording.
         app: what the file says of the messages of a foreign app.
     """
 
-    folder: RunFolder
+    folder: OpenRun
     attacks: TitledAttacks
     titles: Sequence[str]
     knowledge_table: KnowledgeTable
     base_folder: Path
-    seed: int
-    is_own_run: bool
-    app: AppTable
+    case: Case
+    app: MessageFormat
 
     @cached_property
     def model_code(self) -> str | None:
@@ -142,13 +141,13 @@ class FindingCache:
     def save(self, finding: Finding, path: Path, about: Mapping[str, object]) -> None:
         """Save a finding, or an optimal local model, and note it in the manifest."""
         save_finding(finding, path, about)
-        self.folder.note(path)
+        self.folder.manifest.note(path)
 
     def is_intact(self, path: Path) -> bool:
         """Return whether a finding is there and has the hash that the manifest notes."""
         if not path.is_file():
             return False
-        if not matches_manifest(self.folder.path, path):
+        if not self.folder.manifest.vouches_for(path):
             log.warning("%s/%s: is not what this run found, so it is made anew", path.parent.name, path.name)
             return False
         return True
@@ -173,7 +172,7 @@ class FindingCache:
         hashes, current = [], self.current_versions[title]
         pattern = f"round-{job.round}-client-*-repeat-{job.repeat}.*"
         for path in sorted(self._finding_folders[title].glob(pattern)):
-            if path.suffix != ".safetensors" or not matches_manifest(self.folder.path, path):
+            if path.suffix != ".safetensors" or not self.folder.manifest.vouches_for(path):
                 continue
             about, model_hash = _read_model_hash(path, path.stat().st_mtime_ns)
             if _finding_version(about) != current or about["rounds"] != list(job.rounds):
@@ -198,13 +197,10 @@ class FindingCache:
         granted = {name: table[name] for name in knowledge.granted_facts()} | self._app_settings
         attack_code = hash_plugin_code(type(job.attack))
         code = [] if attack_code is None else [{"code": attack_code}]
-        # In a run of fedsim the victim's records follow from the seed. Candidates and auxiliary
-        # records do not: they change with the number of them that is granted.
-        hashed = replace(knowledge, records=None, partial_records=None) if self.is_own_run else knowledge
-        record_hashes = _record_hashes(hashed)
+        record_hashes = _record_hashes(self.case.hashed_knowledge(knowledge))
         model = [] if self.model_code is None else [{"model": self.model_code}]
         parts = [
-            repr(job.attack), granted, labels, self.seed, headers, *upstream, *code, *record_hashes, *model
+            repr(job.attack), granted, labels, self.case.seed, headers, *upstream, *code, *record_hashes, *model
         ]  # fmt: skip
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -1,11 +1,11 @@
 """Run attacks of other packages, each package in a process that learns nothing of run and truth.
 
-The process is sent the attack, copies of the rounds that it reads, the knowledge that it is
-granted, the victim and a seed. It sends back progress, prints, warnings, and its finding as bytes
-of safetensors, or a sentence. It is a fresh interpreter in a folder of its own. Neither its
-arguments, environment, open files and import path nor its memory lead to the run, its data or the
-experiment, except where it imports a module from the folder of the experiment. Rounds are copied,
-not linked: a link would let it change the recording.
+The process is a worker with bare `Surroundings`. It is sent the attack, copies of the rounds that
+it reads, the knowledge that it is granted, the victim and a seed. It sends back progress, prints,
+warnings, and how it ended: with a finding, whose tensors it leaves in its folder, or with a
+sentence. Neither its arguments, environment, open files and import path nor its memory lead to the
+run, its data or the experiment, except where it imports a module from the folder of the experiment.
+Rounds are copied, not linked: a link would let it change the recording.
 
 It is no sandbox. The process may read whatever files its user can, and look for the run among them;
 and the evaluator imports the module of an attack as well, to read its settings.
@@ -16,40 +16,49 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
-import json
-import logging
 import os
 import pickle
 import shutil
-import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, load_file, save, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from fedsim.audit.finding_files import finding_from_tensors, tensors_to_save
-from fedsim.audit.workers import cause_of_death, describe_error, end_with_parent, interpreter_command, restore_error
 from fedsim.base.errors import AttackCrash, AttackError, FedsimError, one_line
 from fedsim.base.randomness import use_one_thread
-from fedsim.interfaces.attack import Attack, Knowledge, Outcome, Progress, VictimTask, run_sequentially
+from fedsim.base.worker_messages import ErrorMessage, LogMessage, ProgressMessage, ResultMessage
+from fedsim.base.workers import Surroundings, Worker
+from fedsim.interfaces.attack import (
+    Attack,
+    Outcome,
+    Progress,
+    Target,
+    VictimTask,
+    run_sequentially,
+    warn,
+)
 from fedsim.interfaces.findings import Finding
 from fedsim.plugins.code_hashes import find_module_file, find_plugin_files, make_crash_error
 from fedsim.recording.transcript import Transcript
 
 _HIDDEN_VARIABLES = frozenset({"FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_KEY", "PWD", "OLDPWD"})
 """Environment variables that may lead to the run."""
+_FINDING = "finding"
+"""Name of the file for the tensors of a finding."""
+_SECONDS_TO_END = 10.0
+"""Seconds to wait for a process that was killed."""
+_Request = tuple[list[tuple[str, str]], bytes]
+"""Names and files of modules to import, and the attack and its target without tensors."""
 _MODULES_WITH_TRUTH = (
     "fedsim.audit.audit",
     "fedsim.federation.build",
@@ -61,15 +70,7 @@ _MODULES_WITH_TRUTH = (
 """Modules whose objects hold the truth, and must not be pickled."""
 
 
-def attempt(
-    attack: Attack,
-    transcript: Transcript,
-    knowledge: Knowledge,
-    *,
-    victim: int,
-    rng: torch.Generator,
-    progress: Progress,
-) -> Finding:
+def attempt(attack: Attack, target: Target, progress: Progress) -> Finding:
     """Run `attack` in this process and return its finding.
 
     Raises:
@@ -77,7 +78,7 @@ def attempt(
     """
     try:
         with use_one_thread():
-            return attack.run(transcript, knowledge, victim=victim, rng=rng, progress=progress)
+            return attack.run(target, progress)
     except (FedsimError, KeyboardInterrupt):
         raise
     except BaseException as error:  # of foreign code, also sys.exit: say where in it
@@ -134,27 +135,11 @@ class Isolation:
         """Run `attack` on each order, one after the other in the process of its package."""
 
         def attempt_order(order: VictimTask) -> Finding:
-            return self.attempt(
-                attack,
-                order.transcript,
-                order.knowledge,
-                victim=order.victim,
-                rng=order.rng,
-                progress=order.progress,
-            )
+            return self.attempt(attack, order.target, order.progress)
 
         return run_sequentially(orders, attempt_order)
 
-    def attempt(
-        self,
-        attack: Attack,
-        transcript: Transcript,
-        knowledge: Knowledge,
-        *,
-        victim: int,
-        rng: torch.Generator,
-        progress: Progress,
-    ) -> Finding:
+    def attempt(self, attack: Attack, target: Target, progress: Progress) -> Finding:
         """Run `attack` in the process of its package, which is started if need be.
 
         Raises:
@@ -164,7 +149,7 @@ class Isolation:
         """
         # Collect the files of all modules that the process must import.
         files = find_plugin_files(type(attack))
-        for granted_code in (knowledge.model, knowledge.loss):
+        for granted_code in (target.knowledge.model, target.knowledge.loss):
             modules = getattr(granted_code, "modules", ())
             files = {module: find_module_file(module) for module in modules} | files
         # Reuse the process of the package, unless it cannot import all of them.
@@ -175,7 +160,7 @@ class Isolation:
                 process.end()
             process = _PackageProcess(Path(mkdtemp(dir=self._room)), files, self._hidden)
         try:
-            answer = process.run_attack(attack, transcript, knowledge, victim, rng.initial_seed(), progress)
+            answer = process.run_attack(attack, target, progress)
         except BaseException:
             process.end()
             raise
@@ -192,67 +177,49 @@ class _PackageProcess:
         self._folder = folder
         self._files = dict(files)
         self._copied_rounds: tuple[Path, list[int]] | None = None
-        self._line, process_end = Pipe()
         hidden = list(hidden)
-        self._process = subprocess.Popen(
-            interpreter_command(__name__, process_end),
-            cwd=folder,
-            env=_environment(hidden),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            pass_fds=[process_end.fileno()],
-            start_new_session=True,  # so that Ctrl-C does not reach it
+        surroundings = Surroundings(
+            folder=folder,
+            environment=_environment(hidden),
+            import_path=_import_path(files.items(), hidden),
         )
-        process_end.close()
-        threading.Thread(target=_forward_output, args=(self._process.stdout,), daemon=True).start()
-        with suppress(OSError):  # it is dead, which `run_attack` will notice
-            self._line.send_bytes(json.dumps(_import_path(files.items(), hidden)).encode())
+        self._worker = Worker(_package_attacker, (), surroundings)
 
     def can_import(self, files: Mapping[str, Path]) -> bool:
-        """Return whether its import path was made for all of these modules."""
-        return files.items() <= self._files.items()
+        """Return whether it lives, and its import path was made for all of these modules."""
+        return self._worker.is_alive and files.items() <= self._files.items()
 
-    def run_attack(
-        self,
-        attack: Attack,
-        transcript: Transcript,
-        knowledge: Knowledge,
-        victim: int,
-        seed: int,
-        progress: Progress,
-    ) -> Finding | FedsimError:
+    def run_attack(self, attack: Attack, target: Target, progress: Progress) -> Finding | FedsimError:
         """Return the finding of `attack`, or the error that it ends in."""
-        log = logging.getLogger(f"fedsim.adversaries.{type(attack).__module__}")
-        self._copy_rounds(transcript)
+        self._copy_rounds(target.transcript)
+        knowledge = target.knowledge
         if knowledge.models is not None:
             # Read models that are loaded lazily.
             models = {client: dict(state) for client, state in knowledge.models.items()}
             knowledge = replace(knowledge, models=models)
         files = [(name, str(file)) for name, file in self._files.items()]
-        order, tensors = _pickle_without_tensors((attack, knowledge, victim, seed))
+        # The process makes the target again, from its copies of the rounds and from the seed.
+        who = target.victim, target.members, target.rng.initial_seed()
+        order, tensors = _pickle_without_tensors((attack, knowledge, *who))
         save_file(tensors, self._folder / "tensors")
-        with suppress(OSError):
-            self._line.send_bytes(json.dumps(files).encode())
-            self._line.send_bytes(order)
+        self._worker.submit((files, order))
         while True:
-            message = json.loads(self._receive())
-            if "progress" in message:
-                progress(*message["progress"])
-            elif "warning" in message:
-                log.warning("%s", one_line(str(message["warning"])))
-            elif "raised" in message:
-                return restore_error(*message["raised"])
-            else:
-                return _parse_finding(message["kind"], self._receive(), message["found"])
+            wait([self._worker.line], timeout=0.5)
+            for message in self._worker.poll_messages():
+                match message:
+                    case ProgressMessage():
+                        progress(message.iteration, message.iterations, message.values)
+                    case LogMessage():
+                        warn(one_line(message.text))
+                    case ErrorMessage():
+                        return message.to_error()
+                    case ResultMessage():
+                        return _read_finding(self._folder / _FINDING, message.result)
 
     def end(self) -> None:
         """End the process and all that it started, and remove its folder."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._line.close()
+        self._worker.end(kill=True)
+        self._worker.reap(_SECONDS_TO_END)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _copy_rounds(self, transcript: Transcript) -> None:
@@ -271,81 +238,42 @@ class _PackageProcess:
             ) from error
         self._copied_rounds = rounds
 
-    def _receive(self) -> bytes:
-        """Return the next message of the process.
 
-        Raises:
-            AttackCrash: the process died.
-        """
-        try:
-            while not self._line.poll(0.5):
-                if self._process.poll() is not None and not self._line.poll():
-                    raise EOFError
-            return self._line.recv_bytes()
-        except (EOFError, OSError):
-            try:
-                code = self._process.wait(1)
-            except subprocess.TimeoutExpired:
-                code = None
-            raise AttackCrash(f"its process {cause_of_death(code)}") from None
+@contextmanager
+def _package_attacker() -> Iterator[Callable[[_Request, Progress], tuple[str, list[str]]]]:
+    """Give the function with which the process of a package attacks.
 
+    It returns the kind of the finding, and the names of its tensors in the order in which it has
+    them; the tensors are in a file.
+    """
+    folder = Path.cwd()
 
-def serve(line: Connection, parent: int) -> None:
-    """Run attacks until the connection closes; this is the main function of a package's process."""
-    end_with_parent(parent)
+    def attack_target(request: _Request, progress: Progress) -> tuple[str, list[str]]:
+        files, order = request
+        for name, file in files:
+            _import_module(name, file)
+        finding = attempt(*_restore_target(order), progress)
+        tensors = tensors_to_save(finding)
+        save_file(tensors, folder / _FINDING)
+        return finding.kind, list(tensors)
 
-    def progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-        numbers = {str(name): float(value) for name, value in values.items()}
-        line.send_bytes(json.dumps({"progress": (int(iteration), int(iterations), numbers)}).encode())
-
-    logging.getLogger().addHandler(_ToEvaluator(line))
-    with suppress(EOFError):
-        while True:
-            files, order = json.loads(line.recv_bytes()), line.recv_bytes()
-            try:
-                for name, file in files:
-                    _import_module(name, file)
-                attack, knowledge, victim, seed = _Unpickler(order, load_file("tensors")).load()
-                rng = torch.Generator().manual_seed(seed)
-                transcript = Transcript(Path("transcript"), facts=False)
-                finding = attempt(attack, transcript, knowledge, victim=victim, rng=rng, progress=progress)
-                tensors = tensors_to_save(finding)
-                content = save(tensors)
-            except BaseException as error:
-                line.send_bytes(json.dumps({"raised": describe_error(error)}).encode())
-            else:
-                line.send_bytes(json.dumps({"found": list(tensors), "kind": finding.kind}).encode())
-                line.send_bytes(content)
+    yield attack_target
 
 
-class _ToEvaluator(logging.Handler):
-    """Handler that sends warnings of all loggers to the evaluator's process."""
-
-    def __init__(self, line: Connection) -> None:
-        super().__init__(logging.WARNING)
-        self._line = line
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
-        try:
-            self._line.send_bytes(json.dumps({"warning": record.getMessage()}).encode())
-        except Exception:  # its arguments do not fit its text, say; the attack goes on
-            self.handleError(record)
-
-
-def _parse_finding(kind: str, content: bytes, names: list[str]) -> Finding | FedsimError:
+def _read_finding(file: Path, result: Any) -> Finding | FedsimError:
     """Return the finding, or an error that says what is wrong with it.
 
     Args:
-        content: safetensors.
-        names: of the tensors, in the order in which the finding has them.
+        file: its tensors.
+        result: see `_package_attacker`.
     """
     try:
-        tensors = load(content)
+        kind, names = result
+        tensors = load(file.read_bytes())
         return finding_from_tensors(kind, {name: tensors[name] for name in names})
     except AttackError as error:
         return error
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         return AttackCrash(f"its finding cannot be read ({error})")
 
 
@@ -380,6 +308,19 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, name: str) -> Tensor:
         """See pickle.Unpickler."""
         return self._tensors[name]
+
+
+def _restore_target(order: bytes) -> tuple[Attack, Target]:
+    """Return the attack that an order names, and its target over the copied rounds."""
+    attack, knowledge, victim, members, seed = _Unpickler(order, load_file("tensors")).load()
+    target = Target(
+        transcript=Transcript(Path("transcript"), facts=False),
+        victim=victim,
+        members=members,
+        knowledge=knowledge,
+        rng=torch.Generator().manual_seed(seed),
+    )
+    return attack, target
 
 
 def _pickle_without_tensors(things: object) -> tuple[bytes, dict[str, Tensor]]:
@@ -452,14 +393,3 @@ def _import_module(name: str, file: str) -> None:
     assert spec.loader is not None
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-
-
-def _forward_output(output: Any) -> None:
-    """Write what the process prints to our standard error.
-
-    It does not inherit that file itself, because an open file of ours would lead to our folders.
-    """
-    with suppress(OSError, ValueError):
-        while text := output.read(1 << 16):
-            sys.stderr.write(text.decode(errors="replace"))
-            sys.stderr.flush()

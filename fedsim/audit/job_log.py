@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 from fedsim.audit.plan import AttackJob
 from fedsim.base.errors import AttackCrash, FedsimError, error_reason, one_line
 from fedsim.base.progress import report_progress
-
-_ATTACK_LOG = logging.getLogger("fedsim.adversaries")
+from fedsim.interfaces.attack_warnings import collect_warnings
 
 
 def report_job_counts(
@@ -30,40 +28,31 @@ def report_job_counts(
         report_progress(job.title, done[job.title], totals[job.title])
 
 
-class JobLogs:
-    """Logs of jobs that may be under way at the same time.
-
-    As a context manager it captures the warnings of attacks, and adds each to the log of the job
-    that the attack works on.
-
-    Attributes:
-        active_logs: of the jobs under way.
-        current: the log of the job that the attack works on now; None between jobs.
-    """
+class JobClock:
+    """Clock of jobs that may be under way at the same time, among which it divides the time."""
 
     def __init__(self) -> None:
-        self.active_logs: list[JobLog] = []
-        self.current: JobLog | None = None
+        self._running: list[JobLog] = []
         self._last_division = 0.0
-        self._handler = _WarningHandler(self._add_warning)
 
-    def __enter__(self) -> Self:
-        _ATTACK_LOG.addHandler(self._handler)
-        return self
+    def start(self, job_log: JobLog) -> None:
+        """Count a job as under way, unless it is already."""
+        if job_log not in self._running:
+            self._divide_time()
+            self._running.append(job_log)
 
-    def __exit__(self, *_: object) -> None:
-        _ATTACK_LOG.removeHandler(self._handler)
+    def stop(self, job_log: JobLog) -> None:
+        """Count a job as under way no longer."""
+        if job_log in self._running:
+            self._divide_time()
+            self._running.remove(job_log)
 
-    def divide_time(self) -> None:
+    def _divide_time(self) -> None:
         """Divide the time since the last call among the jobs under way."""
         now = time.monotonic()
-        for job_log in self.active_logs:
-            job_log.seconds += (now - self._last_division) / len(self.active_logs)
+        for job_log in self._running:
+            job_log.seconds += (now - self._last_division) / len(self._running)
         self._last_division = now
-
-    def _add_warning(self, message: str) -> None:
-        if self.current is not None and message not in self.current.warnings:
-            self.current.warnings.append(message)
 
 
 class JobLog:
@@ -74,38 +63,25 @@ class JobLog:
         seconds: that the job took; time in which several jobs are under way is divided among them.
     """
 
-    def __init__(self, turns: JobLogs) -> None:
+    def __init__(self, clock: JobClock) -> None:
         self.warnings: list[str] = []
         self.seconds = 0.0
-        self._turns = turns
+        self._clock = clock
 
     @contextmanager
     def record(self) -> Iterator[None]:
         """Record warnings for this job; it counts as under way from the first time on."""
-        if self not in self._turns.active_logs:
-            self._turns.divide_time()
-            self._turns.active_logs.append(self)
-        self._turns.current = self
-        try:
+        self._clock.start(self)
+        with collect_warnings(self._add_warning):
             yield
-        finally:
-            self._turns.current = None
 
     def end(self) -> None:
         """Stop the clock of this job."""
-        if self in self._turns.active_logs:
-            self._turns.divide_time()
-            self._turns.active_logs.remove(self)
+        self._clock.stop(self)
 
-
-class _WarningHandler(logging.Handler):
-    def __init__(self, add_warning: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._add_warning = add_warning
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
-        self._add_warning(record.getMessage())
+    def _add_warning(self, message: str) -> None:
+        if message not in self.warnings:
+            self.warnings.append(message)
 
 
 def describe_failure(job: AttackJob, error: BaseException) -> str:

@@ -12,7 +12,6 @@ from fedsim.audit.cache import FindingCache
 from fedsim.audit.evaluation.case import Case
 from fedsim.audit.evaluation.local_optimum import OPTIMUM_METHOD, local_optimum
 from fedsim.audit.finding_files import load_finding
-from fedsim.base.errors import DataError
 from fedsim.base.randomness import use_one_thread
 from fedsim.interfaces.findings import LocalModel
 from fedsim.recording.wire_format import State
@@ -35,7 +34,7 @@ class OptimumStore:
                 messages.
 
         Raises:
-            DataError: the client's data are not known.
+            UnknownTruthError: the client's data are not known.
             RunError: training diverged.
         """
         path = self._path(client, other_start=other_start)
@@ -55,9 +54,7 @@ class OptimumStore:
         return self.cache.folder.optima / OPTIMUM_METHOD / name
 
     def _train_optimum(self, client: int, *, other_start: bool) -> State:
-        experiment = self.case.experiment
-        if experiment is None:
-            raise DataError(f"client {client}: only an experiment says what it holds, so it has no optimal model")
+        experiment = self.case.require_experiment()
         data, labels = experiment.data.train(client)
         start = " from other random weights" if other_start else ""
         log.info("client %d: training its optimal local model%s, for comparison", client, start)

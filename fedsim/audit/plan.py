@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from fedsim.audit.visibility import ObservedClients
-from fedsim.base.errors import AttackError, ConfigError, FedsimError, did_you_mean, join_first
+from fedsim.base.errors import ConfigError, FedsimError, did_you_mean, join_first
 from fedsim.federation.config import AdversaryTable, AttackTable
 from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL, Attack
 from fedsim.recording.header import Header
@@ -72,12 +72,15 @@ def plan_jobs(
         except FedsimError as error:
             failures.append(str(error))
             log.error("%s", error)
-    # Pair the rounds of each step with whether its attacks read several rounds.
-    steps = [(tuple(present), True)] if present and only is None else []
-    steps += [((number,), False) for number in present]
-    for numbers, temporal in steps:
+    # Pair the rounds of each step with whether its attacks read one round.
+    steps = [(tuple(present), False)] if present and only is None else []
+    steps += [((number,), True) for number in present]
+    for numbers, is_one_round in steps:
         observed = ObservedClients([present[number] for number in numbers])
-        step_attacks = [(table, attack) for table, attack in attacks if attack.temporal == temporal]
+        step_attacks = []
+        for table, attack in attacks:
+            if attack.reads_one_round() == is_one_round:
+                step_attacks.append((table, attack))
         victims: dict[str, Sequence[int]] = {}
         for table, attack in step_attacks:
             victims[table.title] = observed.victims(attack, adversary.victims, failures)
@@ -122,13 +125,13 @@ def work_stages(builds_on: Mapping[str, str | None], *, has_optima: bool) -> lis
     Args:
         builds_on: by title, the attack from which an attack takes models, or `optimal` for optimal
             local models.
-        known: whether the optimal local models can be computed.
+        has_optima: whether the optimal local models can be computed.
 
     Raises:
         ConfigError: an attack builds on one that the file does not name, on itself by a circle, or
             on optimal local models where the clients' data are not known.
 
-    >>> work_stages({"aia": "decoder", "dlg": None, "decoder": None}, known=True)
+    >>> work_stages({"aia": "decoder", "dlg": None, "decoder": None}, has_optima=True)
     [['dlg', 'decoder'], ['aia']]
     """
     for title, source in builds_on.items():
@@ -199,18 +202,3 @@ def check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Seq
     if missing:
         recorded = join_first(sorted(seen), _MAX_CLIENTS)
         raise ConfigError(f"adversary.victims: client {min(missing)} is not recorded; recorded: {recorded}")
-
-
-def first_round_with_victim(transcript: Transcript, job: AttackJob) -> int:
-    """Return the first of the job's rounds in which its victim took part, singly or in a group.
-
-    Raises:
-        AttackError, TranscriptError: it took part in none of them.
-    """
-    for number in job.rounds:
-        if transcript.header(number).find_reply(job.victim) is not None:
-            return number
-    if len(job.rounds) == 1:
-        # This raises the error that says why the update is not there.
-        transcript.update(job.rounds[0], job.victim)
-    raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.audit.cache import FindingCache
+from fedsim.audit.evaluation.case import UnknownTruthError
 from fedsim.audit.evaluation.evaluator import VICTIMS, EvaluationContext, Judgement, evaluator_of
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.finding_files import load_claim, read_facts
@@ -18,7 +19,6 @@ from fedsim.audit.variants import VARIANT_COLUMNS, variant_columns
 from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
 from fedsim.base.progress import track
 from fedsim.interfaces.findings import Finding
-from fedsim.recording.manifest import matches_manifest
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def score_findings(
         key_columns = {key: about[key] for key in ("attack", "victim", "round", "repeat")}
         key_columns |= variant_columns(about)
         for score in judgement.scores:
-            rows.append(key_columns | _score_row(score, judgement.examples) | {"seed": cache.seed})
+            rows.append(key_columns | _score_row(score, judgement.examples) | {"seed": cache.case.seed})
             for index, value in enumerate(score.per_image):
                 if not math.isnan(value):
                     image_rows.append(key_columns | {"metric": score.metric, "image": index, "value": value})
@@ -79,7 +79,7 @@ def score_findings(
 def _read_metadata(path: Path, cache: FindingCache, failures: list[str]) -> dict[str, Any] | None:
     """Read the metadata of a finding; None where it is not scored, and then the log says why."""
     try:
-        if not matches_manifest(cache.folder.path, path):
+        if not cache.folder.manifest.vouches_for(path):
             raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
         about = read_facts(path)
     except FedsimError as error:
@@ -126,9 +126,15 @@ def _judge(
     bench_of: Callable[[Mapping[str, Any]], EvaluationContext],
     failures: list[str],
 ) -> Judgement:
-    """Judge a finding; report an error and return no scores where that fails."""
+    """Judge a finding; report an error and return no scores where that fails.
+
+    That the truth is not known is no failure.
+    """
     try:
         return evaluator_of(finding).judge(finding, about, bench_of(about))
+    except UnknownTruthError as error:
+        log.warning("%s, client %d: not scored: %s", about["attack"], int(about["victim"]), error)
+        return Judgement()
     except Exception as error:  # a finding of any package may have any content
         is_ours = isinstance(error, FedsimError)
         reason = error if is_ours else one_line(error_reason(error))

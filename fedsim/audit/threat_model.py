@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.audit.architecture import Architecture, ReferencedLoss, ReferencedModel
+from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
-from fedsim.base.randomness import derive_seed
 from fedsim.base.task import smooth_labels, squared_error
 from fedsim.data import Column
-from fedsim.federation.auxiliary import auxiliary_records
-from fedsim.federation.build import Experiment
-from fedsim.federation.candidates import draw_candidates, draw_known_candidates
-from fedsim.federation.config import AdversaryTable, AppTable
-from fedsim.federation.properties import property_records
-from fedsim.interfaces.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, Records, config_keys
+from fedsim.federation.config import AdversaryTable
+from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, PartialRecords, Records, config_keys
 from fedsim.plugins import registry
 from fedsim.recording.header import DIFFERS_BY_CLIENT, Header
+from fedsim.recording.message_format import MessageFormat
 from fedsim.training.models.checks import lazy_layer_complaint
+
+if TYPE_CHECKING:
+    from fedsim.audit.evaluation.case import Case
 
 PRIVATE = tuple(name for name, fact in FACTS.items() if fact.private)
 """Facts that differ from victim to victim."""
-_TRAINING_FACTS = tuple(name for name, fact in FACTS.items() if fact.setting)
-"""Settings of local training, which a server sends along with its model."""
 LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy": cross_entropy,
     "nll": cross_entropy,
@@ -46,15 +44,14 @@ logits, of which one is 0, is the binary cross-entropy of the other; `Referenced
 
 def grant_knowledge(
     adversary: AdversaryTable,
-    experiment: Experiment | None,
+    case: Case,
     base_folder: Path,
-    app: AppTable | None = None,
+    app: MessageFormat | None = None,
 ) -> Knowledge:
     """Return what the adversary is granted about every victim; `grant_private` adds the rest.
 
     Args:
-        experiment: the federation behind the recording, whose server knows what it wrote; None for
-            a recording made elsewhere, where everything is stated in the attack file.
+        case: what is known of the recording besides the attack file.
         base_folder: folder in which `module:callable` is found.
         app: what the messages of a recording made elsewhere mean.
 
@@ -62,26 +59,18 @@ def grant_knowledge(
         ConfigError: the device or a stated value is not usable.
         PluginError: the model does not load.
     """
-    protocol = _protocol_facts(experiment) if experiment else {"loss": cross_entropy}
-    app = app or AppTable()
+    protocol = case.protocol_facts()
+    app = app or MessageFormat()
     values: dict[str, Any] = {"device": parse_device(adversary.device)}
     for name in FACTS:
         setting = getattr(adversary.knowledge, name)
         if name in PRIVATE or setting is False:
             continue
-        if experiment is None:
-            _check_foreign_fact(adversary, name, name in protocol)
+        case.check_grant(adversary, name)
         # A fact that is True is granted as the protocol has it; any other setting is its value.
         values[name] = protocol.get(name) if setting is True else _stated_value(name, setting, base_folder)
     _check_widths(values)
-    if adversary.knowledge.auxiliary and experiment is not None:
-        values["auxiliary"] = auxiliary_records(experiment.data, adversary.auxiliary)
-    if "property_records" in values and experiment is not None:
-        name = adversary.knowledge.property_records
-        if not isinstance(name, str):
-            expected = FACTS["property_records"].expected
-            raise ConfigError(f"adversary.knowledge.property_records: name the property, {expected}; got {name}")
-        values["property_records"] = property_records(experiment.data, name, adversary.auxiliary)
+    values |= case.public_records(adversary)
     # The model of a foreign app returns and sends what [app] says.
     model = values.get("model")
     if isinstance(model, ReferencedModel):
@@ -92,36 +81,17 @@ def grant_knowledge(
     return Knowledge(**values)
 
 
-def _check_foreign_fact(adversary: AdversaryTable, name: str, has_default: bool) -> None:
-    """Raise ConfigError where a recording made elsewhere cannot grant the fact `name`."""
-    if name in ("auxiliary", "property_records"):
-        raise ConfigError(
-            f"adversary.knowledge.{name}: it is not known which records the clients of a recording "
-            "made elsewhere do not train on; attack the run of an experiment, or pass them to `fedsim.attack`"
-        )
-    is_asked_for = name in adversary.knowledge.model_fields_set
-    if getattr(adversary.knowledge, name) is not True or not is_asked_for:
-        return
-    if not has_default and name not in _TRAINING_FACTS:
-        raise ConfigError(
-            f"adversary.knowledge.{name}: a recording made elsewhere has none to grant; write it out, or leave the "
-            "key out"
-        )
-
-
 def full_knowledge(
     adversary: AdversaryTable,
-    experiment: Experiment | None,
+    case: Case,
     base_folder: Path,
-    app: AppTable | None = None,
+    app: MessageFormat | None = None,
 ) -> Knowledge:
     """Return all that the evaluator knows of the protocol.
 
     For a recording made elsewhere that is what the attack file grants.
     """
-    if experiment:
-        return _smooth_loss(Knowledge(**_protocol_facts(experiment)))
-    return _smooth_loss(grant_knowledge(adversary, experiment, base_folder, app))
+    return _smooth_loss(case.full_knowledge(partial(grant_knowledge, adversary, case, base_folder, app)))
 
 
 def apply_headers(
@@ -145,7 +115,7 @@ def apply_headers(
             attack file states no value.
     """
     values: dict[str, Any] = {}
-    for name in sorted(declared & set(_TRAINING_FACTS)):
+    for name in sorted(declared & set(TRAINING_FACTS)):
         setting = getattr(adversary.knowledge, name)
         if setting is False:
             continue
@@ -224,7 +194,7 @@ def scale_to_group(knowledge: Knowledge, members: int) -> Knowledge:
 def facts_in_headers(headers: Sequence[Header]) -> list[str]:
     """Return the names of the protocol's facts that these headers state."""
     names = []
-    for name in _TRAINING_FACTS:
+    for name in TRAINING_FACTS:
         if any(_value_in_header(header, name) is not None for header in headers):
             names.append(name)
     return names
@@ -248,24 +218,6 @@ def _value_in_header(header: Header, name: str) -> Any:
             f"with adversary.knowledge.{name} = false"
         )
     return value.lower() if isinstance(value, str) else value
-
-
-def check_message_kind(experiment: Experiment | None, headers: Sequence[Header], victim: int) -> None:
-    """Raise ConfigError where `victim` sent another kind of message than the experiment says.
-
-    The truth would be another: all its examples for weights, one mini-batch for a gradient.
-    """
-    if experiment is None:
-        return
-    expected = experiment.training.sends
-    for header in headers:
-        for reply in header.replies:
-            kind = "gradient" if reply.kind == "gradient" else "weights"  # a delta counts as weights
-            if reply.client == victim and kind != expected:
-                raise ConfigError(
-                    f"training.sends: the experiment says {expected!r}, but in round {header.round} "
-                    f"client {victim} sent {kind!r}, as the recording says; make the run again"
-                )
 
 
 def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
@@ -293,17 +245,17 @@ def private_facts(adversary: AdversaryTable) -> list[str]:
     return [name for name in PRIVATE if getattr(adversary.knowledge, name) is not False]
 
 
-def check_private_facts(adversary: AdversaryTable, experiment: Experiment | None, has_truth: bool) -> None:
+def check_private_facts(adversary: AdversaryTable, case: Case) -> None:
     """Check that there is a source for each fact that `grant_private` is to add.
 
     Raises:
         ConfigError: there is none, or a setting of such a fact is not usable.
     """
     names = private_facts(adversary)
-    if names and experiment is None and not has_truth:
-        raise ConfigError(f"adversary.knowledge.{names[0]}: there is no truth to take them from; add a [truth] table")
+    if names:
+        case.check_truth_source(names[0])
     if "partial_records" in names:
-        _sensitive_column(adversary, experiment)
+        case.sensitive_column(str(adversary.knowledge.partial_records))
     if "known_candidates" in names:
         count, fact = adversary.knowledge.known_candidates, FACTS["known_candidates"]
         if not fact.is_valid(count):
@@ -317,17 +269,13 @@ def check_private_facts(adversary: AdversaryTable, experiment: Experiment | None
         non_members, fact = adversary.knowledge.candidates, FACTS["candidates"]
         if not fact.is_valid(non_members):
             raise ConfigError(f"adversary.knowledge.candidates: expected {fact.expected}, got '{non_members}'")
-        if experiment is None:
-            raise ConfigError(
-                "adversary.knowledge.candidates: it is not known which records the victim of a "
-                "recording made elsewhere does not hold; attack the run of an experiment"
-            )
+        case.check_candidate_source()
 
 
 def grant_private(
     knowledge: Knowledge,
     adversary: AdversaryTable,
-    experiment: Experiment | None,
+    case: Case,
     victim: int,
     truth: Truth | None,
     declared: Set[str] = frozenset(PRIVATE),
@@ -353,85 +301,17 @@ def grant_private(
     if "labels" in names:
         values["labels"] = truth.labels.sort().values
     if "candidates" in names:
-        values["candidates"] = _draw_candidates(adversary, experiment, clients)
+        values["candidates"] = case.candidates(adversary, clients)
     if "known_candidates" in names:
-        values["known_candidates"] = _draw_known_candidates(adversary, experiment, clients)
+        values["known_candidates"] = case.known_candidates(adversary, clients)
     if {"records", "partial_records"}.intersection(names):
-        records = _client_records(knowledge, experiment, clients, truth)
+        records = case.client_records(knowledge, clients, truth)
         if "records" in names:
             values["records"] = records
         if "partial_records" in names:
-            column = _sensitive_column(adversary, experiment)
+            column = case.sensitive_column(str(adversary.knowledge.partial_records))
             values["partial_records"] = _remove_column(records, column)
     return replace(knowledge, **values)
-
-
-def _client_records(
-    knowledge: Knowledge, experiment: Experiment | None, clients: Sequence[int], truth: Truth
-) -> Records:
-    """Return all training examples of these clients in model units."""
-    if experiment is not None:
-        inputs, labels = map(torch.cat, zip(*experiment.data.train_by_client(clients), strict=True))
-        return Records(inputs=experiment.data.to_model(inputs), labels=labels)
-    if knowledge.value_range is None:
-        raise ConfigError(
-            "adversary.knowledge.records: the truth is in [0, 1], and without value_range it cannot be "
-            "converted to inputs of the model; give value_range"
-        )
-    shape = (-1, *[1] * (truth.data.ndim - 2))
-    low, high = (torch.tensor(end).reshape(shape) for end in knowledge.value_range)
-    return Records(inputs=low + truth.data * (high - low), labels=truth.labels)
-
-
-def _draw_candidates(adversary: AdversaryTable, experiment: Experiment | None, clients: Sequence[int]) -> Records:
-    """Draw candidate records, without saying which of them are members."""
-    assert experiment is not None  # or `check_private_facts` had refused it
-    table = adversary.knowledge
-    candidates = draw_candidates(
-        experiment.data,
-        clients,
-        table.candidates,
-        adversary.candidates,
-        int(table.known_candidates),
-    )
-    inputs = experiment.data.to_model(candidates.inputs)
-    return Records(inputs=inputs, labels=candidates.labels)
-
-
-def _draw_known_candidates(
-    adversary: AdversaryTable, experiment: Experiment | None, clients: Sequence[int]
-) -> KnownCandidates:
-    """Draw records that are not among the candidates, with their membership."""
-    assert experiment is not None  # or `check_private_facts` had refused it
-    table = adversary.knowledge
-    records = draw_known_candidates(experiment.data, clients, table.candidates, table.known_candidates)
-    inputs = experiment.data.to_model(records.inputs)
-    return KnownCandidates(inputs=inputs, labels=records.labels, members=records.members)
-
-
-def _sensitive_column(adversary: AdversaryTable, experiment: Experiment | None) -> Column:
-    """Return the column that `partial_records` withholds."""
-    name = str(adversary.knowledge.partial_records)
-    if experiment is None:
-        raise ConfigError(
-            "adversary.knowledge.partial_records: a recording made elsewhere names no columns; attack the run of an "
-            "experiment whose data are a table"
-        )
-    columns = {column.name: column for column in experiment.dataset.columns}
-    column = columns.get(name)
-    if column is None:
-        raise ConfigError(
-            f"adversary.knowledge.partial_records: '{experiment.dataset.name}' has no column '{name}', "
-            f"{did_you_mean(name, columns)}"
-        )
-    if len(column.categories) < 2:
-        possible = ", ".join(column.name for column in columns.values() if len(column.categories) > 1)
-        content = "numbers, and candidates for these cannot be listed"
-        if column.categories:
-            content = "one category alone"
-        remedy = f"name one of: {possible}" if possible else "it has no column of several categories"
-        raise ConfigError(f"adversary.knowledge.partial_records: column '{name}' holds {content}; {remedy}")
-    return column
 
 
 def _remove_column(records: Records, column: Column) -> PartialRecords:
@@ -444,47 +324,6 @@ def _remove_column(records: Records, column: Column) -> PartialRecords:
         features=column.features,
         categories=column.categories,
     )
-
-
-def _protocol_facts(experiment: Experiment) -> dict[str, Any]:
-    """Return what the server of a federation knows anyway, because it wrote the protocol.
-
-    The model is granted as a builder of networks: a method of the experiment would carry the data.
-    """
-    task, data, model = experiment.dataset.task, experiment.data, experiment.config.model
-    input_facts: dict[str, Any] = {}
-    if task.kind != "text":
-        input_facts["value_range"] = data.value_range()
-        if data.standardise:
-            input_facts["input_mean"], input_facts["input_std"] = data.moments()
-    columns = experiment.dataset.columns
-    if columns:
-        input_facts["columns"] = tuple(column.width for column in columns)
-    architecture = Architecture(
-        model.name,
-        model.settings,
-        task,
-        derive_seed(experiment.seed, "model"),
-        experiment.training.dropout,
-    )
-    model_facts = {"model": architecture, "defenses": tuple(experiment.defenses)}
-    task_facts = {
-        "loss": task.loss,
-        "input_shape": task.input_shape,
-        "num_classes": task.num_classes or None,
-    }
-    return input_facts | model_facts | task_facts | _training_facts(experiment)
-
-
-def _training_facts(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings of local training.
-
-    A gradient is one step on one batch, which the server takes with its own learning rate.
-    """
-    facts = {name: getattr(experiment.training, name) for name in _TRAINING_FACTS}
-    if experiment.training.sends == "gradient":
-        facts |= {"learning_rate": experiment.server_rate, "local_epochs": 1}
-    return facts
 
 
 def _check_widths(values: Mapping[str, Any]) -> None:

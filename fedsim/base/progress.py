@@ -1,28 +1,44 @@
-"""Progress of long work, reported by log lines that `fedsim.cli.screen` shows and no file stores.
-
-Log lines are used because they pass between threads, and from a deployed ServerApp to the command
-line.
-"""
+"""Report the progress of long work to those who listen: the command line, or a Python caller."""
 
 from __future__ import annotations
 
-import logging
-import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
-LOGGER = "fedsim.base.progress"
+ProgressListener = Callable[[str, int, int], None]
+"""Callback `listener(work, done, total)`."""
 ROUNDS = "fedsim.rounds"
 """Logger of the line at the end of each round; a screen may show only some of these."""
-log = logging.getLogger(LOGGER)
 _SECONDS_BETWEEN_REPORTS = 0.2
+# No ContextVar: the Ray engine runs the ServerApp, which reports rounds, in a thread of its own.
+_listeners: list[ProgressListener] = []
+
+
+@contextmanager
+def listen_to_progress(listener: ProgressListener | None) -> Iterator[None]:
+    """Call `listener`, if there is one, with all progress of this process in the block.
+
+    >>> with listen_to_progress(print):
+    ...     report_progress("clients", 3, 12)
+    clients 3 12
+    """
+    if listener is None:
+        yield
+        return
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 def report_progress(work: str, done: int, total: int) -> None:
     """Report that `done` of `total` steps of `work` are done; 0 starts it, `total` ends it."""
-    log.debug("%s: %d of %d", work, done, total)
+    for listener in tuple(_listeners):
+        listener(work, done, total)
 
 
 def track(items: Iterable[T], work: str, total: int) -> Iterator[T]:
@@ -35,9 +51,3 @@ def track(items: Iterable[T], work: str, total: int) -> Iterator[T]:
             report_progress(work, min(count, total - 1), total)
             last_report = time.monotonic()
     report_progress(work, total, total)
-
-
-def parse_progress(message: str) -> tuple[str, int, int] | None:
-    """Parse a line of `report_progress`: work, steps done and total; None for another line."""
-    match = re.fullmatch(r"(.*): (\d+) of (\d+)", message, re.DOTALL)
-    return (match[1], int(match[2]), int(match[3])) if match else None

@@ -35,16 +35,18 @@ def attack(
 ) -> None:
     """Attack a recorded run, or the recording of somebody's Flower app."""
     from fedsim.api.adversaries import read_adversary
+    from fedsim.federation.open_run import OpenRun
 
     use_data_dir(data_dir)
     use_key(key)
-    adversary = read_adversary(run, file, overrides or [], trust=trust)
+    folder = OpenRun(run)
+    adversary = read_adversary(folder, file, overrides or [], trust=trust)
 
     # What follows takes seconds to import, so a mistyped key is reported before.
     from fedsim.api import pipeline
     from fedsim.cli.work_shown import show_scores, show_work
 
     with show_work(quiet, verbose) as follow:
-        done = pipeline.attack(run, adversary, trust=trust, follow=follow)
+        done = pipeline.attack(folder, adversary, trust=trust, follow=follow)
     show_scores(done)
     finish_with_report(done, quiet)

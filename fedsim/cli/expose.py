@@ -60,12 +60,12 @@ def expose(
     key: Key = None,
 ) -> None:
     """Say which clients and examples are exposed most by what clients send, without any attack."""
+    from fedsim.federation.open_run import OpenRun
     from fedsim.federation.reading import load_config
-    from fedsim.federation.run_folder import RunFolder
 
     use_data_dir(data_dir)
     use_key(key)
-    is_run = experiment.is_dir()
+    run, is_run = OpenRun(experiment), experiment.is_dir()
     measure_settings = [text for text in overrides or [] if text.startswith("measure.")]
     other_settings = [text for text in overrides or [] if text not in measure_settings]
     if rounds and not is_run:
@@ -74,11 +74,7 @@ def expose(
         raise ConfigError(
             f"--set {other_settings[0]}: a run stays as it was made; only settings of measures may be changed"
         )
-    config = (
-        RunFolder(experiment).read_experiment(trust=trust)
-        if is_run
-        else load_config(experiment, other_settings, trust=trust)
-    )
+    config = run.read_experiment(trust=trust) if is_run else load_config(experiment, other_settings, trust=trust)
     if config is None:
         raise ConfigError(
             f"{experiment}: holds no experiment, so nobody here knows its clients' data; name a run of fedsim"
@@ -96,19 +92,19 @@ def expose(
     check_free(folder, overwrite=overwrite)
     is_in_run = is_run and out is None
     if is_in_run:
-        RunFolder(experiment).check_key()
+        run.check_key()
     built_experiment = Experiment(resolve(config))
-    named_gauges = [build_measure(table) for table in choose_measures(config, measures or [], measure_settings)]
-    with show_work(quiet, verbose), RunFolder(experiment).hold_lock() if is_in_run else contextlib.nullcontext():
-        chosen_gauges = [replace(gauge, per_example=gauge.per_example or each) for gauge in named_gauges]
-        gauges = chosen_gauges or find_applicable_measures(built_experiment, each=each)
+    named_schedules = [build_measure(table) for table in choose_measures(config, measures or [], measure_settings)]
+    with show_work(quiet, verbose), run.hold_lock() if is_in_run else contextlib.nullcontext():
+        chosen_schedules = [replace(schedule, per_example=schedule.per_example or each) for schedule in named_schedules]
+        schedules = chosen_schedules or find_applicable_measures(built_experiment, each=each)
         if is_run:
-            moments = run_moments(built_experiment, experiment, states or [], rounds or [], clients or [])
+            moments = run_moments(built_experiment, run, states or [], rounds or [], clients or [])
         else:
             moments = file_moments(built_experiment, experiment.stem, states or [], clients or [])
-        rows, pictures = write_exposure(folder, built_experiment, moments, gauges)
+        rows, pictures = write_exposure(folder, built_experiment, moments, schedules)
         if is_in_run:
-            RunFolder(experiment).note(folder / "exposure.csv")
+            run.manifest.note(folder / "exposure.csv")
     # Show the results.
     for state, state_rows in groupby(rows, key=lambda row: row["state"]):
         show_exposure(list(state_rows), f"at {state}")

@@ -23,39 +23,37 @@ def geometry(
     """Say how well recorded updates can be matched by one gradient: the analysis of SME, Sect. 5.1."""
     from fedsim.base.files import write_bytes
     from fedsim.federation.build import Experiment
-    from fedsim.federation.run_folder import RunFolder
-    from fedsim.recording.transcript import Transcript
+    from fedsim.federation.open_run import OpenRun
     from fedsim.report.figures import draw_diagram, style
     from fedsim.report.geometry import geometries_of_updates, geometry_diagrams
 
     use_data_dir(data_dir)
     use_key(key)
-    folder = RunFolder(run)
-    folder.check_key()
-    if (config := folder.read_experiment(trust=trust)) is None:
-        raise ConfigError(
-            f"{run}: was recorded elsewhere, so nobody here knows its clients' data; name a run of fedsim"
-        )
-    transcript = Transcript(run)
-    for number in rounds or ():
-        if number not in transcript.rounds:
-            raise ConfigError(f"geometry: round {number} is not recorded; recorded: {transcript.rounds}")
-    geometries = list(geometries_of_updates(Experiment(config), transcript, rounds or transcript.rounds[:1]))
-    rows = [{"round": number, "client": client, **item.summary} for number, client, item in geometries]
+    folder = OpenRun(run)
+    folder.check_exists()
     with folder.hold_lock():
+        folder.check_key()
+        if (config := folder.read_experiment(trust=trust)) is None:
+            raise ConfigError(
+                f"{run}: was recorded elsewhere, so nobody here knows its clients' data; name a run of fedsim"
+            )
+        transcript = folder.recording
+        for number in rounds or ():
+            if number not in transcript.rounds:
+                raise ConfigError(f"geometry: round {number} is not recorded; recorded: {transcript.rounds}")
+        geometries = list(geometries_of_updates(Experiment(config), transcript, rounds or transcript.rounds[:1]))
+        rows = [{"round": number, "client": client, **item.summary} for number, client, item in geometries]
         folder.write_table(folder.geometry, list(rows[0]), rows)
-    # Print the statistics over all updates, and draw them.
-    title = f"{number_of(len(rows), 'update')}, {format_rounds(number for number, _, _ in geometries)} of {run}"
-    table = Table("", "mean", "deviation", "lowest", "highest", title=escape(title))
-    for name in geometries[0][2].summary:
-        values = [float(row[name]) for row in rows]
-        statistics = fmean(values), pstdev(values), min(values), max(values)
-        table.add_row(name, *(f"{value:.3f}" for value in statistics))
-    console.print(table)
-    for name, panel in zip(
-        ("ratios", "cosines"), geometry_diagrams([item for _, _, item in geometries], style(0)), strict=True
-    ):
-        path = run / f"geometry-{name}.png"
-        with folder.hold_lock():
+        # Print the statistics over all updates, and draw them.
+        title = f"{number_of(len(rows), 'update')}, {format_rounds(number for number, _, _ in geometries)} of {run}"
+        table = Table("", "mean", "deviation", "lowest", "highest", title=escape(title))
+        for name in geometries[0][2].summary:
+            values = [float(row[name]) for row in rows]
+            statistics = fmean(values), pstdev(values), min(values), max(values)
+            table.add_row(name, *(f"{value:.3f}" for value in statistics))
+        console.print(table)
+        diagrams = geometry_diagrams([item for _, _, item in geometries], style(0))
+        for name, panel in zip(("ratios", "cosines"), diagrams, strict=True):
+            path = run / f"geometry-{name}.png"
             write_bytes(path, draw_diagram(panel))
-        console.print(f"picture: {path}", soft_wrap=True, markup=False)
+            console.print(f"picture: {path}", soft_wrap=True, markup=False)

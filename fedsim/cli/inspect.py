@@ -31,23 +31,24 @@ def inspect(
 ) -> None:
     """Say what clients told the server in clear, what a recording holds, and whether it is still what was written."""
     from fedsim.federation.integrity import compare_with_manifest
-    from fedsim.federation.run_folder import RunFolder
+    from fedsim.federation.open_run import OpenRun
     from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
     from fedsim.recording.messages import read_messages
-    from fedsim.recording.transcript import Transcript, find_run
+    from fedsim.recording.transcript import find_run
 
     use_key(key)
+    folder = OpenRun(run)
     if run.is_dir():
-        RunFolder(run).check_kinds()
+        folder.check_kinds()
     try:
-        transcript = Transcript(run)
+        transcript = folder.recording
     except TranscriptError as error:
         exchanges = read_messages(find_run(run) / MESSAGES)
         if hash or (first := next(exchanges, None)) is None:
             raise
         _show_clear_text(chain([first], exchanges), rows=rows)
         console.print(f"no updates: {error}", soft_wrap=True, markup=False)
-        verdict = compare_with_manifest(find_run(run))
+        verdict = compare_with_manifest(OpenRun(find_run(run)))
         if not verdict.differences:
             console.print(verdict.text, soft_wrap=True, markup=False)
         finish(verdict.differences)
@@ -73,7 +74,7 @@ def inspect(
     for remark, count in totals.remarks.most_common():
         console.print(f"odd: {remark} ({number_of(count, 'update')})", soft_wrap=True, markup=False)
     # Compare with the manifest.
-    verdict = compare_with_manifest(run)
+    verdict = compare_with_manifest(folder)
     failures += verdict.differences
     if not failures:
         console.print(f"intact: {_count_text(transcript)}, each as it was recorded (by SHA-256)")

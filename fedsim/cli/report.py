@@ -8,7 +8,8 @@ from fedsim.cli.options import DataDir, Key, RunPath, Trust, finish_with_report,
 def report(run: RunPath, data_dir: DataDir = None, trust: Trust = False, key: Key = None) -> None:
     """Write report.html anew from what a run folder holds."""
     from fedsim.api import pipeline
+    from fedsim.federation.open_run import OpenRun
 
     use_data_dir(data_dir)
     use_key(key)
-    finish_with_report(pipeline.report(run, trust=trust))
+    finish_with_report(pipeline.report(OpenRun(run), trust=trust))

@@ -24,8 +24,9 @@ def run(
     key: Key = None,
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
+    from fedsim.federation.open_run import OpenRun
     from fedsim.federation.reading import load_config
-    from fedsim.federation.run_folder import RunFolder, default_folder, read_exposures
+    from fedsim.federation.run_folder import default_folder, read_exposures
 
     use_data_dir(data_dir)
     use_key(key)
@@ -42,11 +43,11 @@ def run(
 
     with show_work(quiet, verbose) as follow:
         if config is not None and file is not None:
-            folder = RunFolder(out) if out else default_folder(file)
+            folder = OpenRun(out or default_folder(file))
             done = pipeline.run(config, folder, overwrite=overwrite, follow=follow)
         else:
             assert resume is not None
-            done = pipeline.resume(RunFolder(resume), trust=trust, follow=follow)
+            done = pipeline.resume(OpenRun(resume), trust=trust, follow=follow)
     show_scores(done)
     show_epsilons(read_epsilons(done.folder))
     show_exposure(read_exposures(done.folder), "before clients sent, mean over rounds")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from fedsim.base.progress import ROUNDS, parse_progress
+from fedsim.base.progress import ROUNDS
 
 PAUSE = 5.0
 """Seconds between two plain lines, and between two lines about rounds."""
@@ -20,20 +20,20 @@ _ESTIMATE_FROM = 0.05
 """Share of a phase from which the time left is shown; before, one-time work such as compilation is most of it."""
 
 
-class PhaseHandler(logging.Handler):
-    """Handler that shows what `fedsim.base.progress` reports: live on a terminal, elsewhere as a line every few seconds.
+class PhaseDisplay:
+    """Display of the phases of a command: live on a terminal, elsewhere as a line every few seconds.
 
-    A phase of several items, such as an attack on several updates, may have `parts` that are under way.
+    A phase of several items, such as an attack on several updates, may have `parts` that are under
+    way.
     """
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
         self._console = console
         self._bars = phase_bars(console)
         self._phases: dict[str, _Phase] = {}
         self._last = time.monotonic()
 
-    def __enter__(self) -> PhaseHandler:
+    def __enter__(self) -> PhaseDisplay:
         if self._console.is_terminal:
             self._bars.start()
         return self
@@ -43,14 +43,11 @@ class PhaseHandler(logging.Handler):
     ) -> None:
         self._bars.stop()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Show one step."""
-        if (step := parse_progress(record.getMessage())) is None:
-            return
-        phase_name, done, total = step
-        if done == 0 or phase_name not in self._phases:
-            self._begin(phase_name, total)
-        phase = self._phases[phase_name]
+    def show_progress(self, work: str, done: int, total: int) -> None:
+        """Show that `done` of `total` steps of the phase `work` are done."""
+        if done == 0 or work not in self._phases:
+            self._begin(work, total)
+        phase = self._phases[work]
         phase.done, phase.total = done, total
         self._show(phase)
 

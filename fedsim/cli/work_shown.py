@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.api.logs import OnceFilter, listen
-from fedsim.base.progress import LOGGER
+from fedsim.base.progress import listen_to_progress
 from fedsim.cli.options import console, strip_control_characters
-from fedsim.cli.screen import PhaseHandler, RoundFilter
+from fedsim.cli.screen import PhaseDisplay, RoundFilter
 from fedsim.report.exposure import mean_quantities
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def show_work(
     quiet: bool = False, verbose: bool = False
 ) -> Iterator[Callable[[AttackJob, int, int, Mapping[str, float]], None]]:
     """Show the program's own log lines and progress; yields the function to call with the progress of each attack."""
-    logger, progress = logging.getLogger("fedsim"), logging.getLogger(LOGGER)
+    logger = logging.getLogger("fedsim")
     screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
     screen.setFormatter(_Sentence())
     if quiet:
@@ -43,9 +43,9 @@ def show_work(
         screen.addFilter(RoundFilter())
     screen.addFilter(OnceFilter())
     with (
-        PhaseHandler(console) as phases,
+        PhaseDisplay(console) as phases,
         listen(logger, [screen], logging.DEBUG if verbose else logging.INFO),
-        listen(progress, [] if quiet else [phases], logging.CRITICAL if quiet else logging.DEBUG),
+        listen_to_progress(None if quiet else phases.show_progress),
     ):
 
         def follow(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:

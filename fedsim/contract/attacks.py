@@ -18,7 +18,7 @@ from fedsim.base.randomness import generator
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, NotChecked, expect
 from fedsim.contract.recordings import OTHER, VICTIM, TinyRecording, recordings_for
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins import registry
@@ -105,7 +105,7 @@ def refuses_before_any_work(subject: CheckedPlugin) -> None:
         raise DoesNotApply("it needs nothing but the messages")
     unread: Any = None  # any access to the transcript or the generator would raise
     try:
-        attack.run(unread, Knowledge(), victim=VICTIM, rng=unread)
+        attack.run(Target(transcript=unread, victim=VICTIM, knowledge=Knowledge(), rng=unread))
     except KnowledgeError:
         return
     raise ContractViolation(f"without {', '.join(sorted(attack.needs))} it runs, although it declares to need that")
@@ -161,13 +161,8 @@ def reports_progress(subject: CheckedPlugin) -> None:
     """It reports its progress up to the last iteration, each with an objective."""
     scene, _ = _first_result(subject)
     calls: list[tuple[int, int, Mapping[str, float]]] = []
-    _build_attack(subject).run(
-        scene.transcript,
-        scene.knowledge,
-        victim=VICTIM,
-        rng=generator(0),
-        progress=lambda *arguments: calls.append(arguments),
-    )
+    target = _target(scene, scene.knowledge, generator(0))
+    _build_attack(subject).run(target, lambda *arguments: calls.append(arguments))
     expect(calls, "it never calls 'progress'")
     iterations = [iteration for iteration, _, _ in calls]
     expect(
@@ -216,7 +211,11 @@ def _run(
     if knowledge is None:
         knowledge = scene.knowledge
     attack = _build_attack(subject)
-    return attack.run(scene.transcript, knowledge, victim=VICTIM, rng=rng or generator(seed))
+    return attack.run(_target(scene, knowledge, rng or generator(seed)))
+
+
+def _target(scene: TinyRecording, knowledge: Knowledge, rng: torch.Generator) -> Target:
+    return Target(transcript=scene.transcript, victim=VICTIM, knowledge=knowledge, rng=rng)
 
 
 def _accepted_scenes(subject: CheckedPlugin) -> Iterator[TinyRecording]:
@@ -280,4 +279,4 @@ def _run_with_recorded_reads(attack: Attack, scene: TinyRecording, knowledge: Kn
 
     values = {field.name: getattr(knowledge, field.name) for field in dataclasses.fields(knowledge)}
     recording_knowledge = RecordingKnowledge(**values)
-    return attack._run(scene.transcript, recording_knowledge, VICTIM, generator(0), lambda *_: None)
+    return attack._run(_target(scene, recording_knowledge, generator(0)), lambda *_: None)

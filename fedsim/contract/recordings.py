@@ -61,15 +61,15 @@ def recordings_for(attack: Attack, folder: Path) -> Iterator[TinyRecording]:
         yield from _rounds_for(attack, "images", _image_scene(folder / "images", 3))
         yield from _rounds_for(attack, "one image", _image_scene(folder / "image", 1))
     regression = _regression_scene(folder / "table")
-    rounds = regression.transcript.rounds if attack.temporal else [1]
+    rounds = [1] if attack.reads_one_round() else regression.transcript.rounds
     yield _adapt_knowledge(attack, replace(regression, transcript=regression.transcript.restrict_to(rounds)))
 
 
 def _rounds_for(attack: Attack, data: str, scene: TinyRecording) -> Iterator[TinyRecording]:
-    """Yield rounds of weights and rounds of gradients: several for a temporal attack, else one."""
+    """Yield rounds of weights and rounds of gradients: one for an attack that reads one, else several."""
     for rounds, form in (_WEIGHT_ROUNDS, "weights"), (_GRADIENT_ROUNDS, "gradients"):
-        chosen_rounds = rounds if attack.temporal else rounds[:1]
-        noun = "rounds" if attack.temporal else "round"
+        chosen_rounds = rounds[:1] if attack.reads_one_round() else rounds
+        noun = "round" if attack.reads_one_round() else "rounds"
         description = f"{len(chosen_rounds)} {noun} of {form} of {data}"
         transcript = scene.transcript.restrict_to(chosen_rounds)
         yield _adapt_knowledge(attack, replace(scene, description=description, transcript=transcript))

@@ -36,7 +36,7 @@ class Hessian:
     one, as in the paper, so there is no factor of 2. Both are positive semi-definite.
 
     Attributes:
-        sent: the client's message as a function of its inputs.
+        message: the client's message as a function of its inputs.
         distance: the distance by which an attacker matches it.
 
     References:

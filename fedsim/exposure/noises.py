@@ -90,10 +90,10 @@ class NoiseEffects:
     All are `noise`, in float64.
 
     Attributes:
-        noise: norm of the noise.
-        turn: 1 - cos between the inputs with the noise and without; NaN where they are zero.
-        change: distance by which the message changes; 0 where that is rounding only.
-        turn_sent: 1 - cos between the message with the noise and without; 0 where that is rounding
+        noise_norm: norm of the noise.
+        input_turn: 1 - cos between the inputs with the noise and without; NaN where they are zero.
+        message_change: distance by which the message changes; 0 where that is rounding only.
+        message_turn: 1 - cos between the message with the noise and without; 0 where that is rounding
             only.
     """
 

@@ -45,9 +45,9 @@ class MeasureSchedule:
     Attributes:
         title: the name of the measure in the table's rows.
         measure: what is computed.
-        each: whether it is also computed for each example, not only for all together.
-        every: rounds between two evaluations; the first round is one.
-        memory: bytes that may be used at once.
+        per_example: whether it is also computed for each example, not only for all together.
+        interval: rounds between two evaluations; the first round is one.
+        memory_budget: bytes that may be used at once.
     """
 
     title: str
@@ -93,14 +93,14 @@ class MeasureSchedule:
 
 
 def measure_client(
-    gauges: Sequence[MeasureSchedule], model: nn.Module, share: LocalData, training: LocalTraining, loss: Loss
+    schedules: Sequence[MeasureSchedule], model: nn.Module, share: LocalData, training: LocalTraining, loss: Loss
 ) -> Iterator[dict[str, Any]]:
     """Compute all measures for one client and yield their rows.
 
     A measure that fails gives a row with the reason, and stops no other.
 
     Args:
-        gauges: the measures.
+        schedules: the measures.
         model: with the weights that the server broadcast.
         share: all examples that the client trains on.
         training: local training as the server's message asks for it.
@@ -108,30 +108,30 @@ def measure_client(
     """
     local = LocalRound.create(model, share, training, loss)
     make_message = cache(local.client_message)  # shared by the measures, with all that they compute of it
-    for gauge in gauges:
-        yield from _measure_rows(gauge, partial(gauge.measure_batch, make_message))
-        if gauge.per_example:
-            yield from _measure_rows(gauge, partial(gauge.measure_examples, make_message, local.indices))
+    for schedule in schedules:
+        yield from _measure_rows(schedule, partial(schedule.measure_batch, make_message))
+        if schedule.per_example:
+            yield from _measure_rows(schedule, partial(schedule.measure_examples, make_message, local.indices))
 
 
 def _measure_rows(
-    gauge: MeasureSchedule, compute: Callable[[], Mapping[Any, Mapping[str, float]]]
+    schedule: MeasureSchedule, compute: Callable[[], Mapping[Any, Mapping[str, float]]]
 ) -> list[dict[str, Any]]:
     """Return a row for each example and quantity, or one row with the failure of `compute`."""
     try:
         values_by_example = compute()
     except (Exception, SystemExit) as error:  # a plug-in may raise anything; the client goes on
-        log.debug("%s failed", gauge.title, exc_info=error)
-        return [{"measure": gauge.title, "failure": failure_reason(error)}]
+        log.debug("%s failed", schedule.title, exc_info=error)
+        return [{"measure": schedule.title, "failure": failure_reason(error)}]
     rows = []
     for example, values in values_by_example.items():
         for name, value in values.items():
             row = {
                 "example": example,
-                "measure": gauge.title,
+                "measure": schedule.title,
                 "quantity": name,
                 "value": value,
-                "larger_means": gauge.measure.quantities[name],
+                "larger_means": schedule.measure.quantities[name],
             }
             rows.append(row)
     return rows

@@ -37,17 +37,10 @@ from fedsim.federation.federated_data import FederatedData, check_same_data
 from fedsim.federation.states import read_state
 from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message
 from fedsim.interfaces.attack import Attack
-from fedsim.interfaces.defense import (
-    Defense,
-    Participation,
-    Setting,
-    apply_on_data,
-    check_defense,
-    check_order,
-    check_setting,
-    name_of_defense,
-    overrides,
-)
+from fedsim.interfaces.defense import Defense, Participation, Setting, overrides
+from fedsim.interfaces.defense_calls import apply_on_data
+from fedsim.interfaces.defense_checks import check_defense, check_order, check_setting, name_of_defense
+from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.inline import find_object, is_object
@@ -144,7 +137,9 @@ class Experiment:
             for defense in self.defenses:
                 check_setting(defense, self.setting)
             self._check_selecting_defenses()
-            TrainingHooks(self.client_defenses(0), self.model, self.training, self.data.counts[0], ("check",))
+            TrainingHooks(
+                self.client_defenses(0), self.model, self.training, self.data.counts[0], ClientRound(key=("check",))
+            )
 
     def _check_selecting_defenses(self) -> None:
         """Try defenses that select examples on two examples.
@@ -164,7 +159,7 @@ class Experiment:
         local = self.trial_round()
         for defense in selecting_defenses:
             try:
-                apply_on_data(defense, local, generator("check"), {})
+                apply_on_data(defense, local, LocalContext(rng=generator("check")))
             except FedsimError as error:
                 raise ConfigError(f"defense: {name_of_defense(defense)}: {error}") from error
 
@@ -190,7 +185,14 @@ class Experiment:
         for client in self.config.canary_clients:
             if (canaries := self.client_canaries(client)) is not None:
                 count = self.data.counts[client]
-                TrainingHooks(self.client_defenses(client), self.model, self.training, count, ("check",), canaries)
+                TrainingHooks(
+                    self.client_defenses(client),
+                    self.model,
+                    self.training,
+                    count,
+                    ClientRound(key=("check",)),
+                    canaries,
+                )
                 canaries.draw_coordinates(trained_shapes(self.model, self.training))
 
     def _check_measures(self) -> None:
@@ -199,15 +201,15 @@ class Experiment:
         Measures of other packages are not tried: only clients run them, so that no foreign code
         runs in the server's process. Their errors show when the first client measures.
         """
-        gauges = zip(self.config.measure, self.measures, strict=True)
-        own_gauges = [gauge for table, gauge in gauges if _is_own_plugin("measures", table.name)]
-        local = self.trial_round() if own_gauges else None
-        for gauge in own_gauges:
+        schedules = zip(self.config.measure, self.measures, strict=True)
+        own_schedules = [schedule for table, schedule in schedules if _is_own_plugin("measures", table.name)]
+        local = self.trial_round() if own_schedules else None
+        for schedule in own_schedules:
             assert local is not None
             try:
-                gauge.compute_once(local)
+                schedule.compute_once(local)
             except FedsimError as error:
-                raise ConfigError(f"measure.{gauge.title}: {failure_reason(error)}") from error
+                raise ConfigError(f"measure.{schedule.title}: {failure_reason(error)}") from error
 
     def client_canaries(self, client: int) -> Canaries | None:
         """Return the canaries of `client`; None where no defense bounds its examples."""

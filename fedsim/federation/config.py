@@ -28,6 +28,7 @@ from pydantic import (
 from fedsim.base.errors import ConfigError, did_you_mean
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins.registry import explain_validation_error
+from fedsim.recording.message_format import MessageFormat, check_client_ids
 from fedsim.training.settings import LocalTraining
 
 _T = TypeVar("_T", bound=BaseModel)
@@ -334,38 +335,6 @@ class MeasureTable(LabelledTable):
     memory: int = Field(default=512, ge=1, le=1 << 20)
 
 
-class AppTable(Table):
-    """[app]: the format of another Flower app's messages, where a recording leaves it open.
-
-    All but two keys are those of `fedsim.recording.message_format.MessageFormat`; `num_examples` is one
-    number, or one for each client id. `outputs = "module:callable"` computes logits from the
-    model's outputs and its inputs, for models that return a tuple or an object. `messages` is the
-    type of the messages whose answers are updates, such as `query.weights`, where these are not
-    training messages with arrays; they hold arrays, lists of numbers or bytes. With `frozen =
-    true`, parameters that need no gradient are not sent, and keep the values that the model is
-    built with.
-    """
-
-    replies: Literal["weights", "delta", "gradient"] = "weights"
-    messages: str = ""
-    record: str = ""
-    message: Annotated[int, Field(ge=0)] = 0
-    prefix: str = ""
-    module: str = ""
-    names: list[str] = []
-    shapes: dict[str, list[Annotated[int, Field(ge=1)]]] = {}
-    transposed: bool = False
-    num_examples: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] | None = None
-    outputs: str = ""
-    frozen: bool = False
-
-    @field_validator("num_examples")
-    @classmethod
-    def _check_client_keys(cls, counts: int | dict[str, int] | None) -> int | dict[str, int] | None:
-        _check_client_ids(counts if isinstance(counts, dict) else ())
-        return counts
-
-
 class ReportTable(Table):
     """[report]: files that are written in addition to `report.html`.
 
@@ -387,14 +356,14 @@ class AttackFile(Table):
 
     adversary: AdversaryTable = AdversaryTable()
     attack: list[AttackTable] = []
-    app: AppTable = AppTable()
+    app: MessageFormat = MessageFormat()
     truth: dict[str, str] = {}
     report: ReportTable | None = None
 
     @field_validator("truth")
     @classmethod
     def _check_client_keys(cls, truth: dict[str, str]) -> dict[str, str]:
-        _check_client_ids(key.removeprefix("#") for key in truth)
+        check_client_ids(key.removeprefix("#") for key in truth)
         return truth
 
     @model_validator(mode="after")
@@ -504,12 +473,6 @@ def _check_titles(tables: Iterable[LabelledTable], noun: str) -> None:
     for title, count in Counter(table.title for table in tables).items():
         if count > 1:
             raise ValueError(f"two {noun} are called '{title}'; give one of them a label of its own")
-
-
-def _check_client_ids(keys: Iterable[str]) -> None:
-    for key in keys:
-        if not (key.isascii() and key.isdigit()):
-            raise ValueError(f"expected client ids as keys, got '{key}'")
 
 
 def _check_groups(table: SecureAggregationTable, clients: int, recorded: list[int] | None) -> None:

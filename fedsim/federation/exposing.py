@@ -13,6 +13,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.exposure.of_clients import MeasureSchedule, failure_reason, measure_client
 from fedsim.federation.build import Experiment, build_measure
 from fedsim.federation.config import Config, MeasureTable, Table, validate_tables
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import apply_override
 from fedsim.federation.states import TrainingStates
 from fedsim.federation.training_states import make_states
@@ -79,13 +80,13 @@ def find_applicable_measures(experiment: Experiment, *, each: bool) -> list[Meas
     applicable, local = [], experiment.trial_round()
     for name in registry.registered_names("measures"):
         try:
-            gauge = build_measure(MeasureTable(name=name))
-            gauge.compute_once(local)
-            applicable.append(gauge)
+            schedule = build_measure(MeasureTable(name=name))
+            schedule.compute_once(local)
+            applicable.append(schedule)
             if each:
-                gauge_of_examples = replace(gauge, per_example=True)
-                gauge_of_examples.compute_once(local)
-                applicable[-1] = gauge_of_examples
+                schedule_of_examples = replace(schedule, per_example=True)
+                schedule_of_examples.compute_once(local)
+                applicable[-1] = schedule_of_examples
         except (Exception, SystemExit) as error:  # a measure of another package may raise anything
             scope = "of single examples " if applicable and applicable[-1].title == name else ""
             log.info("%s%s is left out: %s", scope, name, failure_reason(error))
@@ -120,7 +121,7 @@ def file_moments(
 
 def run_moments(
     experiment: Experiment,
-    folder: Path,
+    folder: OpenRun,
     states: Sequence[str],
     rounds: Sequence[int],
     clients: Sequence[int],
@@ -128,6 +129,7 @@ def run_moments(
     """Return the moments of a run: recorded rounds, by default the first one, or saved states.
 
     Args:
+        folder: the run folder.
         states: names of states that the run saved, or files.
         rounds: recorded rounds.
         clients: ids; an empty list means all that sent.
@@ -136,12 +138,12 @@ def run_moments(
         ConfigError: there is no such round, state or client.
         TranscriptError: nothing is recorded, or a round is damaged.
     """
-    saved = TrainingStates(folder / "states")
+    saved = TrainingStates(folder.states)
     saved_names = list(saved.manifest().get("states", {}))
     state_moments = _state_moments(experiment, states, saved_names, lambda: saved, clients)
     if states and not rounds:
         return _check_distinct(state_moments)
-    transcript = Transcript(folder)
+    transcript = folder.recording
     for number in rounds:
         if number not in transcript.rounds:
             raise ConfigError(f"expose: round {number} is not recorded; recorded: {transcript.rounds}")
@@ -151,7 +153,7 @@ def run_moments(
 
 
 def measure_moments(
-    experiment: Experiment, moments: Iterable[TrainingMoment], gauges: Sequence[MeasureSchedule]
+    experiment: Experiment, moments: Iterable[TrainingMoment], schedules: Sequence[MeasureSchedule]
 ) -> Iterator[Iterator[dict[str, Any]]]:
     """Yield the rows of each client at each moment, as they are computed."""
     loss = experiment.dataset.task.loss
@@ -160,7 +162,7 @@ def measure_moments(
         for client in moment.clients:
             (share,) = experiment.local_data([client], moment.number, moment.training)
             model = experiment.model_with_state(moment.before(client))
-            rows = measure_client(gauges, model, share, moment.training, loss)
+            rows = measure_client(schedules, model, share, moment.training, loss)
             yield ({**where, "client": client, **row} for row in rows)
 
 

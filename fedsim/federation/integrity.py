@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from fedsim.base.errors import ConfigError, FedsimError, join_first
 from fedsim.federation import lock
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
-from fedsim.federation.reading import read_toml
-from fedsim.federation.run_folder import RunFolder, is_run_file, list_files
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import is_run_file, list_files
 from fedsim.federation.settings import changed_settings, flat_settings
 from fedsim.federation.states import TrainingStates
 from fedsim.recording.header import RECORDING_FOLDER, hash_state
@@ -24,11 +22,7 @@ from fedsim.recording.manifest import (
     SEALED_FILE,
     Manifest,
     chain_hash,
-    check_key,
-    edit_manifest,
     file_hash,
-    read,
-    relative_name,
     run_name,
 )
 from fedsim.recording.sealed import read_sealed_file
@@ -67,7 +61,7 @@ class Verdict:
         return f"{name}{counts}, {self.remark}"
 
 
-def compare_with_manifest(folder: Path) -> Verdict:
+def compare_with_manifest(run: OpenRun) -> Verdict:
     """Compare rounds, settings and all other files of a run with its manifest.
 
     Of a round only the header is compared; `Transcript` checks the states when it reads them.
@@ -76,28 +70,29 @@ def compare_with_manifest(folder: Path) -> Verdict:
         ConfigError: FEDSIM_KEY names a key that cannot be used.
     """
     secret = signing_key()
-    if folder.resolve().name == RECORDING_FOLDER:
-        folder = folder.parent
+    if run.path.resolve().name == RECORDING_FOLDER:
+        run = OpenRun(run.path.parent)
     try:
-        manifest = read(folder)
+        manifest = run.manifest.read_again()
     except FedsimError as error:
         return Verdict(manifest=None, differences=[str(error)])
     if manifest is None:
-        return _verdict_without_manifest(folder)
+        return _verdict_without_manifest(run)
+    unlisted = _find_unlisted_files(run, manifest)
     differences = [
-        *_compare_rounds(folder, manifest),
-        *_compare_settings(folder, manifest),
-        *_compare_files(folder, manifest),
+        *_compare_rounds(run, manifest),
+        *_compare_settings(run, manifest),
+        *_compare_files(run, manifest, unlisted),
     ]
     if secret and not manifest.signed:
         differences.append(f"{MANIFEST_FILE} bears no signature")
-    elif secret and manifest.name and manifest.name != (folder_name := run_name(folder)):
+    elif secret and manifest.name and manifest.name != (folder_name := run_name(run.path)):
         differences.append(
             f"what is signed is the run that was begun as '{manifest.name}', and this folder is "
             f"called '{folder_name}'; give it back its name, unless another run was put in its "
             "place"
         )
-    if differences and (writer := lock.describe_lock_holder(folder)):
+    if differences and (writer := lock.describe_lock_holder(run.path)):
         differences.append(f"{writer} is writing to it, so look again when that has ended")
     if secret:
         remark = "signed with this key"
@@ -105,14 +100,14 @@ def compare_with_manifest(folder: Path) -> Verdict:
         remark = f"signed, with a key that was not given (--key, {KEY_VARIABLE})"
     else:
         remark = "unsigned, so that who can write there can make them again"
-    if foreign := [name for name in _missing_from_manifest(folder, manifest) if not is_run_file(name)]:
+    if foreign := [name for name in unlisted if not is_run_file(name)]:
         remark += f"; {join_first(foreign, _MAX_LISTED)}: not fedsim's, and nothing reads it"
     if manifest.late:
         remark += f"; {MANIFEST_FILE} was begun late, so it does not say where what was there by then is from"
     return Verdict(manifest=manifest, differences=differences, remark=remark)
 
 
-def start_late_manifest(run: RunFolder, experiment: Experiment | None) -> None:
+def start_late_manifest(run: OpenRun, experiment: Experiment | None) -> None:
     """Start a manifest where there is none, with the present hashes of all files.
 
     A recording that was copied without its manifest is such a case.
@@ -121,26 +116,26 @@ def start_late_manifest(run: RunFolder, experiment: Experiment | None) -> None:
         ConfigError: FEDSIM_KEY names a key, which says nothing of what was there before; or the
             recording is not of `experiment`, which the folder's own file describes.
     """
-    if os.path.lexists(run.manifest):
+    if os.path.lexists(run.manifest.path):
         return
     if experiment is not None:
         _check_recorded_from(run, experiment)
-    check_key(run.path, Manifest())
-    with edit_manifest(run.path) as manifest:
-        if transcript := _open_transcript(run.path):
+    run.manifest.check_key(Manifest())
+    with run.manifest.edit() as manifest:
+        if transcript := _transcript_in_run(run):
             for number in transcript.rounds:
                 with suppress(FedsimError):  # a damaged one is reported when the recording is read
                     manifest.add_round(number, transcript.sha256(number))
         if config := run.read_experiment(trust=True):  # nothing is imported by reading it
             manifest.seed, manifest.settings = config.federation.seed, flat_settings(config)
-        names = [name for name in _missing_from_manifest(run.path, None) if is_run_file(name)]
+        names = [name for name in _find_unlisted_files(run, manifest) if is_run_file(name)]
         manifest.files = {name: file_hash(run.path / name) for name in names}
         manifest.late = bool(manifest.rounds or manifest.files)
 
 
-def _check_recorded_from(run: RunFolder, experiment: Experiment) -> None:
+def _check_recorded_from(run: OpenRun, experiment: Experiment) -> None:
     """Raise ConfigError where a recorded round 1 did not start from the experiment's model."""
-    transcript = _open_transcript(run.path)
+    transcript = _transcript_in_run(run)
     if transcript is None or 1 not in transcript.rounds:
         return
     try:
@@ -155,10 +150,10 @@ def _check_recorded_from(run: RunFolder, experiment: Experiment) -> None:
         )
 
 
-def _verdict_without_manifest(folder: Path) -> Verdict:
+def _verdict_without_manifest(run: OpenRun) -> Verdict:
     # fedsim writes a manifest into the folder around every folder called `transcript`.
-    if RunFolder(folder).experiment.exists() or (folder / RECORDING_FOLDER).is_dir() or signing_key() is not None:
-        missing = f"{folder / MANIFEST_FILE}: is not there, so nothing proves the run whole; it was removed, or the run never began"
+    if run.experiment.exists() or (run.path / RECORDING_FOLDER).is_dir() or signing_key() is not None:
+        missing = f"{run.manifest.path}: is not there, so nothing proves the run whole; it was removed, or the run never began"
         return Verdict(manifest=None, differences=[missing])
     return Verdict(
         manifest=None,
@@ -167,11 +162,11 @@ def _verdict_without_manifest(folder: Path) -> Verdict:
     )
 
 
-def _compare_rounds(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _compare_rounds(run: OpenRun, manifest: Manifest) -> Iterator[str]:
     present: dict[str, str] = {}
     if chain_hash(manifest.rounds) != manifest.chain:
         yield f"the chain over the rounds in {MANIFEST_FILE} does not hold"
-    if transcript := _open_transcript(folder):
+    if transcript := _transcript_in_run(run):
         for number in transcript.rounds:
             try:
                 present[str(number)] = transcript.sha256(number)
@@ -187,10 +182,10 @@ def _compare_rounds(folder: Path, manifest: Manifest) -> Iterator[str]:
         yield f"{_name_rounds(new)} there that the run did not record{killed}"
 
 
-def _open_transcript(folder: Path) -> Transcript | None:
-    """Open the folder called `transcript`; rounds elsewhere are in no manifest."""
+def _transcript_in_run(run: OpenRun) -> Transcript | None:
+    """Return the recording in the folder called `transcript`; rounds elsewhere are in no manifest."""
     try:
-        return Transcript(folder) if (folder / RECORDING_FOLDER).is_dir() else None
+        return run.recording if (run.path / RECORDING_FOLDER).is_dir() else None
     except FedsimError:
         return None
 
@@ -201,43 +196,42 @@ def _name_rounds(rounds: list[str]) -> str:
     return f"rounds {listed} are" if len(rounds) > 1 else f"round {listed} is"
 
 
-def _compare_settings(folder: Path, manifest: Manifest) -> Iterator[str]:
-    experiment = RunFolder(folder).experiment
+def _compare_settings(run: OpenRun, manifest: Manifest) -> Iterator[str]:
     if manifest.settings is None:
-        if experiment.exists():
-            yield f"{experiment.name} is there, though the run was recorded without one"
+        if run.experiment.exists():
+            yield f"{run.experiment.name} is there, though the run was recorded without one"
         return
     try:
-        now = flat_settings(validate_tables(Config, read_toml(experiment), experiment.name))
+        now = flat_settings(run.config)
     except FedsimError as error:
         yield str(error)
         return
     for name, (before, after) in changed_settings(manifest.settings, now).items():
-        yield f"{experiment.name} says {name} = {after}, the run was made with {before}"
+        yield f"{run.experiment.name} says {name} = {after}, the run was made with {before}"
 
 
-def _compare_files(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _compare_files(run: OpenRun, manifest: Manifest, unlisted: Iterable[str]) -> Iterator[str]:
     for name in manifest.files:
-        path = folder / name
+        path = run.path / name
         try:
             if not path.is_file():
                 yield f"{name} is missing"
-            elif not manifest.allows(name, file_hash(path)):
+            elif not run.manifest.vouches_for(path):
                 yield f"{name} is not what was written"
             elif name == SEALED_FILE:
                 read_sealed_file(path)
         except FedsimError as error:
             yield str(error)
-    for name in filter(is_run_file, _missing_from_manifest(folder, manifest)):
+    for name in filter(is_run_file, unlisted):
         yield f"{name} is there, though {MANIFEST_FILE} does not name it (a kill just then may leave one; attack again)"
-    states = TrainingStates(RunFolder(folder).states)
+    states = TrainingStates(run.states)
     try:
         changed = states.find_missing(states.manifest().get("states", {}))
     except FedsimError as error:
         yield str(error)
         return
     for name in changed:
-        yield f"{relative_name(folder, states.path(name))} is missing, or not what was written"
+        yield f"{states.path(name).relative_to(run.path)} is missing, or not what was written"
 
 
 _UNLISTED_FILES = (
@@ -248,12 +242,11 @@ _UNLISTED_FILES = (
 of their own, and all others are rebuilt from listed files, or read by nobody."""
 
 
-def _missing_from_manifest(folder: Path, manifest: Manifest | None) -> list[str]:
+def _find_unlisted_files(run: OpenRun, manifest: Manifest) -> list[str]:
     """Return the files in a run folder that its manifest should list and does not."""
-    listed = manifest.files if manifest else {}
-    missing: list[str] = []
-    for path in list_files(folder):
-        name = relative_name(folder, path)
-        if name not in listed and not any(fnmatchcase(name, pattern) for pattern in _UNLISTED_FILES):
-            missing.append(name)
-    return missing
+    names = [path.relative_to(run.path).as_posix() for path in list_files(run.path)]
+    return [
+        name
+        for name in names
+        if name not in manifest.files and not any(fnmatchcase(name, pattern) for pattern in _UNLISTED_FILES)
+    ]

@@ -17,30 +17,31 @@ from fedsim.base.files import check_no_link
 
 NAME = "lock"
 log = logging.getLogger(__name__)
-_lock_descriptors: dict[Path, int] = {}
-"""Folders that this process has locked, with the open file of each lock."""
+_locks: dict[Path, tuple[int, object]] = {}
+"""Folders that this process has locked, with the open file and the owner of each lock."""
 
 
 @contextmanager
-def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Lock `folder` within the context; the same process may lock it again there.
+def lock_folder(folder: Path, owner: object = None, *, wait: bool = False) -> Iterator[bool]:
+    """Lock `folder` within the context, and yield whether it was not locked before.
 
     A missing folder is created, and removed again if nothing was written there. The system releases
     the lock when the process ends, however it ends; processes that it started do not keep it.
 
     Args:
         folder: folder to lock.
+        owner: value that may lock the folder again within the context.
         wait: where another process has locked it, wait for that to end.
 
     Raises:
-        ConfigError: another process has locked it.
+        ConfigError: another process, or another owner in this one, has locked it.
         RunError: the folder cannot be written.
     """
     try:
         new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         resolved = folder.resolve()
-        descriptor = None if resolved in _lock_descriptors else _acquire_lock(resolved, wait)
+        descriptor = None if _is_owner(resolved, owner) else _acquire_lock(resolved, wait)
     except FedsimError:
         raise
     except (OSError, ValueError) as error:  # a path may hold a NUL, which is a ValueError
@@ -48,13 +49,13 @@ def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
         remedy = "mend its permissions, or copy it elsewhere" if folder.is_dir() else "choose another --out"
         raise RunError(f"{folder}: cannot be written ({reason}); {remedy}") from error
     if descriptor is None:
-        yield
+        yield False
         return
-    _lock_descriptors[resolved] = descriptor
+    _locks[resolved] = descriptor, owner
     try:
-        yield
+        yield True
     finally:
-        del _lock_descriptors[resolved]
+        del _locks[resolved]
         with suppress(OSError):
             (resolved / NAME).unlink()
         os.close(descriptor)
@@ -65,7 +66,7 @@ def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 def describe_lock_holder(folder: Path) -> str:
     """Describe the other process that has locked `folder`; '' where there is none."""
-    if folder.resolve() in _lock_descriptors:  # a second descriptor of the same process would find it locked
+    if folder.resolve() in _locks:  # a second descriptor of the same process would find it locked
         return ""
     try:
         descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -80,6 +81,19 @@ def describe_lock_holder(folder: Path) -> str:
     finally:
         os.close(descriptor)
     return ""
+
+
+def _is_owner(folder: Path, owner: object) -> bool:
+    """Return whether `owner` has locked the folder already.
+
+    Raises:
+        ConfigError: another owner in this process has.
+    """
+    if folder not in _locks:
+        return False
+    if owner is None or _locks[folder][1] is not owner:
+        raise ConfigError(f"{folder}: this process is writing to it already; wait until that has ended")
+    return True
 
 
 def _acquire_lock(folder: Path, wait: bool) -> int:
@@ -137,10 +151,10 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
 
 def _release_locks() -> None:
     """Release all locks, in a forked child, which must not keep those of its parent."""
-    for descriptor in _lock_descriptors.values():
+    for descriptor, _ in _locks.values():
         with suppress(OSError):
             os.close(descriptor)
-    _lock_descriptors.clear()
+    _locks.clear()
 
 
 os.register_at_fork(after_in_child=_release_locks)

@@ -25,7 +25,7 @@ class Property:
 
     Attributes:
         column: the column; None for a group.
-        place: index of the category in those of the column, or of the group in the names of groups.
+        index: that of the category in those of the column, or of the group in the names of groups.
     """
 
     column: Column | None

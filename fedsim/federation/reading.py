@@ -126,7 +126,7 @@ def _find_complaint(key: str, value: Any, *, is_path: bool) -> str:
     if not is_path or value == key:
         return ""
     if any(len(os.fsencode(part)) > 255 for part in value.split("/")) or len(os.fsencode(value)) > 4000:
-        return f"a path of {len(value)} characters is longer than files can be called; shorten it"
+        return f"a path of {len(value)} characters is longer than files can be called; choose a shorter one"
     try:
         Path(value).expanduser()
     except RuntimeError:

@@ -9,7 +9,8 @@ from typing import Any
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import SecureAggregationTable
 from fedsim.federation.strategy_checks import sample_size
-from fedsim.interfaces.defense import Defense, name_of_defense
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense_checks import name_of_defense
 
 MODULUS = 1 << 32
 """Modulus of sums, as in Flower's SecAgg+."""

@@ -13,7 +13,7 @@ from fedsim.base.errors import InstallationError, PluginError, error_reason
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import start_late_manifest
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.plugins import registry
 from fedsim.privacy.auditing import lower_bound
 from fedsim.recording.sealed import read_sealed_file
@@ -27,7 +27,7 @@ _FLOWER_ENVIRONMENT = {
 }
 
 
-def run_federation(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
+def run_federation(config: Config, folder: OpenRun, *, resume: bool = False, overwrite: bool = False) -> None:
     """Train for the rounds that `config` names, and record what the server sees into `folder`.
 
     Raises:
@@ -39,7 +39,7 @@ def run_federation(config: Config, folder: RunFolder, *, resume: bool = False, o
         _run_federation(config, folder, resume=resume, overwrite=overwrite)
 
 
-def _run_federation(config: Config, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite: bool) -> None:
     registry.check_installation()
     server_app, client_app = _load_app("server"), _load_app("client")
     try:
@@ -63,7 +63,10 @@ def _run_federation(config: Config, folder: RunFolder, *, resume: bool, overwrit
         if resume and _is_finished(config, folder):
             log.info("the run is finished: all %d rounds are done already", config.federation.rounds)
             return
-        _launch(server_app, client_app, config, folder, resume)
+        try:
+            _launch(server_app, client_app, config, folder, resume)
+        finally:
+            folder.expire()  # the server app opened the folder for itself
 
 
 @contextmanager
@@ -86,7 +89,7 @@ def _quiet_flower() -> Iterator[None]:
             os.environ.pop(key, None)
 
 
-def prepare_run(config: Config, folder: RunFolder, *, resume: bool = False, overwrite: bool = False) -> None:
+def prepare_run(config: Config, folder: OpenRun, *, resume: bool = False, overwrite: bool = False) -> None:
     """Prepare `folder`, which is locked, for a new or a resumed run.
 
     Raises:
@@ -106,7 +109,7 @@ def prepare_run(config: Config, folder: RunFolder, *, resume: bool = False, over
     folder.note_experiment(config)
 
 
-def _launch(server_app: Any, client_app: Any, config: Config, folder: RunFolder, resume: bool) -> None:
+def _launch(server_app: Any, client_app: Any, config: Config, folder: OpenRun, resume: bool) -> None:
     """Start the engine that `config` names, and wait for its end."""
     engine = config.federation.engine
     context = _make_context(config, folder, resume)
@@ -138,7 +141,7 @@ def _launch(server_app: Any, client_app: Any, config: Config, folder: RunFolder,
         )
 
 
-def _is_finished(config: Config, folder: RunFolder) -> bool:
+def _is_finished(config: Config, folder: OpenRun) -> bool:
     """Tell whether nothing is left to train, so that no engine has to start.
 
     Raises:
@@ -150,7 +153,7 @@ def _is_finished(config: Config, folder: RunFolder) -> bool:
     return int(header["round"]) >= config.federation.rounds
 
 
-def _make_context(config: Config, folder: RunFolder, resume: bool) -> Any:
+def _make_context(config: Config, folder: OpenRun, resume: bool) -> Any:
     from flwr.app import Context, RecordDict
 
     settings: dict[str, bool | bytes | float | int | str] = {

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.files import parse_json, replace_atomically
-from fedsim.recording import manifest
+from fedsim.recording.manifest import MANIFEST_FILE, ManifestFile
 from fedsim.recording.wire_format import State, non_finite_names
 
 MANIFEST = "manifest.json"
@@ -88,8 +88,8 @@ class TrainingStates:
             new_manifest = {**made_by, "states": {**old_manifest.get("states", {}), name: entry}}
             with replace_atomically(self.folder / MANIFEST) as temporary:
                 temporary.write_text(json.dumps(new_manifest, indent=2) + "\n", encoding="utf-8")
-            if (run / manifest.MANIFEST_FILE).is_file():
-                manifest.note(run, self.folder / MANIFEST)
+            if (run / MANIFEST_FILE).is_file():
+                ManifestFile(run).note(self.folder / MANIFEST)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{path}: cannot be written ({error}); make room and train again") from error
 

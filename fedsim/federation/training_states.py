@@ -11,7 +11,7 @@ from fedsim.base.errors import ConfigError, RunError
 from fedsim.data.cache import cache_folder
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import AdversaryTable, Config, RecordingTable
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.settings import training_fingerprint
 from fedsim.federation.simulation import run_federation
 from fedsim.federation.states import TrainingStates
@@ -51,7 +51,7 @@ def make_states(config: Config, name: str, out: Path | None) -> TrainingStates:
     # Compare with the states that exist.
     made_by = training_fingerprint(experiment)
     key = hashlib.sha256(json.dumps(made_by["experiment"], sort_keys=True).encode()).hexdigest()[:12]
-    folder = RunFolder(out or cache_folder() / "states" / f"{name}-{key}")
+    folder = OpenRun(out or cache_folder() / "states" / f"{name}-{key}")
     states = TrainingStates(folder.states)
     manifest = states.manifest()
     if manifest and manifest["experiment"] != made_by["experiment"]:

@@ -1,29 +1,45 @@
-"""The interface of an attack: the knowledge it needs, the inputs it gets, the finding it returns.
+"""The interface of an attack: the knowledge it needs, the target it gets, the finding it returns.
 
-An attack sees a `Transcript` and a `Knowledge`, nothing else. Ground truth lives in
-`fedsim.audit.evaluation.scoring`, which no attack may import.
+An attack sees a `Target`, nothing else. Ground truth lives in `fedsim.audit.evaluation.scoring`,
+which no attack may import.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 
 import numpy as np
 import torch
 
-from fedsim.base.errors import AttackError, KnowledgeError, PluginError, did_you_mean, first_line
+from fedsim.base.errors import (
+    AttackError,
+    KnowledgeError,
+    PluginError,
+    TranscriptError,
+    did_you_mean,
+    first_line,
+)
 from fedsim.base.papers import Paper
+from fedsim.interfaces.attack_warnings import warn
 from fedsim.interfaces.findings import Finding
-from fedsim.interfaces.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
-from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import Update, non_finite_names
+from fedsim.interfaces.knowledge import (
+    FACTS,
+    Knowledge,
+    KnownCandidates,
+    PartialRecords,
+    PropertyRecords,
+    Records,
+)
+from fedsim.interfaces.target import Target, check_one_round
 
 __all__ = [
+    "ALL",
     "CLIENT",
     "GLOBAL",
     "GROUP",
@@ -39,8 +55,10 @@ __all__ = [
     "Progress",
     "PropertyRecords",
     "Records",
+    "RoundsNeeded",
+    "Target",
     "VictimTask",
-    "single_update",
+    "warn",
 ]
 """The names that the author of an attack imports."""
 
@@ -52,6 +70,10 @@ CLIENT, GROUP, GROUPS = "client", "group", "groups"
 """Kinds of observations: the update of one client; the sum of the updates of a group of clients
 (`Update.members`); such sums over groups that change from round to round, some of which contain the
 victim."""
+RoundsNeeded = int | Literal["all"]
+"""How many rounds of its victim an attack reads, see `Attack`."""
+ALL: Literal["all"] = "all"
+"""As many rounds as are to be attacked, at once."""
 BASELINE_SOURCES = GLOBAL, LAST_RETURNED, OPTIMAL = "global", "last-returned", "optimal"
 """Sources of a victim's model that are no attack: w_t of the last round, the victim's last w_T, and
 its optimal local model, which only the evaluator has. A report counts an attack that reads one of
@@ -64,18 +86,15 @@ FAILURES = (Exception, SystemExit)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VictimTask:
-    """Inputs of an attack on one of several victims.
+    """Target of one of several attacks that are made at once, and whom to tell of its progress.
 
     Attributes:
-        transcript: see `Attack.run`, as for `knowledge`, `victim`, `rng` and `progress`.
-        log_context: makes a context manager that is entered while the attack works on this victim
+        target: see `Attack.run`, as for `progress`.
+        log_context: makes a context manager that is entered while the attack works on this target
             only, so that each warning is logged for the right victim.
     """
 
-    transcript: Transcript
-    knowledge: Knowledge
-    victim: int
-    rng: torch.Generator
+    target: Target
     progress: Progress = lambda iteration, iterations, values: None
     log_context: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -88,9 +107,10 @@ Outcome = Finding | BaseException
 class Attack(ABC):
     """Base of all attacks: a frozen dataclass whose fields are its hyperparameters.
 
-    A subclass names its `paper`, declares in `needs` and `uses` which knowledge it reads, and
-    implements `_run`. One instance attacks all victims, so a subclass must not store state on
-    `self`.
+    A subclass names its `paper`, declares in `needs`, `uses` and `rounds_needed` what it reads, and
+    implements `_run(self, target, progress)`, which reads the `Target`, calls
+    `progress(iteration, iterations, {"objective": ...})` now and then, and returns a `Finding`. One
+    instance attacks all victims, so a subclass must not store state on `self`.
 
     Class attributes:
         paper: the publication that describes the attack.
@@ -102,7 +122,9 @@ class Attack(ABC):
             With `GROUP`, the victim is the client under whose id the sum is recorded; N and B are
             totals of all members, and all rounds are of the same members. With `GROUPS`, the victim
             may be any member.
-        temporal: whether one run reads several rounds of the victim; otherwise it reads one update.
+        rounds_needed: how many rounds of the victim one run reads: 1 is a single round, so that it
+            is made on each round to be attacked by itself; `ALL` is all of these at once, and a
+            larger number is all of them, too, but refused where the victim took part in fewer.
         texts: whether it attacks texts, whose inputs are tokens, instead of numeric data.
         main_metric: the column of `scores.csv` that the report ranks it by; empty for the first
             one.
@@ -112,9 +134,13 @@ class Attack(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     uses: ClassVar[frozenset[str]] = frozenset()
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
-    temporal: ClassVar[bool] = False
+    rounds_needed: ClassVar[RoundsNeeded] = 1
     texts: ClassVar[bool] = False
     main_metric: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        _check_declarations(cls)
 
     @property
     def builds_on(self) -> str | None:
@@ -156,35 +182,28 @@ class Attack(ABC):
         vars(adaptive)["_adaptive"] = True
         return adaptive
 
+    @classmethod
+    def reads_one_round(cls) -> bool:
+        """Return whether it is made on each round by itself, and not on all of them at once."""
+        return cls.rounds_needed == 1
+
     @final
-    def run(
-        self,
-        transcript: Transcript,
-        knowledge: Knowledge,
-        *,
-        victim: int,
-        rng: torch.Generator,
-        progress: Progress | None = None,
-    ) -> Finding:
-        """Attack `victim` using nothing but `transcript` and `knowledge`.
+    def run(self, target: Target, progress: Progress | None = None) -> Finding:
+        """Attack a client using nothing but `target`, of whose knowledge it gets what it declares.
 
         Args:
-            transcript: the messages that the server saw, restricted to the rounds to attack.
-            knowledge: the facts that the threat model grants; the attack gets those that it
-                declares.
-            victim: client id in the transcript.
-            rng: source of every random draw of the attack.
+            target: whom to attack, in which rounds, with which knowledge.
             progress: called after each iteration.
 
         Raises:
             KnowledgeError: something in `needs` is withheld; nothing was computed.
-            AttackError: the update cannot be attacked, the attack diverged, or it claims nothing.
+            AttackError: there are too few rounds or too many, and nothing was computed; or the
+                update cannot be attacked, the attack diverged, or it claims nothing.
             TranscriptError: a round is damaged, or the victim is not in it.
         """
-        self.check_knowledge(knowledge)
-        declared_knowledge = knowledge.restrict_to(self.declared_facts())
+        declared_target = self._check_target(target)
         with _translate_singular_matrices():
-            finding = self._run(transcript, declared_knowledge, victim, rng, progress or _ignore_progress)
+            finding = self._run(declared_target, progress or _ignore_progress)
         return self._check_finding(finding)
 
     @final
@@ -204,20 +223,19 @@ class Attack(ABC):
         def permitted_tasks() -> Iterator[VictimTask]:
             for task in tasks:
                 try:
-                    self.check_knowledge(task.knowledge)
-                except KnowledgeError as error:
+                    permitted = replace(task, target=self._check_target(task.target))
+                except (KnowledgeError, AttackError, TranscriptError) as error:
                     refusals.append((task, error))
                     continue
-                restricted = replace(task, knowledge=task.knowledge.restrict_to(self.declared_facts()))
-                original_tasks[restricted] = task
-                yield restricted
+                original_tasks[permitted] = task
+                yield permitted
 
-        for restricted, result in self._run_several(permitted_tasks()):
+        for permitted, result in self._run_several(permitted_tasks()):
             try:
                 outcome = result if isinstance(result, BaseException) else self._check_finding(result)
             except AttackError as error:
                 outcome = error
-            yield original_tasks.pop(restricted), outcome
+            yield original_tasks.pop(permitted), outcome
         yield from refusals
 
     @classmethod
@@ -252,6 +270,31 @@ class Attack(ABC):
                 "grant it under [adversary.knowledge] or choose another attack"
             )
 
+    def _check_target(self, target: Target) -> Target:
+        """Check that knowledge and rounds suffice; return the target with the declared facts."""
+        self.check_knowledge(target.knowledge)
+        self.check_rounds(target)
+        return replace(target, knowledge=target.knowledge.restrict_to(self.declared_facts()))
+
+    @final
+    def check_rounds(self, target: Target) -> None:
+        """Check that the victim took part in as many rounds as `rounds_needed` says.
+
+        Raises:
+            AttackError: it took part in fewer, or there are several where one is read.
+            TranscriptError: one of several rounds is damaged.
+        """
+        if self.reads_one_round():
+            check_one_round(target.transcript)
+            return
+        rounds = target.participation_rounds(in_groups=GROUPS in self.accepted_observations)
+        if self.rounds_needed != ALL and len(rounds) < self.rounds_needed:
+            raise AttackError(
+                f"client {target.victim}: took part in {len(rounds)} of the "
+                f"{len(target.transcript.rounds)} rounds to be attacked, {self.title} needs at least "
+                f"{self.rounds_needed}; record more, or attack more of them (adversary.rounds)"
+            )
+
     def _check_finding(self, finding: object) -> Finding:
         if not isinstance(finding, Finding):
             got = type(finding).__name__
@@ -259,20 +302,13 @@ class Attack(ABC):
         return finding
 
     @abstractmethod
-    def _run(
-        self,
-        transcript: Transcript,
-        knowledge: Knowledge,
-        victim: int,
-        rng: torch.Generator,
-        progress: Progress,
-    ) -> Finding: ...
+    def _run(self, target: Target, progress: Progress) -> Finding: ...
 
     def _run_several(self, tasks: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
         """Attack one victim after the other; subclasses that can attack a batch override it."""
 
         def run_task(task: VictimTask) -> Finding:
-            return self._run(task.transcript, task.knowledge, task.victim, task.rng, task.progress)
+            return self._run(task.target, task.progress)
 
         return run_sequentially(tasks, run_task)
 
@@ -290,27 +326,33 @@ def run_sequentially(
         yield task, outcome
 
 
-def single_update(transcript: Transcript, victim: int) -> Update:
-    """Return the update of `victim` in the only round of `transcript`.
+def _check_declarations(cls: type[Attack]) -> None:
+    """Refuse a class of attacks whose hook or rounds are not declared as `Attack` says.
 
     Raises:
-        AttackError: the transcript shows several rounds; or weights or a gradient are NaN or
-            infinite.
+        PluginError: `_run` cannot be called with a target, or `rounds_needed` is no number of
+            rounds; for an attack that would be made on other rounds than its author meant.
     """
-    if len(transcript.rounds) != 1:
-        raise AttackError(
-            f"this attack reads one update, the transcript shows rounds {transcript.rounds}; "
-            "use transcript.restrict_to([r])"
+    if "temporal" in vars(cls):
+        raise PluginError(
+            f"{cls.__name__}.temporal: rounds_needed replaced it; set 'rounds_needed = 1' for one "
+            "round, the default, and 'rounds_needed = \"all\"' for all rounds at once"
         )
-    update = transcript.update(transcript.rounds[0], victim)
-    states = ((update.before, ""), (update.after, ""), (update.gradient or {}, "the gradient of "))
-    for state, prefix in states:
-        if broken := non_finite_names(state):
-            raise AttackError(
-                f"round {update.round}, client {victim}: {prefix}{broken[0]} holds NaN or infinite values; "
-                "this update cannot be attacked, choose another round or victim"
-            )
-    return update
+    needed = vars(cls).get("rounds_needed", 1)
+    if needed != ALL and (type(needed) is not int or needed < 1):
+        raise PluginError(f"{cls.__name__}.rounds_needed: expected 1, a larger number or '{ALL}', got {needed!r}")
+    hook = vars(cls).get("_run")
+    if not inspect.isfunction(hook):
+        return
+    parameters = inspect.signature(hook)
+    try:
+        parameters.bind("self", "target", "progress")
+    except TypeError as error:
+        raise PluginError(
+            f"{cls.__name__}._run: expected (self, target, progress), got "
+            f"({', '.join(parameters.parameters)}); target is a fedsim.Target, whose transcript, "
+            "knowledge, victim and rng replaced the parameters of these names"
+        ) from error
 
 
 @contextmanager
@@ -327,3 +369,14 @@ def _translate_singular_matrices() -> Iterator[None]:
 
 def _ignore_progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
     """Report nothing."""
+
+
+if not TYPE_CHECKING:  # where this stood, a type checker would know no names of this module
+
+    def __getattr__(name: str) -> Any:
+        if name == "single_update":
+            raise PluginError(
+                f"{__name__}.single_update: Target.read_update replaced it; leave the import out, "
+                "and call target.read_update() in _run(self, target, progress)"
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

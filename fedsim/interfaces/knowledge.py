@@ -350,6 +350,8 @@ class Knowledge:
 
 FACTS: Mapping[str, Fact] = {item.name: item.metadata["fact"] for item in fields(Knowledge) if "fact" in item.metadata}
 """All facts that a threat model can grant or withhold, by name, in the order of the fields."""
+TRAINING_FACTS = tuple(name for name, fact in FACTS.items() if fact.setting)
+"""Settings of local training, which a server sends along with its model."""
 
 
 def config_keys(name: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ time goes into starting its kernels. A CPU gains nothing by it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,13 +16,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsim.base.errors import first_line
+from fedsim.interfaces.attack import warn
 from fedsim.inversion.descent import Curves, Step
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_tensors import problem_facts, problem_tensors, replace_tensors, tree_shapes
 from fedsim.inversion.restart import InversionTask, IterationInputs, Restart, objective_terms, report_curves
 from fedsim.inversion.stacked_restarts import StackedRestarts, stack_values
-
-log = logging.getLogger("fedsim.adversaries." + __name__)  # where warnings of attacks are collected
 
 MEMORY_BUDGET = 1 << 32
 """Largest number of bytes that one call may take."""
@@ -114,11 +112,7 @@ def batched_steps(entries: Sequence[BatchEntry]) -> list[list[Step] | None]:
             faults.update(call.faults())
         for entry, cause in faults.items():
             with entry.task.victim_context():
-                log.warning(
-                    "%s: restarts are computed one after the other%s",
-                    entry.task.problem.where,
-                    cause,
-                )
+                warn(f"{entry.task.problem.where}: restarts are computed one after the other{cause}")
         for call in calls:
             for slot, (entry, _) in enumerate(call.slots):
                 if entry not in faults:
@@ -255,12 +249,9 @@ class _BatchedCall:
                 cause = first_line(error)
             # Only outside of `except` is the memory free that the error's traceback held.
             self._batch_size, self._leaves_cache = (batch_size + 1) // 2, ([], {})
-            log.warning(
-                "%s: the memory does not last for %d restarts at once, so it is %d from now on (%s)",
-                self.slots[slots[0]][0].task.problem.where,
-                batch_size,
-                self._batch_size,
-                cause,
+            warn(
+                f"{self.slots[slots[0]][0].task.problem.where}: the memory does not last for "
+                f"{batch_size} restarts at once, so it is {self._batch_size} from now on ({cause})"
             )
 
     def compute(self, slots: list[int], values: dict[str, Tensor], iteration: int) -> list[Tensor]:

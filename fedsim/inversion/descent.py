@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import AttackError
-from fedsim.interfaces.attack import Progress
+from fedsim.interfaces.attack import Progress, warn
 from fedsim.training.optimizers import Optimizer
 
-log = logging.getLogger("fedsim.adversaries." + __name__)  # where warnings of attacks are collected
+log = logging.getLogger(__name__)
 
 Curves = Mapping[str, Tensor]
 """One scalar for each curve, the `objective` among them."""
@@ -224,7 +224,7 @@ def _drop_diverged(trials: list[Trial], where: str, iteration: int) -> list[Tria
     remaining = [trial for trial in trials if not trial.has_diverged]
     if remaining and len(remaining) < len(trials):
         count = len(trials) - len(remaining)
-        log.warning("%s: %d restarts diverged by iteration %d", where, count, iteration)
+        warn(f"{where}: {count} restarts diverged by iteration {iteration}")
     return remaining
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.recording.transcript import Transcript
+from fedsim.interfaces.target import Target
 from fedsim.recording.wire_format import State, Update, non_finite_names
 
 PAPER = cite("driouich2022local")
@@ -84,27 +84,18 @@ class LocalUpdates:
         return views
 
 
-def read_updates(transcript: Transcript, client: int, *, min_messages: int, remedy: str) -> LocalUpdates:
-    """Read all messages of `client` that `transcript` shows.
-
-    Args:
-        transcript: what the server saw.
-        client: the victim.
-        min_messages: how many messages the attack needs.
-        remedy: what to do if there are fewer, for the error.
+def read_updates(target: Target) -> LocalUpdates:
+    """Read all messages that the victim sent in the rounds to attack.
 
     Raises:
-        AttackError: the client is in none of the rounds, in too few, sent gradients, or weights
-            that are NaN or infinite.
+        AttackError: the victim is in none of the rounds, sent gradients, or weights that are NaN or
+            infinite.
     """
-    rounds = participation_rounds(transcript, client)
-    if len(rounds) < min_messages:
-        count = "1 message is" if len(rounds) == 1 else f"{len(rounds)} messages are"
-        raise AttackError(f"client {client}: {count} recorded, expected at least {min_messages}; {remedy}")
+    rounds, client = target.participation_rounds(), target.victim
     tables: dict[str, Tensor] = {}
     update = None
     for index, number in enumerate(rounds):
-        update = check_update(transcript.update(number, client), update)
+        update = check_update(target.transcript.update(number, client), update)
         rows = {"before": flatten_state(update, update.before), "after": flatten_state(update, update.after)}
         if update.sends_delta:
             rows["deltas"] = -flatten_state(update, update.pseudo_gradient)
@@ -122,32 +113,6 @@ def read_updates(transcript: Transcript, client: int, *, min_messages: int, reme
         deltas=tables.get("deltas"),
         last_update=update,
     )
-
-
-def participation_rounds(transcript: Transcript, client: int, *, in_groups: bool = False) -> list[int]:
-    """Return the rounds in which `client` took part, ascending.
-
-    Args:
-        transcript: what the server saw.
-        client: the victim.
-        in_groups: include rounds in which only the sum over a group with the client was seen.
-
-    Raises:
-        AttackError: there is none.
-    """
-    rounds = []
-    for number in transcript.rounds:
-        reply = transcript.header(number).find_reply(client)
-        if reply and (in_groups or reply.client == client):
-            rounds.append(number)
-    if not rounds:
-        clients = {other for number in transcript.rounds for other in transcript.clients(number)}
-        recorded = ", ".join(map(str, sorted(clients)[:20])) + (", ..." if len(clients) > 20 else "")
-        raise AttackError(
-            f"client {client}: took part in none of the {len(transcript.rounds)} rounds to be "
-            f"attacked; choose another victim (recorded: {recorded or 'nobody'}) or other rounds"
-        )
-    return rounds
 
 
 def check_update(update: Update, previous: Update | None) -> Update:

@@ -7,7 +7,6 @@ The files of the attacks have little else in them.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,16 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import AttackError, ConfigError
-from fedsim.interfaces.attack import FAILURES, Attack, Knowledge, Outcome, Progress, VictimTask, single_update
+from fedsim.interfaces.attack import (
+    FAILURES,
+    Attack,
+    Knowledge,
+    Outcome,
+    Progress,
+    Target,
+    VictimTask,
+    warn,
+)
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
 from fedsim.inversion.batched_restarts import BatchEntry, batched_steps, batching_pays, fit_in_memory
@@ -31,7 +39,6 @@ from fedsim.inversion.problem import (
     OPTIMIZER_FACTS,
     InversionProblem,
     build_problem,
-    known_steps,
     warn_of_dropout,
     warn_unless_plain_sgd,
 )
@@ -46,10 +53,8 @@ from fedsim.inversion.restart import (
 )
 from fedsim.inversion.round_robin import run_round_robin
 from fedsim.inversion.settings import check_choices
-from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
-
-log = logging.getLogger("fedsim.adversaries." + __name__)  # where warnings of attacks are collected
+from fedsim.training.settings import known_steps
 
 _SNAPSHOTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Fractions of the iterations after which the dummy data are kept for the report."""
@@ -100,9 +105,9 @@ class GradientInversion(Attack):
         It may read facts of the problem, and raise if they are withheld.
         """
 
-    def _update(self, transcript: Transcript, knowledge: Knowledge, victim: int) -> Update:
+    def _update(self, target: Target) -> Update:
         """Return the update that is attacked; its `num_examples` examples are looked for."""
-        return single_update(transcript, victim)
+        return target.read_update()
 
     def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
         """Build the inversion problem, without labels."""
@@ -134,15 +139,8 @@ class GradientInversion(Attack):
 
     # Running the attack on one victim.
 
-    def _run(
-        self,
-        transcript: Transcript,
-        knowledge: Knowledge,
-        victim: int,
-        rng: torch.Generator,
-        progress: Progress,
-    ) -> Finding:
-        return self.invert(self._update(transcript, knowledge, victim), knowledge, rng, progress)
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        return self.invert(self._update(target), target.knowledge, target.rng, progress)
 
     def invert(self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress) -> Reconstruction:
         """Minimise the recipe's objective over the dummy data and return the reconstruction.
@@ -188,8 +186,9 @@ class GradientInversion(Attack):
         for order in orders:
             try:
                 with order.log_context():
-                    update = self._update(order.transcript, order.knowledge, order.victim)
-                    task = self._prepare_task(update, order.knowledge, order.rng, order.log_context)
+                    target = order.target
+                    update = self._update(target)
+                    task = self._prepare_task(update, target.knowledge, target.rng, order.log_context)
                     entry = BatchEntry.from_task(task) if self._can_batch(task) else None
             except FAILURES as error:
                 yield order, error
@@ -275,22 +274,16 @@ class GradientInversion(Attack):
         """Warn if the client trained differently from what the attack assumes."""
         steps = known_steps(problem, update.num_examples)
         if recipe.one_step and steps != 1:
-            log.warning(
-                "%s on %s: assumes one local step, the update is of %s; expect little",
-                self.title,
-                problem.where,
-                "an unknown number of" if steps is None else str(steps),
-            )
+            number = "an unknown number of" if steps is None else steps
+            warn(f"{self.title} on {problem.where}: assumes one local step, the update is of {number}; expect little")
         if problem.sent_gradient is None:
             warn_unless_plain_sgd(self, knowledge, problem.where, simulated=recipe.update_model.simulates)
         warn_of_dropout(self, problem.model, knowledge, problem.where)
         uses_batch_statistics = recipe.normalised_by_batch or problem.uses_batch_statistics
         if not uses_batch_statistics and used_batch_statistics(update, problem.model):
-            log.warning(
-                "%s on %s: the client's BatchNorm layers normalised by the batch, this attack "
-                "normalises by the running statistics; expect little",
-                self.title,
-                problem.where,
+            warn(
+                f"{self.title} on {problem.where}: the client's BatchNorm layers normalised by the "
+                "batch, this attack normalises by the running statistics; expect little"
             )
 
     def _add_labels(

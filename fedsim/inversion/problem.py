@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Sequence
 from copy import deepcopy
@@ -17,15 +16,14 @@ from torch.func import functional_call, grad
 from fedsim.base.errors import AttackError, join_first
 from fedsim.base.task import Loss
 from fedsim.data.checks import memory_complaint
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, warn
 from fedsim.interfaces.defense import Defense, apply_adversary_views
 from fedsim.inversion.named_states import named_states, running_statistic_names
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.example_independence import find_training_only_layer
 from fedsim.training.modes import normalise_by_instance
+from fedsim.training.settings import known_steps
 from fedsim.training.stochastic_layers import find_stochastic_layers
-
-log = logging.getLogger("fedsim.adversaries." + __name__)  # where warnings of attacks are collected
 
 
 @dataclass(frozen=True)
@@ -344,15 +342,6 @@ def _frozen_names(model: nn.Module, before: State, after: State, gradient: State
     return [name for name in untrained if torch.equal(before[name], after[name])]
 
 
-def known_steps(knowledge: Knowledge | InversionProblem, num_examples: int) -> int | None:
-    """Return T if the threat model grants it, or E and B; otherwise None."""
-    if knowledge.local_steps is not None:
-        return knowledge.local_steps
-    if knowledge.local_epochs is None or knowledge.batch_size is None:
-        return None
-    return knowledge.local_epochs * math.ceil(num_examples / knowledge.batch_size)
-
-
 OPTIMIZER_FACTS = frozenset({"optimizer", "momentum", "weight_decay", "proximal_mu"})
 """Facts that tell whether clients train by plain SGD."""
 
@@ -371,20 +360,12 @@ def warn_unless_plain_sgd(attack: Attack, knowledge: Knowledge, where: str, *, s
             differing.append(f"{name.replace('_', ' ')} {value}")
     hidden = [name for name, value in facts.items() if value is None]
     if differing:
-        log.warning(
-            "%s on %s: assumes plain SGD, but clients train with %s; expect less",
-            attack.title,
-            where,
-            ", ".join(differing),
+        warn(
+            f"{attack.title} on {where}: assumes plain SGD, but clients train with {', '.join(differing)}; expect less"
         )
     elif hidden:
-        log.warning(
-            "%s on %s: assumes plain SGD; %s of the clients %s not known",
-            attack.title,
-            where,
-            ", ".join(hidden),
-            "is" if len(hidden) == 1 else "are",
-        )
+        verb = "is" if len(hidden) == 1 else "are"
+        warn(f"{attack.title} on {where}: assumes plain SGD; {', '.join(hidden)} of the clients {verb} not known")
 
 
 def warn_of_dropout(attack: Attack, model: nn.Module, knowledge: Knowledge, where: str) -> None:
@@ -393,13 +374,11 @@ def warn_of_dropout(attack: Attack, model: nn.Module, knowledge: Knowledge, wher
     if inputs is None or not getattr(model, "draws_in_training", True):
         return
     if layers := find_stochastic_layers(deepcopy(model).train(), inputs):
-        log.warning(
-            "%s on %s: %s of the model drop%s at random while clients train (dropout), "
-            "this attack takes them for off; expect little",
-            attack.title,
-            where,
-            join_first([f"'{name}'" for name in layers], 3),
-            "s" if len(layers) == 1 else "",
+        names = join_first([f"'{name}'" for name in layers], 3)
+        verb = "drops" if len(layers) == 1 else "drop"
+        warn(
+            f"{attack.title} on {where}: {names} of the model {verb} at random while clients train "
+            "(dropout), this attack takes them for off; expect little"
         )
 
 

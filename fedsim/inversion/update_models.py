@@ -16,7 +16,9 @@ from torch import Tensor
 
 from fedsim.base.errors import AttackError
 from fedsim.inversion.distances import global_norm
-from fedsim.inversion.problem import InversionProblem, known_steps
+from fedsim.inversion.problem import InversionProblem
+from fedsim.training.optimizers import sgd_direction
+from fedsim.training.settings import known_steps
 
 
 @dataclass(frozen=True)
@@ -154,14 +156,12 @@ class UnrolledTraining(UpdateModel):
         """Simulate local training on the dummy data; return the mean of its T steps."""
         assert problem.learning_rate is not None
         weights: Sequence[Tensor] = problem.before
-        steps: list[Tensor] = []
+        momentum: dict[int, Tensor] = {}
         total: list[Tensor] = []
         for batch, targets in self._split_batches(problem, dummy, labels):
             gradient = problem.gradient(weights, batch, targets)
-            gradient = self._add_penalties(problem, weights, gradient)
-            if problem.momentum and steps:
-                gradient = [problem.momentum * m + g for m, g in zip(steps, gradient, strict=True)]
-            steps = gradient
+            triples = enumerate(zip(gradient, weights, problem.before, strict=True))
+            steps = [sgd_direction(g, w, start, problem, momentum, index) for index, (g, w, start) in triples]
             weights = [w - problem.learning_rate * step for w, step in zip(weights, steps, strict=True)]
             total = [t + step for t, step in zip(total, steps, strict=True)] if total else steps
         return [t / problem.steps for t in total]
@@ -176,16 +176,6 @@ class UnrolledTraining(UpdateModel):
             targets = torch.split(labels[epoch], problem.batch_size)
             batches += zip(inputs, targets, strict=True)
         return batches[: problem.steps]
-
-    def _add_penalties(
-        self, problem: InversionProblem, weights: Sequence[Tensor], gradient: list[Tensor]
-    ) -> list[Tensor]:
-        """Add the gradients of weight decay and the proximal term, as in `fedsim.training.loop`."""
-        decay, mu = problem.weight_decay, problem.proximal_mu
-        if not (decay or mu):
-            return gradient
-        triples = zip(gradient, weights, problem.before, strict=True)
-        return [g + decay * w + mu * (w - start) for g, w, start in triples]
 
 
 @dataclass(frozen=True, kw_only=True)

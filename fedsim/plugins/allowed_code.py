@@ -25,7 +25,7 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.\w+)*")
 def find_references(value: object, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Find references `module:attribute` in the texts of nested tables and lists.
 
-    >>> list(references_in({"defense": [{"measure": {"name": "m:X"}}], "rounds": 3}))
+    >>> list(find_references({"defense": [{"measure": {"name": "m:X"}}], "rounds": 3}))
     [(('defense', '0', 'measure', 'name'), 'm:X')]
 
     Yields:

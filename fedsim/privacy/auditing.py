@@ -32,7 +32,7 @@ class EpsilonBound:
         epsilon: lower bound; smaller ones are refuted at the confidence that was asked for.
         canaries: m, the number of canaries.
         guesses: how many canaries the adversary guessed; it abstained on the others.
-        right: how many guesses were correct.
+        correct: how many guesses were correct.
     """
 
     epsilon: float

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ MANIFEST_FILE, LOCK_FILE = "manifest.json", ".manifest.lock"
 SEALED_FILE = "checkpoint.safetensors"
 _FORMAT = 1
 _APP_RUN_FOLDER = re.compile(r"run-\d+")
-_written: dict[Path, tuple[bytes, bytes | None, Manifest]] = {}
-"""Path to the bytes, key and manifest that this process wrote last, to save parsing them again."""
 
 
 @dataclass(kw_only=True)
@@ -98,34 +97,149 @@ def _append_link(last_link: str, header: str) -> str:
     return hashlib.sha256(f"{last_link}{header}".encode()).hexdigest()
 
 
-def start(folder: Path) -> None:
-    """Write an empty manifest for a new run in `folder`."""
-    with _lock(folder):
-        _write(folder, Manifest(name=run_name(folder)), durable=False)
+class ManifestFile:
+    """The manifest of the run in a folder, read and verified once, when it is first asked for.
 
-
-@contextmanager
-def edit_manifest(folder: Path, *, durable: bool = False) -> Iterator[Manifest]:
-    """Yield the manifest of the run in `folder`, or a new one, and write its changes on leaving.
-
-    Raises:
-        ConfigError: it is signed and FEDSIM_KEY names no key, or the other way round.
-        RunError: it was altered, or cannot be written.
+    Other processes may write it as well, such as attacks in the round loop. So `edit` takes in what
+    they wrote, and nothing is said not to be of the run before the disk was asked again.
     """
-    with _lock(folder):
-        manifest = read(folder) or Manifest(name=run_name(folder), signed=signing_key() is not None)
-        check_key(folder, manifest)
-        _written.clear()  # until the changes are written, the cached manifest differs from the file
-        yield manifest
-        _forget_replaced(folder, manifest)
-        _write(folder, manifest, durable=durable)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / MANIFEST_FILE
+        self._last_read: tuple[bytes | None, Manifest | None] | None = None
+        self._is_current = False
+
+    @property
+    def contents(self) -> Manifest | None:
+        """Return the manifest; None where there is none.
+
+        Where FEDSIM_KEY names a key, the signature of a signed one is checked.
+
+        Raises:
+            RunError: it was altered, or is signed with another key.
+        """
+        return self._last_read[1] if self._last_read and self._is_current else self.read_again()
+
+    def read_again(self) -> Manifest | None:
+        """Return the manifest that is on the disk now, see `contents`.
+
+        It is verified again only where somebody else has replaced it.
+        """
+        content = self._read_bytes()
+        if self._last_read is None or self._last_read[0] != content:
+            self._last_read = content, None if content is None else self._parse(content)
+        self._is_current = True
+        return self._last_read[1]
+
+    def expire(self) -> None:
+        """Have the disk asked again, because somebody else may have written."""
+        self._is_current = False
+
+    def start(self) -> None:
+        """Write an empty manifest for a new run."""
+        with _lock(self.folder):
+            self._write(Manifest(name=run_name(self.folder)), durable=False)
+
+    @contextmanager
+    def edit(self, *, durable: bool = False) -> Iterator[Manifest]:
+        """Yield the manifest on the disk, or a new one, and write its changes on leaving.
+
+        Raises:
+            ConfigError: it is signed and FEDSIM_KEY names no key, or the other way round.
+            RunError: it was altered, or cannot be written.
+        """
+        with _lock(self.folder):
+            manifest = self.read_again() or Manifest(name=run_name(self.folder), signed=self._key is not None)
+            self.check_key(manifest)
+            self._last_read = None  # until the changes are written, the manifest differs from the file
+            yield manifest
+            for name in list(manifest.replaced):
+                if _hash_or_none(self.folder / name) == manifest.files.get(name):
+                    del manifest.replaced[name]  # the file has the announced hash by now
+            self._write(manifest, durable=durable)
+
+    def note(self, *paths: Path) -> None:
+        """Note the present hashes of files of the run."""
+        hashes = {self._name(path): file_hash(path) for path in paths}
+        manifest = self.read_again()
+        if manifest is None or hashes.items() - manifest.files.items():
+            with self.edit() as changed:
+                changed.files |= hashes
+
+    def announce(self, path: Path, digest: str) -> None:
+        """Note the hash that a file is about to have; its present hash stays valid until then."""
+        name = self._name(path)
+        with self.edit() as manifest:
+            present = _hash_or_none(path)
+            if present is not None and manifest.allows(name, present):
+                manifest.replaced[name] = present
+            manifest.files[name] = digest
+
+    def vouches_for(self, path: Path) -> bool:
+        """Return whether a file of the run has the hash that the manifest names."""
+        name, digest = self._name(path), file_hash(path)
+        manifest = self.contents
+        if manifest is None or not manifest.allows(name, digest):
+            manifest = self.read_again()  # another process may have noted it meanwhile
+        return manifest is not None and manifest.allows(name, digest)
+
+    def check_key(self, manifest: Manifest) -> None:
+        """Raise ConfigError unless a key is given for a signed manifest, and none for another."""
+        if manifest.signed and self._key is None:
+            raise ConfigError(
+                f"{self.folder}: the run is signed, so what changes it has to sign it again; give --key FILE"
+            )
+        if self._key is not None and not manifest.signed:
+            raise ConfigError(
+                f"{self.folder}: the run was begun without a key, and a key proves nothing about what was "
+                "there before; leave --key out, or begin another run with it"
+            )
+
+    @cached_property
+    def _key(self) -> bytes | None:
+        return signing_key()
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _read_bytes(self) -> bytes | None:
+        """Return what is in the file; None where there is none, no bytes where it is no file."""
+        if not os.path.lexists(self.path):
+            return None
+        check_no_link(self.path)
+        try:
+            return self.path.read_bytes() if self.path.is_file() else b""
+        except OSError as error:
+            raise _alteration_error(self.path, error.strerror) from error
+
+    def _parse(self, content: bytes) -> Manifest:
+        try:
+            fields = parse_json(content)
+            body = fields["manifest"]
+            manifest = _ADAPTER.validate_python(body)
+            if manifest.format != _FORMAT or not all(number.isdecimal() for number in manifest.rounds):
+                raise ValueError(f"it has format {manifest.format}, expected {_FORMAT}")
+            manifest.signed = check_seal(fields["seal"], _to_text(body), self._key)
+        except ValidationError as error:
+            raise _alteration_error(self.path, error.errors()[0]["msg"]) from error
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise _alteration_error(self.path, error) from error
+        return manifest
+
+    def _write(self, manifest: Manifest, *, durable: bool) -> None:
+        manifest.signed = self._key is not None
+        text = _to_text({name: value for name, value in vars(manifest).items() if name != "signed"})
+        content = f'{{"seal": {json.dumps(seal_text(text, self._key))},\n"manifest": {text}}}\n'.encode()
+        try:
+            with replace_atomically(self.path, durable=durable) as temporary:
+                temporary.write_bytes(content)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written ({error.strerror}); make room and try again") from error
+        self._last_read, self._is_current = (content, manifest), True
 
 
-def _forget_replaced(folder: Path, manifest: Manifest) -> None:
-    """Forget the former hash of each file that now has the announced hash."""
-    for name in list(manifest.replaced):
-        if _hash_or_none(folder / name) == manifest.files.get(name):
-            del manifest.replaced[name]
+def _alteration_error(path: Path, reason: object) -> RunError:
+    return RunError(f"{path}: was altered ({reason}); nothing vouches for the run")
 
 
 def _hash_or_none(path: Path) -> str | None:
@@ -134,42 +248,6 @@ def _hash_or_none(path: Path) -> str | None:
         return file_hash(path)
     except RunError:
         return None
-
-
-def check_key(folder: Path, manifest: Manifest) -> None:
-    """Raise ConfigError unless a key is given for a signed manifest, and none for another."""
-    if manifest.signed and signing_key() is None:
-        raise ConfigError(f"{folder}: the run is signed, so what changes it has to sign it again; give --key FILE")
-    if signing_key() is not None and not manifest.signed:
-        raise ConfigError(
-            f"{folder}: the run was begun without a key, and a key proves nothing about what was there before; "
-            "leave --key out, or begin another run with it"
-        )
-
-
-def note(folder: Path, *paths: Path) -> None:
-    """Note the present hashes of files of the run in `folder`."""
-    hashes = {relative_name(folder, path): file_hash(path) for path in paths}
-    current = read(folder)
-    if current is None or hashes.items() - current.files.items():
-        with edit_manifest(folder) as manifest:
-            manifest.files |= hashes
-
-
-def announce(folder: Path, path: Path, digest: str) -> None:
-    """Note the hash that a file is about to have; its present hash stays valid until then."""
-    name = relative_name(folder, path)
-    with edit_manifest(folder) as manifest:
-        present = _hash_or_none(path)
-        if present is not None and manifest.allows(name, present):
-            manifest.replaced[name] = present
-        manifest.files[name] = digest
-
-
-def matches_manifest(folder: Path, path: Path) -> bool:
-    """Return whether a file of the run has the hash that the manifest names."""
-    manifest = read(folder)
-    return manifest is not None and manifest.allows(relative_name(folder, path), file_hash(path))
 
 
 def file_hash(path: Path) -> str:
@@ -190,59 +268,6 @@ def run_name(folder: Path) -> str:
     """Return the name of a run's folder; one of an app, such as `run-1`, with its parent folder."""
     path = folder.resolve()
     return f"{path.parent.name}/{path.name}" if _APP_RUN_FOLDER.fullmatch(path.name) else path.name
-
-
-def relative_name(folder: Path, path: Path) -> str:
-    """Return the name of a file of the run in its manifest."""
-    return path.relative_to(folder).as_posix()
-
-
-def read(folder: Path) -> Manifest | None:
-    """Return the manifest of the run in `folder`, None where there is none.
-
-    Where FEDSIM_KEY names a key, the signature of a signed one is checked.
-
-    Raises:
-        RunError: it was altered, or is signed with another key.
-    """
-    path = folder / MANIFEST_FILE
-    if not os.path.lexists(path):
-        return None
-    check_no_link(path)
-    secret = signing_key()
-    try:
-        whole = path.read_bytes() if path.is_file() else b""
-        cached = _written.get(path)
-        if cached and cached[:2] == (whole, secret):
-            return cached[2]
-        content = parse_json(whole)
-        body = content["manifest"]
-        text = _to_text(body)
-        manifest = _ADAPTER.validate_python(body)
-        if manifest.format != _FORMAT or not all(number.isdecimal() for number in manifest.rounds):
-            raise ValueError(f"it has format {manifest.format}, expected {_FORMAT}")
-        manifest.signed = check_seal(content["seal"], text, secret)
-    except ValidationError as error:
-        raise RunError(f"{path}: was altered ({error.errors()[0]['msg']}); nothing vouches for the run") from error
-    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"{path}: was altered ({reason}); nothing vouches for the run") from error
-    return manifest
-
-
-def _write(folder: Path, manifest: Manifest, *, durable: bool) -> None:
-    secret = signing_key()
-    manifest.signed = secret is not None
-    text = _to_text({name: value for name, value in vars(manifest).items() if name != "signed"})
-    whole = f'{{"seal": {json.dumps(seal_text(text, secret))},\n"manifest": {text}}}\n'.encode()
-    try:
-        with replace_atomically(folder / MANIFEST_FILE, durable=durable) as temporary:
-            temporary.write_bytes(whole)
-    except OSError as error:
-        raise RunError(
-            f"{folder / MANIFEST_FILE}: cannot be written ({error.strerror}); make room and try again"
-        ) from error
-    _written[folder / MANIFEST_FILE] = whole, secret, manifest
 
 
 def _to_text(body: Any) -> str:

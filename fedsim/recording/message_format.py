@@ -1,27 +1,43 @@
-"""Format of the messages of a Flower app: how they map to the tensors of the audited model."""
+"""Format of the messages of a Flower app: how they map to the tensors of the audited model.
+
+Importing this module does not load torch, because experiment files are checked with it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedsim.base.errors import TranscriptError
-from fedsim.recording.payloads import Kind, Payload, State, to_working_type
-from fedsim.recording.wire_format import Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsim.recording.payloads import Payload, State
+    from fedsim.recording.wire_format import Update
 
 _OUTPUT_FIRST_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 """Number of dimensions to the permutation of axes `position ... input output` into PyTorch's."""
+_TENSOR_KEYS = {"replies", "prefix", "module", "names", "shapes", "transposed"}
+"""Keys that change how the tensors of a message are read."""
+_MODEL_KEYS = {"messages", "outputs", "frozen"}
+"""Keys that change nothing about an update that was recorded."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MessageFormat:
-    """Format of an app's messages, as the auditor states it; nothing is guessed.
+class MessageFormat(BaseModel):
+    """[app]: the format of another Flower app's messages, as its auditor states it.
+
+    Nothing is guessed.
 
     Attributes:
         replies: kind of the arrays that clients send under plain names; weights w_T in most apps.
+        messages: type of the messages whose answers are updates, such as `query.weights`, where
+            these are not training messages with arrays; they hold arrays, lists of numbers or
+            bytes.
         record: the record of arrays that holds the model, where messages have several.
         message: number, from 1, of the message that is audited where the server sends a client
             several in a round, such as one for each model of a cluster; 0 where it sends one.
@@ -33,18 +49,43 @@ class MessageFormat:
             tensor that is not in the model; empty leaves the names.
         shapes: name in the model to shape, for tensors that are sent as plain lists of numbers.
         transposed: whether weights have their input axis first, as in Flax, Keras and scikit-learn.
-        num_examples: N of all clients, or client to N; replaces the N that clients report.
+        num_examples: N of all clients, or client id to N; replaces the N that clients report.
+        outputs: `module:callable` that computes logits from the model's outputs and its inputs, for
+            models that return a tuple or an object.
+        frozen: whether parameters that need no gradient are not sent, and keep the values that the
+            model is built with.
     """
 
-    replies: Kind = "weights"
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    replies: Literal["weights", "delta", "gradient"] = "weights"
+    messages: str = ""
     record: str = ""
-    message: int = 0
+    message: Annotated[int, Field(ge=0)] = 0
     prefix: str = ""
     module: str = ""
-    names: Sequence[str] = ()
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    names: list[str] = []
+    shapes: dict[str, list[Annotated[int, Field(ge=1)]]] = {}
     transposed: bool = False
-    num_examples: int | Mapping[int, int] | None = None
+    num_examples: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] | None = None
+    outputs: str = ""
+    frozen: bool = False
+
+    @field_validator("num_examples")
+    @classmethod
+    def _check_client_keys(cls, counts: int | dict[str, int] | None) -> int | dict[str, int] | None:
+        check_client_ids(counts if isinstance(counts, dict) else ())
+        return counts
+
+    @property
+    def stated_keys(self) -> set[str]:
+        """Return the keys whose values are not the defaults."""
+        return set(self.model_dump(exclude_defaults=True))
+
+    @property
+    def changes_updates(self) -> bool:
+        """Return whether updates are read in another way than fedsim's own."""
+        return bool(self.stated_keys - _MODEL_KEYS)
 
     def read(self, update: Update) -> Update:
         """Return `update` as attacks read it: by the model's names, floats in `WORKING_TYPE`.
@@ -53,6 +94,8 @@ class MessageFormat:
             TranscriptError: it has several records of which this format names none, or it does not
                 match this format.
         """
+        from fedsim.recording.payloads import Payload, to_working_type  # imports torch
+
         where = f"round {update.round}, client {update.client}"
         # Select the record that holds the model.
         if update.records:
@@ -61,7 +104,7 @@ class MessageFormat:
             update = replace(update, before=before, payload=Payload.from_dense(sent, "weights"), records=())
 
         # Rename, reshape and transpose the tensors, unless the format leaves them as they are.
-        if self != MessageFormat(record=self.record, message=self.message, num_examples=self.num_examples):
+        if self.stated_keys & _TENSOR_KEYS:
             arrays, broadcast_names = update.payload.arrays(), list(update.before)
             names = broadcast_names if arrays.keys() <= update.before.keys() else list(arrays)
             before = self._to_model(update.before, where, broadcast_names)
@@ -136,6 +179,8 @@ class MessageFormat:
 
     def _to_payload(self, arrays: State, before: State) -> Payload:
         """Return the payload of `arrays`, whose real numbers are of the kind `replies`."""
+        from fedsim.recording.payloads import Payload  # imports torch
+
         payload = Payload.from_arrays(arrays, before)
         if self.replies == "weights":
             return payload
@@ -151,4 +196,12 @@ class MessageFormat:
             return reported
         if isinstance(self.num_examples, int):
             return self.num_examples
-        return self.num_examples.get(client, reported)
+        counts = {int(key): count for key, count in self.num_examples.items()}
+        return counts.get(client, reported)
+
+
+def check_client_ids(keys: Iterable[str]) -> None:
+    """Raise ValueError unless each key of a table is the id of a client."""
+    for key in keys:
+        if not (key.isascii() and key.isdigit()):
+            raise ValueError(f"expected client ids as keys, got '{key}'")

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from fedsim.base.errors import RunError, TranscriptError
 from fedsim.base.files import check_no_link, remove_leftovers, replace_atomically, write_all
-from fedsim.recording import manifest
 from fedsim.recording.header import (
     FORMAT_VERSION,
     RECORDABLE,
@@ -26,6 +26,7 @@ from fedsim.recording.header import (
     seal_header,
     tensor_bytes,
 )
+from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.payloads import State
 from fedsim.recording.wire_format import Update
 
@@ -71,6 +72,7 @@ class Recorder:
         plan: selection of the messages to keep.
         resume: accept a folder that already holds rounds; those are kept and may be rewritten.
         durable: wait in `write` until the round is on the disk.
+        manifest: of the run around the folder, where that is open already.
 
     Raises:
         TranscriptError: the folder holds an earlier recording and `resume` is not set.
@@ -81,6 +83,7 @@ class Recorder:
     plan: RecordingPlan = field(default_factory=RecordingPlan)
     resume: bool = False
     durable: bool = False
+    manifest: ManifestFile | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_no_link(self.folder)
@@ -93,17 +96,21 @@ class Recorder:
             raise TranscriptError(
                 f"{self.folder}: already holds a recording; choose another folder, resume it, or remove it"
             )
-        if self._is_in_run and not self.resume and (noted := manifest.read(self.folder.parent)) and noted.rounds:
-            manifest.start(self.folder.parent)  # its rounds were removed: this is another recording
+        run = None if self.resume else self._run_manifest
+        if run and run.contents and run.contents.rounds:
+            run.start()  # its rounds were removed: this is another recording
 
-    @property
-    def _is_in_run(self) -> bool:
-        return self.folder.name == RECORDING_FOLDER
+    @cached_property
+    def _run_manifest(self) -> ManifestFile | None:
+        """Return the manifest of the run around the folder; None where it is in no run."""
+        if self.folder.name != RECORDING_FOLDER:
+            return None
+        return self.manifest or ManifestFile(self.folder.parent)
 
     def note(self, path: Path) -> None:
         """Note the hash of another file of the run in its manifest."""
-        if self._is_in_run:
-            manifest.note(self.folder.parent, path)
+        if self._run_manifest:
+            self._run_manifest.note(path)
 
     def write(
         self,
@@ -148,8 +155,8 @@ class Recorder:
                     if self.plan.keeps_client(update.client):
                         file.add(update)
                 file.finish(failures or {}, config or {})
-            if self._is_in_run:
-                with manifest.edit_manifest(self.folder.parent, durable=self.durable) as noted:
+            if self._run_manifest:
+                with self._run_manifest.edit(durable=self.durable) as noted:
                     noted.add_round(number, file.sha256)
         except OSError as error:
             raise RunError(

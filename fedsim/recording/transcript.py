@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,12 @@ class Transcript:
         """
         return Transcript(self.folder, rounds, facts=False, message_format=self.message_format)
 
+    def in_format(self, message_format: MessageFormat) -> Transcript:
+        """Return the same recording, read in another message format; headers are not read again."""
+        transcript = copy(self)
+        transcript.message_format = message_format
+        return transcript
+
     def copy_to(self, folder: Path) -> None:
         """Copy the visible rounds and facts, in the present message format, as files into `folder`.
 
@@ -111,7 +118,7 @@ class Transcript:
         """
         folder.mkdir(parents=True)
         for number, path in self._paths.items():
-            if self.message_format != _DEFAULT_FORMAT:
+            if self.message_format.changes_updates:
                 header, updates = self.header(number), [self.update(number, client) for client in self.clients(number)]
                 Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
                 continue

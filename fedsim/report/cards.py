@@ -53,7 +53,7 @@ class Card:
 
     Attributes:
         attack: its name.
-        lines: its readings, the main one first; none where nothing is judged.
+        readings: its readings, the main one first; none where nothing is judged.
         reason: why nothing is judged; empty where something is.
         examples: the best, median and worst; none where nobody knows the truth.
         selection: from how many examples these were chosen, and by which metric.
@@ -112,8 +112,8 @@ def attack_cards(
     """Return a card for each scored attack; an adaptive attack that equals the naive one shares its card.
 
     Args:
-        leaks: readings of all scores.
-        found: the findings.
+        all_readings: readings of all scores.
+        findings: the findings.
         extremes: by attack, the examples to show.
         values: scores of single examples.
     """

@@ -89,7 +89,7 @@ def epsilon_columns(row: Mapping[str, str]) -> list[str]:
 
     These are `epsilon` with one defense, or `epsilon of NAME` with several.
 
-    >>> epsilons({"round": "1", "epsilon of update-noise": "2.5"})
+    >>> epsilon_columns({"round": "1", "epsilon of update-noise": "2.5"})
     ['epsilon of update-noise']
     """
     return [name for name in row if name.split(" of ")[0] == "epsilon"]
@@ -98,7 +98,7 @@ def epsilon_columns(row: Mapping[str, str]) -> list[str]:
 def column_title(column: str) -> str:
     """Return the name of such a column on the page.
 
-    >>> called("epsilon of update-noise")
+    >>> column_title("epsilon of update-noise")
     'ε of update-noise'
     """
     return column.replace("epsilon", "ε", 1)

@@ -64,7 +64,7 @@ def mean_quantities(rows: Iterable[Row], *, of_examples: bool = False) -> list[E
 
     Args:
         rows: rows of `exposure.csv`.
-        each: return the values of single examples; without, those of clients.
+        of_examples: return the values of single examples; without, those of clients.
     """
     # Collect the finite values of each client or example.
     values_by_quantity: dict[tuple[str, str], dict[Who, list[float]]] = {}
@@ -94,7 +94,7 @@ def draw_examples(quantities_of_examples: Sequence[ExposureQuantity], image_of: 
     """Draw a PNG of examples for each quantity, the most exposed first; of many, those at either end.
 
     Args:
-        found: quantities of single examples, each with at least one value.
+        quantities_of_examples: quantities of single examples, each with at least one value.
         image_of: returns an image, `channel height width` in [0, 1].
     """
     rows = []
@@ -161,7 +161,7 @@ def exposure_table(
 
     Args:
         rows: rows of `exposure.csv`.
-        leaks: readings of the scores, the main metric of an attack first.
+        readings: readings of the scores, the main metric of an attack first.
         scores: rows of `scores.csv`.
         names: see `fedsim.audit.variants.name_variants`.
     """

@@ -94,7 +94,7 @@ def extreme_examples(values: ExampleScores, attack_key: tuple[str, str], first: 
 
     Args:
         values: of all attacks.
-        made: title and variant of the attack.
+        attack_key: title and variant of the attack.
         first: the metric to take if single examples have it, otherwise the first of `CLOSENESS` that they have.
     """
     findings = {key: metrics for key, metrics in values.items() if key[:2] == attack_key}

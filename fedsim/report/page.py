@@ -22,8 +22,8 @@ from fedsim.base.errors import ConfigError, FedsimError
 from fedsim.base.files import write_text
 from fedsim.base.table_metrics import ROUNDING, TOLERANCE
 from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_exposures, read_metrics, read_refusals, read_rows
-from fedsim.recording.manifest import read as read_manifest
 from fedsim.report import adaptive, exposure, image_scores, tensorboard
 from fedsim.report.cards import attack_cards, choose_examples, examples_by_finding
 from fedsim.report.charts import Look
@@ -55,12 +55,12 @@ MAX_FINDINGS, MAX_ROUNDS = 12, 200
 
 
 def write_report(
-    path: Path, audit: Audit | None = None, failures: list[str] | None = None, *, trust: bool = False
+    folder: OpenRun, audit: Audit | None = None, failures: list[str] | None = None, *, trust: bool = False
 ) -> Path:
     """Write `report.html` from what the run folder holds, and a PNG beside each finding.
 
     Args:
-        path: the run folder.
+        folder: the run folder.
         audit: who attacked, and where the truth is; by default the run's own experiment says so.
         failures: gets a sentence for each damaged round and each finding that cannot be shown; the page has the others.
         trust: import code that the run folder names.
@@ -70,7 +70,7 @@ def write_report(
             files are wanted, and the package that writes them is not installed.
         RunError: the folder cannot be written.
     """
-    folder, notes = RunFolder(path), list[str]()
+    path, notes = folder.path, list[str]()
     if not folder.experiment.is_file() and not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
     failures = [] if failures is None else failures
@@ -104,7 +104,7 @@ def write_report(
     pairs = [pair for pair in adaptive.pair_readings(readings) if pair.outcome]
     granted_facts = list_granted_facts(audit, findings, attacks)
     attack_names = {key: traits.name for key, traits in attack_traits.items()}
-    facts = run_facts(audit, recording, notes, failures) | {"Integrity": _integrity(path, notes, failures)}
+    facts = run_facts(audit, recording, notes, failures) | {"Integrity": _integrity(folder, notes, failures)}
     promises = defense_promises(folder, audit, findings, notes)
     reproduction = reproduction_of(audit, recording, findings)
     cited_papers = papers(audit, attacks, recorded=bool(recording.headers))
@@ -333,12 +333,12 @@ def _orders(gallery: Gallery) -> list[tuple[str, str]]:
     return [(name.replace("_", "-"), metric_name(name).partition(",")[0]) for name in CLOSENESS if name in scored_by]
 
 
-def _integrity(path: Path, notes: list[str], failures: list[str]) -> str:
+def _integrity(folder: OpenRun, notes: list[str], failures: list[str]) -> str:
     """Say which run this is and whether it is still what was written; differences become a note and a failure."""
-    verdict = compare_with_manifest(path)
+    verdict = compare_with_manifest(folder)
     if verdict.differences:
         notes.append(f"This is not the run that was written: {'; '.join(verdict.differences)}.")
-        failures.append(f"{path}: is not the run that was written: {'; '.join(verdict.differences)}")
+        failures.append(f"{folder.path}: is not the run that was written: {'; '.join(verdict.differences)}")
     return verdict.text
 
 
@@ -350,14 +350,14 @@ def _versions(folder: RunFolder) -> str:
         return ""
 
 
-def _run_id(folder: RunFolder) -> str:
+def _run_id(folder: OpenRun) -> str:
     with suppress(FedsimError):  # the facts say under Integrity what was altered
-        manifest = read_manifest(folder.path)
+        manifest = folder.manifest.contents
         return manifest.run if manifest else ""
     return ""
 
 
-def _identity(folder: RunFolder, audit: Audit | None, recording: Recording, findings_hash: str) -> dict[str, str]:
+def _identity(folder: OpenRun, audit: Audit | None, recording: Recording, findings_hash: str) -> dict[str, str]:
     """Return what tells this run, and a run that is to be the same, from others."""
     experiment = audit.experiment if audit else None
     return {

@@ -244,7 +244,7 @@ def _partition(summary: PartitionSummary) -> str:
 def printable_name(name: str) -> str:
     r"""Return `name` on one line and visible: a class of texts may be a line break or a blank.
 
-    >>> plain("cat"), plain("\n")
+    >>> printable_name("cat"), printable_name("\n")
     ('cat', "'\\n'")
     """
     return name if name.isprintable() and name.strip() else repr(name)

@@ -194,10 +194,10 @@ def _plan_filter(audit: Audit, recording: Recording) -> Callable[[FindingView], 
         if attack is None or variants[str(about["title"])] != about["variant"]:
             return False
         rounds = list(about["rounds"])
-        if attack.temporal:
-            rounds_match = rounds == [number for number in attacked_rounds if number in recorded]
-        else:
+        if attack.reads_one_round():
             rounds_match = set(rounds) <= set(attacked_rounds)
+        else:
+            rounds_match = rounds == [number for number in attacked_rounds if number in recorded]
         clients = {about["victim"], *about["members"]}
         return rounds_match and about["repeat"] < adversary.repeats and bool(clients & planned_victims(rounds))
 

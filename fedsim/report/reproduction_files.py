@@ -11,6 +11,7 @@ from fedsim.audit.audit import Audit
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.base.errors import FedsimError
 from fedsim.federation.config import AttackFile
+from fedsim.interfaces.attack import Attack
 from fedsim.plugins import registry
 from fedsim.report.run_contents import FindingView
 
@@ -147,9 +148,10 @@ def _reads_one_round(plugin: str, audit: Audit | None) -> bool:
     if ":" in plugin and not (audit and audit.trust):
         return False
     try:
-        return not getattr(registry.load("attacks", plugin), "temporal", True)
+        attack = registry.load("attacks", plugin)
     except FedsimError:
         return False
+    return issubclass(attack, Attack) and attack.reads_one_round()
 
 
 def _blocks(

@@ -29,9 +29,9 @@ _FOLDERS = re.compile(r"(?<![\w:/.~])~?/(?:[^\s/'\"]+/)+")
 
 
 def strip_folders(text: str) -> str:
-    """Shorten each absolute path in a text to its last part.
+    """Replace each absolute path in a text by its last part.
 
-    >>> placeless("reads /home/ada/data/images.npy")
+    >>> strip_folders("reads /home/ada/data/images.npy")
     'reads images.npy'
     """
     return _FOLDERS.sub("", text)

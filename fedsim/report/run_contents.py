@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.audit.audit import Audit
+from fedsim.audit.evaluation.case import UnknownTruthError
 from fedsim.audit.evaluation.evaluator import Display, ImageGrid, RocCurve, TextPair, evaluator_of, guess_generator
 from fedsim.audit.evaluation.examples import MAX_IMAGES
 from fedsim.audit.evaluation.score import PublicExamples
@@ -28,6 +29,7 @@ from fedsim.base.files import write_bytes
 from fedsim.base.progress import track
 from fedsim.data import Dataset
 from fedsim.federation.build import Experiment
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.interfaces.findings import Finding, Reconstruction, Texts
 from fedsim.plugins import registry
@@ -113,7 +115,7 @@ class Recording:
 
 
 def read_audit(
-    folder: RunFolder, notes: list[str], failures: list[str] | None = None, *, trust: bool = False
+    folder: OpenRun, notes: list[str], failures: list[str] | None = None, *, trust: bool = False
 ) -> Audit | None:
     """Return the audit that the run's own experiment describes; None for a recording made elsewhere.
 
@@ -140,7 +142,7 @@ def read_audit(
     return Audit(folder=folder, spec=config, experiment=Experiment(config), base_folder=folder.path, trust=trust)
 
 
-def read_recording(folder: RunFolder, notes: list[str]) -> Recording:
+def read_recording(folder: OpenRun, notes: list[str]) -> Recording:
     """Read the headers of a transcript, and verify its tensors unless it is larger than 1 GB.
 
     Args:
@@ -148,7 +150,7 @@ def read_recording(folder: RunFolder, notes: list[str]) -> Recording:
     """
     recording = Recording()
     try:
-        transcript = Transcript(folder.transcript)
+        transcript = folder.recording
     except FedsimError as error:
         notes.append(f"Nothing is recorded: {error}.")
         return recording
@@ -191,7 +193,7 @@ def read_findings(
         failures: gets the former alone.
         gallery: gets the images.
         scores: scores of single examples.
-        cut: by finding, the examples that cards of the page show.
+        card_examples: by finding, the examples that cards of the page show.
     """
     views = []
     viewer = _Viewer(
@@ -277,6 +279,8 @@ class _Viewer:
         reason, truth = "", None
         try:
             truth = evaluator_of(finding).truth(finding, about, self.audit.case) if self.audit else None
+        except UnknownTruthError:
+            return None
         except (FedsimError, IndexError) as error:
             reason = f"The truth about client {about['victim']} is not known: {error}."
         if truth is not None and isinstance(finding, Reconstruction | Texts):

@@ -103,7 +103,7 @@ class Summary:
 
     Attributes:
         attack: its name, which tells it from the others.
-        made: its title and variant, see `fedsim.audit.variants`.
+        attack_key: its title and variant, see `fedsim.audit.variants`.
         count: number of victims, or of updates where there is but one victim, or of random starts
             where there is but one update.
         unit: what is counted, `victim`, `round` or `start`.
@@ -236,7 +236,7 @@ def score_readings(
 
     Args:
         rows: rows of `scores.csv`.
-        kinds: by the title and the variant of the attack.
+        traits: by the title and the variant of the attack.
     """
     items = summarise(rows, {attack_key: kind.name for attack_key, kind in traits.items() if kind.name})
     attacks = list(dict.fromkeys(item.attack for item in items))
@@ -321,7 +321,7 @@ def _chance_ahead(item: Summary) -> float:
 def join_titles(titles: Sequence[str]) -> str:
     """Join titles of attacks by commas, or by semicolons where a title contains a comma.
 
-    >>> listed(["sme", "dlg"]), listed(["sme (iterations=10, rounds=2)", "dlg"])
+    >>> join_titles(["sme", "dlg"]), join_titles(["sme (iterations=10, rounds=2)", "dlg"])
     ('sme, dlg', 'sme (iterations=10, rounds=2); dlg')
     """
     return ("; " if any("," in title for title in titles) else ", ").join(titles)

@@ -234,7 +234,7 @@ def pareto_front(values: Sequence[tuple[float, float]], attacks: Sequence[Collec
         attacks: those that each was attacked by. Only what was attacked by at least the same can beat a setting, since
             fewer attacks find less.
 
-    >>> pareto([(0.9, 0.1), (0.5, 0.5), (0.4, 0.4)], [["sme"], ["sme"], ["sme"]])
+    >>> pareto_front([(0.9, 0.1), (0.5, 0.5), (0.4, 0.4)], [["sme"], ["sme"], ["sme"]])
     [True, True, False]
     """
     settings = [(value, set(names)) for value, names in zip(values, attacks, strict=True)]

@@ -14,9 +14,8 @@ from torch.func import functional_call
 from torch.nn.functional import cosine_similarity
 
 from fedsim.base.errors import AttackError, ConfigError
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, single_update
+from fedsim.interfaces.attack import Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, Reconstruction
-from fedsim.recording.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +38,13 @@ class Skeleton(Attack):
     # What the report cites.
     paper: ClassVar[Paper] = Paper(title="Skeleton", authors="Nobody yet", venue="unpublished", year=2026)
     # Without these facts the attack is refused before any work. Facts that are named neither here
-    # nor in `uses` are None in `knowledge`, even where the experiment grants them.
+    # nor in `uses` are None in `target.knowledge`, even where the experiment grants them.
     # fedsim/interfaces/knowledge.py lists all facts.
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range", "labels"})
     # Further facts that the attack reads where they are granted.
     uses: ClassVar[frozenset[str]] = frozenset()
+    # It reads one round of its victim. `ALL` would be all rounds to be attacked, at once.
+    rounds_needed: ClassVar[RoundsNeeded] = 1
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
@@ -51,12 +52,10 @@ class Skeleton(Attack):
         if not self.step_size > 0:
             raise ConfigError(f"step_size: expected a value above 0, got {self.step_size}")
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Finding:
         # The victim's update: the broadcast weights w_t, the pseudo-gradient w_t - w_T or gradient,
         # and N.
-        update = single_update(transcript, victim)
+        update, knowledge = target.read_update(), target.knowledge
         # All facts in `needs` are granted, which a type checker cannot know.
         assert knowledge.model is not None
         assert knowledge.loss is not None
@@ -65,14 +64,14 @@ class Skeleton(Attack):
         assert knowledge.labels is not None
         model = knowledge.model().eval()
         names = [name for name, _ in model.named_parameters()]
-        target = torch.cat([update.pseudo_gradient[name].flatten() for name in names])
-        if not target.any():
-            raise AttackError(f"client {victim} sent no change, so there is nothing to match")
+        direction = torch.cat([update.pseudo_gradient[name].flatten() for name in names])
+        if not direction.any():
+            raise AttackError(f"client {target.victim} sent no change, so there is nothing to match")
 
         # The dummy inputs are in [0, 1], as in a finding; the model gets them in its own units.
         axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
         low, high = (torch.as_tensor(end).reshape(axes) for end in knowledge.value_range)
-        dummy = torch.rand((update.num_examples, *knowledge.input_shape), generator=rng).requires_grad_()
+        dummy = torch.rand((update.num_examples, *knowledge.input_shape), generator=target.rng).requires_grad_()
         weights = {name: update.before[name].clone().requires_grad_() for name in names}
         optimizer = torch.optim.Adam([dummy], lr=self.step_size)
         objectives = []
@@ -80,7 +79,7 @@ class Skeleton(Attack):
             outputs = functional_call(model, {**update.before, **weights}, (low + (high - low) * dummy,))
             loss = knowledge.loss(outputs, knowledge.labels)
             gradient = torch.autograd.grad(loss, list(weights.values()), create_graph=True, materialize_grads=True)
-            distance = 1 - cosine_similarity(torch.cat([part.flatten() for part in gradient]), target, dim=0)
+            distance = 1 - cosine_similarity(torch.cat([part.flatten() for part in gradient]), direction, dim=0)
             (dummy.grad,) = torch.autograd.grad(distance, [dummy])
             optimizer.step()
             with torch.no_grad():

@@ -47,10 +47,10 @@ class Skeleton(Defense):
 
     # Other hooks: `on_data` (choice of examples), `sampling` (of batches), `on_batch`,
     # `on_features`, `on_examples` (per-example gradients) and `on_gradient` (in each local step).
-    # Each gets copies, and returns tensors of the same names and shapes. A further parameter
-    # `memory` lasts from round to round.
+    # Each gets copies, and returns tensors of the same names and shapes. `context` has what else it
+    # may use; `context.memory` lasts from round to round.
     def on_update(self, update: State, context: LocalContext) -> State:
-        """Replace the update w_T - w_t, by name, before it is sent; draw from `rng` alone."""
+        """Replace the update w_T - w_t, by name, before it is sent; draw from `context.rng` alone."""
         return {
             name: change + self.share * change.square().mean().sqrt() * torch.randn(change.shape, generator=context.rng)
             for name, change in update.items()

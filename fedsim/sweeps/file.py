@@ -52,7 +52,7 @@ class SweepFile:
         folder: folder to which paths in values of axes are relative.
         sweep: its [sweep] table.
         base: the tables of the experiment from which every cell starts, as in an experiment file.
-        own: whether the user wrote both files, so that code which they name may be imported.
+        is_own: whether the user wrote both files, so that code which they name may be imported.
     """
 
     where: str
@@ -94,7 +94,7 @@ def parse_sweep(
         tables: [sweep], and the experiment's unless a base is named; they are changed.
         where: name of the tables in error texts.
         folder: folder to which paths are relative.
-        own: whether they are the user's own.
+        is_own: whether they are the user's own.
         changes: keys and values to set.
 
     Raises:

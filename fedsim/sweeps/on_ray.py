@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedsim.audit.workers import PrepareWork, describe_error, restore_error
 from fedsim.base.errors import AttackCrash, RunError, first_line
+from fedsim.base.worker_messages import ErrorMessage
+from fedsim.base.workers import PrepareWork
 from fedsim.federation.engines.ray import ray_session
 from fedsim.sweeps.queue import JobQueue, SweepJob
 
@@ -32,7 +33,7 @@ def run_in_actors(
 ) -> Iterator[tuple[SweepJob, BaseException | None]]:
     """Run the jobs of `queue`; yield each with its error, or None, once it ends.
 
-    `fedsim.audit.workers.run_in_processes` does the same without Ray. The job of an actor that dies
+    `fedsim.base.workers.run_in_processes` does the same without Ray. The job of an actor that dies
     is repeated by another one, at most twice. Jobs only go to actors that have started, so that
     none waits for an actor without a core, because a host died or others use the cluster.
 
@@ -109,12 +110,12 @@ def _job_error(future: Any) -> BaseException | None:
     import ray
 
     try:
-        description = ray.get(future)
+        message: ErrorMessage | None = ray.get(future)
     except ray.exceptions.RayActorError as error:
         return _ActorLost(f"its Ray actor died ({first_line(error)}); where memory runs out, lower sweep.workers")
     except ray.exceptions.RayTaskError as error:
         return AttackCrash(first_line(error))
-    return None if description is None else restore_error(*description)
+    return None if message is None else message.to_error()
 
 
 class _Actor:
@@ -128,17 +129,17 @@ class _Actor:
     def confirm_start(self) -> None:
         """Return once the actor has a process."""
 
-    def do(self, job: SweepJob) -> tuple[str, str, str] | None:
-        """Do a job; return the error that it raised, as `describe` describes it."""
+    def do(self, job: SweepJob) -> ErrorMessage | None:
+        """Do a job; return the error that it raised."""
         import platform
 
         if self._complaint:
             error = RunError(
                 f"host {platform.node()} {self._complaint}; name a store and an --out that all hosts share"
             )
-            return describe_error(error)
+            return ErrorMessage.from_error(error)
         try:
             self._work(job, lambda iteration, iterations, values: None)
         except BaseException as error:  # sys.exit as well, which must end only this job
-            return describe_error(error)
+            return ErrorMessage.from_error(error)
         return None

@@ -21,7 +21,7 @@ from fedsim.base.errors import (
 from fedsim.base.progress import track
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
 from fedsim.sweeps.file import SweepFile
 from fedsim.sweeps.grid import ATTACK, GridPoint, SweepGrid, build_grid
@@ -35,9 +35,9 @@ class SweepPlan:
     Attributes:
         grid: grid of the sweep file.
         cells: cells that apply, in the order of the grid.
-        left_out: points that do not apply, each with the reason.
-        done: markers of finished cells by key; a cell that crashed is tried again.
-        federations: markers of finished federations by key, likewise.
+        inapplicable: points that do not apply, each with the reason.
+        finished_cells: markers of finished cells by key; a cell that crashed is tried again.
+        finished_federations: markers of finished federations by key, likewise.
     """
 
     grid: SweepGrid
@@ -154,7 +154,7 @@ def _find_inapplicable(cells: Iterable[SweepCell], store: CellStore) -> dict[str
     return reasons
 
 
-def _make_audit(cell: SweepCell, experiment: Experiment, folder: RunFolder) -> Audit:
+def _make_audit(cell: SweepCell, experiment: Experiment, folder: OpenRun) -> Audit:
     return Audit(folder=folder, spec=cell.config, experiment=experiment, base_folder=Path(folder.path), trust=True)
 
 

@@ -28,7 +28,7 @@ class SweepJob:
 
 
 class JobQueue:
-    """Queue of jobs that can be started, for `fedsim.audit.workers.run_in_processes`.
+    """Queue of jobs that can be started, for `fedsim.base.workers.run_in_processes`.
 
     Attacks come first, unless fewer are ready than there are workers: then a federation does, so
     that no worker has to wait for one in the end.

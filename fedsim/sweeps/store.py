@@ -26,14 +26,14 @@ from fedsim.base.errors import FedsimError, RunError, first_line
 from fedsim.base.files import parse_json, write_bytes, write_text
 from fedsim.federation import lock
 from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.settings import flat_settings
-from fedsim.recording import manifest
+from fedsim.recording.manifest import LOCK_FILE, MANIFEST_FILE, run_name
 from fedsim.recording.seals import require_seal, seal_text, signing_key
 
 log = logging.getLogger(__name__)
 FEDERATIONS, CELLS = "federations", "attacks"
-_UNSHARED_FILES = (lock.NAME, manifest.LOCK_FILE, manifest.MANIFEST_FILE, "log.txt")
+_UNSHARED_FILES = (lock.NAME, LOCK_FILE, MANIFEST_FILE, "log.txt")
 """Files of a run folder that are neither shared nor hashed."""
 _REPORT_FILES = ("*.png", "*.html", "*.tmp", "tensorboard/*")
 """Further such files, which `fedsim report` rewrites."""
@@ -71,7 +71,7 @@ class StoreEntry:
         folder: its run folder.
     """
 
-    folder: RunFolder
+    folder: OpenRun
 
     @property
     def marker_path(self) -> Path:
@@ -149,27 +149,27 @@ class StoreEntry:
             RunError: it cannot be written.
         """
         self.remove_marker()
-        path = self.folder.path
+        manifest = self.folder.manifest
         try:
-            manifest.read(path)
+            manifest.read_again()
         except FedsimError:
-            (path / manifest.MANIFEST_FILE).unlink()
-        if not self.folder.manifest.exists():
-            manifest.start(path)  # without one it does not count as a run folder
+            manifest.path.unlink()
+        if not manifest.path.exists():
+            manifest.start()  # without one it does not count as a run folder
         self.folder.prepare(resume=False, overwrite=True)
 
     def _find_damage(self, marker: Marker) -> Iterator[str]:
         """Yield a sentence for each change that the run's manifest does not explain."""
         try:
-            noted = manifest.read(self.folder.path)
+            noted = self.folder.manifest.read_again()
         except FedsimError as error:
             yield str(error)
             return
         if noted is None:
-            yield f"{manifest.MANIFEST_FILE} is missing"
+            yield f"{MANIFEST_FILE} is missing"
             return
         if signing_key() is not None and not noted.signed:
-            yield f"{manifest.MANIFEST_FILE} is not signed"
+            yield f"{MANIFEST_FILE} is not signed"
             return
         if not self.folder.report.is_file():
             yield f"{self.folder.report.name} is missing"
@@ -205,11 +205,11 @@ class CellStore:
 
     def federation(self, key: str) -> StoreEntry:
         """Return the entry of the federation with this key."""
-        return StoreEntry(RunFolder(self.path / FEDERATIONS / key))
+        return StoreEntry(OpenRun(self.path / FEDERATIONS / key))
 
     def cell(self, key: str) -> StoreEntry:
         """Return the entry of the cell with this key."""
-        return StoreEntry(RunFolder(self.path / CELLS / key))
+        return StoreEntry(OpenRun(self.path / CELLS / key))
 
 
 def is_prepared(entry: StoreEntry, config: Config, recording: Marker) -> bool:
@@ -236,9 +236,9 @@ def prepare_cell(entry: StoreEntry, config: Config, federation: StoreEntry) -> N
         for name in federation.list_files:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             _link_or_copy(source / name, target / name)
-        write_bytes(target / manifest.MANIFEST_FILE, (source / manifest.MANIFEST_FILE).read_bytes())
-        with manifest.edit_manifest(target) as changed:
-            changed.name = manifest.run_name(target)
+        write_bytes(target / MANIFEST_FILE, (source / MANIFEST_FILE).read_bytes())
+        with entry.folder.manifest.edit() as changed:
+            changed.name = run_name(target)
     except OSError as error:
         raise RunError(f"{target}: cannot be written ({error.strerror}); make room and try again") from error
     entry.folder.note_experiment(config)

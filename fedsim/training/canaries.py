@@ -7,13 +7,12 @@ that any clipping cuts it, in a coordinate of its own.
 
 References:
     Nasr et al.: Tight Auditing of Differentially Private Machine Learning, USENIX Security 2023
-        (gradients of a single
-    number), and Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023
-    (many at once).
+        (gradients of a single number).
+    Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023 (many at
+        once).
     Andrew et al.: One-shot Empirical Privacy Estimation for Federated Learning, ICLR 2024, and
-        Maddock et al.: CANIFE,
-    ICLR 2023, have random or optimised directions instead, which in a small model are not
-    orthogonal.
+        Maddock et al.: CANIFE, ICLR 2023, have random or optimised directions instead, which in a
+        small model are not orthogonal.
 """
 
 from __future__ import annotations

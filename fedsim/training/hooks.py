@@ -34,8 +34,8 @@ class TrainingHooks:
 
     Attributes:
         sees_examples: whether a defense sees the gradient of each example.
-        factors: computes clipping factors from the norms of these gradients, where a defense needs
-            no more of them; None where it has to see the gradients themselves.
+        clipping_factors: computes them from the norms of these gradients, where a defense needs no
+            more of them; None where it has to see the gradients themselves.
         sampling: Poisson sampling that the defenses ask for; None leaves the batches to the
             settings.
     """

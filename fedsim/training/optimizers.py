@@ -8,16 +8,15 @@ bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from fedsim.training.settings import LocalTraining
-
+_Key = TypeVar("_Key", bound=Hashable)
 ParameterGroups = Iterable[Any]
 """Tensors to optimise, or dicts with tensors as `params` and, if it differs, their step size as
 `lr`."""
@@ -163,25 +162,50 @@ class Adam(Optimizer):
         )
 
 
+class DirectionSettings(Protocol):
+    """Settings that the direction of an SGD step depends on, such as `LocalTraining`."""
+
+    @property
+    def momentum(self) -> float:
+        """Return the share of the last direction that is added."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Return the weight of the L2 penalty."""
+
+    @property
+    def proximal_mu(self) -> float:
+        """Return the weight of FedProx's proximal term."""
+
+
 def sgd_direction(
     gradient: Tensor,
     weight: Tensor,
     start: Tensor,
-    settings: LocalTraining,
-    momentum: dict[str, Tensor],
-    name: str,
+    settings: DirectionSettings,
+    momentum: dict[_Key, Tensor],
+    name: _Key,
 ) -> Tensor:
     """Compute the direction of one SGD step, to be subtracted after scaling by the step size.
 
-    Unlike `SGD`, it can be differentiated.
+    This is the rule of local SGD wherever it is simulated, differentiated or computed for many
+    clients at once. `fedsim.training.loop`, the reference, takes the same steps by torch's own
+    `SGD`, which is faster but cannot be differentiated.
+
+    >>> from fedsim.training.settings import LocalTraining
+    >>> settings = LocalTraining(local_steps=1, momentum=0.5, weight_decay=0.25)
+    >>> momentum = {}
+    >>> gradient, weight = torch.ones(1), torch.tensor([4.0])
+    >>> [sgd_direction(gradient, weight, weight, settings, momentum, "w").item() for _ in range(2)]
+    [2.0, 3.0]
 
     Args:
         gradient: of the loss, in the shape of `weight`.
         weight: current value of the parameter.
         start: its value at the start of local training, for FedProx's proximal term.
-        settings: with weight decay, proximal term and momentum.
+        settings: weight decay, proximal term and momentum.
         momentum: momentum buffers by name, empty before the first step; updated in place.
-        name: of the parameter.
+        name: of the parameter, among `momentum`.
     """
     direction = gradient
     if settings.proximal_mu:

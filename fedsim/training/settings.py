@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from fedsim.base.errors import ConfigError
 
@@ -136,6 +136,34 @@ class LocalTraining:
 
     def steps(self, num_examples: int) -> int:
         """Return T, the number of optimizer steps of one round for a client with `num_examples`."""
-        if self.local_steps is not None:
-            return self.local_steps
-        return (self.local_epochs or 0) * math.ceil(num_examples / self.batch_size)
+        steps = known_steps(self, num_examples)
+        assert steps is not None  # `__post_init__` asks for one of the two
+        return steps
+
+
+class StepSettings(Protocol):
+    """Settings that the number of local steps follows from; None for what is not known."""
+
+    @property
+    def local_steps(self) -> int | None:
+        """Return T, where clients train for steps."""
+
+    @property
+    def local_epochs(self) -> int | None:
+        """Return E, where clients train for epochs."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Return B."""
+
+
+def known_steps(settings: StepSettings, num_examples: int) -> int | None:
+    """Return T, the number of local steps of a client with N examples; None where it is not known.
+
+    It is that of the settings, or E ceil(N / B).
+    """
+    if settings.local_steps is not None:
+        return settings.local_steps
+    if settings.local_epochs is None or settings.batch_size is None:
+        return None
+    return settings.local_epochs * math.ceil(num_examples / settings.batch_size)

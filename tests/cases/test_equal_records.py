@@ -20,8 +20,8 @@ class ClaimClient(fedsim.Attack):
     client: int = 1
     needs: ClassVar[frozenset[str]] = frozenset({"records"})
 
-    def _run(self, transcript: Any, knowledge: Any, victim: int, rng: Any, progress: Any) -> fedsim.Inference:
-        scores = torch.zeros(len(knowledge.records.inputs), 3)
+    def _run(self, target: Any, progress: Any) -> fedsim.Inference:
+        scores = torch.zeros(len(target.knowledge.records.inputs), 3)
         scores[:, self.client] = 1
         return fedsim.Inference(of="source", candidates=torch.arange(3), scores=scores)
 

@@ -51,7 +51,7 @@ def test_labels_are_counted_by_the_loss_that_is_known(name: str) -> None:
     counts = LABELS.bincount(minlength=5).tolist()
     found = attack_update("inverting-gradients", LOSSES[name], iterations=1)
     assert found.labels.bincount(minlength=5).tolist() == counts
-    assert (8 * attack_update("label-counts", LOSSES[name]).claimed).tolist() == pytest.approx(counts)
+    assert (8 * attack_update("label-counts", LOSSES[name]).mean_shares).tolist() == pytest.approx(counts)
 
 
 def squared(logits: Tensor, labels: Tensor) -> Tensor:

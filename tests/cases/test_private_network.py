@@ -60,7 +60,7 @@ def test_a_user_without_rights_makes_a_private_network() -> None:
         "    command = PrivateNetwork(processes, sys.executable).command(['id', '-u'])\n"
         "    print(*subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(flower.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(flower.__file__).parents[3])}
     python = "/usr/bin/python3"  # the one that runs this may lie where no other user can read it
     if not works([*NOBODY, python, "-c", "import tomllib"]):
         pytest.skip("there is no Python 3.11 for all users")

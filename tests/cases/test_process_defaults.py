@@ -15,6 +15,7 @@ import fedsim
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import PluginError, RunError
 from fedsim.base.process_defaults import protect_defaults
+from fedsim.interfaces.local_context import LocalContext
 
 CHANGES: Mapping[str, Callable[[], object]] = {
     "torch's default dtype from torch.float32 to torch.float64": lambda: torch.set_default_dtype(torch.float64),
@@ -32,8 +33,8 @@ class Changing(fedsim.Defense):
 
     paper: ClassVar[fedsim.Paper] = UpdateNoise.paper
 
-    def on_update(self, update: Mapping[str, Tensor], rng: torch.Generator) -> Mapping[str, Tensor]:
-        del rng
+    def on_update(self, update: Mapping[str, Tensor], context: LocalContext) -> Mapping[str, Tensor]:
+        del context
         CHANGES[self.what]()
         return update
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsim.audit.evaluation.case import OwnRun
 from fedsim.audit.evaluation.examples import display_examples
+from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth

@@ -73,7 +73,7 @@ def test_updates_are_read_from_what_they_are_packed_in(tmp_path: Path, way: str)
         with pytest.raises(TrustError, match="--trust"):
             record_updates(tmp_path, "query.weights", "", trust=False)
     record_updates(tmp_path, "query.weights", "", trust=trust)
-    update = Transcript(tmp_path, message_format=MessageFormat(shapes={"w": (2, 3)})).update(1, 5)
+    update = Transcript(tmp_path, message_format=MessageFormat(shapes={"w": [2, 3]})).update(1, 5)
     assert (update.num_examples, update.metrics) == (9, {"loss": 0.5})
     for name, values in AFTER.items():
         np.testing.assert_array_equal(update.after[name].numpy(), values)

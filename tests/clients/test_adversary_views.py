@@ -22,7 +22,7 @@ from fedsim.base.papers import Paper
 from fedsim.base.randomness import generator
 from fedsim.interfaces.defense import Defense, apply_adversary_views
 from fedsim.interfaces.defense_calls import apply_on_update
-from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
@@ -42,10 +42,10 @@ BUILT_IN: list[Defense] = [
 def sent_by(defense: Defense, true: State = TRUE, seed: int = 0) -> State:
     """What the defense makes of a gradient that is sent as an update."""
     if isinstance(defense, GradientPrune):
-        return defense.on_gradient(true, rng=generator(seed))
+        return defense.on_gradient(true, LocalContext(rng=generator(seed)))
     if isinstance(defense, Soteria):
         return {**true, "w": true["w"] * torch.tensor([1.0, 0.0])}
-    got = apply_on_update(defense, true, generator(seed), {} if uses_memory(defense) else None)
+    got = apply_on_update(defense, true, LocalContext(rng=generator(seed)))
     return got.values("delta", true) if isinstance(got, Payload) else got
 
 
@@ -172,8 +172,9 @@ def test_at_strength_zero_the_gradient_is_seen_as_it_is(defense: Defense) -> Non
 
 def masks(defense: RandomMask, client: int, number: int) -> Tensor:
     ones = {"w": torch.ones(40)}
-    common = generator("common", number) if uses_common_randomness(defense) else None
-    got = apply_on_update(defense, ones, generator(client, number), {}, common)
+    client_round = ClientRound(key=(client, number), number=number, common_key=("common", number))
+    context = client_round.make_context("on_update", ("RandomMask", 0), defense.draws_in_common)
+    got = apply_on_update(defense, ones, context)
     assert isinstance(got, Payload)
     return got.values("delta", ones)["w"]
 
@@ -199,7 +200,7 @@ def test_of_a_defense_that_says_nothing_nothing_is_known_and_others_are_still_se
         paper: ClassVar[Paper] = RandomMask.paper
 
         def on_update(self, update: State, context: LocalContext) -> State:
-            del context.rng
+            del context
             return update
 
     sent = tensors(w=[[3.0, 0.0], [0.0, 0.0]], b=[0.0, -2.0])

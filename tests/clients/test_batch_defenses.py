@@ -58,20 +58,20 @@ def used(defense: Defense) -> Defense:
 
 def test_two_examples_become_their_mean_twice() -> None:
     inputs, labels = torch.tensor([[0.0, 2.0], [4.0, 6.0]]), torch.tensor([0, 2])
-    mixed, soft = used(Mixup()).on_batch(inputs, labels, rng=generator(1))
+    mixed, soft = used(Mixup()).on_batch(inputs, labels, LocalContext(rng=generator(1)))
     assert mixed.tolist() == [[2.0, 4.0], [2.0, 4.0]]
     assert soft.tolist() == [[0.5, 0.0, 0.5], [0.5, 0.0, 0.5]]
 
 
 def test_labels_that_are_probabilities_are_mixed_as_such() -> None:
     soft = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
-    _, mixed = Mixup().on_batch(torch.zeros(2, 1), soft, rng=generator(1))
+    _, mixed = Mixup().on_batch(torch.zeros(2, 1), soft, LocalContext(rng=generator(1)))
     assert mixed.tolist() == [[0.25, 0.25, 0.5]] * 2
 
 
 def test_targets_of_a_regression_are_mixed_like_the_inputs() -> None:
     inputs, targets = torch.tensor([[1.0], [3.0]]), torch.tensor([10.0, 30.0])
-    mixed, means = Mixup(regression=True).on_batch(inputs, targets, rng=generator(1))
+    mixed, means = Mixup(regression=True).on_batch(inputs, targets, LocalContext(rng=generator(1)))
     assert (mixed.flatten().tolist(), means.tolist()) == ([2.0, 2.0], [20.0, 20.0])
 
 
@@ -87,7 +87,7 @@ def test_an_example_is_made_of_different_records_and_each_record_is_in_as_many(c
 
 def test_beta_draws_one_weight_a_batch() -> None:
     inputs, labels = torch.eye(5), torch.arange(5) % 3
-    mixed, _ = used(Mixup(alpha=1.0)).on_batch(inputs, labels, rng=generator(3))
+    mixed, _ = used(Mixup(alpha=1.0)).on_batch(inputs, labels, LocalContext(rng=generator(3)))
     own = mixed.diagonal()
     assert 0 < own[0] < 1
     assert (own == own[0]).all()
@@ -96,9 +96,9 @@ def test_beta_draws_one_weight_a_batch() -> None:
 
 
 def test_weights_follow_beta() -> None:
-    rng, defense = generator("beta"), used(Mixup(alpha=0.4))
+    context, defense = LocalContext(rng=generator("beta")), used(Mixup(alpha=0.4))
     drawn = torch.stack(
-        [defense.on_batch(torch.eye(2), torch.zeros(2, dtype=torch.int64), rng=rng)[0][0, 0] for _ in range(4000)]
+        [defense.on_batch(torch.eye(2), torch.zeros(2, dtype=torch.int64), context)[0][0, 0] for _ in range(4000)]
     )
     assert drawn.mean().item() == pytest.approx(0.5, abs=0.02)
     assert drawn.var().item() == pytest.approx(1 / (4 * (2 * 0.4 + 1)), abs=0.006)
@@ -106,7 +106,7 @@ def test_weights_follow_beta() -> None:
 
 def test_the_classes_have_to_be_known() -> None:
     with pytest.raises(RunError, match="Mixup: the number of classes is not known"):
-        Mixup().on_batch(*batch(), rng=generator(1))
+        Mixup().on_batch(*batch(), LocalContext(rng=generator(1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +128,10 @@ def test_a_model_of_mixing_that_nobody_would_call_is_refused() -> None:
 def test_one_example_has_no_partner() -> None:
     inputs, labels = batch(1)
     for defense in (Mixup(), Mixup(alpha=0.5)):
-        mixed, same = used(defense).on_batch(inputs, labels, rng=generator(1))
+        mixed, same = used(defense).on_batch(inputs, labels, LocalContext(rng=generator(1)))
         assert torch.equal(mixed, inputs)
         assert torch.equal(same, labels)
-    hidden, _ = used(InstaHide()).on_batch(inputs, labels, rng=generator(1))
+    hidden, _ = used(InstaHide()).on_batch(inputs, labels, LocalContext(rng=generator(1)))
     assert torch.equal(hidden.abs(), inputs.abs())
     assert not torch.equal(hidden, inputs)
 
@@ -139,7 +139,7 @@ def test_one_example_has_no_partner() -> None:
 def test_instahide_flips_signs_of_bounded_mixtures() -> None:
     inputs, labels = torch.eye(6).view(6, 1, 6, 1) + 0.0, torch.arange(6)
     defense = InstaHide(k=3).of_client(replace(CLIENT, num_classes=6))
-    hidden, soft = defense.on_batch(inputs, labels, rng=generator(2))
+    hidden, soft = defense.on_batch(inputs, labels, LocalContext(rng=generator(2)))
     torch.testing.assert_close(hidden.abs().flatten(1), soft)  # record j is the j-th unit vector
     assert ((soft > 0).sum(1) == 3).all()
     torch.testing.assert_close(soft.sum(1), torch.ones(6))
@@ -153,7 +153,9 @@ def test_signs_are_fair_and_weights_bounded() -> None:
     assert weights.max() <= MAX_WEIGHT
     torch.testing.assert_close(weights.sum(1), torch.ones(3000))
     assert weights[:, 0].mean().item() == pytest.approx(0.5, abs=0.01)
-    flipped, _ = used(InstaHide()).on_batch(torch.ones(1, 1, 100, 100), torch.tensor([0]), rng=generator(1))
+    flipped, _ = used(InstaHide()).on_batch(
+        torch.ones(1, 1, 100, 100), torch.tensor([0]), LocalContext(rng=generator(1))
+    )
     assert flipped.mean().item() == pytest.approx(0, abs=0.04)
 
 
@@ -168,7 +170,7 @@ def test_weights_of_a_mixture_are_normal_draws_without_sign_over_their_sum(recor
 
 
 def test_a_batch_smaller_than_k_is_mixed_as_a_whole() -> None:
-    _, soft = InstaHide(k=4).of_client(CLIENT).on_batch(*batch(3), rng=generator(1))
+    _, soft = InstaHide(k=4).of_client(CLIENT).on_batch(*batch(3), LocalContext(rng=generator(1)))
     assert (soft > 0).all()
 
 
@@ -263,7 +265,7 @@ def test_orders_that_make_no_sense_are_refused(order: list[Defense], expected: s
 def test_an_image_is_moved_and_black_comes_from_beyond_the_edge() -> None:
     inputs, labels = batch(40)
     low = torch.tensor([-1.0, -2.0]).view(2, 1, 1)
-    moved, same = used(Augmentation(padding=1, flip=0.0)).on_batch(inputs, labels, rng=generator(1))
+    moved, same = used(Augmentation(padding=1, flip=0.0)).on_batch(inputs, labels, LocalContext(rng=generator(1)))
     assert torch.equal(same, labels)
     seen = set()
     for image, found in zip(inputs, moved, strict=True):
@@ -277,9 +279,9 @@ def test_an_image_is_moved_and_black_comes_from_beyond_the_edge() -> None:
 
 def test_images_are_mirrored_each_by_chance() -> None:
     inputs, labels = batch(40)
-    always, _ = used(Augmentation(padding=0, flip=1.0)).on_batch(inputs, labels, rng=generator(1))
+    always, _ = used(Augmentation(padding=0, flip=1.0)).on_batch(inputs, labels, LocalContext(rng=generator(1)))
     assert torch.equal(always, inputs.flip(-1))
-    some, _ = used(Augmentation(padding=0, flip=0.5)).on_batch(inputs, labels, rng=generator(1))
+    some, _ = used(Augmentation(padding=0, flip=0.5)).on_batch(inputs, labels, LocalContext(rng=generator(1)))
     mirrored = [torch.equal(a, b) for a, b in zip(some, always, strict=True)]
     assert 8 < sum(mirrored) < 32
     assert all(m or torch.equal(a, b) for m, a, b in zip(mirrored, some, inputs, strict=True))
@@ -288,7 +290,7 @@ def test_images_are_mirrored_each_by_chance() -> None:
 def test_listed_transforms_act_on_values_from_0_to_1() -> None:
     inputs, labels = batch()
     inverted, _ = used(Augmentation(padding=0, flip=0.0, transforms=({"name": "RandomInvert", "p": 1.0},))).on_batch(
-        inputs, labels, rng=generator(1)
+        inputs, labels, LocalContext(rng=generator(1))
     )
     middle = torch.tensor([3.0 - 1.0, 2.0 - 2.0]).view(2, 1, 1)  # lowest and highest value swap places
     torch.testing.assert_close(inverted, middle - inputs)
@@ -300,11 +302,11 @@ def test_listed_transforms_draw_for_each_image_and_from_their_generator_alone() 
     defense = used(Augmentation(padding=0, flip=0.0, transforms=({"name": "RandomErasing", "p": 1.0},)))
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first, _ = defense.on_batch(inputs, labels, rng=generator(1))
+    first, _ = defense.on_batch(inputs, labels, LocalContext(rng=generator(1)))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    again, _ = copy.deepcopy(defense).on_batch(inputs, labels, rng=generator(1))
-    other, _ = defense.on_batch(inputs, labels, rng=generator(2))
+    again, _ = copy.deepcopy(defense).on_batch(inputs, labels, LocalContext(rng=generator(1)))
+    other, _ = defense.on_batch(inputs, labels, LocalContext(rng=generator(2)))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert len({image.numpy().tobytes() for image in first}) > 1
@@ -312,7 +314,7 @@ def test_listed_transforms_draw_for_each_image_and_from_their_generator_alone() 
 
 def test_the_range_of_values_has_to_be_known() -> None:
     with pytest.raises(RunError, match="Augmentation: the range of values is not known"):
-        Augmentation(padding=1).on_batch(*batch(), rng=generator(1))
+        Augmentation(padding=1).on_batch(*batch(), LocalContext(rng=generator(1)))
 
 
 # In the round loop.

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsim.federation.engines.cohort
-from clients.client_state import open_memory
+from clients.client_state import ClientMemories
 from clients.mods import as_mod
-from fedsim.base.errors import PluginError, RunError
+from fedsim.base.errors import RunError
 from fedsim.federation.engines.arrays import make_record
 from fedsim.federation.engines.client_state import ClientStateStore
 from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
@@ -28,7 +28,6 @@ from fedsim.federation.engines.node import play_cohort
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
-from fedsim.interfaces.defense_checks import check_defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 from fedsim.recording.wire_format import State
@@ -49,69 +48,40 @@ class Counts(Defense):
         return {name: tensor + count for name, tensor in update.items()}
 
 
-class Forgets(Defense):
-    paper = PAPER
-
-    def on_update(self, update: State, context: LocalContext) -> State:
-        return dict(update)
+# What a defense is handed, and when it is kept.
 
 
-# How a defense asks for it.
-
-
-def test_a_defense_asks_for_a_memory_by_a_parameter_of_on_update() -> None:
-    assert uses_memory(Counts())
-    assert not uses_memory(Forgets())
-    assert check_defense(Counts())
-    assert check_defense(Forgets())
-
-
-class BatchMemory(Forgets):
-    def on_batch(self, inputs: Any, labels: Any, context: LocalContext) -> Any:
-        return inputs, labels
-
-
-class NoRng(Defense):
-    paper = PAPER
-
-    def on_update(self, update: State, *, memory: Any) -> State:  # type: ignore[override]
-        return update
-
-
-@pytest.mark.parametrize(
-    ("thing", "expected"),
-    [
-        (
-            BatchMemory(),
-            "BatchMemory: 'on_batch' asks for 'memory', which is for on_data and on_update alone; leave it out",
-        ),
-        (NoRng(), "NoRng: 'on_update' cannot be called as on_update(update, rng=..., memory=...)"),
-    ],
-)
-def test_a_hook_that_would_never_get_a_memory_is_refused(thing: Defense, expected: str) -> None:
-    with pytest.raises(PluginError) as error:
-        check_defense(thing)
-    assert expected in str(error.value)
-
-
-def test_a_memory_is_copies_and_is_kept_on_leaving_alone() -> None:
-    state = RecordDict({"0": make_record({"a": torch.ones(2)}), "1": make_record({"a": torch.zeros(1)})})
-    with open_memory(Counts(), "0", state) as memory:
-        assert memory is not None
-        assert list(memory) == ["a"], "nothing of another defense"
-        memory["a"].mul_(5)
-        memory["b"] = torch.tensor([1, 2], dtype=torch.int8)
-        assert state["0"]["a"].numpy().tolist() == [1, 1]  # type: ignore[index,union-attr]
-    assert {name: array.numpy().tolist() for name, array in state.array_records["0"].items()} == {
+def test_a_memory_is_copies_until_it_is_stored() -> None:
+    state = RecordDict({"A-0": make_record({"a": torch.ones(2)}), "A-1": make_record({"a": torch.zeros(1)})})
+    memories = ClientMemories(state)
+    memory = memories.read(("A", 0))
+    assert list(memory) == ["a"], "nothing of another defense"
+    memory["a"].mul_(5)
+    memory["b"] = torch.tensor([1, 2], dtype=torch.int8)
+    assert memories.read(("A", 0)) is memory, "the same for all hooks of one defense in a round"
+    assert state["A-0"]["a"].numpy().tolist() == [1, 1]  # type: ignore[index,union-attr]
+    memories.store()
+    assert {name: array.numpy().tolist() for name, array in state.array_records["A-0"].items()} == {
         "a": [5, 5],
         "b": [1, 2],
     }
-    with open_memory(Counts(), "0", state) as memory:
-        assert memory is not None
-        memory.clear()
-    assert list(state) == ["1"], "an empty memory is none"
-    with open_memory(Forgets(), "1", state) as memory:
-        assert memory is None
+    memories.read(("A", 0)).clear()
+    memories.store()
+    assert list(state) == ["A-1"], "an empty memory is none"
+    memories.read(("B", 0))
+    memories.store()
+    assert list(state) == ["A-1"], "and so is one that was only looked at"
+
+
+def test_a_memory_that_is_discarded_stays_as_it_was_and_that_of_others_is_stored() -> None:
+    state = RecordDict({"A-0": make_record({"a": torch.ones(2)})})
+    memories = ClientMemories(state)
+    memories.read(("A", 0))["a"].mul_(5)
+    memories.read(("B", 0))["b"] = torch.zeros(1)
+    memories.discard(("A", 0))
+    memories.store()
+    assert state.array_records["A-0"]["a"].numpy().tolist() == [1, 1]
+    assert state.array_records["B-0"]["b"].numpy().tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -129,18 +99,17 @@ def test_a_memory_is_copies_and_is_kept_on_leaving_alone() -> None:
     ],
 )
 def test_what_cannot_be_carried_is_refused_and_the_former_memory_stays(name: Any, value: Any, expected: str) -> None:
-    state = RecordDict({"0": make_record({"a": torch.ones(2)})})
-
-    def keep() -> None:
-        with open_memory(Counts(), "0", state) as memory:
-            assert memory is not None
-            memory[name] = value
-
-    with pytest.raises(RunError) as error:
-        keep()
-    assert str(error.value).startswith("Counts: ")
-    assert expected in str(error.value)
-    assert state.array_records["0"]["a"].numpy().tolist() == [1, 1]
+    state = RecordDict({"Counts-0": make_record({"a": torch.ones(2)})})
+    memories = ClientMemories(state)
+    memories.read(("Before", 0))["a"] = torch.ones(1)
+    memories.read(("Counts", 0))[name] = value
+    for refuse in (memories.check, memories.store):
+        with pytest.raises(RunError) as error:
+            refuse()
+        assert str(error.value).startswith("Counts-0: ")
+        assert expected in str(error.value)
+    assert list(state) == ["Counts-0"], "nothing of any defense is stored"
+    assert state.array_records["Counts-0"]["a"].numpy().tolist() == [1, 1]
 
 
 # Carried by the grid.
@@ -305,9 +274,9 @@ def test_what_is_kept_shares_no_memory_with_a_reply_and_replaces_what_was_kept()
 
 def test_between_rounds_the_memory_of_all_clients_is_held_once() -> None:
     def train(message: Message, context: Context) -> Message:
-        with open_memory(Counts(), "0", context.state) as memory:
-            assert memory is not None
-            memory["large"] = torch.from_numpy(np.ones(1 << 17))  # 1 MiB, of NumPy's memory, which is traced
+        memories = ClientMemories(context.state)
+        memories.read(("Counts", 0))["large"] = torch.from_numpy(np.ones(1 << 17))  # 1 MiB of NumPy's, which is traced
+        memories.store()
         return counting(message, context)
 
     grid, sent = grid_of(train)

@@ -20,7 +20,7 @@ from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense import HOOKS, Defense
 from fedsim.interfaces.defense_checks import check_defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Kind, Payload
@@ -96,24 +96,25 @@ BAD: list[tuple[Callable[[State], Any], str]] = [
 @pytest.mark.parametrize("sends", ["weights", "gradient"])
 def test_what_a_hook_forgets_or_broadcasts_is_not_sent(hook: Any, expected: str, sends: Kind) -> None:
     with pytest.raises(RunError) as error:
-        defend_payload(Hooks(update=hook), BEFORE, Payload.from_dense(AFTER, sends), generator(0))
+        defend_payload(Hooks(update=hook), BEFORE, Payload.from_dense(AFTER, sends), LocalContext(rng=generator(0)))
     assert str(error.value).startswith("Hooks.on_update: ")
     assert expected in str(error.value)
 
 
 def test_an_update_that_is_zeroed_in_place_leaves_as_zero() -> None:
-    sent = defend_payload(
-        Hooks(update=zeroed), BEFORE, Payload.from_dense(AFTER, "weights"), generator(0)
-    ).weights_after(BEFORE)
+    context = LocalContext(rng=generator(0))
+    payload = defend_payload(Hooks(update=zeroed), BEFORE, Payload.from_dense(AFTER, "weights"), context)
+    sent = payload.weights_after(BEFORE)
     assert {name: tensor.tolist() for name, tensor in sent.items()} == {n: t.tolist() for n, t in BEFORE.items()}
-    gradient = defend_payload(Hooks(update=zeroed), BEFORE, Payload.from_dense(AFTER, "gradient"), generator(0))
+    gradient = defend_payload(Hooks(update=zeroed), BEFORE, Payload.from_dense(AFTER, "gradient"), context)
     assert not any(tensor.any() for tensor in gradient.values("gradient", BEFORE).values())
 
 
 def test_what_a_hook_changes_belongs_to_it_and_its_types_stay() -> None:
     kept = {name: tensor.clone() for name, tensor in AFTER.items()}
     twice = Hooks(update=lambda u: {n: t.mul_(2).double() for n, t in u.items()})
-    sent = defend_payload(twice, BEFORE, Payload.from_dense(AFTER, "weights"), generator(0)).weights_after(BEFORE)
+    payload = defend_payload(twice, BEFORE, Payload.from_dense(AFTER, "weights"), LocalContext(rng=generator(0)))
+    sent = payload.weights_after(BEFORE)
     assert all(torch.equal(AFTER[name], kept[name]) for name in kept)
     assert {tensor.dtype for tensor in sent.values()} == {torch.float32}
     torch.testing.assert_close(sent, {name: tensor + 0.6 for name, tensor in BEFORE.items()})
@@ -130,7 +131,7 @@ def test_what_a_hook_changes_belongs_to_it_and_its_types_stay() -> None:
 )
 def test_what_has_no_difference_to_the_broadcast_is_not_sent(after: State, expected: str) -> None:
     with pytest.raises(RunError) as error:
-        defend_payload(Hooks(), BEFORE, Payload.from_dense(after, "weights"), generator(0))
+        defend_payload(Hooks(), BEFORE, Payload.from_dense(after, "weights"), LocalContext(rng=generator(0)))
     assert expected in str(error.value)
 
 
@@ -257,7 +258,7 @@ class OneTooMany(Hooks):
 class Camel(Defense):
     paper = PAPER
 
-    def onUpdate(self, update: State, *, rng: torch.Generator) -> State:
+    def onUpdate(self, update: State, context: LocalContext) -> State:
         return {}
 
 
@@ -311,7 +312,7 @@ def test_each_method_that_may_be_overridden_is_guarded_against_being_set_on_an_i
             check_defense(thing)
 
 
-class NoRng(Defense):
+class NoContext(Defense):
     paper = PAPER
 
     def on_update(self, update: State) -> State:  # type: ignore[override]
@@ -329,7 +330,7 @@ class NoRng(Defense):
         (Plural(), "Plural: 'on_updates' is no hook of a defense and would never be called, did you mean 'on_update'?"),
         (OneTooMany(), "OneTooMany: 'on_gradients' is no hook of a defense"),
         (Camel(), "Camel: 'onUpdate' is no hook of a defense and would never be called, did you mean 'on_update'?"),
-        (NoRng(), "NoRng: 'on_update' cannot be called as on_update(update, rng=...)"),
+        (NoContext(), "NoContext: 'on_update' cannot be called as on_update(update, context) (too many positional"),
         (Hooks, "Hooks: expected a defense, made from a class that derives from fedsim.interfaces.defense.Defense"),
         (object(), "builtins.object: expected a defense"),
     ],
@@ -340,6 +341,43 @@ def test_a_class_that_would_defend_nothing_is_refused_by_name(door: Any, thing: 
         door(thing)
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "successor"),
+    [("rng", "rng"), ("memory", "memory"), ("common", "common_rng"), ("weights", "weights"), ("step", "step")],
+)
+@pytest.mark.parametrize("door", [check_defense, as_mod])
+def test_a_hook_with_a_parameter_of_former_versions_is_told_what_took_its_place(
+    door: Any, parameter: str, successor: str
+) -> None:
+    hooks: dict[str, Any] = {}
+    exec(f"def on_update(self, update, *, {parameter}): return update", hooks)
+    former = type("Former", (Hooks,), {"on_update": hooks["on_update"]})()
+    with pytest.raises(PluginError) as error:
+        door(former)
+    assert str(error.value).endswith(
+        f".Former: 'on_update' has the former parameter '{parameter}'; it is called as "
+        f"on_update(update, context), and context.{successor} takes its place"
+    )
+
+
+FORMER_HOOKS: dict[str, Any] = {
+    "on_data": lambda self, local, *, rng, memory: local.labels,
+    "on_batch": lambda self, inputs, labels, *, rng: (inputs, labels),
+    "on_features": lambda self, features, inputs, *, rng: features,
+    "on_examples": lambda self, gradients, expected, *, rng: gradients,
+    "on_gradient": lambda self, gradient, *, rng, weights, step: gradient,
+    "on_update": lambda self, update, *, rng, memory, common: update,
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_each_hook_of_former_versions_is_refused_and_its_call_is_told(hook: str) -> None:
+    call = f"{hook}({', '.join(HOOKS[hook])}, context)"
+    with pytest.raises(PluginError, match=re.escape(f"'{hook}' has the former parameter ")) as error:
+        check_defense(misspelt(hook, FORMER_HOOKS[hook]))
+    assert f"it is called as {call}, and context." in str(error.value)
 
 
 def test_an_experiment_refuses_a_defense_with_a_misspelt_hook(tiny_config: Callable[..., Config]) -> None:

@@ -31,7 +31,7 @@ from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.defense_checks import check_order
-from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from fedsim.training.example_independence import check_example_independence
@@ -105,11 +105,11 @@ def test_no_example_moves_the_sum_by_more_than_the_clip(clipping: Any) -> None:
 def test_noise_has_the_scale_of_the_clip_and_an_empty_batch_is_noise_alone() -> None:
     defense = DpSgd(clip=0.5, noise_multiplier=3.0)
     none = {"w": torch.zeros(0, 200, 200)}
-    got = defense.on_examples(none, 8.0, rng=generator("noise"))["w"]
+    got = defense.on_examples(none, 8.0, LocalContext(rng=generator("noise")))["w"]
     assert got.std().item() == pytest.approx(3.0 * 0.5 / 8, rel=0.02)
     assert abs(got.mean().item()) < 0.01
     each = {"w": torch.full((2, 200, 200), 0.25 / 200)}
-    moved = defense.on_examples(each, 8.0, rng=generator("noise"))["w"] - got
+    moved = defense.on_examples(each, 8.0, LocalContext(rng=generator("noise")))["w"] - got
     torch.testing.assert_close(moved, torch.full((200, 200), 0.5 / 200 / 8), rtol=1e-3, atol=1e-6)
 
 
@@ -118,7 +118,8 @@ def test_clients_whose_batches_are_empty_send_noise() -> None:
     model, (inputs, labels) = network(Mlp(hidden=(9,))), batch(60)
     settings = LocalTraining(local_steps=3, batch_size=1, learning_rate=0.1)
     defense = DpSgd(clip=1e-3, noise_multiplier=1.0)
-    assert 0 in [len(index) for index in TrainingHooks([defense], model, settings, 60, ("empty", 4)).batch_order(None)]
+    hooks = TrainingHooks([defense], model, settings, 60, ClientRound(key=("empty", 4)))
+    assert 0 in [len(index) for index in hooks.batch_order(None)]
     after, loss = local_update(model, copy_state(model), inputs, labels, settings, key=("empty", 4), defenses=[defense])
     assert math.isfinite(loss)
     assert all(tensor.isfinite().all() for tensor in after.values())

@@ -56,7 +56,8 @@ def a_round(*brightness: float, training: LocalTraining | None = None) -> LocalR
 
 
 def kept(gate: Gate, *brightness: float, memory: Memory | None = None) -> list[int]:
-    return apply_on_data(gate, a_round(*brightness), generator(1), {} if memory is None else memory).tolist()
+    context = LocalContext(rng=generator(1), memory={} if memory is None else memory)
+    return apply_on_data(gate, a_round(*brightness), context).tolist()
 
 
 def bright(**settings: Any) -> Gate:
@@ -94,13 +95,13 @@ class Chooses(Defense):
 )
 def test_what_is_no_choice_of_examples_is_refused(given: Any) -> None:
     with pytest.raises(RunError, match=r"Chooses.on_data: expected ascending places of examples, int64 from 0 to 4"):
-        apply_on_data(Chooses(given=given), a_round(1.0), generator(1))
+        apply_on_data(Chooses(given=given), a_round(1.0), LocalContext(rng=generator(1)))
 
 
 @pytest.mark.parametrize("given", [[], [4], [0, 3], [0, 1, 2, 3, 4]])
 def test_a_choice_of_examples_is_taken_as_it_is(given: list[int]) -> None:
     chosen = torch.tensor(given, dtype=torch.int64)
-    assert apply_on_data(Chooses(given=chosen), a_round(1.0), generator(1)).tolist() == given
+    assert apply_on_data(Chooses(given=chosen), a_round(1.0), LocalContext(rng=generator(1))).tolist() == given
 
 
 # Settings.
@@ -331,7 +332,7 @@ def test_it_measures_what_the_client_would_send(monkeypatch: pytest.MonkeyPatch)
     """With its batches of this round, in float32, by the loss of the task."""
     local, seen = a_round(1.0), []
     monkeypatch.setattr(Brightness, "_compute", lambda _, sent: seen.append(sent) or {"most": 0.0, "least": 0.0})
-    apply_on_data(bright(above=1.0), local, generator(1), {})
+    apply_on_data(bright(above=1.0), local, LocalContext(rng=generator(1)))
     (sent,) = seen
     assert sent.training == local.training
     assert [step.tolist() for step in sent.steps] == [step.tolist() for step in local.order or ()]
@@ -360,7 +361,7 @@ def test_examples_are_measured_one_by_one_by_the_gradient_also_where_an_update_i
     local = a_round(1.0, 3.0, 2.0, 2.5, 0.5)
     gate = Gate(measure="gradient-norm", fraction=0.4, action="drop-examples")
     norms = gate._measure_examples(local)
-    places = apply_on_data(gate, local, generator(1), {}).tolist()
+    places = apply_on_data(gate, local, LocalContext(rng=generator(1))).tolist()
     assert places == sorted(norms.argsort()[:3].tolist())
     for example in range(len(LABELS)):
         local.model.zero_grad()
@@ -375,19 +376,19 @@ def test_noise_is_added_in_the_rounds_in_which_it_closes_alone() -> None:
     gate, memory = bright(above=1.0, action="noise", noise=0.5), dict[str, Tensor]()
     update = {"w": torch.ones(4000)}
     assert kept(gate, 2.0, memory=memory) == EVERYTHING
-    noisy = gate.on_update(update, rng=generator(1), memory=memory)["w"] - 1
+    noisy = gate.on_update(update, LocalContext(rng=generator(1), memory=memory))["w"] - 1
     assert noisy.std().item() == pytest.approx(0.5, rel=0.05)
     assert abs(noisy.mean().item()) < 0.05
     assert not memory
     assert kept(gate, 1.0, memory=memory) == EVERYTHING
-    assert gate.on_update(update, rng=generator(1), memory=memory) is update
+    assert gate.on_update(update, LocalContext(rng=generator(1), memory=memory)) is update
 
 
 def test_a_round_that_did_not_come_to_the_update_leaves_no_noise_for_the_next_one() -> None:
     gate, memory = bright(above=1.0, action="noise", noise=0.5), dict[str, Tensor]()
     kept(gate, 2.0, memory=memory)
     kept(gate, 1.0, memory=memory)
-    assert gate.on_update(update := {"w": torch.ones(3)}, rng=generator(1), memory=memory) is update
+    assert gate.on_update(update := {"w": torch.ones(3)}, LocalContext(rng=generator(1), memory=memory)) is update
 
 
 def test_equal_gates_are_equal_whatever_form_the_measure_has() -> None:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from clients.defenses.outpost import Outpost
-from fedsim.interfaces.local_context import LocalContext
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
+from fedsim.interfaces.local_context import LocalContext
+from fedsim.recording.wire_format import State
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
@@ -26,7 +27,7 @@ def perturbed(
     defense: Outpost, step: int = 0, seed: int = 0, weights: dict[str, Tensor] = WEIGHTS
 ) -> dict[str, Tensor]:
     given = {name: tensor.clone() for name, tensor in GRADIENT.items()}
-    return dict(defense.on_gradient(given, rng=generator(seed), weights=weights, step=step))
+    return dict(defense.on_gradient(given, LocalContext(rng=generator(seed), step=step, broadcast=weights)))
 
 
 def test_noise_is_where_the_fisher_information_is_largest() -> None:
@@ -41,7 +42,7 @@ def test_the_most_informative_numbers_are_those_of_all_tensors_before_any_is_set
     gradient = {"large": torch.tensor([8.0, -7.0, 6.0, 5.0, 0.5]), "small": torch.tensor([0.1, -0.4, 0.3, 0.2, 0.05])}
     weights = dict.fromkeys(gradient, torch.tensor([1.0, -1.0, 2.0, -2.0, 0.0]))
     defense = Outpost(noise_scale=1.0, noised=0.4, pruned=0.8)
-    got = defense.on_gradient(gradient, rng=generator(0), weights=weights, step=0)
+    got = defense.on_gradient(gradient, LocalContext(rng=generator(0), broadcast=weights))
     assert (got["large"] != torch.tensor([8.0, 0.0, 0.0, 0.0, 0.0])).tolist() == [True] * 4 + [False]
     torch.testing.assert_close(got["small"], torch.tensor([0.0, -0.4, 0.0, 0.0, 0.0]))
 
@@ -79,13 +80,12 @@ def test_the_steps_of_a_round_are_counted() -> None:
     steps: list[int] = []
 
     class Watched(Outpost):
-        def on_gradient(
-            self, gradient: dict[str, Tensor], context: LocalContext, Tensor], step: int
-        ) -> dict[str, Tensor]:
+        def on_gradient(self, gradient: State, context: LocalContext) -> State:
+            step, weights = context.step, context.weights
             assert step or all(torch.equal(weights[name], before[name]) for name in gradient)
             assert not step or any(not torch.equal(weights[name], before[name]) for name in gradient)
             steps.append(step)
-            got = super().on_gradient(gradient, context=context, weights=weights, step=step)
+            got = super().on_gradient(gradient, context)
             assert (got is gradient) == (step > 0)
             return dict(got)
 

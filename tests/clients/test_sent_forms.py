@@ -24,6 +24,7 @@ from fedsim.federation.simulation import run_federation
 from fedsim.interfaces.defense import Defense, Setting
 from fedsim.interfaces.defense_calls import apply_on_gradient, apply_on_update
 from fedsim.interfaces.defense_checks import check_order, check_setting
+from fedsim.interfaces.local_context import LocalContext, Memory
 from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
 from fedsim.training.settings import LocalTraining
@@ -40,9 +41,9 @@ SETTING = Setting(
 )
 
 
-def sent(defense: Defense, update: dict[str, Tensor] = UPDATE, memory: Any = None, seed: int = 0) -> Payload:
-    memory = {} if memory is None and uses_memory(defense) else memory
-    got = apply_on_update(defense, update, generator(seed), memory)
+def sent(defense: Defense, update: dict[str, Tensor] = UPDATE, memory: Memory | None = None, seed: int = 0) -> Payload:
+    memory = {} if memory is None else memory
+    got = apply_on_update(defense, update, LocalContext(rng=generator(seed), memory=memory))
     return got if isinstance(got, Payload) else Payload.from_dense(got)
 
 
@@ -117,12 +118,13 @@ def test_random_rounding_is_right_on_average_and_never_off_by_more_than_a_level(
 
 
 def test_pruning_takes_the_smallest_numbers_of_each_tensor() -> None:
-    got = apply_on_gradient(GradientPrune(pruned=0.5), UPDATE, generator(0), UPDATE)
+    context = LocalContext(rng=generator(0))
+    got = apply_on_gradient(GradientPrune(pruned=0.5), UPDATE, context)
     assert got["w"].tolist() == [[3.0, 0.0], [0.0, -4.0]]
     assert got["b"].tolist() == [0.0, -2.0]
-    assert apply_on_gradient(GradientPrune(pruned=0.0), UPDATE, generator(0), UPDATE) == UPDATE, "the same objects"
+    assert apply_on_gradient(GradientPrune(pruned=0.0), UPDATE, context) == UPDATE, "the same objects"
     few = {"b": torch.tensor([1.0])}
-    assert apply_on_gradient(GradientPrune(pruned=0.9), few, generator(0), few)["b"].item() == 1.0
+    assert apply_on_gradient(GradientPrune(pruned=0.9), few, context)["b"].item() == 1.0
 
 
 def test_frozen_layers_are_not_sent() -> None:
@@ -156,7 +158,7 @@ def test_a_tensor_of_zeros_or_of_nothing_stays_one(scheme: Any) -> None:
 @pytest.mark.parametrize("defense", [TopK(fraction=1.0), RandomMask(masked=0.0)])
 def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
     update = dict(UPDATE)
-    got = apply_on_update(defense, update, generator(0), {})
+    got = apply_on_update(defense, update, LocalContext(rng=generator(0)))
     assert isinstance(got, dict)
     assert all(got[name] is tensor for name, tensor in update.items())
 

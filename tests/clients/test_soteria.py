@@ -20,7 +20,7 @@ from fedsim.federation.config import Config
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Setting
 from fedsim.interfaces.defense_checks import check_setting
-from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.recording.wire_format import State
 from fedsim.training.cohort import can_vectorise
 from fedsim.training.features import find_last_linear
@@ -246,9 +246,9 @@ def test_it_is_refused_before_work_where_it_cannot_act(tiny_config: Callable[...
     with pytest.raises(
         ConfigError, match="soteria replaces the features of a whole batch, and dp-sgd sees the gradient"
     ):
-        TrainingHooks([Soteria(), DpSgd(noise_multiplier=1.0)], cnn(), PLAN, 6, KEY)
+        TrainingHooks([Soteria(), DpSgd(noise_multiplier=1.0)], cnn(), PLAN, 6, ClientRound(key=KEY))
     with pytest.raises(ConfigError, match="the last matrix that is trained is not the weights of one; choose another"):
-        TrainingHooks([Soteria()], nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), PLAN, 6, KEY)
+        TrainingHooks([Soteria()], nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), PLAN, 6, ClientRound(key=KEY))
     texts = Setting(update={}, task=Task((5,), 2, vocabulary=9), training=PLAN, rounds=1, clients=1, num_examples=[6])
     with pytest.raises(ConfigError, match="defense: soteria: replaces features by how they change with the inputs"):
         check_setting(Soteria(), texts)

@@ -14,13 +14,14 @@ from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.defense import Guarantee, Participation
+from fedsim.interfaces.local_context import LocalContext
 
 UPDATE = {"a": torch.tensor([[3.0, -4.0], [0.0, 12.0]]), "b": torch.tensor([5.0])}
 L1, L2 = 24.0, math.sqrt(194.0)
 
 
 def sent(defense: UpdateNoise, update: dict[str, Tensor] = UPDATE, seed: int = 0) -> dict[str, Tensor]:
-    return dict(defense.on_update(dict(update), rng=generator(seed), memory={}))
+    return dict(defense.on_update(dict(update), LocalContext(rng=generator(seed))))
 
 
 def promised(defense: UpdateNoise, rounds: int = 1, delta: float = 1e-5) -> Guarantee:
@@ -81,7 +82,7 @@ def rounds_of(defense: UpdateNoise, norms: list[float]) -> list[float]:
     memory: dict[str, Tensor] = {}
     clips = []
     for number, length in enumerate(norms):
-        defense.on_update({"a": torch.tensor([length])}, rng=generator(number), memory=memory)
+        defense.on_update({"a": torch.tensor([length])}, LocalContext(rng=generator(number), memory=memory))
         clips.append(memory["clip"].item())
     return clips
 
@@ -101,7 +102,8 @@ def test_the_clip_goes_to_the_quantile_of_a_clients_norms(quantile: float) -> No
 
 def test_the_next_round_is_clipped_to_the_clip_that_is_remembered() -> None:
     defense = UpdateNoise(clip=2.0, quantile=0.5)
-    got = defense.on_update(UPDATE, rng=generator(0), memory={"clip": torch.tensor(0.5, dtype=torch.float64)})
+    memory: dict[str, Tensor] = {"clip": torch.tensor(0.5, dtype=torch.float64)}
+    got = defense.on_update(UPDATE, LocalContext(rng=generator(0), memory=memory))
     torch.testing.assert_close(got["b"], UPDATE["b"] * 0.5 / L2)
 
 

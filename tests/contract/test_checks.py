@@ -23,9 +23,10 @@ from fedsim.contract import strategies as strategy_checks
 from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check, run_checks
 from fedsim.data import Dataset, Examples
 from fedsim.exposure.measure import Measure
-from fedsim.interfaces.attack import Attack, Paper, single_update
+from fedsim.interfaces.attack import Attack, Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation
 from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins import registry
 from fedsim.recording.wire_format import State
 
@@ -47,13 +48,13 @@ class Fine(Attack):
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset({"input_shape"})
 
-    def _run(self, transcript: Any, knowledge: Any, victim: Any, rng: Any, progress: Any) -> Any:
-        count = single_update(transcript, victim).num_examples
+    def _run(self, target: Any, progress: Any) -> Any:
+        count = target.read_update().num_examples
         progress(1, 1, {"objective": 0.0})
-        data = torch.full((count, *knowledge.input_shape), self.level)
-        return Reconstruction(data=self.spoil(data, transcript, knowledge, rng), labels=torch.zeros(count).long())
+        data = torch.full((count, *target.knowledge.input_shape), self.level)
+        return Reconstruction(data=self.spoil(data, target), labels=torch.zeros(count).long())
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+    def spoil(self, data: Any, target: Any) -> Any:
         return data
 
 
@@ -61,7 +62,7 @@ class Fine(Attack):
 class DrawsGlobally(Fine):
     """Draw from torch's own generator."""
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+    def spoil(self, data: Any, target: Any) -> Any:
         return torch.rand(data.shape)
 
 
@@ -69,7 +70,7 @@ class DrawsGlobally(Fine):
 class Reseeds(Fine):
     """Seed Python's generator."""
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+    def spoil(self, data: Any, target: Any) -> Any:
         random.seed(1)
         return data
 
@@ -81,13 +82,13 @@ class NeedsMore(Fine):
     needs: ClassVar[frozenset[str]] = frozenset()
     uses: ClassVar[frozenset[str]] = frozenset({"input_shape"})
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+    def spoil(self, data: Any, target: Any) -> Any:
         return data
 
-    def _run(self, transcript: Any, knowledge: Any, victim: Any, rng: Any, progress: Any) -> Any:
-        if knowledge.input_shape is None:
+    def _run(self, target: Any, progress: Any) -> Any:
+        if target.knowledge.input_shape is None:
             raise AttackError("no shape is known")
-        return super()._run(transcript, knowledge, victim, rng, progress)
+        return super()._run(target, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +102,8 @@ class UsesNothing(Fine):
 class ReadsMore(Fine):
     """Read what it did not declare."""
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
-        return data if knowledge.labels is None else data / 2
+    def spoil(self, data: Any, target: Any) -> Any:
+        return data if target.knowledge.labels is None else data / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +112,8 @@ class Spoils(Fine):
 
     needs: ClassVar[frozenset[str]] = frozenset({"input_shape", "records"})
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
-        knowledge.records.inputs.mul_(0.5)
+    def spoil(self, data: Any, target: Any) -> Any:
+        target.knowledge.records.inputs.mul_(0.5)
         return data
 
 
@@ -122,8 +123,8 @@ class Turns(Fine):
 
     needs: ClassVar[frozenset[str]] = frozenset({"input_shape", "known_candidates"})
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
-        knowledge.known_candidates.members.logical_not_()
+    def spoil(self, data: Any, target: Any) -> Any:
+        target.knowledge.known_candidates.members.logical_not_()
         return data
 
 
@@ -131,15 +132,15 @@ class Turns(Fine):
 class Silent(Fine):
     """Never report progress."""
 
-    def _run(self, transcript: Any, knowledge: Any, victim: Any, rng: Any, progress: Any) -> Any:
-        return super()._run(transcript, knowledge, victim, rng, lambda *_: None)
+    def _run(self, target: Any, progress: Any) -> Any:
+        return super()._run(target, lambda *_: None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrongShape(Fine):
     """Claim images of another shape."""
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+    def spoil(self, data: Any, target: Any) -> Any:
         return data[..., :4]
 
 
@@ -147,7 +148,7 @@ class WrongShape(Fine):
 class Crashes(Fine):
     """Divide by zero."""
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+    def spoil(self, data: Any, target: Any) -> Any:
         return 1 / 0
 
 
@@ -155,7 +156,7 @@ class Crashes(Fine):
 class Leaves(Fine):
     """End the program."""
 
-    def spoil(self, data: Any, transcript: Any, knowledge: Any, rng: Any) -> Any:
+    def spoil(self, data: Any, target: Any) -> Any:
         raise SystemExit(0)
 
 
@@ -163,7 +164,7 @@ class Leaves(Fine):
 class TakesNothing(Fine):
     """Refuse every update."""
 
-    def _run(self, transcript: Any, knowledge: Any, victim: Any, rng: Any, progress: Any) -> Any:
+    def _run(self, target: Any, progress: Any) -> Any:
         raise AttackError("this update is not for me")
 
 
@@ -213,7 +214,7 @@ class Halves(Defense):
 
     paper: ClassVar[Paper] = PAPER
 
-    def on_update(self, update: Any, *, rng: Any) -> Any:
+    def on_update(self, update: Any, context: LocalContext) -> Any:
         return {name: tensor / 2 for name, tensor in update.items()}
 
 
@@ -221,7 +222,7 @@ class Halves(Defense):
 class Identity(Defense):
     """Do nothing."""
 
-    def on_update(self, update: Any, *, rng: Any) -> Any:
+    def on_update(self, update: Any, context: LocalContext) -> Any:
         return update
 
 
@@ -242,7 +243,7 @@ class NoHook(Defense):
 class NoisyDefense(Defense):
     """Draw from torch's own generator."""
 
-    def on_update(self, update: Any, *, rng: Any) -> Any:
+    def on_update(self, update: Any, context: LocalContext) -> Any:
         return {name: tensor + torch.randn(tensor.shape) for name, tensor in update.items()}
 
 
@@ -250,7 +251,7 @@ class NoisyDefense(Defense):
 class DividesByNorm(Defense):
     """Divide by a norm that may be zero."""
 
-    def on_gradient(self, gradient: Any, *, rng: Any) -> Any:
+    def on_gradient(self, gradient: Any, context: LocalContext) -> Any:
         return {name: tensor / tensor.norm() for name, tensor in gradient.items()}
 
 
@@ -258,13 +259,13 @@ class DividesByNorm(Defense):
 class ShortensOtherwise(Defense):
     """Cut gradients in half where they are shown, and say of their factors that they stay as they are."""
 
-    def on_examples(self, gradients: Any, expected: float, *, rng: Any) -> Any:
+    def on_examples(self, gradients: Any, expected: float, context: LocalContext) -> Any:
         return {name: each.sum(0) / (2 * expected) for name, each in gradients.items()}
 
     def example_factors(self, norms: Any) -> Any:
         return torch.ones_like(norms)
 
-    def on_sum(self, total: Any, expected: float, *, rng: Any) -> Any:
+    def on_sum(self, total: Any, expected: float, context: LocalContext) -> Any:
         return {name: tensor / expected for name, tensor in total.items()}
 
 
@@ -275,7 +276,7 @@ _SEEN: list[int] = []
 class KeepsElsewhere(Defense):
     """Keep something outside its memory."""
 
-    def on_update(self, update: Any, *, rng: Any, memory: Any) -> Any:  # type: ignore[override]
+    def on_update(self, update: Any, context: LocalContext) -> Any:
         _SEEN.append(1)
         return {name: tensor * len(_SEEN) for name, tensor in update.items()}
 
@@ -342,7 +343,7 @@ class Mixes(Halves):
 
     mixes: ClassVar[bool] = True
 
-    def on_batch(self, inputs: Any, labels: Any, *, rng: Any) -> Any:
+    def on_batch(self, inputs: Any, labels: Any, context: LocalContext) -> Any:
         return inputs.flip(0), labels.flip(0)
 
     def adversary_batch(self, inputs: Any, labels: Any) -> Any:
@@ -384,15 +385,15 @@ class SaysTooMuch(Halves):
 class ChoosesByMask(Halves):
     """Choose examples by a mask, where places are expected."""
 
-    def on_data(self, local: Any, *, rng: Any) -> Any:
-        return torch.rand(len(local.labels), generator=rng) < 0.5
+    def on_data(self, local: Any, context: LocalContext) -> Any:
+        return torch.rand(len(local.labels), generator=context.rng) < 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breaks(Defense):
     """Return another shape."""
 
-    def on_update(self, update: Any, *, rng: Any) -> Any:
+    def on_update(self, update: Any, context: LocalContext) -> Any:
         return {name: tensor[:1] for name, tensor in update.items()}
 
 
@@ -528,7 +529,7 @@ class Nothing:
 
     def aggregate_train(self) -> None: ...
 
-    def of(self) -> None: ...
+    def compute(self) -> None: ...
 
 
 class Stuck(FedAvg):
@@ -696,8 +697,8 @@ def test_what_cannot_be_checked_never_passes(checked: Callable[..., CheckResult]
 
 
 def test_a_check_that_does_not_apply_says_why(checked: Callable[..., CheckResult]) -> None:
-    found = checked(defenses.keeps_state_in_memory_only, "defenses", Halves)
-    assert (found.verdict, found.reason, found.is_good) == ("does not apply", "it asks for no memory", True)
+    found = checked(defenses.keeps_state_in_memory_only, "defenses", DividesByNorm)
+    assert (found.verdict, found.reason, found.is_good) == ("does not apply", "it does not act on updates", True)
 
 
 def test_every_group_has_checks_and_a_name_that_nobody_registered_is_refused() -> None:

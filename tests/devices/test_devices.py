@@ -21,7 +21,7 @@ from fedsim.base.randomness import generator, seed_globals, use_one_thread
 from fedsim.base.task import Task
 from fedsim.contract.recordings import OTHER, VICTIM, TinyRecording, recordings_for
 from fedsim.exposure.measure import Measure
-from fedsim.interfaces.attack import Attack, VictimTask
+from fedsim.interfaces.attack import Attack, Target, VictimTask
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import Finding
 from fedsim.plugins import registry
@@ -146,13 +146,15 @@ def test_victims_are_computed_at_once_on_the_device(name: str, accelerator: Any,
     def found(device: torch.device) -> dict[str, Tensor]:
         known = replace(scene.knowledge, device=device)
         orders = [
-            VictimTask(transcript=scene.transcript, knowledge=known, victim=client, rng=generator(client))
+            VictimTask(
+                target=Target(transcript=scene.transcript, victim=client, knowledge=known, rng=generator(client))
+            )
             for client in (VICTIM, OTHER)
         ]
         named: dict[str, Tensor] = {}
         for order, outcome in attack.run_several(orders):
             assert isinstance(outcome, Finding), outcome
-            named |= {f"{key} of {order.victim}": tensor for key, tensor in outcome.tensors.items()}
+            named |= {f"{key} of {order.target.victim}": tensor for key, tensor in outcome.tensors.items()}
         return {key: named[key] for key in sorted(named)}
 
     compare(found, accelerator)
@@ -244,7 +246,9 @@ def outcome(attack: Attack, scene: TinyRecording) -> Mapping[str, Tensor] | str:
     """What the attack finds, or why it refuses."""
     with use_one_thread():
         try:
-            return attack.run(scene.transcript, scene.knowledge, victim=VICTIM, rng=generator(0)).tensors
+            return attack.run(
+                Target(transcript=scene.transcript, victim=VICTIM, knowledge=scene.knowledge, rng=generator(0))
+            ).tensors
         except AttackError as refused:
             return str(refused)
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 
 
 @pytest.fixture(scope="module")
 def folder(
     request: pytest.FixtureRequest,
     tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
+    serial_run: Callable[..., OpenRun],
     tmp_path_factory: pytest.TempPathFactory,
-) -> RunFolder:
+) -> OpenRun:
     """The run of the tables that the module calls `RUN`, without attacks."""
     return serial_run(tiny_config(**request.module.RUN), tmp_path_factory.mktemp("own") / "run")

@@ -23,7 +23,7 @@ STRANGERS = '''
 """Attacks of somebody else."""
 from dataclasses import dataclass
 import torch
-from fedsim.interfaces.attack import Attack, Paper, single_update
+from fedsim.interfaces.attack import Attack, Paper
 from fedsim.interfaces.findings import LocalModel, Reconstruction
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Decoder(Attack):
     paper = Paper(title="T", authors="A", venue="V", year=2020)
     uses = frozenset({"defenses"})
 
-    def _run(self, transcript, knowledge, victim, rng, progress):
-        update = single_update(transcript, victim)
+    def _run(self, target, progress):
+        update, knowledge = target.read_update(), target.knowledge
         known = [type(defense).__name__ for defense in knowledge.defenses or ()]
         factor = 0 if known == ["RandomMask"] else 1
         return LocalModel(state={name: factor * tensor for name, tensor in update.before.items()})
@@ -50,9 +50,9 @@ class Sizes(Attack):
     def builds_on(self):
         return self.source
 
-    def _run(self, transcript, knowledge, victim, rng, progress):
-        update = single_update(transcript, victim)
-        size = min(sum(tensor.abs().sum().item() for tensor in knowledge.models[victim].values()), 1.0)
+    def _run(self, target, progress):
+        update, knowledge = target.read_update(), target.knowledge
+        size = min(sum(tensor.abs().sum().item() for tensor in knowledge.models[target.victim].values()), 1.0)
         data = torch.full((update.num_examples, *knowledge.input_shape), size / (2 if knowledge.defenses else 1))
         return Reconstruction(data=data, labels=torch.zeros(update.num_examples, dtype=torch.long))
 '''

@@ -30,7 +30,8 @@ from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
 from fedsim.federation.build import Experiment, build_attacks
 from fedsim.federation.config import AdversaryTable, AttackFile, Config, validate_tables
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.recording.recorder import Recorder
@@ -46,7 +47,7 @@ ATTACKS = [{"name": "sme", "iterations": 4}, {"name": "inverting-gradients", "la
 def recorded(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
+    serial_run: Callable[..., OpenRun],
 ) -> Path:
     """A run of two rounds with attacks in its file, none of them made yet."""
     path = tmp_path_factory.mktemp("audit") / "run"
@@ -94,7 +95,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
         for victim in (0, 2)
     ]
     audit.score()
-    rows = read_rows(RunFolder(run).scores)
+    rows = read_rows(OpenRun(run).scores)
     metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "exact", "l_sim", "l_sim_line", "label_accuracy"]
     assert [row["metric"] for row in rows] == metrics * 8
     assert {(row["attack"], row["victim"], row["round"], row["repeat"]) for row in rows} == {
@@ -103,7 +104,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
     for row in rows:
         assert row["missing"] or float(row["floor"]) == float(row["floor"])
         assert row["examples"] == "6"
-    images = read_rows(RunFolder(run).images)
+    images = read_rows(OpenRun(run).images)
     assert len(images) == 8 * 6 * 5
     for row in rows:
         if row["metric"] in ("psnr", "ssim", "mse"):
@@ -163,15 +164,15 @@ def test_attacking_again_with_other_settings_keeps_what_was_found(run: Path) -> 
         assert len(after) == 2
         assert all(same(after[name], finding) for name, finding in before.items())
     audit.score()
-    rows = read_rows(RunFolder(run).scores)
+    rows = read_rows(OpenRun(run).scores)
     assert {(row["attack"], row["settings"]) for row in rows} == {
         ("sme", '{"iterations": 4}'),
         ("sme", '{"iterations": 7}'),
     }
     assert len({row["variant"] for row in rows}) == 2
-    assert {row["settings"] for row in read_rows(RunFolder(run).images)} == {row["settings"] for row in rows}
+    assert {row["settings"] for row in read_rows(OpenRun(run).images)} == {row["settings"] for row in rows}
     assert {item.attack for item in summarise(rows)} == {"sme (iterations=4)", "sme (iterations=7)"}
-    page = write_report(run).read_text()  # by the run's own file, whose settings are the first ones
+    page = write_report(OpenRun(run)).read_text()  # by the run's own file, whose settings are the first ones
     for text in ("sme (iterations=4)", "sme (iterations=7)", "iterations = 7", "<code>fedsim attack RUN</code>"):
         assert text in page
     assert f"<code>{command}</code>" in page
@@ -240,7 +241,7 @@ def test_no_attack_asks_for_the_truth(
 
 def test_the_granted_model_carries_no_experiment(run: Path) -> None:
     audit = open_audit(run, None)
-    model = grant_knowledge(audit.spec.adversary, audit.experiment, run).model
+    model = grant_knowledge(audit.spec.adversary, audit.case, run).model
     assert isinstance(model, Architecture)
     assert all(isinstance(held, str | int | dict | Task) for held in vars(model).values())
     assert model() is not model()
@@ -387,9 +388,9 @@ def test_an_attack_gets_the_learning_rate_of_its_round(run: Path, monkeypatch: p
     rewritten(run, 2, learning_rate=0.025, momentum=0.5)
     seen: list[tuple[float | None, float | None]] = []
 
-    def noting(attack: Any, transcript: Any, knowledge: Any, *rest: Any) -> Any:
-        seen.append((knowledge.learning_rate, knowledge.momentum))
-        return own(attack, transcript, knowledge, *rest)
+    def noting(attack: Any, target: Any, progress: Any) -> Any:
+        seen.append((target.knowledge.learning_rate, target.knowledge.momentum))
+        return own(attack, target, progress)
 
     kind = type(build_attacks(attack_file([ATTACKS[0]]))[0][1])
     own = kind._run
@@ -555,7 +556,7 @@ def test_a_victim_who_is_not_in_the_round_fails_alone(run: Path, failed: dict[in
 def test_a_victim_whom_the_run_never_sampled_fails_alone(run: Path) -> None:
     for number in (1, 2):
         without(run, number, 2)
-    config = RunFolder(run).read_experiment()
+    config = OpenRun(run).read_experiment()
     assert config is not None
     attacks = attack_file([ATTACKS[0]]).attack
     own = config.model_copy(
@@ -633,7 +634,7 @@ STRANGERS = '''
 """Attacks of somebody else."""
 from dataclasses import dataclass
 import torch
-from fedsim.interfaces.attack import Attack, Paper, single_update
+from fedsim.interfaces.attack import Attack, Paper
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.base.task import Task
 
@@ -644,35 +645,35 @@ class Grey(Attack):
     """Claim grey images."""
     level: float = 0.5
     paper = PAPER
-    def _run(self, transcript, knowledge, victim, rng, progress):
-        n = single_update(transcript, victim).num_examples
+    def _run(self, target, progress):
+        n = target.read_update().num_examples
         return Reconstruction(data=torch.full((n, 1, 8, 8), self.level), labels=torch.zeros(n, dtype=torch.long))
 
 @dataclass(frozen=True, kw_only=True)
 class Raises(Attack):
     """Break."""
     paper = PAPER
-    def _run(self, transcript, knowledge, victim, rng, progress):
+    def _run(self, target, progress):
         raise ZeroDivisionError("of a stranger\\nin two lines")
 
 @dataclass(frozen=True, kw_only=True)
 class Nothing(Attack):
     """Return nothing."""
     paper = PAPER
-    def _run(self, transcript, knowledge, victim, rng, progress):
+    def _run(self, target, progress):
         return None
 
 @dataclass(frozen=True, kw_only=True)
 class TooSmall(Grey):
     """Claim images of another size."""
-    def _run(self, transcript, knowledge, victim, rng, progress):
+    def _run(self, target, progress):
         return Reconstruction(data=torch.zeros(6, 1, 4, 4), labels=torch.zeros(6, dtype=torch.long))
 
 @dataclass(frozen=True, kw_only=True)
 class Ours(Grey):
     """Claim one black image, of somebody."""
     claims: str = "update"
-    def _run(self, transcript, knowledge, victim, rng, progress):
+    def _run(self, target, progress):
         return Reconstruction(data=torch.zeros(1, 1, 8, 8), labels=torch.tensor([3]), claims=self.claims)
 '''
 
@@ -763,7 +764,7 @@ def test_a_finding_of_no_form_names_attack_victim_and_round(
     assert failure.startswith(f"bad, round 2, client 2: the attack {sentence}")
     failures: list[str] = []
     assert {row["attack"] for row in audit.score(failures)} == {"sme"}
-    write_report(run, audit, failures)
+    write_report(audit.folder, audit, failures)
     assert failures == []
 
 
@@ -786,8 +787,8 @@ def test_what_breaks_the_scoring_or_the_drawing_of_one_finding_leaves_the_others
     monkeypatch.setattr("fedsim.report.run_contents._view_finding", breaking(run_contents._view_finding))
     failures: list[str] = []
     assert {row["attack"] for row in audit.score(failures)} == {"ig"}
-    assert {row["attack"] for row in read_rows(RunFolder(run).scores)} == {"ig"}
-    page = write_report(run, audit, failures).read_text()
+    assert {row["attack"] for row in read_rows(OpenRun(run).scores)} == {"ig"}
+    page = write_report(audit.folder, audit, failures).read_text()
     assert failures == [
         "sme, round 1, client 2: not scored: ZeroDivisionError: of a stranger in two lines",
         "sme, round 1, client 2 is left out: ZeroDivisionError: of a stranger in two lines",
@@ -811,7 +812,7 @@ def test_a_finding_may_claim_fewer_examples_and_those_of_the_whole_federation(
     assert rows["psnr"]["examples"] == len(held)
     assert rows["label_accuracy"]["value"] == pytest.approx(min(1, int((held == 3).sum())) / len(held))
     assert ("l_sim" in rows) == (claims == "update")
-    write_report(run, audit)
+    write_report(audit.folder, audit)
 
 
 def test_a_claim_that_does_not_fit_the_truth_file_is_a_failure_that_names_the_attack(
@@ -908,7 +909,7 @@ def test_settings_of_the_run_are_those_of_the_file(run: Path) -> None:
     assert about["attack"] == "ig"
     assert about["victim"] == 2
     assert dict(about["settings"])["iterations"] == 4  # type: ignore[call-overload]
-    config = RunFolder(run).read_experiment()
+    config = OpenRun(run).read_experiment()
     assert config is not None
     assert config.attack[1].settings == dict(about["settings"])  # type: ignore[call-overload]
     assert dataclasses.is_dataclass(open_audit(run, None))
@@ -935,7 +936,7 @@ def own(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Dataset]) -> dict[s
 
 def test_a_regression_is_attacked_and_scored(
     tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
+    serial_run: Callable[..., OpenRun],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -947,7 +948,7 @@ def test_a_regression_is_attacked_and_scored(
     rows = audit.score()
     assert {row["metric"] for row in rows} == {"mse", "exact", "l_sim", "l_sim_line"}
     assert {row["attack"] for row in rows} == {"sme", "ig"}
-    write_report(run.path, audit)
+    write_report(audit.folder, audit)
     path = next(run.findings.glob("*/*.safetensors"))
     finding, about = load_finding(path)
     save_finding(dataclasses.replace(finding, labels=torch.zeros(len(finding.labels), dtype=torch.long)), path, about)
@@ -961,7 +962,7 @@ def test_an_attack_on_numbers_says_that_texts_are_none(
 ) -> None:
     tables = {"data": own(monkeypatch, texts), "model": {"name": "text-cnn"}}
     experiment = Experiment(tiny_config(**tables, attack=ATTACKS))
-    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
+    audit = Audit(folder=OpenRun(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
     with pytest.raises(
         KnowledgeError, match=r"^sme needs a value range, which the tokens of 'texts' do not have; choose"
     ):

@@ -547,7 +547,7 @@ def test_a_crash_is_a_sentence_on_the_screen_and_a_traceback_in_the_log(
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Mine(Attack):\n"
         "    'Break.'\n"
-        "    def _run(self, transcript, knowledge, victim, rng, progress):\n"
+        "    def _run(self, target, progress):\n"
         "        return {}['k']\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

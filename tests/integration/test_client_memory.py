@@ -23,14 +23,13 @@ import strategies.app
 from fedsim.base.errors import RunError
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import compare_with_manifest
-from fedsim.federation.run_folder import RunFolder
-from fedsim.recording.manifest import edit_manifest
+from fedsim.federation.open_run import OpenRun
 from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
 from strategies.curious import Curious
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 
 PLUGINS = '''
@@ -54,12 +53,12 @@ class Feedback(Defense):
     fails_at: int = 0
     paper = PAPER
 
-    def on_update(self, update, *, rng, memory):
-        count = memory.pop("count", torch.tensor(0)) + 1
-        whole = {name: tensor + memory.get(f"left/{name}", torch.zeros(())) for name, tensor in update.items()}
-        memory |= {f"left/{name}": tensor / 2 for name, tensor in whole.items()}
-        memory["count"] = count
-        if count == self.fails_at and torch.rand((), generator=rng) < 0.5:
+    def on_update(self, update, context):
+        count = context.memory.pop("count", torch.tensor(0)) + 1
+        whole = {name: tensor + context.memory.get(f"left/{name}", torch.zeros(())) for name, tensor in update.items()}
+        context.memory |= {f"left/{name}": tensor / 2 for name, tensor in whole.items()}
+        context.memory["count"] = count
+        if count == self.fails_at and torch.rand((), generator=context.rng) < 0.5:
             raise ValueError("it has had enough")
         return {name: tensor / 2 for name, tensor in whole.items()}
 '''
@@ -92,17 +91,17 @@ def remembering(
     )
 
 
-def recorded(folder: RunFolder) -> dict[str, str]:
+def recorded(folder: OpenRun) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
-def assert_same(one: RunFolder, other: RunFolder) -> None:
+def assert_same(one: OpenRun, other: OpenRun) -> None:
     """All that was recorded, the global model, and what each client keeps."""
     assert recorded(one) == recorded(other)
     assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
 
 
-def counted(folder: RunFolder) -> dict[int, list[int]]:
+def counted(folder: OpenRun) -> dict[int, list[int]]:
     """How many rounds each client's defenses have counted."""
     header, stored = read_sealed_file(folder.checkpoint)
     return {
@@ -112,21 +111,21 @@ def counted(folder: RunFolder) -> dict[int, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenRun]:
     return {}
 
 
 @pytest.fixture
 def serial(
-    whole: dict[str, RunFolder], tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory
-) -> RunFolder:
+    whole: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> OpenRun:
     """The run that others are compared with, made once."""
     if not whole:
         whole["serial"] = serial_run(remembering(tiny_config), tmp_path_factory.mktemp("serial") / "run")
     return whole["serial"]
 
 
-def test_each_client_keeps_what_it_had_when_it_last_answered(serial: RunFolder) -> None:
+def test_each_client_keeps_what_it_had_when_it_last_answered(serial: OpenRun) -> None:
     """Sampled or not, straggling or not."""
     transcript = Transcript(serial.path)
     answered = Counter(client for number in transcript.rounds for client in transcript.clients(number))
@@ -137,7 +136,7 @@ def test_each_client_keeps_what_it_had_when_it_last_answered(serial: RunFolder) 
 
 
 def test_without_its_memory_a_client_would_send_something_else(
-    serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the tests below would show little."""
     monkeypatch.setattr("fedsim.federation.engines.client_state.ClientStateStore.pack", lambda memory, clients: {})
@@ -244,15 +243,15 @@ def test_memory_is_in_no_message_of_the_strategy_and_in_no_recording(
 
 
 def test_a_resumed_run_goes_on_from_what_its_clients_kept(
-    serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     serial_run(remembering(tiny_config, rounds=2), tmp_path / "run")
     assert_same(serial_run(remembering(tiny_config), tmp_path / "run", resume=True), serial)
-    assert compare_with_manifest(tmp_path / "run").differences == []
+    assert compare_with_manifest(OpenRun(tmp_path / "run")).differences == []
 
 
 def test_a_round_that_did_not_end_changes_no_memory(
-    serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*arguments: Any, **keywords: Any) -> None:
         raise KeyboardInterrupt
@@ -293,7 +292,7 @@ def test_a_resume_without_what_clients_kept_is_refused(tiny_config: Tiny, serial
     digest = write_sealed_file(
         folder.checkpoint, header, {k: a for k, a in stored.items() if not k.startswith("client/")}
     )
-    with edit_manifest(folder.path) as manifest:
+    with folder.manifest.edit() as manifest:
         manifest.files[folder.checkpoint.name] = digest
     with pytest.raises(RunError, match="does not say its 'clients'; begin the run again with --overwrite") as error:
         serial_run(remembering(tiny_config), folder.path, resume=True)
@@ -306,7 +305,7 @@ def test_a_resume_without_what_clients_kept_is_refused(tiny_config: Tiny, serial
 @pytest.mark.ray
 @pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ray_gives_the_same_bytes_with_any_number_of_actors(
-    actors: int, serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    actors: int, serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     assert_same(serial_run(remembering(tiny_config, engine="ray", actors=actors), tmp_path / "run"), serial)
 
@@ -317,7 +316,7 @@ def test_supernodes_give_the_same_bytes(tiny_config: Tiny, serial_run: Run, tmp_
     process = started(remembering(tiny_config, rounds=3, engine="flower", supernodes=2), tmp_path / "run")
     said = process.communicate(timeout=250)
     assert process.returncode == 0, said
-    assert_same(RunFolder(tmp_path / "run"), serial)
+    assert_same(OpenRun(tmp_path / "run"), serial)
 
 
 def started(config: Config, folder: Path) -> subprocess.Popen[str]:

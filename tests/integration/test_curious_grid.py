@@ -191,7 +191,7 @@ def test_a_legacy_server_fn_is_recorded_and_the_same_to_the_bit(tmp_path: Path) 
                 strategy=legacy_strategy(results), config=ServerConfig(num_rounds=2)
             )
         )
-        legacy(fedsim.audit(app, tmp_path) if watched else app)
+        legacy(fedsim.record_app(app, tmp_path) if watched else app)
     assert found[0] == found[1]
     assert len(found[0]) == 2
     transcript = Transcript(tmp_path)
@@ -216,7 +216,7 @@ def test_of_secure_aggregation_the_sum_is_recorded_and_no_client(gone: int | Non
             rounds = LegacyContext(context, ServerConfig(num_rounds=1), legacy_strategy(results))
             DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(3, 2, timeout=9))(grid, rounds)
 
-        legacy(fedsim.audit(app, tmp_path) if watched else app, mods=[secaggplus_mod], out_in=gone)
+        legacy(fedsim.record_app(app, tmp_path) if watched else app, mods=[secaggplus_mod], out_in=gone)
     (tensors,), (plain,) = found[1], found[0]
     transcript = Transcript(tmp_path)
     (update,) = transcript.updates()
@@ -253,7 +253,7 @@ def test_a_sum_that_nobody_can_unmask_is_not_recorded(tmp_path: Path, caplog: py
         return reply
 
     with suppress(Exception):  # Flower's workflow ends with an error of its own
-        legacy(fedsim.audit(app, tmp_path), mods=[silent, secaggplus_mod])
+        legacy(fedsim.record_app(app, tmp_path), mods=[silent, secaggplus_mod])
     with pytest.raises(TranscriptError, match="holds no recording of updates, but"):
         Transcript(tmp_path)
     assert "the sum of a group is not recorded: ValueError: 0 shares of client 2 came back, 2 are needed" in caplog.text
@@ -582,5 +582,5 @@ def test_settings_of_a_wrapped_strategy_can_be_changed(tmp_path: Path) -> None:
 
 
 def test_a_legacy_strategy_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"legacy API; wrap the ServerApp with fedsim.audit, or the Grid"):
+    with pytest.raises(ConfigError, match=r"legacy API; wrap the ServerApp with fedsim.record_app, or the Grid"):
         Curious(LegacyFedAvg(), tmp_path)  # type: ignore[arg-type]

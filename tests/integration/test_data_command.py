@@ -331,7 +331,7 @@ def test_histograms_of_a_regression_have_one_height_and_the_same_bins() -> None:
         (["digits", "--set", "federation=3"], "--set: federation: "),
         (["digits", "--set", "federation.client=3"], "unknown key, did you mean 'clients'?"),
         (["digits", "--set", "partition.name=dirichle"], "nothing is called 'dirichle', did you mean 'dirichlet'?"),
-        (["digits", "--set", "partition.name=natural"], "nobody knows whose the examples of 'digits' are"),
+        (["digits", "--set", "partition.name=natural"], "the owners of the examples of 'digits' are unknown"),
         (["digits", "--set", "partition.name=index-file"], "partition.path: index-file needs a file, which is not set"),
         (["digits", "--set", "federation.clients=1439"], "1439 clients for 1438 examples; lower it"),
         (["digits", "--out", "picture.jpg"], "--out picture.jpg: the picture is a PNG; name a file that ends in .png"),

@@ -21,9 +21,10 @@ from flwr.app import Context, RecordDict
 
 from clients.app import app as client_app
 from fedsim.base.errors import InstallationError, RunError
+from fedsim.base.progress import listen_to_progress
 from fedsim.federation.config import Config
 from fedsim.federation.engines import deployed, flower
-from fedsim.federation.engines.deployed import LogRelay, serverapp_log
+from fedsim.federation.engines.deployed import ServerAppRelay, serverapp_log
 from fedsim.federation.engines.processes import Processes, find_executable
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.run_folder import RunFolder, read_rows
@@ -256,8 +257,9 @@ def test_a_call_that_fails_is_quoted(logs: Path) -> None:
 
 
 def test_what_the_serverapp_says_is_said_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "serverapp.log"
-    relay = LogRelay(file)
+    file = serverapp_log(tmp_path)
+    file.parent.mkdir()
+    relay = ServerAppRelay(tmp_path)
     relay()
     file.write_text("2026-01-01 10:00:00,000 INFO fedsim.strategies.app: round 1/2: acc")
     with caplog.at_level(logging.INFO, logger="fedsim"):
@@ -281,9 +283,12 @@ def test_the_serverapp_leaves_its_last_error_in_the_run_folder(
     settings: Any = {"experiment": config.model_dump_json(), "out": str(tmp_path), "resume": False}
     with pytest.raises(RunError, match="all 4 clients failed"):
         deployed.main(InProcessGrid(client_app), Context(1, 1, {}, RecordDict(), settings))
-    relay = LogRelay(serverapp_log(tmp_path))
-    relay()
+    relay = ServerAppRelay(tmp_path)
+    told: list[tuple[str, int, int]] = []
+    with listen_to_progress(lambda *step: told.append(step)):
+        relay()
     assert re.match(r"round 1: all 4 clients failed \(client \d: straggler", relay.error)
+    assert told[:2] == [("rounds", 0, 2), ("clients", 0, 4)]
     assert "round 1, clients 0, 1, 2, 3: straggler: did not return in round 1" in caplog.messages
 
 

@@ -25,7 +25,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.cli.main import cli
 from fedsim.federation.config import AttackFile, Config, validate_tables
 from fedsim.federation.reading import load_config
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins import registry
@@ -75,7 +75,9 @@ def test_the_attack_that_the_page_composes_works(tmp_path: Path) -> None:
         value_range=([0.0], [1.0]),
         labels=torch.tensor([0, 1]),
     )
-    finding = attack.run(Transcript(tmp_path), known, victim=0, rng=torch.Generator().manual_seed(0))
+    finding = attack.run(
+        Target(transcript=Transcript(tmp_path), victim=0, knowledge=known, rng=torch.Generator().manual_seed(0))
+    )
     assert isinstance(finding, Reconstruction)
     assert finding.trace["objective"][-1] < finding.trace["objective"][0]
 
@@ -90,7 +92,8 @@ def test_the_page_of_signatures_is_what_the_code_says() -> None:
     assert told == module.page(), "the interface has changed: run python docs/plugin_interface.py"
     for name in (
         *FACTS,
-        "single_update",
+        "read_update",
+        "rounds_needed",
         "sampling",
         "on_batch",
         "on_examples",

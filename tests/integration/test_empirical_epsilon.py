@@ -18,7 +18,8 @@ from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.config import Config
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Memory, Poisson
+from fedsim.interfaces.defense import Poisson
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 
@@ -100,10 +101,10 @@ class WrongRate(DpSgd):
 class NoiseFirst(DpSgd):
     """Adds the noise before it clips."""
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         assert self.noise_multiplier is not None
         noisy = {
-            name: each + self.noise_multiplier * torch.randn(each.shape, generator=rng)
+            name: each + self.noise_multiplier * torch.randn(each.shape, generator=context.rng)
             for name, each in gradients.items()
         }
         return {name: total / expected for name, total in self.clipped_sum(noisy).items()}
@@ -113,9 +114,9 @@ class NoiseFirst(DpSgd):
 class SameNoise(DpSgd):
     """Adds the same noise in every step, as one does who seeds a generator there."""
 
-    def on_sum(self, total: State, expected: float, *, rng: torch.Generator) -> State:
-        del rng
-        return super().on_sum(total, expected, rng=torch.Generator().manual_seed(7))
+    def on_sum(self, total: State, expected: float, context: LocalContext) -> State:
+        del context
+        return super().on_sum(total, expected, LocalContext(rng=torch.Generator().manual_seed(7)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +125,9 @@ class NoiseOfTheMean(UpdateNoise):
 
     paper: ClassVar[Paper] = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator, memory: Memory) -> State:
-        sent = super().on_update(update, rng=rng, memory=memory)
-        clipped = UpdateNoise(clip=self.clip).on_update(update, rng=rng, memory={})
+    def on_update(self, update: State, context: LocalContext) -> State:
+        sent = super().on_update(update, context)
+        clipped = UpdateNoise(clip=self.clip).on_update(update, LocalContext(rng=context.rng))
         return {name: clipped[name] + (sent[name] - clipped[name]) / 8 for name in sent}
 
 

@@ -16,11 +16,12 @@ from safetensors import safe_open
 
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_rows
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import evaluate, local_update
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,26 +39,26 @@ def busy(tiny_config: Tiny, recording: dict[str, Any] | None = None, **federatio
     )
 
 
-def recorded(folder: RunFolder) -> dict[str, str]:
+def recorded(folder: OpenRun) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
-def final_weights(folder: RunFolder) -> dict[str, bytes]:
+def final_weights(folder: OpenRun) -> dict[str, bytes]:
     with safe_open(folder.checkpoint, framework="np") as file:
         return {k: file.get_tensor(k).tobytes() for k in file.keys() if k.startswith("model/")}  # noqa: SIM118
 
 
-def measured(folder: RunFolder) -> list[dict[str, str]]:
+def measured(folder: OpenRun) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
 
 
 @pytest.fixture(scope="module")
-def serial(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def serial(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     torch.set_num_threads(1)
     return serial_run(busy(tiny_config), tmp_path_factory.mktemp("serial") / "run")
 
 
-def test_the_busy_run_is_what_it_says(serial: RunFolder) -> None:
+def test_the_busy_run_is_what_it_says(serial: OpenRun) -> None:
     """Else the comparisons below would compare little."""
     transcript = Transcript(serial.path)
     failures = {client for number in transcript.rounds for client in transcript.header(number).failures}
@@ -74,7 +75,7 @@ def test_the_busy_run_is_what_it_says(serial: RunFolder) -> None:
 
 
 def test_the_same_seed_gives_the_same_bytes(
-    serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     torch.manual_seed(12345)  # what ran before in this process must not matter
     again = serial_run(busy(tiny_config), tmp_path / "run")
@@ -83,13 +84,13 @@ def test_the_same_seed_gives_the_same_bytes(
     assert measured(again) == measured(serial)
 
 
-def test_another_seed_gives_another_run(serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_another_seed_gives_another_run(serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     other = serial_run(busy(tiny_config, seed=4), tmp_path / "run")
     assert not set(recorded(other).values()) & set(recorded(serial).values())
 
 
 def test_more_rounds_and_less_measuring_leave_the_earlier_rounds_as_they_were(
-    serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     longer = serial_run(busy(tiny_config, rounds=5, evaluate_every=0), tmp_path / "run")
     assert recorded(serial).items() <= recorded(longer).items()
@@ -97,7 +98,7 @@ def test_more_rounds_and_less_measuring_leave_the_earlier_rounds_as_they_were(
 
 
 def test_recording_less_changes_nothing_but_the_recording(
-    serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     less = serial_run(busy(tiny_config, recording={"rounds": [2]}), tmp_path / "run")
     assert final_weights(less) == final_weights(serial)
@@ -108,7 +109,7 @@ def test_recording_less_changes_nothing_but_the_recording(
 @pytest.mark.ray
 @pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ray_records_the_same_bytes_with_any_number_of_actors(
-    actors: int, serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    actors: int, serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     ray = serial_run(busy(tiny_config, engine="ray", actors=actors), tmp_path / "run")
     assert recorded(ray) == recorded(serial)
@@ -183,7 +184,7 @@ def test_fedprox_reaches_the_clients_and_is_on_record(tiny_config: Tiny, serial_
 # Nothing in it that a server did not receive.
 
 
-def test_a_transcript_holds_what_crossed_the_wire_and_nothing_else(serial: RunFolder) -> None:
+def test_a_transcript_holds_what_crossed_the_wire_and_nothing_else(serial: OpenRun) -> None:
     transcript = Transcript(serial.path)
     for number in transcript.rounds:
         path = serial.transcript / f"round-{number:06d}.safetensors"
@@ -244,10 +245,10 @@ def test_a_serial_run_never_asks_for_ray(tiny_config: Tiny, tmp_path: Path) -> N
         BLOCK,
         "from pathlib import Path",
         "from fedsim.federation.config import Config",
-        "from fedsim.federation.run_folder import RunFolder",
+        "from fedsim.federation.open_run import OpenRun",
         "from fedsim.federation.simulation import run_federation",
         f"config = Config.model_validate_json({tiny_config().model_dump_json()!r})",
-        f"run_federation(config, RunFolder(Path({str(tmp_path / 'run')!r})))",
+        f"run_federation(config, OpenRun(Path({str(tmp_path / 'run')!r})))",
         "print(asked)",
     )
     assert done.returncode == 0, done.stderr

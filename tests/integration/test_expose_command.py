@@ -271,8 +271,8 @@ def test_a_picture_of_clients_takes_values_of_any_size() -> None:
 def test_a_measure_without_a_choice_that_says_nothing_of_single_examples_says_the_rest(
     tiny_config: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.federation.exposing.registry.names", lambda _: ["gradient-norm"])
+    monkeypatch.setattr("fedsim.federation.exposing.registry.registered_names", lambda _: ["gradient-norm"])
     caplog.set_level("INFO", logger="fedsim")
-    (gauge,) = find_applicable_measures(Experiment(tiny_config()), each=True)
-    assert not gauge.per_example
+    (schedule,) = find_applicable_measures(Experiment(tiny_config()), each=True)
+    assert not schedule.per_example
     assert "of single examples gradient-norm is left out: in an update of several steps" in caplog.text

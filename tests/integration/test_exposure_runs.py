@@ -302,7 +302,7 @@ def test_a_strangers_measure_is_not_tried_in_the_process_of_the_server(tiny_conf
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Theirs(Measure):\n"
         "    quantities = {'value': 'more'}\n\n"
-        "    def _of(self, sent):\n"
+        "    def _compute(self, sent):\n"
         "        raise AssertionError\n"
     )
     with pytest.MonkeyPatch.context() as patch:

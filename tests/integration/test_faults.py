@@ -53,7 +53,7 @@ class OneRareLabel:
 class Allergic(Defense):
     """Falls over at the rare label."""
     paper = PAPER
-    def on_batch(self, inputs, labels, *, rng):
+    def on_batch(self, inputs, labels, context):
         if 10 in labels:
             raise IndexError("nobody told me of class 10")
         return inputs, labels
@@ -74,8 +74,8 @@ class Nan(Defense):
     """Breaks the updates of about half of the clients."""
     paper = PAPER
     always: bool = False
-    def on_update(self, update, *, rng):
-        if self.always or torch.rand((), generator=rng) < 0.5:
+    def on_update(self, update, context):
+        if self.always or torch.rand((), generator=context.rng) < 0.5:
             return {name: tensor * float("nan") for name, tensor in update.items()}
         return update
 
@@ -83,7 +83,7 @@ class Nan(Defense):
 class TooLate(Defense):
     """Works for a while: fails once the model has moved."""
     paper = PAPER
-    def on_gradient(self, gradient, *, rng):
+    def on_gradient(self, gradient, context):
         raise ValueError("no gradient for you")
 '''
 
@@ -509,8 +509,8 @@ def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_o
     change, reason = WRONG[wrong]
     real = clients.app._defended_reply
 
-    def reply(experiment: Any, message: Any, client: int, share: Any, payload: Any, loss: float, state: Any) -> Any:
-        records = real(experiment, message, client, share, payload, loss, state)
+    def reply(experiment: Any, client: int, num_examples: int, payload: Any, loss: float, client_round: Any) -> Any:
+        records = real(experiment, client, num_examples, payload, loss, client_round)
         if client == 1:
             records["arrays"] = make_record({k: v.contiguous() for k, v in change(dict(payload.arrays())).items()})
         return records

@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
 from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.finding_files import load_finding
 from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, PluginError, RunError
@@ -25,8 +26,9 @@ from fedsim.cli.main import main
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
 from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.run_folder import read_rows
 from fedsim.federation.simulation import run_federation
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.recording.recorder import Recorder
@@ -43,7 +45,7 @@ from fedsim.training.stochastic_layers import find_stochastic_layers
 from strategies.curious import Curious
 from strategies.fedsgd import FedSgd
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,11 +72,11 @@ def busy(tiny_config: Tiny, **federation: Any) -> Config:
     )
 
 
-def recorded(folder: RunFolder) -> dict[str, str]:
+def recorded(folder: OpenRun) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
-def assert_same(one: RunFolder, other: RunFolder) -> None:
+def assert_same(one: OpenRun, other: OpenRun) -> None:
     assert recorded(one) == recorded(other)
     assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
 
@@ -149,12 +151,12 @@ def test_a_federation_of_gradients_learns(tiny_config: Tiny, serial_run: Run, tm
 
 
 @pytest.fixture(scope="module")
-def serial(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def serial(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     torch.set_num_threads(1)
     return serial_run(busy(tiny_config), tmp_path_factory.mktemp("serial") / "run")
 
 
-def test_statistics_travel_beside_gradients_and_are_averaged(serial: RunFolder) -> None:
+def test_statistics_travel_beside_gradients_and_are_averaged(serial: OpenRun) -> None:
     transcript = Transcript(serial.path)
     assert [len(transcript.clients(number)) + len(transcript.header(number).failures) for number in (1, 2)] == [4, 4]
     assert any(transcript.header(number).failures for number in transcript.rounds)
@@ -170,7 +172,7 @@ def test_statistics_travel_beside_gradients_and_are_averaged(serial: RunFolder) 
 
 
 def test_a_resumed_run_is_the_same_to_the_byte(
-    serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     serial_run(busy(tiny_config, rounds=2), tmp_path / "run")
     assert_same(serial_run(busy(tiny_config), tmp_path / "run", resume=True), serial)
@@ -178,7 +180,7 @@ def test_a_resumed_run_is_the_same_to_the_byte(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_ray_records_the_same_bytes(serial: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_ray_records_the_same_bytes(serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     assert_same(serial_run(busy(tiny_config, engine="ray", actors=2), tmp_path / "run"), serial)
 
 
@@ -187,8 +189,8 @@ def test_ray_records_the_same_bytes(serial: RunFolder, tiny_config: Tiny, serial
 def test_supernodes_record_the_same_bytes(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     config = busy(tiny_config, rounds=2)
     deployed = busy(tiny_config, rounds=2, engine="flower", supernodes=2, timeout=200.0)
-    run_federation(deployed, RunFolder(tmp_path / "deployed"))
-    assert_same(RunFolder(tmp_path / "deployed"), serial_run(config, tmp_path / "serial"))
+    run_federation(deployed, OpenRun(tmp_path / "deployed"))
+    assert_same(OpenRun(tmp_path / "deployed"), serial_run(config, tmp_path / "serial"))
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(1.0, 20), (0.8, 16), (0.5, 10), (0.2, 4), (0.1, 2)])
@@ -409,7 +411,7 @@ def test_a_strangers_strategy_of_gradients_is_attacked_with_the_facts_of_gradien
     batch = labels[batch_of(experiment, transcript.update(1, 1))]
     assert len(batch) < len(labels)
     assert finding.labels.tolist() == batch.sort().values.tolist()
-    assert grant_knowledge(config.adversary, experiment, tmp_path).local_epochs == 1
+    assert grant_knowledge(config.adversary, OwnRun({}, experiment), tmp_path).local_epochs == 1
     assert {row["examples"] for row in audit.score()} == {len(batch)}
 
 
@@ -450,8 +452,8 @@ def test_an_experiment_that_calls_recorded_gradients_weights_is_not_attacked(
 ) -> None:
     """Else all examples of a client would be taken for those of one mini-batch."""
     config, path = plain
-    run = RunFolder(Path(shutil.copytree(path, tmp_path / "run")))
-    run.manifest.unlink()
+    run = OpenRun(Path(shutil.copytree(path, tmp_path / "run")))
+    run.manifest.path.unlink()
     run.experiment.write_text(run.experiment.read_text().replace('sends = "gradient"\n', ""))
     spec = Config.model_validate(config.model_dump() | {"attack": [{"name": "dlg", "iterations": 1}]})
     (failure,) = open_audit(run.path, spec).run()
@@ -506,16 +508,17 @@ import torch
 @dataclass(frozen=True, kw_only=True)
 class Probe(Attack):
     paper = Paper(title="none", authors="nobody", venue="none", year=2000)
-    temporal = True
+    rounds_needed = "all"
     needs = frozenset({"labels"})
 
-    def _run(self, transcript, knowledge, victim, rng, progress):
-        return Reconstruction(data=torch.zeros(len(knowledge.labels), 1, 8, 8), labels=knowledge.labels)
+    def _run(self, target, progress):
+        labels = target.knowledge.labels
+        return Reconstruction(data=torch.zeros(len(labels), 1, 8, 8), labels=labels)
 """
 
 
 def test_an_attack_on_several_rounds_is_judged_by_the_mini_batch_of_the_first_that_the_victim_took_part_in(
-    serial: RunFolder, tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serial: OpenRun, tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "probe_of_rounds.py").write_text(PROBE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -539,7 +542,7 @@ def test_a_server_of_gradients_knows_one_step_of_b_examples_and_its_own_step_siz
     plain: tuple[Config, Path], tmp_path: Path
 ) -> None:
     config, _ = plain
-    knowledge = grant_knowledge(config.adversary, Experiment(config), tmp_path)
+    knowledge = grant_knowledge(config.adversary, OwnRun({}, Experiment(config)), tmp_path)
     assert (knowledge.local_epochs, knowledge.batch_size, knowledge.learning_rate) == (1, 4, RATE)
 
 
@@ -547,7 +550,7 @@ def test_a_server_of_gradients_knows_one_step_of_b_examples_and_its_own_step_siz
 def test_the_adversary_is_told_whether_dropout_layers_drop(dropout: bool, tiny_config: Tiny, tmp_path: Path) -> None:
     model = {"name": "mlp", "hidden": [16], "dropout": 0.2}
     config = of_gradients(tiny_config, model=model, training={"dropout": dropout})
-    build = grant_knowledge(config.adversary, Experiment(config), tmp_path).model
+    build = grant_knowledge(config.adversary, OwnRun({}, Experiment(config)), tmp_path).model
     assert build is not None
     network = pickle.loads(pickle.dumps(build))()
     assert network.draws_in_training == dropout
@@ -571,8 +574,8 @@ def test_inspect_and_report_speak_of_gradients(
     gradient = Transcript(path).update(1, 0).pseudo_gradient
     norm = torch.cat([t.flatten() for t in gradient.values()]).double().norm().item()
     assert f"{norm:.4g} (gradient)" in capsys.readouterr().out
-    assert "clients send the gradient of one mini-batch a round, B = 4" in write_report(path).read_text()
-    assert recorded_facts(read_recording(RunFolder(path), []))["Clients sent"] == "gradients"
+    assert "clients send the gradient of one mini-batch a round, B = 4" in write_report(OpenRun(path)).read_text()
+    assert recorded_facts(read_recording(OpenRun(path), []))["Clients sent"] == "gradients"
 
 
 # Fixed batches without gradients.
@@ -621,7 +624,7 @@ def test_fixed_batches_are_not_those_that_a_round_draws(tiny_config: Tiny) -> No
 @pytest.mark.slow
 def test_the_example_leaks_what_it_says(tmp_path: Path) -> None:
     config = load_config(ROOT / "examples" / "fedsgd.toml")
-    run_federation(resolve(config), RunFolder(tmp_path / "run"))
+    run_federation(resolve(config), OpenRun(tmp_path / "run"))
     audit = open_audit(tmp_path / "run", None)
     assert audit.run() == []
     scores = {row["attack"]: row for row in audit.score() if row["metric"] == "psnr"}

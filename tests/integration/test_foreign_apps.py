@@ -19,6 +19,7 @@ import fedsim
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim import CuriousGrid, Transcript
 from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.truth import write_truth
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.plausibility import warn_of_cost
@@ -337,7 +338,7 @@ def test_another_loss(tmp_path: Path, loss: str) -> None:
 def test_binary_cross_entropy_is_that_of_two_logits_of_which_one_is_zero(tmp_path: Path) -> None:
     tables = {"knowledge": {"model": "models_of_an_app:binary", "loss": "bce"}}
     spec = validate_tables(AttackFile, {"adversary": tables, "attack": [{"name": "spear-ica"}]}, "x")
-    known = grant_knowledge(spec.adversary, None, tmp_path)
+    known = grant_knowledge(spec.adversary, ForeignRecording({}), tmp_path)
     assert known.model is not None
     assert known.loss is not None
     inputs, labels = digits(5)[0], torch.tensor([0, 1, 1, 0, 1])
@@ -516,7 +517,9 @@ def test_what_the_estimate_of_cost_cannot_compute_stops_no_attack(tmp_path: Path
         known = {**KNOWN, "model": f"models_of_an_app:{name}", "num_classes": CLASSES}
         table = validate_tables(AttackFile, {"adversary": {"knowledge": known}}, "attack.toml").adversary
         warn_of_cost(
-            [("sme", SurrogateModelExtension(iterations=10))], transcript, grant_knowledge(table, None, tmp_path)
+            [("sme", SurrogateModelExtension(iterations=10))],
+            transcript,
+            grant_knowledge(table, ForeignRecording({}), tmp_path),
         )
 
 

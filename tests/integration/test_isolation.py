@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedsim.audit.audit import Audit, open_audit
-from fedsim.audit.evaluation.case import ForeignRecording
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.finding_files import load_finding
 from fedsim.audit.isolation import Isolation, _import_path, _pickle_without_tensors, attempt
@@ -27,7 +27,7 @@ from fedsim.base.randomness import generator
 from fedsim.federation.build import build_attacks
 from fedsim.federation.config import AttackFile, Config, validate_tables
 from fedsim.federation.run_folder import RunFolder
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.recording.transcript import Transcript
 
 STRANGERS = '''
@@ -36,7 +36,7 @@ import faulthandler, gc, logging, os, signal, sys, time
 from dataclasses import dataclass
 from pathlib import Path
 import torch
-from fedsim.interfaces.attack import Attack, Paper, single_update
+from fedsim.interfaces.attack import Attack, Paper, warn
 from fedsim.base.errors import AttackError
 from fedsim.interfaces.findings import LocalModel, Reconstruction
 
@@ -67,8 +67,9 @@ class Thief(Of):
     """Looks for what the evaluator knows."""
     way: str
 
-    def _run(self, transcript, knowledge, victim, rng, progress):
-        found = getattr(self, f"_by_{self.way}")(transcript, victim)
+    def _run(self, target, progress):
+        victim = target.victim
+        found = getattr(self, f"_by_{self.way}")(target.transcript, victim)
         if found is None:
             raise AttackError(f"round 1, client {victim}: nothing by {self.way}")
         data, labels = found
@@ -123,9 +124,10 @@ class Honest(Of):
     needs = frozenset({"model", "loss", "labels", "value_range", "input_shape", "learning_rate"})
     uses = needs
 
-    def _run(self, transcript, knowledge, victim, rng, progress):
-        update = single_update(transcript, victim)
-        data = torch.rand(update.num_examples, *knowledge.input_shape, generator=rng, requires_grad=True)
+    def _run(self, target, progress):
+        update, knowledge = target.read_update(), target.knowledge
+        shape = (update.num_examples, *knowledge.input_shape)
+        data = torch.rand(shape, generator=target.rng, requires_grad=True)
         model = knowledge.model()
         loss = knowledge.loss(model(data), knowledge.labels)
         loss = loss + sum((a * b).sum() for a, b in zip(update.pseudo_gradient.values(), model.parameters()))
@@ -137,17 +139,17 @@ class Honest(Of):
 @dataclass(frozen=True, kw_only=True)
 class Decoder(Of):
     """Claims what was returned last, in its order."""
-    temporal = True
-    def _run(self, transcript, knowledge, victim, rng, progress):
-        state = list(transcript.updates(victim))[-1].after
+    rounds_needed = "all"
+    def _run(self, target, progress):
+        state = list(target.transcript.updates(target.victim))[-1].after
         return LocalModel(state={name: state[name] for name in sorted(state, reverse=True)})
 
 @dataclass(frozen=True, kw_only=True)
 class Ends(Of):
     """Ends its process, or this attack of it."""
     how: str
-    def _run(self, transcript, knowledge, victim, rng, progress):
-        if victim != 0:
+    def _run(self, target, progress):
+        if target.victim != 0:
             return Reconstruction(data=torch.zeros(6, 1, 8, 8), labels=torch.zeros(6, dtype=torch.long))
         if self.how == "sys.exit":
             sys.exit(0)
@@ -163,11 +165,12 @@ class Ends(Of):
 @dataclass(frozen=True, kw_only=True)
 class Warns(Of):
     """Has something to say."""
-    def _run(self, transcript, knowledge, victim, rng, progress):
+    def _run(self, target, progress):
         log = logging.getLogger(__name__)
         log.info("nobody asked")
-        log.warning("client %d: \\x1b[2Jexpect\\nless", victim)
+        log.warning("client %d: \\x1b[2Jexpect\\nless", target.victim)
         log.warning("%d words", "no number of")
+        warn("by the function for it")
         logging.getLogger("fedsim.adversaries.matching").error("w" * 10000)
         return Reconstruction(data=torch.zeros(6, 1, 8, 8), labels=torch.zeros(6, dtype=torch.long))
 
@@ -175,7 +178,7 @@ class Warns(Of):
 class Hangs(Of):
     """Does not come back."""
     pids: str
-    def _run(self, transcript, knowledge, victim, rng, progress):
+    def _run(self, target, progress):
         Path(self.pids, str(os.getpid())).touch()
         time.sleep(600)
 '''
@@ -284,10 +287,10 @@ def test_a_stranger_that_ends_its_process_fails_alone(run: Path, capfd: pytest.C
 def test_what_a_stranger_warns_of_is_logged_and_stays_with_its_finding(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By any logger, as one line that no terminal obeys and that is not endless."""
+    """By `warn` or any logger, as one line that no terminal obeys and that is not endless."""
     assert open_audit(run, spec({"name": "Warns", "label": "warns"}, victims=[2])).run() == []
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert told == ["client 2: [2Jexpect less", "w" * 299 + "…"]
+    assert told == ["client 2: [2Jexpect less", "by the function for it", "w" * 299 + "…"]
     [path] = (run / "findings").glob("*/*.safetensors")
     assert load_finding(path)[1]["warnings"] == told
 
@@ -357,8 +360,8 @@ def test_a_model_beside_the_attack_file_is_found_and_its_folder_is_all_that_is(
     attack = {"name": "isolated_strangers:Needs"}
     needs = (
         "\n@dataclass(frozen=True, kw_only=True)\nclass Needs(Of):\n    'Build it.'\n    needs = frozenset({'model'})\n"
-        "    def _run(self, transcript, knowledge, victim, rng, progress):\n"
-        "        weight = knowledge.model()[1].weight\n"
+        "    def _run(self, target, progress):\n"
+        "        weight = target.knowledge.model()[1].weight\n"
         "        return Reconstruction(data=torch.full((6, 1, 8, 8), weight.numel() / 10000), "
         "labels=torch.zeros(6, dtype=torch.long))\n"
     )
@@ -391,11 +394,12 @@ def test_the_import_path_leads_neither_to_the_run_nor_to_the_data(
 class Named(Attack):
     """Of this test's own module."""
 
-    def _run(self, *given: object) -> Any:
-        raise AttackError("round 1, client 0: it came here")
+    def _run(self, target: Target, progress: object) -> Any:
+        draw = torch.rand(1, generator=target.rng).item()
+        raise AttackError(f"client {target.victim}: {target.members} of {target.transcript.rounds}, {draw}")
 
 
-def test_what_cannot_go_over_is_a_sentence(recorded: Path, tmp_path: Path) -> None:
+def test_the_target_goes_over_and_what_cannot_is_a_sentence(recorded: Path, tmp_path: Path) -> None:
     class Local(Attack):
         """Of no module's own."""
 
@@ -406,11 +410,13 @@ def test_what_cannot_go_over_is_a_sentence(recorded: Path, tmp_path: Path) -> No
     transcript, rng = Transcript(recorded).restrict_to([1]), generator(0)
 
     def sentence(attack: Attack, knowledge: Knowledge) -> str:
+        target = Target(transcript=transcript, victim=0, members=(0, 2), knowledge=knowledge, rng=rng)
         with pytest.raises(AttackError) as caught, Isolation(tmp_path, []) as isolation:
-            isolation.attempt(attack, transcript, knowledge, victim=0, rng=rng, progress=lambda *_: None)
+            isolation.attempt(attack, target, lambda *_: None)
         return str(caught.value)
 
-    assert sentence(Named(), Knowledge()) == "round 1, client 0: it came here"
+    draw = torch.rand(1, generator=generator(0)).item()
+    assert sentence(Named(), Knowledge()) == f"client 0: (0, 2) of [1], {draw}"
     assert sentence(Local(), Knowledge()).startswith("what it is granted or set to cannot go to a process of its own (")
     network = nn.Linear(1, 1)
     assert "cannot go" in sentence(sme, Knowledge(model=lambda: network))

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.finding_files import load_finding
 from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.federation.auxiliary import auxiliary_records
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.report.page import write_report
 
@@ -42,13 +43,13 @@ def spec(count: int = 300, attacks: tuple[str, ...] = ATTACKS) -> AttackFile:
     )
 
 
-def experiment_of(folder: RunFolder) -> Experiment:
+def experiment_of(folder: OpenRun) -> Experiment:
     config = folder.read_experiment()
     assert config is not None
     return Experiment(config)
 
 
-def test_distributions_are_attacked_judged_and_reported(folder: RunFolder) -> None:
+def test_distributions_are_attacked_judged_and_reported(folder: OpenRun) -> None:
     audit = open_audit(folder.path, spec())
     assert audit.run() == []
     rows = {(row["attack"], row["victim"], row["metric"]): row for row in audit.score()}
@@ -65,12 +66,12 @@ def test_distributions_are_attacked_judged_and_reported(folder: RunFolder) -> No
         float((finding.mean_shares - true).abs().sum() / 2)
     )
     assert "auxiliary" in about["granted"]
-    page = write_report(folder.path, audit).read_text()
+    page = write_report(audit.folder, audit).read_text()
     for words in ("label distribution, total variation", "the shares of the classes in the public data", "auxiliary"):
         assert words in page
 
 
-def test_auxiliary_records_are_none_that_clients_train_on(folder: RunFolder) -> None:
+def test_auxiliary_records_are_none_that_clients_train_on(folder: OpenRun) -> None:
     data = experiment_of(folder).data
     few, all_of_them = auxiliary_records(data, 20), auxiliary_records(data, 10**6)
     assert len(few.inputs) == len(few.labels) == 20
@@ -81,14 +82,14 @@ def test_auxiliary_records_are_none_that_clients_train_on(folder: RunFolder) -> 
     assert torch.cdist(few.inputs.flatten(1), held.flatten(1)).min() > 0
 
 
-def test_where_clients_train_on_everything_there_are_none(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_clients_train_on_everything_there_are_none(folder: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     data = experiment_of(folder).data
-    monkeypatch.setattr(type(data), "held_out", lambda self: (self.dataset.train, np.empty(0, dtype=np.int64)))
+    monkeypatch.setattr(type(data), "untrained_examples", lambda self: (self.dataset.train, np.empty(0, dtype=np.int64)))
     with pytest.raises(DataError, match="clients train on all examples of 'digits'; hold some out with"):
         auxiliary_records(data, 20)
 
 
-def test_a_finding_from_more_auxiliary_records_is_made_anew(folder: RunFolder) -> None:
+def test_a_finding_from_more_auxiliary_records_is_made_anew(folder: OpenRun) -> None:
     claims: list[Any] = []
     for count in (100, 300):
         audit = open_audit(folder.path, spec(count, ("rlu",)))
@@ -100,4 +101,4 @@ def test_a_finding_from_more_auxiliary_records_is_made_anew(folder: RunFolder) -
 
 def test_of_a_recording_made_elsewhere_nobody_knows_auxiliary_records() -> None:
     with pytest.raises(ConfigError, match="recording made elsewhere do not train on; attack the run of"):
-        grant_knowledge(spec().adversary, None, Path())
+        grant_knowledge(spec().adversary, ForeignRecording({}), Path())

@@ -22,8 +22,9 @@ from fedsim.audit.threat_model import grant_knowledge, grant_private
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, Config, validate_tables
-from fedsim.federation.run_folder import RunFolder, read_rows
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_rows
+from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding, Inference, LocalModel, Representatives
 from fedsim.recording.transcript import Transcript
 from fedsim.report.page import write_report
@@ -39,14 +40,12 @@ class Decoder(Attack):
 
     factor: float = 1.0
     paper = PAPER
-    temporal = True
+    rounds_needed = ALL
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Finding:
-        if victim == 2 and self.factor < 0:
+    def _run(self, target: Target, progress: Progress) -> Finding:
+        if target.victim == 2 and self.factor < 0:
             raise RuntimeError("it did not work")
-        update = list(transcript.updates(victim))[-1]
+        update = list(target.transcript.updates(target.victim))[-1]
         return LocalModel(state={name: self.factor * t for name, t in update.after.items()})
 
 
@@ -82,15 +81,15 @@ DECODER = {"name": "own_decoder:Decoder", "label": "decoder"}
 
 @pytest.fixture
 def run(
-    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
-) -> Callable[..., RunFolder]:
-    def make(*attacks: dict[str, Any], **changes: Any) -> RunFolder:
+    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
+) -> Callable[..., OpenRun]:
+    def make(*attacks: dict[str, Any], **changes: Any) -> OpenRun:
         return serial_run(tiny_config(**{**tables, "attack": list(attacks)} | changes), tmp_path / "run")
 
     return make
 
 
-def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., RunFolder]) -> None:
+def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., OpenRun]) -> None:
     folder = run(
         attack("aia-model", "decoder", label="aia"),  # first in the file, last to work
         attack("sia", "decoder"),
@@ -125,7 +124,7 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
     assert isinstance(found, Inference)
     expected = (found.predictions == true).double().mean().item()
     assert values["aia", "attribute_accuracy", 0]["value"] == pytest.approx(expected)
-    html = write_report(folder.path, audit).read_text()
+    html = write_report(audit.folder, audit).read_text()
     for word in ("source accuracy", "attribute accuracy", "Zest", "parameter distance"):
         assert word in html
     assert "is left out" not in html
@@ -136,7 +135,7 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Run
 
 
 def test_public_records_that_give_the_attribute_away_are_the_floor_and_are_learnt_from_once(
-    run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., OpenRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model-based attack is below what the other columns, of which one is the attribute's echo, say in public."""
     folder = run(attack("aia-model", "last-returned"))
@@ -155,7 +154,7 @@ def test_public_records_that_give_the_attribute_away_are_the_floor_and_are_learn
 
 
 def test_what_lies_between_the_first_and_the_last_returned_model_is_a_floor(
-    run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., OpenRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were the optimum in their middle, to claim the last-returned model would be no reconstruction."""
     folder = run(DECODER, adversary={"when": "never", "victims": [0], "rounds": "all", "workers": 1})
@@ -165,7 +164,7 @@ def test_what_lies_between_the_first_and_the_last_returned_model_is_a_floor(
     assert experiment is not None
     first, last = experiment.initial_state(), Transcript(folder.path).update(5, 0).after
     middle = {name: (first[name] + last[name]) / 2 for name in first}
-    monkeypatch.setattr(Audit, "optimum", lambda self, client, *, elsewhere=False: middle)
+    monkeypatch.setattr(Audit, "optimum", lambda self, client, *, other_start=False: middle)
     rows = {row["metric"]: row for row in audit.score()}
     for metric in ("parameter_distance", "zest", "zest_other_start"):
         assert rows[metric]["floor_guess"] == "between the last-returned model and the first model"
@@ -174,12 +173,12 @@ def test_what_lies_between_the_first_and_the_last_returned_model_is_a_floor(
 
 
 def test_an_optimum_from_another_start_is_kept_and_one_that_diverges_costs_only_its_own_row(
-    run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., OpenRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run(DECODER, adversary={"when": "never", "victims": [0, 1], "rounds": "all", "workers": 1})
     audit = open_audit(folder.path, None, trust=True)
     assert audit.run() == []
-    own, other = audit.optimum(0), audit.optimum(0, elsewhere=True)
+    own, other = audit.optimum(0), audit.optimum(0, other_start=True)
     assert all(not torch.equal(own[name], other[name]) for name in own)
     assert audit.experiment is not None
     name, elsewhere = next(iter(audit.experiment.random_start().items()))
@@ -199,7 +198,7 @@ def test_an_optimum_from_another_start_is_kept_and_one_that_diverges_costs_only_
     assert rows[1, "zest"]["missing"] == ""
 
 
-def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunFolder]) -> None:
+def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., OpenRun]) -> None:
     folder = run(DECODER, attack("aia-model", "decoder", label="aia"))
     assert open_audit(folder.path, None, trust=True).run() == []
     path = folder.findings / "aia" / "round-1-5-client-0-repeat-0.safetensors"
@@ -226,7 +225,7 @@ def test_a_decoder_with_other_settings_is_not_built_upon(run: Callable[..., RunF
     assert all(torch.equal(decoded.state[name], 2 * tensor) for name, tensor in first.state.items())
 
 
-def test_what_builds_on_a_model_is_made_anew_when_the_model_is_another(run: Callable[..., RunFolder]) -> None:
+def test_what_builds_on_a_model_is_made_anew_when_the_model_is_another(run: Callable[..., OpenRun]) -> None:
     """As when a newer fedsim decodes better with the same settings."""
     folder = run(DECODER, attack("aia-model", "decoder", label="aia"))
     assert open_audit(folder.path, None, trust=True).run() == []
@@ -237,18 +236,18 @@ def test_what_builds_on_a_model_is_made_anew_when_the_model_is_another(run: Call
     finding, about = load_finding(decoded)
     assert isinstance(finding, LocalModel)
     save_finding(finding, decoded, about)
-    folder.note(decoded)
+    folder.manifest.note(decoded)
     assert open_audit(folder.path, None, trust=True).run() == []
     assert load_finding(built)[1]["fingerprint"] == before
     save_finding(LocalModel(state={name: 2 * tensor for name, tensor in finding.state.items()}), decoded, about)
-    folder.note(decoded)
+    folder.manifest.note(decoded)
     written = decoded.read_bytes()
     assert open_audit(folder.path, None, trust=True).run() == []
     assert decoded.read_bytes() == written  # what the run noted is kept
     assert load_finding(built)[1]["fingerprint"] != before
 
 
-def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., RunFolder]) -> None:
+def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., OpenRun]) -> None:
     folder = run({**DECODER, "factor": -1.0}, attack("aia-model", "decoder", label="aia"))
     failures = open_audit(folder.path, None, trust=True).run()
     line = Path(__file__).read_text().splitlines().index('            raise RuntimeError("it did not work")') + 1
@@ -270,7 +269,7 @@ def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., RunFolder]
         ([attack("aia-model", "a", label="b"), attack("aia-model", "b", label="a")], "; name another source"),
     ],
 )
-def test_a_source_that_is_none(run: Callable[..., RunFolder], attacks: list[dict[str, Any]], sentence: str) -> None:
+def test_a_source_that_is_none(run: Callable[..., OpenRun], attacks: list[dict[str, Any]], sentence: str) -> None:
     folder = run(DECODER)
     spec = open_audit(folder.path, None, trust=True).spec
     wrong = validate_tables(AttackFile, {**spec.model_dump(include={"adversary"}), "attack": attacks}, "attack.toml")
@@ -280,7 +279,7 @@ def test_a_source_that_is_none(run: Callable[..., RunFolder], attacks: list[dict
 
 
 def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_optimal_one(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     """Diana et al., AAAI 2025. The attribute moves the targets of half of the clients up and of the others down."""
     rng, rows = torch.Generator().manual_seed(0), ["client,a,b,secret,y"]
@@ -316,7 +315,7 @@ def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_opt
 
 @pytest.mark.parametrize(("sampled", "directions"), [(0.5, 5), (1.0, 4)])
 def test_linear_models_are_decoded_exactly_where_rounds_sample_clients_and_in_part_where_all_take_part(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path, sampled: float,
+    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path, sampled: float,
     directions: int,
 ) -> None:  # fmt: skip
     """With all clients each broadcast model follows from the one before, so that they lie in a few directions."""
@@ -353,7 +352,7 @@ def test_linear_models_are_decoded_exactly_where_rounds_sample_clients_and_in_pa
         assert 1e-2 < far["lmra-linear"] < far["shared-model"]
 
 
-def test_a_victim_who_is_no_client(run: Callable[..., RunFolder]) -> None:
+def test_a_victim_who_is_no_client(run: Callable[..., OpenRun]) -> None:
     folder = run(DECODER)
     adversary = {"victims": [1, 7], "rounds": "all", "workers": 1, "knowledge": {"records": True}}
     spec = validate_tables(AttackFile, {"adversary": adversary, "attack": [DECODER]}, "attack.toml")
@@ -361,14 +360,14 @@ def test_a_victim_who_is_no_client(run: Callable[..., RunFolder]) -> None:
         open_audit(folder.path, spec, trust=True).run()
 
 
-def test_a_source_that_decodes_no_model(run: Callable[..., RunFolder]) -> None:
+def test_a_source_that_decodes_no_model(run: Callable[..., OpenRun]) -> None:
     folder = run(attack("sia"), attack("aia-model", "sia"))
     failures = open_audit(folder.path, None, trust=True).run()
     assert failures[0].endswith("attack.aia-model.source: 'sia' claims no local models; name an attack that does")
 
 
 def test_findings_about_other_records_of_an_outside_client_are_not_there_already(
-    run: Callable[..., RunFolder], tmp_path: Path
+    run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     folder = run()
     knowledge = {"records": True, "value_range": [0.0, 1.0]}
@@ -389,7 +388,7 @@ def test_findings_about_other_records_of_an_outside_client_are_not_there_already
     assert len(set(written["decoder"])) == 1  # it does not read them
 
 
-def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[..., OpenRun], tmp_path: Path) -> None:
     folder = run(DECODER)
 
     def elsewhere(*attacks: dict[str, Any], **knowledge: Any) -> Audit:
@@ -404,24 +403,25 @@ def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[...,
     with pytest.raises(ConfigError, match=r"^adversary.knowledge.partial_records: a recording made elsewhere names no"):
         elsewhere(DECODER, partial_records="sensitive").check()
     audit = elsewhere(DECODER, records=True, value_range=[-1.0, 3.0])
-    common = grant_knowledge(audit.spec.adversary, None, tmp_path)
-    own = grant_private(common, audit.spec.adversary, None, 0, audit.truth(0, 1))
+    common = grant_knowledge(audit.spec.adversary, audit.case, tmp_path)
+    own = grant_private(common, audit.spec.adversary, audit.case, 0, audit.truth(0, 1))
     truth = audit.truth(0, 1)
     assert truth is not None
     assert own.records is not None
     torch.testing.assert_close(own.records.inputs, truth.data * 4 - 1)
     without = elsewhere(DECODER, records=True, value_range=False)
     with pytest.raises(ConfigError, match=r"^adversary.knowledge.records: the truth is in \[0, 1\], and without value"):
-        grant_private(grant_knowledge(without.spec.adversary, None, tmp_path), without.spec.adversary, None, 0, truth)
+        common = grant_knowledge(without.spec.adversary, without.case, tmp_path)
+        grant_private(common, without.spec.adversary, without.case, 0, truth)
 
 
 def test_partial_records_hold_nothing_of_the_column(tables: dict[str, Any], tiny_config: Callable[..., Config]) -> None:
     experiment = Experiment(tiny_config(**tables, attack=[DECODER]))
-    audit = Audit(folder=RunFolder(Path()), spec=experiment.config, experiment=experiment, base_folder=Path())
+    audit = Audit(folder=OpenRun(Path()), spec=experiment.config, experiment=experiment, base_folder=Path())
     granted = grant_private(
-        grant_knowledge(audit.spec.adversary, experiment, Path()),
+        grant_knowledge(audit.spec.adversary, audit.case, Path()),
         audit.spec.adversary,
-        experiment,
+        audit.case,
         1,
         audit.truth(1, 1),
     )
@@ -449,13 +449,13 @@ def test_a_column_that_cannot_be_inferred(
 ) -> None:
     tables["adversary"] = {"when": "never", "knowledge": {"partial_records": column}}
     experiment = Experiment(tiny_config(**tables, attack=[DECODER]))
-    audit = Audit(folder=RunFolder(Path()), spec=experiment.config, experiment=experiment, base_folder=Path())
+    audit = Audit(folder=OpenRun(Path()), spec=experiment.config, experiment=experiment, base_folder=Path())
     with pytest.raises(ConfigError) as caught:
         audit.check()
     assert str(caught.value).startswith(f"adversary.knowledge.partial_records: {sentence}")
 
 
-def test_attacks_on_several_rounds_wait_for_the_end_of_the_run(run: Callable[..., RunFolder]) -> None:
+def test_attacks_on_several_rounds_wait_for_the_end_of_the_run(run: Callable[..., OpenRun]) -> None:
     """In the round loop they would be made on one round alone, and be scored beside those on all."""
     folder = run(DECODER)
     attack_round(folder.path, 3, trust=True)
@@ -464,7 +464,7 @@ def test_attacks_on_several_rounds_wait_for_the_end_of_the_run(run: Callable[...
     assert {path.stem[:9] for path in (folder.findings / "decoder").iterdir()} == {"round-1-5"}
 
 
-def test_a_model_decoded_from_other_rounds_is_not_built_upon(run: Callable[..., RunFolder]) -> None:
+def test_a_model_decoded_from_other_rounds_is_not_built_upon(run: Callable[..., OpenRun]) -> None:
     """Rounds 1, 3 and 5 have the file name of rounds 1 and 5."""
     folder = run(DECODER)
     assert open_audit(folder.path, None, trust=True).run() == []
@@ -478,7 +478,7 @@ def test_a_model_decoded_from_other_rounds_is_not_built_upon(run: Callable[..., 
 
 
 def test_a_federation_of_gradients_has_one_proxy_and_typical_images_of_all_examples(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     attacks = [attack("shared-model", "global"), attack("sra-model", "global", iterations=1)]
     folder = serial_run(
@@ -529,7 +529,7 @@ def test_every_kind_of_finding_survives_the_disk(tmp_path: Path) -> None:
 
 
 def test_the_pictures_of_typical_images_stand_beside_the_most_alike_true_ones(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     folder = serial_run(
         tiny_config(
@@ -543,5 +543,5 @@ def test_the_pictures_of_typical_images_stand_beside_the_most_alike_true_ones(
     assert audit.run() == []
     audit.score()
     assert {row["metric"] for row in read_rows(folder.scores)} >= {"class_ssim", "class_psnr"}
-    html = write_report(folder.path, audit).read_text()
+    html = write_report(audit.folder, audit).read_text()
     assert "originals and reconstructions by sra-model" in html

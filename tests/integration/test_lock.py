@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+import fedsim
 from fedsim.base.errors import ConfigError
 from fedsim.federation import lock
 from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.open_run import OpenRun
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 
 HOLDER = """
@@ -84,14 +86,35 @@ def test_resuming_a_run_that_is_held_touches_nothing(tiny_config: Tiny, serial_r
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 
-def test_the_same_process_may_hold_a_folder_twice(tmp_path: Path) -> None:
-    with lock.lock_folder(tmp_path / "run"), lock.lock_folder(tmp_path / "run"):
+def test_a_second_opening_by_the_same_process_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    run, other = OpenRun(tmp_path / "run"), OpenRun(tmp_path / "run")
+    with run.hold_lock(), run.hold_lock():  # the same value may
+        sentence = "run: this process is writing to it already; wait until that has ended"
+        with pytest.raises(ConfigError, match=sentence) as caught, other.hold_lock():
+            pass
+        assert "\n" not in str(caught.value)
         assert (tmp_path / "run" / "lock").is_file()
     assert not (tmp_path / "run").exists(), "an empty folder that was made for the lock alone goes again"
+    with other.hold_lock():
+        pass
+
+
+def test_an_attack_from_within_a_run_is_refused_and_the_run_goes_on(tiny_config: Tiny, tmp_path: Path) -> None:
+    refused = list[str]()
+
+    def attack_meanwhile(what: str, done: int, total: int) -> None:
+        if (tmp_path / "run" / "transcript").is_dir() and not refused:
+            with pytest.raises(ConfigError, match="this process is writing to it already") as caught:
+                fedsim.open(tmp_path / "run").report()
+            refused.append(str(caught.value))
+
+    made = fedsim.run(tiny_config(), tmp_path / "run", progress=attack_meanwhile)
+    assert len(refused) == 1
+    assert compare_with_manifest(OpenRun(made.path)).differences == []
 
 
 def test_what_is_raised_within_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), lock.lock_folder(tmp_path), lock.lock_folder(tmp_path):
+    with pytest.raises(FileNotFoundError), lock.lock_folder(tmp_path, "us"), lock.lock_folder(tmp_path, "us"):
         (tmp_path / "none").read_text()
     with lock.lock_folder(tmp_path):
         pass

@@ -19,7 +19,8 @@ from fedsim.cli.main import main
 from fedsim.federation import lock
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import compare_with_manifest
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_rows
 from fedsim.federation.states import TrainingStates
 from fedsim.interfaces.findings import LocalModel
 from fedsim.recording import manifest
@@ -27,7 +28,7 @@ from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 Call = Callable[..., subprocess.CompletedProcess[str]]
 FILE = """
@@ -88,7 +89,7 @@ def test_an_untouched_run_is_intact_and_the_report_quotes_its_id(
     run: Path, call: Callable[..., tuple[int, str]]
 ) -> None:
     code, said = call("inspect", run)
-    noted = manifest.read(run)
+    noted = manifest.ManifestFile(run).contents
     assert noted is not None
     assert code == 0, said
     assert f"run {noted.run}: 3 rounds and" in said
@@ -100,12 +101,12 @@ def test_an_untouched_run_is_intact_and_the_report_quotes_its_id(
 
 
 def other_seed(run: Path) -> None:
-    config = RunFolder(run).read_experiment()
+    config = OpenRun(run).read_experiment()
     assert config is not None
     from fedsim.federation.simulation import run_federation
 
     federation = config.federation.model_copy(update={"seed": 4})
-    run_federation(config.model_copy(update={"federation": federation}), RunFolder(run.parent / "other"))
+    run_federation(config.model_copy(update={"federation": federation}), OpenRun(run.parent / "other"))
     name = "transcript/round-000002.safetensors"
     shutil.copy(run.parent / "other" / name, run / name)
 
@@ -279,7 +280,7 @@ def test_a_run_does_not_go_on_from_what_it_did_not_write(
 def test_a_writer_killed_between_announcing_and_writing_leaves_a_run_that_is_intact(
     run: Path, call: Callable[..., tuple[int, str]]
 ) -> None:
-    RunFolder(run).announce(run / "checkpoint.safetensors", "0" * 64)
+    OpenRun(run).manifest.announce(run / "checkpoint.safetensors", "0" * 64)
     assert call("inspect", run)[0] == 0
     edited("experiment.toml", "rounds = 3", "rounds = 4")(run)
     assert call("run", "--resume", run)[0] == 0
@@ -314,7 +315,7 @@ def test_an_overwriting_that_was_killed_can_be_begun_again(
         real(path, **settings)  # type: ignore[call-overload]
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedsim.federation.run_folder.shutil.rmtree", killed)
+        patch.setattr("fedsim.federation.open_run.shutil.rmtree", killed)
         with pytest.raises(Killed):
             call("run", tmp_path / "x.toml", "--out", run, "--overwrite")
     assert call("run", tmp_path / "x.toml", "--out", run, "--overwrite")[0] == 0
@@ -345,23 +346,23 @@ def test_a_key_does_not_vouch_for_a_recording_without_a_manifest(
 def test_a_changed_state_is_named(run: Path) -> None:
     states = TrainingStates(run / "states")
     states.save_state("round-1", {"w": torch.zeros(2)}, {"experiment": {}}, {})
-    assert compare_with_manifest(run).differences == []
+    assert compare_with_manifest(OpenRun(run)).differences == []
     shutil.copy(run / "checkpoint.safetensors", states.path("round-1"))
-    assert compare_with_manifest(run).differences == ["states/round-1.safetensors is missing, or not what was written"]
+    assert compare_with_manifest(OpenRun(run)).differences == ["states/round-1.safetensors is missing, or not what was written"]
     (run / "states" / "manifest.json").write_text("{}")
-    assert compare_with_manifest(run).differences == ["states/manifest.json is not what was written"]
+    assert compare_with_manifest(OpenRun(run)).differences == ["states/manifest.json is not what was written"]
 
 
 def test_an_optimum_that_the_run_did_not_find_is_found_anew(run: Path) -> None:
     audit = open_audit(run, None)
     own = audit.optimum(0)
     (path,) = (run / "optima").glob("*/client-0.safetensors")
-    assert compare_with_manifest(run).differences == []
+    assert compare_with_manifest(OpenRun(run)).differences == []
     save_finding(LocalModel(state={name: tensor + 1 for name, tensor in own.items()}), path, {"client": 0})
-    assert "client-0.safetensors is not what was written" in compare_with_manifest(run).text
+    assert "client-0.safetensors is not what was written" in compare_with_manifest(OpenRun(run)).text
     again = audit.optimum(0)
     assert all(torch.equal(again[name], own[name]) for name in own)
-    assert compare_with_manifest(run).differences == []
+    assert compare_with_manifest(OpenRun(run)).differences == []
 
 
 def test_a_run_is_held_from_its_first_round_to_its_report(
@@ -395,12 +396,11 @@ def test_a_signed_manifest_tells_who_knows_the_key(
     code, said = call("attack", run)
     assert (code, "give --key FILE" in said) == (2, True)
     # Made again by somebody without the key: plain inspection passes, the one with the key does not.
-    noted = manifest.read(run)
+    noted = manifest.ManifestFile(run).contents
     assert noted is not None
     noted.seed = 77
     (run / "manifest.json").unlink()
-    manifest._written.clear()
-    manifest._write(run, noted, durable=False)
+    manifest.ManifestFile(run)._write(noted, durable=False)
     code, said = call("inspect", run, "--key", key)
     assert (code, "bears no signature" in said) == (1, True)
     code, said = call("attack", run, "--key", key)
@@ -423,15 +423,15 @@ def test_a_recording_made_elsewhere_has_a_manifest_too(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "app" / "transcript")
     for number in (1, 2, 3):
         recorder.write(number, [an_update(number)])
-    assert compare_with_manifest(tmp_path / "app").differences == []
-    assert compare_with_manifest(tmp_path / "app" / "transcript").differences == []
+    assert compare_with_manifest(OpenRun(tmp_path / "app")).differences == []
+    assert compare_with_manifest(OpenRun(tmp_path / "app" / "transcript")).differences == []
     (tmp_path / "app" / "transcript" / "round-000002.safetensors").unlink()
-    assert compare_with_manifest(tmp_path / "app").differences == ["round 2 is missing"]
+    assert compare_with_manifest(OpenRun(tmp_path / "app")).differences == ["round 2 is missing"]
 
 
 def test_a_bare_folder_of_rounds_says_that_nothing_vouches_for_it(tmp_path: Path) -> None:
     Recorder(tmp_path).write(1, [an_update(1)])
-    verdict = compare_with_manifest(tmp_path)
+    verdict = compare_with_manifest(OpenRun(tmp_path))
     assert verdict.differences == []
     assert "no manifest.json is there" in verdict.text
 
@@ -461,7 +461,7 @@ def test_the_chain_follows_from_all_rounds_in_their_order(tmp_path: Path) -> Non
 def test_a_broken_manifest_is_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(RunError, match=r"manifest\.json: was altered") as caught:
-        manifest.read(tmp_path)
+        manifest.ManifestFile(tmp_path).contents
     assert "\n" not in str(caught.value)
 
 
@@ -479,5 +479,5 @@ def test_what_a_round_costs_does_not_grow_with_what_it_does_not_change(tmp_path:
 def test_an_edited_seed_is_not_scored_against_other_data(run: Path, call: Callable[..., tuple[int, str]]) -> None:
     edited("experiment.toml", "seed = 3", "seed = 4")(run)
     with pytest.raises(ConfigError, match=r"federation\.seed: the run was made with 3"):
-        RunFolder(run).read_experiment()
+        OpenRun(run).read_experiment()
     assert call("attack", run)[0] == 2

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.finding_files import load_finding
 from fedsim.audit.threat_model import check_private_facts
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.build import Experiment
 from fedsim.federation.candidates import draw_candidates
 from fedsim.federation.config import AttackFile, Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Membership
 from fedsim.interfaces.knowledge import HELD_OUT, OTHER_CLIENTS
 from fedsim.recording.transcript import Transcript
@@ -46,7 +47,7 @@ def spec(
     )
 
 
-def test_candidates_are_attacked_judged_and_reported(folder: RunFolder) -> None:
+def test_candidates_are_attacked_judged_and_reported(folder: OpenRun) -> None:
     audit = open_audit(folder.path, spec(HELD_OUT))
     assert audit.run() == []
     rows = audit.score()
@@ -59,12 +60,12 @@ def test_candidates_are_attacked_judged_and_reported(folder: RunFolder) -> None:
     assert isinstance(finding, Membership)
     assert len(finding.scores) == 60
     assert "candidates" in about["granted"]
-    page = write_report(folder.path, audit).read_text()
+    page = write_report(audit.folder, audit).read_text()
     for words in ("Members among candidates", "false-positive rate", "membership AUC", "half of the candidate records"):
         assert words in page
 
 
-def test_the_truth_is_that_of_the_candidates_that_were_granted(folder: RunFolder) -> None:
+def test_the_truth_is_that_of_the_candidates_that_were_granted(folder: OpenRun) -> None:
     experiment = folder.read_experiment()
     assert experiment is not None
     data = Experiment(experiment).data
@@ -82,7 +83,7 @@ def test_the_truth_is_that_of_the_candidates_that_were_granted(folder: RunFolder
         assert rows[1] == pytest.approx(float(((pairs > 0) + 0.5 * (pairs == 0)).mean(dtype=torch.float64)))
 
 
-def test_a_finding_about_more_candidates_is_made_anew(folder: RunFolder) -> None:
+def test_a_finding_about_more_candidates_is_made_anew(folder: OpenRun) -> None:
     for count in (20, 30):
         audit = open_audit(folder.path, spec(HELD_OUT, count, ("membership-loss",)))
         assert audit.run() == []
@@ -91,20 +92,20 @@ def test_a_finding_about_more_candidates_is_made_anew(folder: RunFolder) -> None
         assert [len(finding.tensors["scores"]) for finding in held_out] == 4 * [count]
 
 
-def test_where_others_are_from_is_one_of_two(folder: RunFolder) -> None:
+def test_where_others_are_from_is_one_of_two(folder: OpenRun) -> None:
     with pytest.raises(ConfigError, match=r"expected where half of them come from, held-out or other-clients, got 'x'"):
         open_audit(folder.path, spec("x")).run()
 
 
 def test_of_a_recording_made_elsewhere_nobody_knows_others() -> None:
     with pytest.raises(ConfigError, match="which records the victim of a recording made elsewhere does not hold"):
-        check_private_facts(spec(HELD_OUT).adversary, None, True)
+        check_private_facts(spec(HELD_OUT).adversary, ForeignRecording({"0": Path("truth.safetensors")}))
 
 
 LEARNT = ("membership-white-box",)
 
 
-def test_what_is_known_to_be_a_member_is_learnt_from_and_not_scored(folder: RunFolder) -> None:
+def test_what_is_known_to_be_a_member_is_learnt_from_and_not_scored(folder: OpenRun) -> None:
     audit = open_audit(folder.path, spec(HELD_OUT, 1000, LEARNT, known_candidates=40))
     assert audit.run() == []
     rows = audit.score()
@@ -113,11 +114,11 @@ def test_what_is_known_to_be_a_member_is_learnt_from_and_not_scored(folder: RunF
     found = [load_finding(path) for path in (folder.findings / LEARNT[0]).glob("*.safetensors")]
     assert [len(finding.tensors["scores"]) for finding, _ in found] == 4 * [40]  # each client holds 40 records
     assert "known_candidates" in found[0][1]["granted"]
-    page = write_report(folder.path, audit).read_text()
+    page = write_report(audit.folder, audit).read_text()
     assert "some of its training records, known to be such" in page
 
 
-def test_without_known_records_it_is_refused_before_work(folder: RunFolder) -> None:
+def test_without_known_records_it_is_refused_before_work(folder: OpenRun) -> None:
     with pytest.raises(KnowledgeError, match="membership-white-box needs known_candidates, which the threat model"):
         open_audit(folder.path, spec(HELD_OUT, 20, LEARNT)).run()
 
@@ -132,10 +133,13 @@ def test_without_known_records_it_is_refused_before_work(folder: RunFolder) -> N
 )
 def test_known_records_that_cannot_be_drawn_are_refused(others: Any, known: int, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        check_private_facts(spec(others, 20, LEARNT, known_candidates=known).adversary, None, True)
+        check_private_facts(
+            spec(others, 20, LEARNT, known_candidates=known).adversary,
+            ForeignRecording({"0": Path("truth.safetensors")}),
+        )
 
 
-def test_a_client_that_holds_too_little_is_refused_and_other_attacks_go_on(folder: RunFolder) -> None:
+def test_a_client_that_holds_too_little_is_refused_and_other_attacks_go_on(folder: OpenRun) -> None:
     audit = open_audit(folder.path, spec(HELD_OUT, 20, (*LEARNT, "membership-loss"), [0], known_candidates=80))
     [told] = audit.run()
     assert "client 0 has 40 records with others of 'held-out' beside, so that 80 known ones leave no candidate" in told
@@ -143,7 +147,7 @@ def test_a_client_that_holds_too_little_is_refused_and_other_attacks_go_on(folde
 
 
 def test_a_client_that_is_alone_cannot_be_compared_and_other_attacks_go_on(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     alone = {"clients": 1, "rounds": 1, "evaluate_every": 100}
     run = serial_run(tiny_config(**RUN | {"federation": alone}), tmp_path / "run")
@@ -155,7 +159,7 @@ def test_a_client_that_is_alone_cannot_be_compared_and_other_attacks_go_on(
 
 
 def test_a_client_that_was_silent_in_all_rounds_is_refused_before_work(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     some = {"clients": 4, "rounds": 1, "evaluate_every": 100}
     run = serial_run(

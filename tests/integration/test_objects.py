@@ -22,7 +22,8 @@ import fedsim
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from fedsim import Run
 from fedsim.base.errors import AttackError, ConfigError, FedsimError, PluginError, RunError
-from fedsim.interfaces.defense import check_defense
+from fedsim.interfaces.defense_checks import check_defense
+from fedsim.interfaces.local_context import LocalContext
 
 PAPER = fedsim.Paper(title="Test", authors="Nobody", venue="Nowhere", year=2026)
 TABLES: dict[str, Any] = {
@@ -48,7 +49,7 @@ PAPER = fedsim.Paper(title="Test", authors="Nobody", venue="Nowhere", year=2026)
 class Shade(fedsim.Attack):
     paper: ClassVar[fedsim.Paper] = PAPER
 
-    def _run(self, transcript, knowledge, victim, rng, progress):
+    def _run(self, target, progress):
         return fedsim.Reconstruction(data=torch.full((1, 1, 8, 8), VALUE), labels=torch.zeros(1, dtype=torch.int64))
 
 
@@ -60,7 +61,7 @@ def net() -> torch.nn.Module:
 class Shift(fedsim.Defense):
     paper: ClassVar[fedsim.Paper] = PAPER
 
-    def on_update(self, update, *, rng):
+    def on_update(self, update, context):
         return {name: torch.full_like(tensor, VALUE) for name, tensor in update.items()}
 """
 
@@ -72,7 +73,7 @@ class Clip(fedsim.Defense):
     to: float | None = 1e-6
     paper: ClassVar[fedsim.Paper] = PAPER
 
-    def on_update(self, update: Any, *, rng: Any) -> Any:
+    def on_update(self, update: Any, context: LocalContext) -> Any:
         return update if self.to is None else {name: t.clamp(-self.to, self.to) for name, t in update.items()}
 
 
@@ -81,7 +82,7 @@ def factory_defense(value: float) -> fedsim.Defense:
     class Constant(fedsim.Defense):
         paper: ClassVar[fedsim.Paper] = PAPER
 
-        def on_update(self, update: Any, *, rng: Any) -> Any:
+        def on_update(self, update: Any, context: LocalContext) -> Any:
             return {name: torch.full_like(tensor, value) for name, tensor in update.items()}
 
     return Constant()
@@ -92,7 +93,7 @@ def factory_attack(value: float) -> fedsim.Attack:
     class Constant(fedsim.Attack):
         paper: ClassVar[fedsim.Paper] = PAPER
 
-        def _run(self, transcript: Any, knowledge: Any, victim: int, rng: Any, progress: Any) -> Any:
+        def _run(self, target: Any, progress: Any) -> Any:
             if value < 0:
                 raise ValueError("below black")
             return grey(value)
@@ -278,7 +279,7 @@ class Undecorated(Clip):
 class Base(fedsim.Attack):
     paper: ClassVar[fedsim.Paper] = PAPER
 
-    def _run(self, transcript: Any, knowledge: Any, victim: int, rng: Any, progress: Any) -> Any:
+    def _run(self, target: Any, progress: Any) -> Any:
         return grey(0.5)
 
 
@@ -298,7 +299,7 @@ def test_a_class_that_is_no_frozen_dataclass_is_refused(tmp_path: Path, plain: R
 
 def test_a_hook_on_an_instance_is_refused() -> None:
     defense = Clip()
-    object.__setattr__(defense, "on_gradient", lambda gradient, *, rng: gradient)
+    object.__setattr__(defense, "on_gradient", lambda gradient, context: gradient)
     with pytest.raises(PluginError, match="'on_gradient' is set on an instance, where it is never called"):
         check_defense(defense)
 
@@ -369,7 +370,7 @@ class Odd(fedsim.Attack):
     derived: bool = False
     paper: ClassVar[fedsim.Paper] = PAPER
 
-    def _run(self, transcript: Any, knowledge: Any, victim: int, rng: Any, progress: Any) -> Any:
+    def _run(self, target: Any, progress: Any) -> Any:
         kind = Derived if self.derived else fedsim.Reconstruction
         return kind(data=torch.zeros(1, 1, 8, 8), labels=torch.zeros(1, dtype=torch.int64))
 

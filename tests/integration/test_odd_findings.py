@@ -19,7 +19,7 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.finding_files import load_claim, save_finding, tensors_to_save
 from fedsim.base.errors import TranscriptError
 from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
 from fedsim.report.run_contents import read_attack_traits, read_findings
 
@@ -75,7 +75,7 @@ def files(draw: st.DrawFn) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def audit(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFactory
+    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Audit]:
     config = tiny_config(
         partition={"samples_per_client": 2},
@@ -87,7 +87,7 @@ def audit(
     folder = serial_run(config, tmp_path_factory.mktemp("odd") / "run")
     sound = folder.findings / "sound" / "f.safetensors"
     save_finding(SOUND["source"], sound, ABOUT | {"attack": "sound"})
-    folder.note(sound)
+    folder.manifest.note(sound)
     logging.disable(logging.CRITICAL)  # each is told in `failures`, too
     yield open_audit(folder.path, None)
     logging.disable(logging.NOTSET)
@@ -96,7 +96,7 @@ def audit(
 def assert_the_others_are_judged_and_drawn(audit: Audit) -> list[str]:
     """With the odd one named by the manifest, as whoever wrote it into the folder could have it named."""
     failures: list[str] = []
-    audit.folder.note(audit.folder.findings / "odd" / "f.safetensors")
+    audit.folder.manifest.note(audit.folder.findings / "odd" / "f.safetensors")
     rows = audit.score(failures)
     found = read_findings(audit.folder, audit, [], failures)
     assert [row["metric"] for row in rows if row["attack"] == "sound"] == ["source_accuracy"]

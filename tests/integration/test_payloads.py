@@ -23,6 +23,7 @@ from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Dense, Form, Payload, Quantised, Sparse, State
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.transcript import Transcript
@@ -37,7 +38,7 @@ class AsDelta(Defense):
 
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
+    def on_update(self, update: State, context: LocalContext) -> Payload:
         return Payload.from_dense(update)
 
 
@@ -47,7 +48,7 @@ class LargestTenth(Defense):
 
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
+    def on_update(self, update: State, context: LocalContext) -> Payload:
         return Payload.from_sparse({name: kept(tensor) for name, tensor in update.items()})
 
 
@@ -57,9 +58,9 @@ class EightBits(Defense):
 
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
+    def on_update(self, update: State, context: LocalContext) -> Payload:
         scales = {name: tensor.abs().max().clamp_min(1e-30) / 127 for name, tensor in update.items()}
-        noisy = {n: t / scales[n] + torch.rand(t.shape, generator=rng) for n, t in update.items()}
+        noisy = {n: t / scales[n] + torch.rand(t.shape, generator=context.rng) for n, t in update.items()}
         return Payload.from_integers({n: t.floor().clamp(-127, 127).to(torch.int8) for n, t in noisy.items()}, scales)
 
 
@@ -69,8 +70,8 @@ class BothForms(Defense):
 
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
-        sparse, quantised = LargestTenth().on_update(update, rng=rng), EightBits().on_update(update, rng=rng)
+    def on_update(self, update: State, context: LocalContext) -> Payload:
+        sparse, quantised = LargestTenth().on_update(update, context), EightBits().on_update(update, context)
         odd = list(update)[1::2]
         return sparse | Payload({name: quantised.tensors[name] for name in odd})
 
@@ -154,7 +155,7 @@ def encoded(client: int, before: State) -> Payload:
         return Payload.from_dense(delta)
     if client % 3 == 1:
         return Payload.from_sparse({name: kept(tensor) for name, tensor in delta.items()})
-    return EightBits().on_update(delta, rng=rng)
+    return EightBits().on_update(delta, LocalContext(rng=rng))
 
 
 def aggregate(strategy: Strategy, app: ClientApp) -> dict[str, bytes]:
@@ -247,7 +248,7 @@ class Returns(Defense):
     def __init__(self, made: Callable[[State], Any]) -> None:
         self.__dict__["made"] = made
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State | Payload:
+    def on_update(self, update: State, context: LocalContext) -> State | Payload:
         return self.__dict__["made"](update)  # type: ignore[no-any-return]
 
 
@@ -270,21 +271,21 @@ class Returns(Defense):
 def test_a_payload_that_is_not_one_of_the_update_is_not_sent(made: Callable[[State], Any], expected: str) -> None:
     after = Payload.from_dense({name: tensor + 1 for name, tensor in START.items()}, "weights")
     with pytest.raises(RunError) as caught:
-        defend_payload(Returns(made), START, after, generator(0))
+        defend_payload(Returns(made), START, after, LocalContext(rng=generator(0)))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_the_next_defense_is_handed_what_the_payload_stands_for() -> None:
     after = Payload.from_dense({name: tensor + 1 for name, tensor in START.items()}, "weights")
-    sparse = defend_payload(LargestTenth(), START, after, generator(0))
+    sparse = defend_payload(LargestTenth(), START, after, LocalContext(rng=generator(0)))
     seen: list[State] = []
 
     def look(update: State) -> State:
         seen.append(update)
         return {**update, "b": update["b"] * 2}
 
-    sent = defend_payload(Returns(look), START, sparse, generator(0))
+    sent = defend_payload(Returns(look), START, sparse, LocalContext(rng=generator(0)))
     for name, tensor in sparse.values("delta", START).items():
         assert torch.equal(seen[0][name], tensor)
     assert sent.tensors["w"] is sparse.tensors["w"]  # what it left as it was is sent as it was

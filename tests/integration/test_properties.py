@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
+from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.properties import PropertyEvaluator
 from fedsim.audit.finding_files import load_finding
 from fedsim.audit.threat_model import grant_knowledge
@@ -19,25 +21,25 @@ from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.base.randomness import numpy_generator
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import PropertyPresence
 from fedsim.report.page import write_report
 
 CLIENTS, COUNT = 4, 30  # the tiny experiment has four clients
 SHARES = (0.5, 0.0, 0.5, 0.0)
 ATTACK = {"name": "property-inference", "simulated": 20, "trees": 50}
-Made = Callable[..., RunFolder]
+Made = Callable[..., OpenRun]
 
 
 @pytest.fixture(scope="module")
 def made(
     tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
+    serial_run: Callable[..., OpenRun],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Made:
     """A run on a table of height, two colours and a target; half of the clients hold red rows."""
 
-    def run(grouped: bool = False, shares: tuple[float, ...] = SHARES, **tables: Any) -> RunFolder:
+    def run(grouped: bool = False, shares: tuple[float, ...] = SHARES, **tables: Any) -> OpenRun:
         home = tmp_path_factory.mktemp("properties")
         rng, rows = numpy_generator("rows"), []
         for place in range(600):
@@ -63,7 +65,7 @@ def made(
 
 
 @pytest.fixture(scope="module")
-def folder(made: Made) -> RunFolder:
+def folder(made: Made) -> OpenRun:
     return made()
 
 
@@ -76,7 +78,7 @@ def scores(audit: Any) -> dict[tuple[int, str], dict[str, Any]]:
     return {(row["victim"], row["metric"]): row for row in audit.score()}
 
 
-def test_properties_are_attacked_judged_and_reported(folder: RunFolder) -> None:
+def test_properties_are_attacked_judged_and_reported(folder: OpenRun) -> None:
     audit = open_audit(folder.path, spec())
     assert audit.run() == []
     rows = scores(audit)
@@ -91,7 +93,7 @@ def test_properties_are_attacked_judged_and_reported(folder: RunFolder) -> None:
     mine = finding.clients == 2
     assert rows[2, "property_accuracy"]["value"] == pytest.approx(float(right[mine].double().mean()))
     assert about["knowledge"]["property_records"] == "colour=red"
-    page = write_report(folder.path, audit).read_text()
+    page = write_report(audit.folder, audit).read_text()
     for words in ("property of messages, AUC", "Messages with the property, known", "For a property, the AUC"):
         assert words in page
 
@@ -129,7 +131,7 @@ def test_where_all_clients_are_of_one_kind_there_is_no_area(made: Made, shares: 
     row = scores(audit)[0, "property_auc"]
     assert f"each of the {CLIENTS} messages has the property in {told}, so that nothing can be told" in row["missing"]
     assert scores(audit)[0, "property_accuracy"]["floor"] == 1
-    assert "nothing can be told apart" in write_report(audit.folder.path, audit).read_text()
+    assert "nothing can be told apart" in write_report(audit.folder, audit).read_text()
 
 
 def test_the_floor_of_the_accuracy_is_of_those_who_are_attacked(made: Made) -> None:
@@ -174,7 +176,7 @@ def test_a_sum_over_clients_is_not_read(made: Made) -> None:
         audit.run()
 
 
-def test_a_property_has_to_be_named_and_known(folder: RunFolder) -> None:
+def test_a_property_has_to_be_named_and_known(folder: OpenRun) -> None:
     for name, told in (
         (True, "name the property, column=category, as sex=Female, or group=name; got True"),
         ("colour", "expected column=category, as sex=Female, or group=name, got colour"),
@@ -186,9 +188,9 @@ def test_a_property_has_to_be_named_and_known(folder: RunFolder) -> None:
 
 def test_of_a_recording_made_elsewhere_nobody_knows_who_has_a_property() -> None:
     with pytest.raises(ConfigError, match="property_records: it is not known which records the clients"):
-        grant_knowledge(spec().adversary, None, Path())
+        grant_knowledge(spec().adversary, ForeignRecording({}), Path())
 
 
 def test_images_of_nobody_have_no_property(tiny_config: Callable[..., Config]) -> None:
     with pytest.raises(ConfigError, match="'digits' has neither columns of categories nor groups"):
-        grant_knowledge(spec().adversary, Experiment(tiny_config()), Path())
+        grant_knowledge(spec().adversary, OwnRun({}, Experiment(tiny_config())), Path())

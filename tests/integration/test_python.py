@@ -33,6 +33,7 @@ from fedsim.api.in_memory import _infer_classes
 from fedsim.api.logs import listen
 from fedsim.api.runs import Report
 from fedsim.audit.audit import open_audit
+from fedsim.base import progress
 from fedsim.base.errors import (
     AttackCrash,
     AttackError,
@@ -63,11 +64,11 @@ class Grey(fedsim.Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"input_shape"})
     paper: ClassVar[fedsim.Paper] = fedsim.Paper(title="Grey", authors="Nobody", venue="Nowhere", year=2026)
 
-    def _run(self, transcript: Any, knowledge: Any, victim: int, rng: Any, progress: Any) -> Any:
+    def _run(self, target: Any, progress: Any) -> Any:
         if self.value < 0:
             raise AttackError("grey: below black")
-        update = transcript.update(transcript.rounds[0], victim)
-        data = torch.full((update.num_examples, *knowledge.input_shape), self.value)
+        update = target.read_update()
+        data = torch.full((update.num_examples, *target.knowledge.input_shape), self.value)
         return fedsim.Reconstruction(data=data, labels=torch.zeros(update.num_examples, dtype=torch.int64))
 
 
@@ -527,13 +528,14 @@ def test_an_update_of_a_regression_has_no_classes() -> None:
 @pytest.fixture
 def host() -> Callable[[], dict[str, Any]]:
     """What belongs to the host program, as it is when this is called."""
-    fedsim_logger, progress = logging.getLogger("fedsim"), logging.getLogger("fedsim.base.progress")
+    fedsim_logger = logging.getLogger("fedsim")
 
     def seen() -> dict[str, Any]:
         return {
             "environment": dict(os.environ),
-            "handlers": [list(logger.handlers) for logger in (logging.getLogger(), fedsim_logger, progress)],
-            "levels": [(logger.level, logger.propagate) for logger in (logging.getLogger(), fedsim_logger, progress)],
+            "handlers": [list(logger.handlers) for logger in (logging.getLogger(), fedsim_logger)],
+            "levels": [(logger.level, logger.propagate) for logger in (logging.getLogger(), fedsim_logger)],
+            "listeners": list(progress._listeners),
             "dtype": torch.get_default_dtype(),
             "grad": torch.is_grad_enabled(),
             "threads of torch": torch.get_num_threads(),

@@ -23,12 +23,12 @@ import fedsim.federation.engines.ray
 from fedsim.base.errors import RunError
 from fedsim.federation.build import resolve
 from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.recording.transcript import Transcript
 
 pytestmark = pytest.mark.ray
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 
 PLUGINS = '''
@@ -47,7 +47,7 @@ class DiesOnce(Defense):
     """The first client that comes here takes its process with it."""
     note: str
     paper = PAPER
-    def on_update(self, update, *, rng):
+    def on_update(self, update, context):
         try:
             Path(self.note).touch(exist_ok=False)
         except FileExistsError:
@@ -67,7 +67,7 @@ class Marked:
 class DiesOfTheMark(Defense):
     """Whoever holds it takes its process with it, each time."""
     paper = PAPER
-    def on_batch(self, inputs, labels, *, rng):
+    def on_batch(self, inputs, labels, context):
         if (labels == 10).any():
             os._exit(1)
         return inputs, labels
@@ -77,7 +77,7 @@ class DiesOfTheMark(Defense):
 class HangsAtTheMark(Defense):
     """Whoever holds it never answers."""
     paper = PAPER
-    def on_batch(self, inputs, labels, *, rng):
+    def on_batch(self, inputs, labels, context):
         if (labels == 10).any():
             time.sleep(10_000)
         return inputs, labels
@@ -375,13 +375,13 @@ def test_kill_9_leaves_nothing_running_and_the_run_goes_on(
 ) -> None:
     config = tiny_config(federation={"engine": "ray", "actors": 1, "rounds": 400})
     whole = Transcript(serial_run(tiny_config(federation={"rounds": 6}), tmp_path / "whole").path)
-    folder = RunFolder(tmp_path / "run")
+    folder = OpenRun(tmp_path / "run")
     code = f"""
 from pathlib import Path
 from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.simulation import run_federation
-run_federation(Config.model_validate_json({config.model_dump_json()!r}), RunFolder(Path({str(folder.path)!r})))
+run_federation(Config.model_validate_json({config.model_dump_json()!r}), OpenRun(Path({str(folder.path)!r})))
 """
     driver = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.DEVNULL)
     try:

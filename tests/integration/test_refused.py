@@ -19,7 +19,8 @@ from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.cli.main import main
 from fedsim.federation.config import AttackFile, Config, validate_tables
 from fedsim.federation.integrity import compare_with_manifest
-from fedsim.federation.run_folder import RunFolder, read_refusals
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_refusals
 from fedsim.report.page import write_report
 from fedsim.sweeps.file import parse_sweep
 from fedsim.sweeps.plan import plan_sweep
@@ -61,13 +62,13 @@ def written(folder: Path, **tables: Any) -> Path:
 @pytest.fixture(scope="module")
 def run(
     tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
+    serial_run: Callable[..., OpenRun],
     tmp_path_factory: pytest.TempPathFactory,
-) -> RunFolder:
+) -> OpenRun:
     return serial_run(tiny_config(**TABLES | {"adversary": {"when": "never"}}), tmp_path_factory.mktemp("run") / "run")
 
 
-def audit(run: RunFolder, *attacks: dict[str, Any], **knowledge: Any) -> Audit:
+def audit(run: OpenRun, *attacks: dict[str, Any], **knowledge: Any) -> Audit:
     adversary = {"victims": [0], "workers": 1, "knowledge": knowledge}
     return open_audit(run.path, validate_tables(AttackFile, {"adversary": adversary, "attack": attacks}, "a file"))
 
@@ -111,7 +112,7 @@ def test_a_file_of_which_nothing_can_be_made_starts_nothing(tmp_path: Path, capf
     ],
 )
 def test_a_mistake_in_the_file_still_stops_all_of_it(
-    run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str], attack: dict[str, Any], told: str
+    run: OpenRun, tmp_path: Path, capfd: pytest.CaptureFixture[str], attack: dict[str, Any], told: str
 ) -> None:
     before = sorted(run.path.rglob("*"))
     code, _, [sentence] = ended(capfd, "attack", run.path, written(tmp_path, attack=[SME, attack]))
@@ -121,7 +122,7 @@ def test_a_mistake_in_the_file_still_stops_all_of_it(
 
 
 def test_an_attack_file_reports_what_it_cannot_make_as_a_failure(
-    run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    run: OpenRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = written(tmp_path, adversary={"victims": [0], "workers": 1}, attack=[TEXTS, SME])
     code, said, told = ended(capfd, "attack", run.path, file)
@@ -130,20 +131,20 @@ def test_an_attack_file_reports_what_it_cannot_make_as_a_failure(
     assert f"Not made: {WORDS}." in run.report.read_text().replace("&#39;", "'")
 
 
-def not_made(run: RunFolder) -> list[str]:
+def not_made(run: OpenRun) -> list[str]:
     """What a report that is written later says was not made, by the title that each sentence begins with."""
-    pipeline.report(run.path)
+    pipeline.report(OpenRun(run.path))
     return re.findall(r"Not made: (\S+) ", run.report.read_text())
 
 
-def test_a_later_report_and_a_later_attack_know_what_was_refused(run: RunFolder, tmp_path: Path) -> None:
-    own = RunFolder(tmp_path / "run")
+def test_a_later_report_and_a_later_attack_know_what_was_refused(run: OpenRun, tmp_path: Path) -> None:
+    own = OpenRun(tmp_path / "run")
     shutil.copytree(run.path, own.path, ignore=shutil.ignore_patterns("findings", "*.csv", "manifest.json"))
 
     def attack(*attacks: dict[str, Any], **knowledge: Any) -> list[str]:
         adversary = {"victims": [0], "workers": 1, "knowledge": knowledge}
         spec = validate_tables(AttackFile, {"adversary": adversary, "attack": attacks}, "a file")
-        return pipeline.attack(own.path, Adversary(spec=spec)).failures
+        return pipeline.attack(OpenRun(own.path), Adversary(spec=spec)).failures
 
     membership = {"name": "membership-loss"}
     assert len(attack(TEXTS, membership, SME)) == 2
@@ -153,12 +154,12 @@ def test_a_later_report_and_a_later_attack_know_what_was_refused(run: RunFolder,
     assert attack(membership, candidates="held-out") == []
     assert not_made(own) == ["tgias-ro-text"]
     assert read_refusals(own) == {"tgias-ro-text": WORDS}
-    assert compare_with_manifest(own.path).differences == []
+    assert compare_with_manifest(OpenRun(own.path)).differences == []
     own.experiment.unlink()  # as of a recording made elsewhere
     assert not_made(own) == ["tgias-ro-text"]
 
 
-def test_what_builds_on_a_refused_attack_is_refused_with_it(run: RunFolder) -> None:
+def test_what_builds_on_a_refused_attack_is_refused_with_it(run: OpenRun) -> None:
     source = {"name": "lmra-dummy-data"}
     chain = [{"name": "sia", "source": "lmra-dummy-data"}, source, {"name": "shared-model"}]
     withheld = audit(run, *chain, records=True, input_shape=False)
@@ -173,15 +174,15 @@ def test_what_builds_on_a_refused_attack_is_refused_with_it(run: RunFolder) -> N
         audit(run, *chain[:2], records=True, input_shape=False).check()
 
 
-def test_nothing_is_said_of_an_attack_that_another_file_made(run: RunFolder) -> None:
+def test_nothing_is_said_of_an_attack_that_another_file_made(run: OpenRun) -> None:
     assert audit(run, {"name": "membership-loss"}, candidates="held-out").run() == []
     withheld = audit(run, {"name": "membership-loss"}, SME)
     [failure] = withheld.run()
     assert failure.startswith("membership-loss needs candidates, which")
-    assert "Not made: membership-loss" not in write_report(run.path, withheld).read_text()
+    assert "Not made: membership-loss" not in write_report(withheld.folder, withheld).read_text()
 
 
-def test_in_python_an_attack_that_cannot_be_made_raises_and_its_source_is_not_made(run: RunFolder) -> None:
+def test_in_python_an_attack_that_cannot_be_made_raises_and_its_source_is_not_made(run: OpenRun) -> None:
     opened = fedsim.open(run.path)
     before = len(opened.findings)
     with pytest.raises(KnowledgeError, match="sia needs records, which the threat model withholds"):

@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-import fedsim.federation.run_folder
+import fedsim.federation.open_run
 import fedsim.recording.recorder
 import fedsim.recording.sealed
 import strategies.app
@@ -31,12 +31,13 @@ from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.config import Config
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.integrity import compare_with_manifest
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_rows
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -50,15 +51,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def measured(folder: RunFolder) -> list[dict[str, str]]:
+def measured(folder: OpenRun) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
 
 
-def recorded(folder: RunFolder) -> dict[str, str]:
+def recorded(folder: OpenRun) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
-def assert_same(one: RunFolder, other: RunFolder) -> None:
+def assert_same(one: OpenRun, other: OpenRun) -> None:
     assert recorded(one) == recorded(other)
     assert measured(one) == measured(other)
     assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
@@ -98,8 +99,8 @@ def killed_in_round_three(point: str, *, after_rounds: int = 2) -> Iterator[None
     owner, name, after = {
         "before recording": (fedsim.recording.recorder.Recorder, "write", False),
         "while recording": (fedsim.recording.recorder._RoundFile, "finish", True),
-        "before metrics": (RunFolder, "write_table", False),
-        "while metrics are written": (fedsim.federation.run_folder, "write_text", False),
+        "before metrics": (OpenRun, "write_table", False),
+        "while metrics are written": (fedsim.federation.open_run, "write_text", False),
         "before the checkpoint": (Checkpoint, "save", False),
         "while the checkpoint is written": (fedsim.recording.sealed, "save_file", False),
         "after the checkpoint": (Checkpoint, "save", True),
@@ -142,7 +143,7 @@ def test_a_run_that_is_interrupted_twice_at_the_same_point_goes_on(
         with killed_in_round_three(point, after_rounds=0 if resume else 2):
             serial_run(config, tmp_path / "run", resume=resume)
     assert_same(serial_run(config, tmp_path / "run", resume=True), whole)
-    assert compare_with_manifest(tmp_path / "run").differences == []
+    assert compare_with_manifest(OpenRun(tmp_path / "run")).differences == []
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_the_last_round_is_evaluated_however_seldom_the_others_are(
             federation={"rounds": rounds, "evaluate_every": every}, partition={"test_fraction": 0.25, "name": "iid"}
         )
 
-    def evaluated(folder: RunFolder) -> list[tuple[str, str]]:
+    def evaluated(folder: OpenRun) -> list[tuple[str, str]]:
         return [(row["round"], row["client"]) for row in measured(folder) if row["accuracy"]]
 
     def everyone(*numbers: int) -> list[tuple[str, str]]:
@@ -431,8 +432,8 @@ def test_a_deployment_resumes_too(tiny_config: Tiny, serial_run: Run, tmp_path: 
         flwr_run(3, resume=True)
     shutil.copy(tmp_path / "kept", tmp_path / "run" / "checkpoint.safetensors")
     flwr_run(3, resume=True)
-    assert_same(RunFolder(tmp_path / "run"), whole)
-    assert compare_with_manifest(tmp_path / "run").differences == []
+    assert_same(OpenRun(tmp_path / "run"), whole)
+    assert compare_with_manifest(OpenRun(tmp_path / "run")).differences == []
 
 
 # What a strategy remembers in its own way.

@@ -28,10 +28,12 @@ from fedsim.base.errors import ConfigError, FedsimError, KnowledgeError
 from fedsim.cli.inspect import inspect
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, SecureAggregationTable
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_rows
 from fedsim.federation.secure_aggregation import check_defenses, check_weights
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins import registry
 from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
@@ -39,7 +41,7 @@ from fedsim.recording.wire_format import State
 from fedsim.report.page import write_report
 from tests.integration.test_client_memory import assert_same, started
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 
 GROUPS: dict[str, Any] = {"groups": 3, "threshold": 2}
@@ -55,7 +57,7 @@ def flat(state: State) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+def runs(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenRun]:
     """The same federation without secure aggregation and with it."""
     folder, config = tmp_path_factory.mktemp("runs"), secure(tiny_config)
     plain = config.model_copy(update={"secure_aggregation": None})
@@ -82,7 +84,7 @@ def test_a_common_mask_is_that_of_all_clients_in_one_round_and_another_one_in_th
     assert not flat(summed.pseudo_gradient)[left_out[0].all(0)].any()
 
 
-def test_the_recording_has_the_weighted_mean_of_each_group_and_who_is_in_it(runs: dict[str, RunFolder]) -> None:
+def test_the_recording_has_the_weighted_mean_of_each_group_and_who_is_in_it(runs: dict[str, OpenRun]) -> None:
     plain, sums = (Transcript(runs[name].path) for name in ("plain", "secure"))
     for update in sums.updates():
         assert update.members
@@ -101,7 +103,7 @@ def test_the_recording_has_the_weighted_mean_of_each_group_and_who_is_in_it(runs
         assert len(members) == len(set(members))
 
 
-def test_the_model_is_that_of_the_federation_without(runs: dict[str, RunFolder]) -> None:
+def test_the_model_is_that_of_the_federation_without(runs: dict[str, OpenRun]) -> None:
     one, other = (Transcript(runs[name].path) for name in ("plain", "secure"))
     before = [flat(transcript.update(3, transcript.clients(3)[0]).before) for transcript in (one, other)]
     assert torch.allclose(*before, atol=1e-5)
@@ -215,7 +217,7 @@ def test_gradients_are_summed_too_and_the_truth_is_the_mini_batches_of_all_membe
 
 
 def test_a_resumed_run_is_the_run(
-    runs: dict[str, RunFolder], tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    runs: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     serial_run(secure(tiny_config, federation={"rounds": 1}), tmp_path / "run")
     assert_same(serial_run(secure(tiny_config), tmp_path / "run", resume=True), runs["secure"])
@@ -224,18 +226,18 @@ def test_a_resumed_run_is_the_run(
 @pytest.mark.slow
 @pytest.mark.ray
 def test_ray_gives_the_same_bytes(
-    runs: dict[str, RunFolder], tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    runs: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     config = secure(tiny_config, federation={"engine": "ray", "actors": 2})
     assert_same(serial_run(config, tmp_path / "run"), runs["secure"])
 
 
 @pytest.mark.slow
-def test_supernodes_give_the_same_bytes(runs: dict[str, RunFolder], tiny_config: Tiny, tmp_path: Path) -> None:
+def test_supernodes_give_the_same_bytes(runs: dict[str, OpenRun], tiny_config: Tiny, tmp_path: Path) -> None:
     process = started(secure(tiny_config, federation={"engine": "flower", "supernodes": 2}), tmp_path / "run")
     said = process.communicate(timeout=250)
     assert process.returncode == 0, said
-    assert_same(RunFolder(tmp_path / "run"), runs["secure"])
+    assert_same(OpenRun(tmp_path / "run"), runs["secure"])
 
 
 # Rounds that are lost.
@@ -376,7 +378,11 @@ def test_a_defense_whose_clients_leave_out_the_same_goes_with_sums(tiny_config: 
         encodes: ClassVar[bool] = True
         paper: ClassVar[Paper] = Paper(title="t", authors="a", venue="v", year=2000, url="")
 
-        def on_update(self, update: State, *, rng: torch.Generator) -> Payload:
+        @property
+        def draws_in_common(self) -> bool:
+            return self.common
+
+        def on_update(self, update: State, context: LocalContext) -> Payload:
             return Payload.from_sparse(update)
 
     check_defenses([Common()])
@@ -399,7 +405,7 @@ def test_layers_that_are_frozen_are_zero_in_the_sum(tiny_config: Tiny, serial_ru
 
 
 def attacked(config: Config, path: Path) -> pipeline.AuditResult:
-    return pipeline.run(config, RunFolder(path))
+    return pipeline.run(config, OpenRun(path))
 
 
 def test_a_group_is_attacked_as_one_client_that_holds_all(tiny_config: Tiny, tmp_path: Path) -> None:
@@ -507,7 +513,7 @@ def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: T
 def test_the_sums_of_somebody_elses_app_are_not_taken_for_clients(tiny_config: Tiny, tmp_path: Path) -> None:
     """A recording without an experiment says in its headers what it has seen."""
     config = secure(tiny_config, federation={"rounds": 1, "straggler_probability": 0.0})
-    folder = pipeline.run(config, RunFolder(tmp_path / "run")).folder
+    folder = pipeline.run(config, OpenRun(tmp_path / "run")).folder
     for name in ("experiment.toml", "manifest.json"):
         (folder.path / name).unlink()
     run = fedsim.open(folder.path)
@@ -517,14 +523,14 @@ def test_the_sums_of_somebody_elses_app_are_not_taken_for_clients(tiny_config: T
 
 def test_run_attack_finds_the_group_of_a_client(tiny_config: Tiny, tmp_path: Path) -> None:
     config = secure(tiny_config, partition={"samples_per_client": 2}, federation={"straggler_probability": 0.0})
-    folder = pipeline.run(config, RunFolder(tmp_path / "run")).folder
+    folder = pipeline.run(config, OpenRun(tmp_path / "run")).folder
     victim = Transcript(folder.path).header(1).replies[0].members[-1]
     run = fedsim.open(folder.path)
     finding = run.attack("inverting-gradients", victim=victim, iterations=2)
     assert len(finding.data) >= 6  # type: ignore[attr-defined]
 
 
-def test_geometry_of_sums_is_refused(runs: dict[str, RunFolder]) -> None:
+def test_geometry_of_sums_is_refused(runs: dict[str, OpenRun]) -> None:
     from fedsim.report.geometry import geometries_of_updates
 
     folder = runs["secure"]
@@ -538,7 +544,7 @@ def test_geometry_of_sums_is_refused(runs: dict[str, RunFolder]) -> None:
 
 
 def test_inspect_and_the_report_tell_sums_from_updates_of_clients(
-    runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]
+    runs: dict[str, OpenRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, updates in (("plain", "updates"), ("secure", "sums over groups")):
         inspect(runs[name].path)
@@ -546,7 +552,7 @@ def test_inspect_and_the_report_tell_sums_from_updates_of_clients(
         assert re.search(rf"clients +8, 0 to 7 *\n *{updates} ", shown)
         assert ("bytes sent" in shown) == (name == "plain")
         assert ("8 bytes for each number, masked" in " ".join(shown.split())) == (name == "secure")
-        html = write_report(runs[name].path).read_text("utf-8")
+        html = write_report(OpenRun(runs[name].path)).read_text("utf-8")
         assert ("Clients sent" in html) == (name == "plain")
         assert ("8 bytes for each number, masked" in html) == (name == "secure")
         assert ("<td>6, in 2 sums</td>" in html) == (name == "secure")

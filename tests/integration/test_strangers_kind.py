@@ -70,7 +70,7 @@ class Dim(Attack):
     level: float = 0.25
     paper = Paper(title="None", authors="Nobody", venue="nowhere", year=2026)
 
-    def _run(self, transcript, knowledge, victim, rng, progress):
+    def _run(self, target, progress):
         return Brightness(level=self.level, trace={"objective": torch.tensor([2.0, 1.0])})
 '''
 ENTRIES = """

@@ -22,11 +22,11 @@ from fedsim.base.errors import RunError, TrustError
 from fedsim.cli.main import main
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.report.run_contents import read_audit
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 Call = Callable[..., subprocess.CompletedProcess[str]]
 EVIL = "from pathlib import Path\nPath(__file__).with_name('marker').touch()\n"
@@ -66,7 +66,7 @@ def run(honest: Path, tmp_path: Path) -> Path:
 
 def naming(run: Path, table: str) -> None:
     """Let the experiment of `run` name the stranger's code; whoever mails it makes the manifest fit."""
-    config = RunFolder(run).read_experiment()
+    config = OpenRun(run).read_experiment()
     assert config is not None
     tables = config.model_dump(mode="json", exclude_none=True)
     named: Any = {"name": NAME}
@@ -120,7 +120,7 @@ def finding_of_theirs(run: Path) -> None:
     claim = Reconstruction(data=torch.zeros(24, 1, 8, 8), labels=torch.zeros(24, dtype=torch.long))
     path = run / "findings" / "theirs" / "round-1-client-0-repeat-0.safetensors"
     save_finding(claim, path, about)
-    RunFolder(run).note(path)
+    OpenRun(run).manifest.note(path)
 
 
 @pytest.mark.parametrize("command", ["report run", "attack run", "attack run run/mine.toml", "inspect run"])
@@ -177,8 +177,8 @@ def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path, t
     with pytest.raises(TrustError):
         open_audit(run, spec)
     with pytest.raises(TrustError):
-        read_audit(RunFolder(run), [])
-    audit = Audit(folder=RunFolder(run), spec=spec, experiment=Experiment(spec), base_folder=run)
+        read_audit(OpenRun(run), [])
+    audit = Audit(folder=OpenRun(run), spec=spec, experiment=Experiment(spec), base_folder=run)
     assert audit.trust is False
 
 
@@ -326,7 +326,7 @@ def test_a_path_that_cannot_be_is_one_sentence(out: str, call: Call, tmp_path: P
 
 
 def test_a_path_with_a_nul_is_one_sentence(call: Call, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot be written"), RunFolder(tmp_path / "nul\0here").hold_lock():
+    with pytest.raises(RunError, match="cannot be written"), OpenRun(tmp_path / "nul\0here").hold_lock():
         pass
     (tmp_path / "x.toml").write_text('[model]\nname = "linear"\nstart = "nul\\u0000here"\n')
     result = call("run", "x.toml", "--out", "new")
@@ -383,5 +383,5 @@ def test_an_experiment_that_is_no_file_is_not_taken_for_a_recording_made_elsewhe
     assert "experiment.toml" in result.stderr
     assert json.loads((run / "manifest.json").read_text())["manifest"]["seed"] == 3
     with pytest.raises((RunError, ValueError)):
-        RunFolder(run).read_experiment()
+        OpenRun(run).read_experiment()
     assert validate_tables(Config, {}, "x") is not None

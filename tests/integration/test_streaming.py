@@ -27,13 +27,14 @@ from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import LazyArray
 from fedsim.federation.engines.cohort import CohortGrid
 from fedsim.federation.engines.serial import InProcessGrid
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_rows
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 from fedsim.training.cohort import TOLERANCE
 from strategies.app import app as server_app
 
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
 
 PLUGINS = """
@@ -58,20 +59,20 @@ def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(folder))
 
 
-def recorded(folder: RunFolder) -> dict[str, bytes]:
+def recorded(folder: OpenRun) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.transcript.iterdir())}
 
 
-def final_weights(folder: RunFolder) -> dict[str, bytes]:
+def final_weights(folder: OpenRun) -> dict[str, bytes]:
     with safe_open(folder.checkpoint, framework="np") as file:
         return {key: file.get_tensor(key).tobytes() for key in file.keys()}  # noqa: SIM118
 
 
-def measured(folder: RunFolder) -> list[dict[str, str]]:
+def measured(folder: OpenRun) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
 
 
-def failures(folder: RunFolder) -> dict[int, dict[int, str]]:
+def failures(folder: OpenRun) -> dict[int, dict[int, str]]:
     transcript = Transcript(folder.path)
     return {number: dict(transcript.header(number).failures) for number in transcript.rounds}
 
@@ -80,7 +81,7 @@ def norm(state: State) -> float:
     return sum(tensor.double().square().sum().item() for tensor in state.values()) ** 0.5
 
 
-def farthest(left: RunFolder, right: RunFolder) -> float:
+def farthest(left: OpenRun, right: OpenRun) -> float:
     """Largest distance between two recordings' updates, relative to the update."""
     one, other = Transcript(left.path), Transcript(right.path)
     assert one.rounds == other.rounds
@@ -143,7 +144,7 @@ SKEWED: dict[str, Any] = {
 }
 
 
-def both(tiny_config: Tiny, serial_run: Run, path: Path, **tables: Any) -> tuple[RunFolder, RunFolder]:
+def both(tiny_config: Tiny, serial_run: Run, path: Path, **tables: Any) -> tuple[OpenRun, OpenRun]:
     """The run vectorised, and as a loop."""
     tables = {**SKEWED, **tables}
     runs = []
@@ -230,7 +231,7 @@ def test_a_vectorised_run_has_the_same_bytes_on_any_number_of_nodes(
     groups = list(at_once)
     at_once.clear()
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 10_000 * nodes)
-    folder = RunFolder(tmp_path / "more")
+    folder = OpenRun(tmp_path / "more")
     folder.prepare(resume=False, overwrite=False)
     settings = {"experiment": config.model_dump_json(), "out": str(folder.path), "resume": False}
     server_app(

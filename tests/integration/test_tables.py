@@ -13,7 +13,8 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.base.errors import KnowledgeError
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_rows
 from fedsim.report.page import write_report
 
 ATTACKS = [
@@ -42,7 +43,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_rows_are_found_scored_beside_guesses_and_shown_with_their_entropy(
-    table: Path, tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    table: Path, tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     config = tiny_config(
         data={"name": "csv", "path": str(table), "target": "rich"},
@@ -64,14 +65,14 @@ def test_rows_are_found_scored_beside_guesses_and_shown_with_their_entropy(
         assert 0 < float(found["floor"]) <= 1
         assert float(found["ceiling"]) == 1
         assert ("inverting-gradients", victim, "columns_right") in rows
-    html = write_report(run.path, audit).read_text()
+    html = write_report(audit.folder, audit).read_text()
     assert html.count('<small title="entropy') == 2 * 2 * 3
     assert "The small number behind a value is its entropy" in html
 
 
 def test_an_attack_on_tables_says_that_images_are_none(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
     experiment = Experiment(tiny_config(attack=ATTACKS[:1]))
-    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
+    audit = Audit(folder=OpenRun(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
     message = r"^tableak is an attack on tables, and 'digits' has no columns; choose an attack on images, as sme, or a"
     with pytest.raises(KnowledgeError, match=message):
         audit.check()

@@ -18,8 +18,9 @@ from fedsim.base.errors import KnowledgeError
 from fedsim.data import Dataset
 from fedsim.federation.build import Experiment, find_data_folder
 from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.findings import Texts
 from fedsim.report.page import write_report
 
@@ -56,7 +57,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_federation_on_texts_is_attacked_scored_and_reported(
-    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     run = serial_run(tiny_config(**tables, attack=ATTACKS), tmp_path / "run")
     audit = open_audit(run.path, None, trust=True)
@@ -72,7 +73,7 @@ def test_a_federation_on_texts_is_attacked_scored_and_reported(
     assert all(float(row["value"]) >= 0.5 > float(row["floor"]) for row in temporal)
     words = [row for row in rows if row["attack"] == "embedding-rows" and row["metric"] == "words_found"]
     assert all(float(row["value"]) > 0.9 for row in words)
-    html = write_report(run.path, audit).read_text()
+    html = write_report(audit.folder, audit).read_text()
     assert "<h2>Texts</h2>" in html
     assert "&lt;b&gt;&amp;" in html
     assert "<b>" not in html
@@ -84,7 +85,7 @@ def test_a_federation_on_texts_is_attacked_scored_and_reported(
 
 
 def test_transformers_give_the_texts_of_every_client_away_and_other_attacks_go_on(
-    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     """By the weights after one step; for 16 dimensions the texts have too many words."""
     del tables["strategy"]
@@ -117,13 +118,13 @@ def experiment_words(tokens: list[int]) -> str:
 
 
 def test_a_page_without_truth_shows_the_claims_alone(
-    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     run = serial_run(tiny_config(**tables, attack=ATTACKS[1:]), tmp_path / "run")
     open_audit(run.path, None, trust=True).run()
     spec = validate_tables(AttackFile, {"adversary": {"knowledge": {}}, "attack": ATTACKS[1:]}, "attack.toml")
     elsewhere = Audit(folder=run, spec=spec, experiment=None, base_folder=tmp_path)
-    html = write_report(run.path, elsewhere).read_text()
+    html = write_report(elsewhere.folder, elsewhere).read_text()
     assert "Only claimed texts are shown, because the true ones are not known here." in html
     assert '<span class="small">words of all texts</span>' in html
     assert '<tr class="true">' not in html
@@ -131,7 +132,7 @@ def test_a_page_without_truth_shows_the_claims_alone(
 
 def test_an_attack_on_texts_says_that_images_are_none(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
     experiment = Experiment(tiny_config(attack=ATTACKS[1:]))
-    audit = Audit(folder=RunFolder(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
+    audit = Audit(folder=OpenRun(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
     with pytest.raises(
         KnowledgeError,
         match=r"^embedding-rows is an attack on texts, and 'digits' holds numbers; choose an attack on numbers, or",
@@ -141,7 +142,7 @@ def test_an_attack_on_texts_says_that_images_are_none(tiny_config: Callable[...,
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_data_folder() is None, reason="FEDSIM_DATA is not set, which Reuters R8 is looked for in")
-def test_the_example_reads_news_back(serial_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_the_example_reads_news_back(serial_run: Callable[..., OpenRun], tmp_path: Path) -> None:
     run = serial_run(load_config(EXAMPLES / "text.toml"), tmp_path / "run")
     audit = open_audit(run.path, None)
     assert audit.run() == []

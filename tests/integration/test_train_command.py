@@ -18,14 +18,14 @@ from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation import lock
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config
-from fedsim.federation.run_folder import RunFolder
 from fedsim.federation.states import TrainingStates
 from fedsim.federation.training_states import make_states
 from fedsim.recording.transcript import Transcript
 
 Tiny = Callable[..., Config]
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 ALL = {"rounds": [0, 1, 3], "epochs": [0, 1, 3]}
 
 
@@ -71,7 +71,7 @@ def test_a_folder_is_held_while_epochs_are_trained(
     held, real = list[bool](), fedsim.federation.central.train_centrally
 
     def watched(*arguments: Any) -> None:
-        held.append((tmp_path / "out").resolve() in lock._lock_descriptors)
+        held.append((tmp_path / "out").resolve() in lock._locks)
         real(*arguments)
 
     monkeypatch.setattr(fedsim.federation.central, "train_centrally", watched)

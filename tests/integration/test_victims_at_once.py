@@ -16,7 +16,7 @@ import torch
 from fedsim.audit import job_log
 from fedsim.audit.audit import open_audit
 from fedsim.audit.finding_files import load_claim
-from fedsim.audit.job_log import JobLog, JobLogs
+from fedsim.audit.job_log import JobClock, JobLog
 from fedsim.cli.attack import attack
 from fedsim.federation.config import AttackFile, Config, validate_tables
 from fedsim.federation.run_folder import RunFolder, read_rows
@@ -128,7 +128,7 @@ def test_only_what_is_not_there_is_computed(
     made, begin = [], GradientInversion._prepare_task
 
     def noted(self: Any, update: Any, *given: Any) -> Any:
-        made.append((self.called, update.round, update.client))
+        made.append((self.title, update.round, update.client))
         return begin(self, update, *given)
 
     monkeypatch.setattr(GradientInversion, "_prepare_task", noted)
@@ -254,16 +254,16 @@ def test_what_is_no_exception_ends_one_victim_too(run: Path, monkeypatch: pytest
 def test_time_is_divided_among_the_jobs_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 14.0, 20.0, 21.0])
     monkeypatch.setattr(job_log.time, "monotonic", lambda: next(clock))
-    with JobLogs() as turns:
-        first, second = JobLog(turns), JobLog(turns)
-        with first.record():  # at 10
-            pass
-        with second.record():  # at 14
-            pass
-        with first.record():
-            pass
-        first.end()  # at 20
-        first.end()
-        second.end()  # at 21
+    turns = JobClock()
+    first, second = JobLog(turns), JobLog(turns)
+    with first.record():  # at 10
+        pass
+    with second.record():  # at 14
+        pass
+    with first.record():
+        pass
+    first.end()  # at 20
+    first.end()
+    second.end()  # at 21
     assert first.seconds == pytest.approx(4 + 6 / 2)
     assert second.seconds == pytest.approx(6 / 2 + 1)

@@ -28,9 +28,10 @@ from fedsim.base.errors import AttackError, ConfigError, RunError, TranscriptErr
 from fedsim.base.metrics import psnr
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Attack, Knowledge, Paper
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Target
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import build_problem
@@ -185,7 +186,7 @@ def test_every_attack_on_one_gradient_reads_a_gradient_that_was_sent(
 ) -> None:
     """None warns of several steps; the objective at the start is that of the gradient and the start alone."""
     transcript = recorded(tmp_path, sent())
-    finding = attack.run(transcript, KNOWN, victim=5, rng=generator(0))
+    finding = attack.run(Target(transcript=transcript, victim=5, knowledge=KNOWN, rng=generator(0)))
     assert isinstance(finding, Reconstruction)
     assert finding.data.shape == (3, *SHAPE)
     assert "local step" not in caplog.text
@@ -204,7 +205,9 @@ def test_dropout_while_clients_train_is_told_and_its_absence_is_known(
     settings = {"hidden": [12], "dropout": 0.5}
     knowledge = replace(KNOWN, model=Architecture("mlp", settings, Task(SHAPE, 10), seed=0, dropout=dropout))
     assert knowledge.model is not None
-    attack.run(recorded(tmp_path, sent(knowledge.model)), knowledge, victim=5, rng=generator(0))
+    attack.run(
+        Target(transcript=recorded(tmp_path, sent(knowledge.model)), victim=5, knowledge=knowledge, rng=generator(0))
+    )
     said = "at random while clients train (dropout), this attack takes them for off; expect little"
     assert [said in record.getMessage() for record in caplog.records] == [True] * dropout
 
@@ -212,14 +215,19 @@ def test_dropout_while_clients_train_is_told_and_its_absence_is_known(
 def test_statistics_that_came_beside_a_gradient_serve_the_attack_that_reads_them(tmp_path: Path) -> None:
     attack = SeeThroughGradients(iterations=3, exact_statistics=True)
     finding = attack.run(
-        recorded(tmp_path, sent(normalised)), replace(KNOWN, model=normalised), victim=5, rng=generator(0)
+        Target(
+            transcript=recorded(tmp_path, sent(normalised)),
+            victim=5,
+            knowledge=replace(KNOWN, model=normalised),
+            rng=generator(0),
+        )
     )
     assert isinstance(finding, Reconstruction)
 
 
 def refusal(transcript: Transcript, attack: GradientInversion, knowledge: Knowledge = KNOWN) -> str:
     with pytest.raises((AttackError, TranscriptError)) as error:
-        attack.run(transcript, knowledge, victim=5, rng=generator(0))
+        attack.run(Target(transcript=transcript, victim=5, knowledge=knowledge, rng=generator(0)))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -324,11 +332,13 @@ def test_a_clients_gradient_is_its_one_step_of_local_training_divided_by_the_ste
     class Twice(Defense):
         paper = PAPER
 
-        def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-            return inputs + torch.rand(inputs.shape, generator=rng, dtype=inputs.dtype), labels.flip(0)
+        def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
+            return inputs + torch.rand(inputs.shape, generator=context.rng, dtype=inputs.dtype), labels.flip(0)
 
-        def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
-            return {name: 2 * g + torch.rand(g.shape, generator=rng, dtype=g.dtype) for name, g in gradient.items()}
+        def on_gradient(self, gradient: State, context: LocalContext) -> State:
+            return {
+                name: 2 * g + torch.rand(g.shape, generator=context.rng, dtype=g.dtype) for name, g in gradient.items()
+            }
 
     before, inputs, labels = copy_state(build()), images(6).double(), torch.arange(6)
     every = (torch.tensor([4, 0, 2]),)
@@ -482,7 +492,7 @@ def test_noise_and_clipping_act_on_the_gradient_and_on_what_travels_beside_it() 
     before = copy_state(normalised())
     gradient, beside, _ = computed(normalised())
     defense = UpdateNoise(clip=0.01, noise_multiplier=0.0)
-    sent = defend_payload(defense, before, as_sent(gradient, beside), generator(0), {})
+    sent = defend_payload(defense, before, as_sent(gradient, beside), LocalContext(rng=generator(0)))
     sent_gradient, sent_beside = sent.values("gradient", before), sent.values("weights", before)
     moved = {name: t - before[name] for name, t in beside.items()}
     norm = math.sqrt(sum(t.double().square().sum().item() for t in (*gradient.values(), *moved.values())))
@@ -497,7 +507,8 @@ def test_a_gradient_that_no_defense_touches_is_sent_to_the_bit() -> None:
         paper = PAPER
 
     gradient, beside, _ = computed(normalised())
-    sent_as_is = defend_payload(Idle(), copy_state(normalised()), as_sent(gradient, beside), generator(0))
+    context = LocalContext(rng=generator(0))
+    sent_as_is = defend_payload(Idle(), copy_state(normalised()), as_sent(gradient, beside), context)
     assert hash_state(sent_as_is.arrays()) == hash_state(as_sent(gradient, beside).arrays())
 
 
@@ -510,7 +521,7 @@ def test_a_gradient_that_no_defense_touches_is_sent_to_the_bit() -> None:
 )
 def test_a_gradient_that_cannot_be_defended_is_not_sent(reply: Payload, expected: str) -> None:
     with pytest.raises(RunError) as error:
-        defend_payload(UpdateNoise(), {"w": torch.zeros(1)}, reply, generator(0), {})
+        defend_payload(UpdateNoise(), {"w": torch.zeros(1)}, reply, LocalContext(rng=generator(0)))
     assert expected in str(error.value)
 
 
@@ -586,6 +597,8 @@ def test_dlg_is_limited_by_its_optimiser_long_before_it_misses_those_digits(tmp_
     gradients = {"sent": update.gradient} | {str(rate): by_difference(update, rate) for rate in (0.1, 0.01, 0.004)}
     for name, gradient in gradients.items():
         transcript = recorded(tmp_path / name, replace(update, payload=Payload.from_dense(gradient, "gradient")))
-        finding = DeepLeakage(iterations=60).run(transcript, known, victim=5, rng=generator(0))
+        finding = DeepLeakage(iterations=60).run(
+            Target(transcript=transcript, victim=5, knowledge=known, rng=generator(0))
+        )
         assert isinstance(finding, Reconstruction)
         assert psnr(finding.data, image).item() == pytest.approx(97.5, abs=2.5)

@@ -29,7 +29,7 @@ from fedsim.federation.config import SecureAggregationTable
 from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.secure_aggregation import group_sizes
 from fedsim.recording.payloads import Payload
-from strategies.exchange import GROUP_RECORD, MEMBERS_KEY
+from strategies.message_content import GROUP_RECORD, MEMBERS_KEY
 from strategies.secure_sum import SecureSum
 from tests.integration.test_curious_grid import Wire
 

@@ -61,7 +61,7 @@ def parse_figure(text: str, where: str) -> Figure:
     Raises:
         ConfigError: the text is no figure.
 
-    >>> figure("27.8 ± 0.3", "table 2").value
+    >>> parse_figure("27.8 ± 0.3", "table 2").value
     27.8
     """
     if text == REFUSED:

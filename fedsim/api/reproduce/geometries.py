@@ -12,9 +12,8 @@ from fedsim.base.progress import track
 from fedsim.federation import lock
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import config_of, set_value
-from fedsim.federation.run_folder import RunFolder
-from fedsim.recording.transcript import Transcript
 from fedsim.report.geometry import geometries_of_updates
 from fedsim.sweeps.cells import federation_key
 from fedsim.sweeps.store import StoreEntry
@@ -62,13 +61,13 @@ def _measure_geometry(config: Config, folder: Path) -> Sequence[Mapping[str, str
 
     The run is kept, named and checked like a cell of a sweep; one that is there already is not made again.
     """
-    cell_place = StoreEntry(RunFolder(folder / federation_key(config)))
-    with lock.lock_folder(cell_place.folder.path, wait=True):
+    cell_place = StoreEntry(OpenRun(folder / federation_key(config)))
+    with lock.lock_folder(cell_place.folder.path, cell_place.folder, wait=True):
         if (marker := cell_place.read_intact()) is not None:
             return marker.rows
         with measure_resources() as resources:
             done = run_anew(cell_place, config)
-            updates = geometries_of_updates(Experiment(config), Transcript(cell_place.folder.path), [1])
+            updates = geometries_of_updates(Experiment(config), cell_place.folder.recording, [1])
             summaries = [geometry.summary for _, _, geometry in updates]
         cell_place.folder.write_table(cell_place.folder.geometry, list(summaries[0]), summaries)
         rows = [{name: str(value) for name, value in summary.items()} for summary in summaries]

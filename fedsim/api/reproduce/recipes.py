@@ -151,7 +151,7 @@ def how_to_reproduce(paper: str, table: str) -> str:
 def duration_text(minutes: float) -> str:
     """Format a time in minutes or hours.
 
-    >>> long(90), long(180)
+    >>> duration_text(90), duration_text(180)
     ('90 min', '3 h')
     """
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"

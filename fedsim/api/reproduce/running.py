@@ -41,7 +41,7 @@ class ReproductionOutcome:
 
     Attributes:
         kept: our figures, in the format of the files in `kept/`.
-        beside: our figures compared with the paper's.
+        comparisons: our figures compared with the paper's.
         failures: a sentence for each cell that failed.
         left_out: a sentence for each cell that does not apply.
         folder: of the sweep.

@@ -1,29 +1,33 @@
-"""What the evaluator knows of a recording: a run of our own, or a recording made elsewhere.
+"""Knowledge about a recording: a run of our own, or a recording made elsewhere.
 
 Both have the same interface, so no other module asks which of the two it is. No attack gets a case.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import Any, ClassVar
 
 from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import DataError, KnowledgeError
+from fedsim.base.errors import DataError
 from fedsim.base.task import Task
+from fedsim.data import Column
 from fedsim.federation.build import Experiment
+from fedsim.federation.config import AdversaryTable, AttackFile
 from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.knowledge import Knowledge, KnownCandidates, Records
+from fedsim.recording.header import Header
+from fedsim.recording.message_format import MessageFormat
+from fedsim.training.settings import LocalTraining
 
-_MAX_PUBLIC = 5000
-"""Most public examples that guesses are made from."""
+
+class UnknownTruthError(DataError):
+    """Nobody but the experiment could say what the victim held, and it is not known."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,12 @@ class Case(ABC):
 
     Attributes:
         files: by client, the file that a [truth] table names; it goes before any other source.
+        is_described_by_file: whether the attack file alone says what messages mean and who held
+            what, so that both have to fit the recording.
     """
 
     files: Mapping[str, Path]
+    is_described_by_file: ClassVar[bool]
 
     @property
     @abstractmethod
@@ -45,6 +52,14 @@ class Case(ABC):
     @abstractmethod
     def experiment(self) -> Experiment | None:
         """Return the federation behind the recording; None where it is not known."""
+
+    @abstractmethod
+    def require_experiment(self) -> Experiment:
+        """Return the federation behind the recording.
+
+        Raises:
+            UnknownTruthError: it is not known.
+        """
 
     @property
     @abstractmethod
@@ -61,6 +76,21 @@ class Case(ABC):
     def tokens(self) -> Sequence[str]:
         """Return the names of text tokens; empty where none are known."""
 
+    @property
+    @abstractmethod
+    def training(self) -> LocalTraining | None:
+        """Return the settings of local training; None where they are not known."""
+
+    @property
+    @abstractmethod
+    def defenses(self) -> Sequence[Defense]:
+        """Return the defenses of the clients; empty where none are known."""
+
+    @property
+    @abstractmethod
+    def shows_sums_alone(self) -> bool:
+        """Return whether the server is known to see sums over groups alone."""
+
     @abstractmethod
     def public(self) -> PublicExamples | None:
         """Return examples of the same kind that no client holds; None where none are known."""
@@ -68,6 +98,81 @@ class Case(ABC):
     @abstractmethod
     def check_kind(self, title: str, attack: Attack) -> None:
         """Raise KnowledgeError where an attack is for another kind of data."""
+
+    @abstractmethod
+    def check_format(self, message_format: MessageFormat) -> None:
+        """Raise ConfigError where [app] states what is known already."""
+
+    @abstractmethod
+    def check_message_kind(self, headers: Sequence[Header], victim: int) -> None:
+        """Raise ConfigError where `victim` sent another kind of message than it was to send."""
+
+    @abstractmethod
+    def tables_of_finding(self, spec: AttackFile, about: Mapping[str, Any]) -> tuple[MessageFormat, AdversaryTable]:
+        """Return [app] and [adversary] that a finding is judged with.
+
+        Args:
+            spec: the present file.
+            about: metadata of the finding.
+        """
+
+    @abstractmethod
+    def hashed_knowledge(self, knowledge: Knowledge) -> Knowledge:
+        """Return the part of `knowledge` that may change, and with it the findings made with it."""
+
+    @abstractmethod
+    def protocol_facts(self) -> dict[str, Any]:
+        """Return what the server knows anyway, by the names of the facts."""
+
+    @abstractmethod
+    def full_knowledge(self, grant: Callable[[], Knowledge]) -> Knowledge:
+        """Return all that the evaluator knows of the protocol.
+
+        Args:
+            grant: returns what the attack file grants.
+        """
+
+    @abstractmethod
+    def check_grant(self, adversary: AdversaryTable, name: str) -> None:
+        """Raise ConfigError where there is nothing to grant as the fact `name`."""
+
+    @abstractmethod
+    def public_records(self, adversary: AdversaryTable) -> dict[str, Any]:
+        """Return the granted records that no client trains on, by the names of their facts."""
+
+    @abstractmethod
+    def check_truth_source(self, fact: str) -> None:
+        """Raise ConfigError where there is nothing to take a victim's private `fact` from."""
+
+    @abstractmethod
+    def check_candidate_source(self) -> None:
+        """Raise ConfigError where nobody knows which records a victim does not hold."""
+
+    @abstractmethod
+    def client_records(self, knowledge: Knowledge, clients: Sequence[int], truth: Truth) -> Records:
+        """Return all training examples of these clients in model units.
+
+        Args:
+            knowledge: of the adversary about every victim.
+            clients: the victim, or the group that it stands for.
+            truth: their data.
+        """
+
+    @abstractmethod
+    def candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> Records:
+        """Return records of which half are among those of `clients`."""
+
+    @abstractmethod
+    def known_candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> KnownCandidates:
+        """Return other such records, with their membership."""
+
+    @abstractmethod
+    def sensitive_column(self, name: str) -> Column:
+        """Return the column that `partial_records` withholds.
+
+        Raises:
+            ConfigError: there is none of this name, or it cannot be withheld.
+        """
 
     @abstractmethod
     def truth_of_all(self) -> Truth:
@@ -102,126 +207,3 @@ class Case(ABC):
     def _add_columns(self, truth: Truth) -> Truth:
         """Add what is known of a table's columns to `truth`."""
         return truth
-
-
-@dataclass(frozen=True)
-class OwnRun(Case):
-    """Run of our own: the data of each client follow from its experiment file."""
-
-    own_experiment: Experiment
-
-    @property
-    def experiment(self) -> Experiment:
-        """Return the federation behind the recording."""
-        return self.own_experiment
-
-    @property
-    def seed(self) -> int:
-        """Return the seed of the run."""
-        return self.own_experiment.seed
-
-    @property
-    def task(self) -> Task:
-        """Return the task of the federation."""
-        return self.own_experiment.dataset.task
-
-    @property
-    def clients(self) -> int:
-        """Return the number of clients of the federation."""
-        return self.own_experiment.config.federation.clients
-
-    @property
-    def tokens(self) -> Sequence[str]:
-        """Return the names of text tokens."""
-        return self.own_experiment.dataset.tokens
-
-    def public(self) -> PublicExamples:
-        """Return the first examples of the test set."""
-        test = self.own_experiment.dataset.test
-        data = self.own_experiment.dataset.to_unit_range(test.inputs(slice(0, _MAX_PUBLIC)))
-        return PublicExamples(data=data, labels=test.labels[:_MAX_PUBLIC])
-
-    def check_kind(self, title: str, attack: Attack) -> None:
-        """Raise KnowledgeError where an attack is for another kind of data."""
-        dataset = self.own_experiment.dataset
-        if dataset.vocabulary and not attack.texts and "value_range" in attack.needs:
-            raise KnowledgeError(
-                f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
-                "texts, as tgias-ro-text, or data of numbers"
-            )
-        if "columns" in attack.needs and not dataset.columns:
-            raise KnowledgeError(
-                f"{title} is an attack on tables, and '{dataset.name}' has no columns; choose an attack on "
-                "images, as sme, or a table"
-            )
-        if "num_classes" in attack.needs and not dataset.task.num_classes:
-            raise KnowledgeError(
-                f"{title} is an attack on classes, which the regression of '{dataset.name}' does not have; choose "
-                "another attack, or data with classes"
-            )
-        if attack.texts and not dataset.vocabulary:
-            raise KnowledgeError(
-                f"{title} is an attack on texts, and '{dataset.name}' holds numbers; choose an attack on numbers, or "
-                "texts"
-            )
-
-    def truth_of_all(self) -> Truth:
-        """Return the training examples of all clients."""
-        parts = self.own_experiment.data.train_by_client(range(self.clients))
-        inputs, labels = map(torch.cat, zip(*parts, strict=True))
-        return self._make_truth(inputs, labels)
-
-    def _client_truth(self, clients: Sequence[int], number: int | None) -> Truth:
-        if number is None:
-            parts = [self.own_experiment.data.train(client) for client in clients]
-        else:
-            parts = [self.own_experiment.attacked_examples(client, number) for client in clients]
-        return self._make_truth(*map(torch.cat, zip(*parts, strict=True)))
-
-    def _make_truth(self, inputs: Tensor, labels: Tensor) -> Truth:
-        """Return examples in the units of findings: numbers in [0, 1]."""
-        dataset = self.own_experiment.dataset
-        return self._add_columns(Truth(data=dataset.to_unit_range(inputs), labels=labels, padding=dataset.padding))
-
-    def _add_columns(self, truth: Truth) -> Truth:
-        columns = self.own_experiment.dataset.columns
-        if not columns or truth.data.shape[1:] != self.own_experiment.dataset.task.input_shape:
-            return truth
-        return replace(truth, columns=tuple(column.width for column in columns), deviations=self._deviations)
-
-    @cached_property
-    def _deviations(self) -> Tensor:
-        """Standard deviations of public rows, `feature`."""
-        deviations = self.public().data.std(0)
-        for column in self.own_experiment.dataset.columns:
-            # A column of one category is right whatever the value of its only feature.
-            if len(column.categories) == 1:
-                deviations[column.features] = math.inf
-        return deviations
-
-
-@dataclass(frozen=True)
-class ForeignRecording(Case):
-    """Recording made elsewhere: only the attack file and its truth files are known."""
-
-    experiment = None
-    seed = 0
-    task = None
-    clients = None
-    tokens = ()
-
-    def public(self) -> None:
-        """Return None: no public data of the kind are known."""
-
-    def check_kind(self, title: str, attack: Attack) -> None:
-        """Do nothing: the kind of the data is not known."""
-
-    def truth_of_all(self) -> Truth:
-        """Raise DataError: truth files are about single victims."""
-        raise DataError(
-            "truth: examples of the whole federation are claimed, and of a recording made elsewhere only those of "
-            "some victims are named; claim 'client'"
-        )
-
-    def _client_truth(self, clients: Sequence[int], number: int | None) -> None:
-        del clients, number

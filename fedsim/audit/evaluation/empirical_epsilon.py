@@ -31,8 +31,11 @@ from fedsim.base.errors import RunError
 from fedsim.base.progress import track
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_ledger, read_rows
-from fedsim.interfaces.defense import Defense, apply_on_update, uses_common_randomness, uses_memory
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense_calls import apply_on_update
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
 from fedsim.privacy.ledger import Row, guarantee_delta, spending_by_client, unique_labels
 from fedsim.recording.payloads import Payload, State
@@ -123,14 +126,14 @@ def read_epsilons(folder: RunFolder) -> list[EpsilonComparison]:
     ]
 
 
-def measure_epsilon(folder: RunFolder, experiment: Experiment) -> None:
+def measure_epsilon(folder: OpenRun, experiment: Experiment) -> None:
     """Measure epsilon of the run in `folder`, whose clients carried canaries, and save the results.
 
     Raises:
         TranscriptError: a round is damaged.
         RunError: the ledger is damaged, a defense failed, or no client with canaries sent anything.
     """
-    comparisons = _compare_epsilons(experiment, Transcript(folder.path), read_ledger(folder))
+    comparisons = _compare_epsilons(experiment, folder.recording, read_ledger(folder))
     folder.write_table(folder.epsilons, COLUMNS, [comparison.row for comparison in comparisons])
     folder.settle_manifest()
     for result in comparisons:
@@ -264,11 +267,16 @@ def _shadow_score(defense: Defense, label: str, canaries: Canaries, zeros: State
     update = {name: tensor.clone() for name, tensor in zeros.items()}
     update[name].view(-1)[index] = CANARY_VALUE if canaries.is_included[canary] else -CANARY_VALUE
     # Pass it through the defense each round, and sum what is left of the number.
-    memory: dict[str, Tensor] | None = {} if uses_memory(defense) else None
+    memory: dict[str, Tensor] = {}
     total = 0.0
     for number in range(rounds):
-        common = generator(*key, "common", number) if uses_common_randomness(defense) else None
-        sent = apply_on_update(defense, update, generator(*key, number), memory, common)
+        context = LocalContext(
+            rng=generator(*key, number),
+            round=number + 1,
+            memory=memory,
+            common_key=(*key, "common", number) if defense.draws_in_common else None,
+        )
+        sent = apply_on_update(defense, update, context)
         values = sent.values("delta", zeros) if isinstance(sent, Payload) else sent
         total += values[name].flatten()[index].item()
     return total

@@ -258,12 +258,14 @@ class Evaluator(ABC, Generic[FindingT]):
 
         Raises:
             DataError: it does not fit the victim's data.
+            UnknownTruthError: they are not known.
         """
 
     def truth(self, finding: FindingT, about: FindingMetadata, case: Case) -> Truth | None:
         """Return the data that `finding` is about; None where they are not known or none.
 
         Raises:
+            UnknownTruthError: only an experiment could say.
             DataError: they are not known, and the finding cannot be judged without them.
         """
         del finding, about, case

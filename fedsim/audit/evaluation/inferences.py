@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ from fedsim.base.errors import DataError
 from fedsim.federation.build import Experiment
 from fedsim.federation.overlap import hash_records_at
 from fedsim.interfaces.findings import Inference
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,7 @@ class InferenceEvaluator(Evaluator[Inference]):
 
     def judge(self, finding: Inference, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
         """Score an inference, see `score_inference`."""
-        victim, experiment = int(about["victim"]), bench.case.experiment
-        if experiment is None:
-            log.warning(
-                "%s, client %d: not scored: only an experiment says what the victim held",
-                about["attack"],
-                victim,
-            )
-            return Judgement()
+        victim, experiment = int(about["victim"]), bench.case.require_experiment()
         if finding.of == "source":
             # Reading the records of a client takes long; they serve all findings.
             records: dict[int, list[bytes]] = bench.cached_values.setdefault("held records", {})

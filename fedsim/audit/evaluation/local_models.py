@@ -65,14 +65,7 @@ class LocalModelEvaluator(Evaluator[LocalModel]):
 
     def judge(self, finding: LocalModel, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
         """Score a local model, see `score_local_model`."""
-        victim, experiment = int(about["victim"]), bench.case.experiment
-        if experiment is None:
-            log.warning(
-                "%s, client %d: not scored: only an experiment says what the victim held",
-                about["attack"],
-                victim,
-            )
-            return Judgement()
+        victim, experiment = int(about["victim"]), bench.case.require_experiment()
         data, dataset = experiment.data, experiment.dataset
         inputs, labels = data.train(victim)
         other_optimum, reason = _other_optimum(experiment, bench, victim)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ from fedsim.base.errors import DataError
 from fedsim.federation.candidates import draw_candidates
 from fedsim.interfaces.findings import Membership
 
-log = logging.getLogger(__name__)
-
 RATES = {"tpr_at_1_in_100": 0.01, "tpr_at_1_in_1000": 0.001}
 """False-positive rates at which the true-positive rate is reported, by metric."""
 _CHANCE = "chance"
@@ -46,17 +43,17 @@ class MembershipEvaluator(Evaluator[Membership]):
         if candidates is not None:
             owed.expect("scores of candidates numbering", len(finding.scores), len(candidates.inputs))
 
-    def truth(self, finding: Membership, about: FindingMetadata, case: Case) -> Truth | None:
+    def truth(self, finding: Membership, about: FindingMetadata, case: Case) -> Truth:
         """Return which candidates are members, as `candidate 1` data and `candidate` labels.
 
         Raises:
+            UnknownTruthError: there is no experiment.
             DataError: other candidates were granted than this experiment has.
         """
-        if case.experiment is None:
-            return None
+        experiment = case.require_experiment()
         clients = group_members(about) or (int(about["victim"]),)
         non_members, count = str(about["knowledge"]["candidates"]), len(finding.scores)
-        is_member = draw_candidates(case.experiment.data, clients, non_members, count).members
+        is_member = draw_candidates(experiment.data, clients, non_members, count).members
         if len(is_member) != count:
             raise DataError(
                 f"truth: the attack scores {count} candidates, but this experiment has {len(is_member)}; attack again"
@@ -66,13 +63,6 @@ class MembershipEvaluator(Evaluator[Membership]):
     def judge(self, finding: Membership, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
         """Score a membership inference, see `score_membership`."""
         truth = self.truth(finding, about, bench.case)
-        if truth is None:
-            log.warning(
-                "%s, client %d: not scored: only an experiment says what the victim held",
-                about["attack"],
-                int(about["victim"]),
-            )
-            return Judgement()
         return Judgement(
             scores=score_membership(finding.scores, truth.labels.bool()),
             examples=len(finding.scores),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,8 +25,6 @@ from fedsim.federation.build import Experiment
 from fedsim.federation.properties import Property
 from fedsim.interfaces.findings import PropertyPresence
 
-log = logging.getLogger(__name__)
-
 _WITH_PROPERTY, _WITHOUT_PROPERTY = "score_with_property", "score_without_property"
 """Curves of the mean score by round, of messages with and without the property."""
 
@@ -46,14 +43,12 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
         if owed.clients is not None:
             owed.expect_below("messages of clients", finding.clients, owed.clients)
 
-    def truth(self, finding: PropertyPresence, about: FindingMetadata, case: Case) -> Truth | None:
+    def truth(self, finding: PropertyPresence, about: FindingMetadata, case: Case) -> Truth:
         """Return the share of examples with the property behind each message.
 
         It is the data `message 1`; labels are 1 where the share is nearer to the larger one.
         """
-        experiment = case.experiment
-        if experiment is None:
-            return None
+        experiment = case.require_experiment()
         train = experiment.dataset.train
         has_property = _granted_property(experiment, about).values_of(train, torch.arange(len(train)))
         shares: list[float] = []
@@ -66,14 +61,7 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
     def judge(self, finding: PropertyPresence, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
         """Score messages and clients, see `score_messages` and `score_clients`."""
         truth, victim = self.truth(finding, about, bench.case), int(about["victim"])
-        experiment = bench.case.experiment
-        if truth is None or experiment is None:
-            log.warning(
-                "%s, client %d: not scored: only an experiment says what the victim held",
-                about["attack"],
-                victim,
-            )
-            return Judgement()
+        experiment = bench.case.require_experiment()
         of_victim = finding.clients == victim
         if not of_victim.any():
             raise DataError(f"truth: the attack scores no message of client {victim}, whom it is about")

@@ -57,7 +57,7 @@ class ReconstructionEvaluator(Evaluator[Reconstruction]):
         finding is not scored.
         """
         message = _attacked_update(finding, about, bench)
-        if message is not None and bench.case.experiment is None:
+        if message is not None and bench.case.is_described_by_file:
             complaint = _truth_complaint(message, about, bench)
             if complaint:
                 log.error("%s, client %s: not scored: %s", about["attack"], about["victim"], complaint)
@@ -141,11 +141,10 @@ def _attacked_update(
     except FedsimError as error:
         log.warning("%s, client %d: no L_sim: %s", about["attack"], victim, error)
         return None
-    settings = bench.case.experiment.training if bench.case.experiment else None
     return AttackedUpdate(
         model=knowledge.model(),
         loss=knowledge.loss,
         update=update,
         value_range=(low, high),
-        settings=settings,
+        settings=bench.case.training,
     )

@@ -25,8 +25,7 @@ class AdultByAge:
             has 12 300, of which the first three clients hold 2, 3 and 2 % (Table 3).
 
     Differs: UCI's training file has 413 people with a PhD, 375 without missing values: 1, 1 and 1 %
-        of
-    12 300, not the paper's 2, 3 and 2.
+        of 12 300, not the paper's 2, 3 and 2.
     """
 
     examples: int | None = None

@@ -23,7 +23,7 @@ from typing import Any
 import tomli_w
 
 from fedsim.base.errors import RunError
-from fedsim.federation.engines.deployed import LogRelay, serverapp_log
+from fedsim.federation.engines.deployed import ServerAppRelay, serverapp_log
 from fedsim.federation.engines.private_network import PrivateNetwork
 from fedsim.federation.engines.processes import CommandProcess, Processes, find_executable, sigterm_as_interrupt
 
@@ -79,7 +79,7 @@ def launch(settings: Mapping[str, Any], folder: Path, *, supernodes: int, addres
         environment |= {"FLWR_HOME": str(home), "NO_PROXY": _HOST, "no_proxy": _HOST}
     try:
         with sigterm_as_interrupt(), Processes(logs, environment) as processes:
-            relay = LogRelay(serverapp_log(folder))
+            relay = ServerAppRelay(folder)
             flwr = [find_executable("flwr")]
             servers: list[CommandProcess] = []
             if address is None:
@@ -161,7 +161,7 @@ def _wait_until(is_ready: Callable[[], bool], servers: Sequence[CommandProcess],
 def _run_app(
     processes: Processes,
     servers: Sequence[CommandProcess],
-    relay: LogRelay,
+    relay: ServerAppRelay,
     flwr: Sequence[str],
     connection: str,
     app: Path,
@@ -184,7 +184,7 @@ def _run_app(
 def _wait_for_end(
     processes: Processes,
     servers: Sequence[CommandProcess],
-    relay: LogRelay,
+    relay: ServerAppRelay,
     flwr: Sequence[str],
     connection: str,
     run: str,

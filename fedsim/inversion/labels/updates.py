@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from copy import deepcopy
 
@@ -12,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedsim.base.errors import KnowledgeError, RunError
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, warn
 from fedsim.interfaces.defense import Defense
 from fedsim.inversion.labels.last_layer import (
     LastLayer,
@@ -24,12 +23,9 @@ from fedsim.inversion.labels.last_layer import (
 )
 from fedsim.inversion.labels.logit_gradient import logit_gradient
 from fedsim.inversion.named_states import NamedStates, named_states
-from fedsim.inversion.problem import known_steps
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_update
-from fedsim.training.settings import LocalTraining
-
-log = logging.getLogger("fedsim.adversaries." + __name__)  # where warnings of attacks are collected
+from fedsim.training.settings import LocalTraining, known_steps
 
 _NUM_PROBES = 512
 _SIMULATION_ROUNDS = 20
@@ -110,12 +106,7 @@ def count_labels(
     if not movement.any():
         if not model.get_parameter(name).requires_grad:
             raise untrained_layer_error(name)
-        log.warning(
-            "round %d, client %d: %s was not sent; labels are guesses",
-            update.round,
-            update.client,
-            name,
-        )
+        warn(f"round {update.round}, client {update.client}: {name} was not sent; labels are guesses")
     form = logit_gradient(knowledge.loss or cross_entropy, len(movement), knowledge.device)
     count = update.num_examples
     if update.gradient is not None:
@@ -175,12 +166,7 @@ def count_labels(
 
 
 def _warn_of_guesses(update: Update, cause: str) -> None:
-    log.warning(
-        "round %d, client %d: %s; counts may come near to guessing",
-        update.round,
-        update.client,
-        cause,
-    )
+    warn(f"round {update.round}, client {update.client}: {cause}; counts may come near to guessing")
 
 
 def _simulate_last_layer(

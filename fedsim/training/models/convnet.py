@@ -17,7 +17,7 @@ _POOLED_LAYERS = (6, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class ConvNet:
-    """ConvNet of Geiping et al. 2020 (IG), without skip connections; angular Lipschitz attacks it.
+    """ConvNet of Geiping et al. 2020 (IG) without skips, which the angular-Lipschitz paper attacks.
 
     Eight times conv 3x3 - batch norm - ReLU, with width x (1, 2, 2, 4, 4, 4, 4, 4) channels, a 3 x
     3 max pool after the sixth and the eighth; then one linear layer. IG's released code really

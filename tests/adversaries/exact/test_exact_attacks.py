@@ -26,7 +26,7 @@ from adversaries.exact.spear_ica_rounds import SpearIcaRounds
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.metrics import pair_examples, psnr
 from fedsim.base.randomness import generator, seed_globals
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -95,7 +95,7 @@ def attacked(
     recorder.write(1, [update])
     low, high = value_range
     known = Knowledge(model=new, loss=cross_entropy, input_shape=(1, 8, 8), num_classes=10, value_range=([low], [high]))
-    finding = attack.run(Transcript(folder), known, victim=0, rng=generator("attack"))
+    finding = attack.run(Target(transcript=Transcript(folder), victim=0, knowledge=known, rng=generator("attack")))
     assert isinstance(finding, Reconstruction)
     return finding
 
@@ -295,7 +295,9 @@ def test_images_of_one_pixel_are_taken_for_rows_of_a_table(tmp_path: Path) -> No
         1, [Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=6)]
     )
     knowledge = replace(known(), input_shape=(64, 1, 1))
-    finding = SpearIca().run(Transcript(tmp_path), knowledge, victim=0, rng=generator("attack"))
+    finding = SpearIca().run(
+        Target(transcript=Transcript(tmp_path), victim=0, knowledge=knowledge, rng=generator("attack"))
+    )
     assert isinstance(finding, Reconstruction)
     check_exact(finding, inputs)
 
@@ -420,8 +422,12 @@ def test_rounds_read_together_are_exact_where_each_alone_is_not(tmp_path: Path) 
     new = lambda: mlp(units=50)  # noqa: E731
     inputs, labels = digits(12)
     transcript = of_rounds(tmp_path, inputs, labels, new, rounds=6, epochs=2, batch=6)
-    alone = SpearIca().run(transcript.restrict_to([1]), known(new), victim=0, rng=generator("attack"))
-    together = SpearIcaRounds().run(transcript, known(new), victim=0, rng=generator("attack"))
+    alone = SpearIca().run(
+        Target(transcript=transcript.restrict_to([1]), victim=0, knowledge=known(new), rng=generator("attack"))
+    )
+    together = SpearIcaRounds().run(
+        Target(transcript=transcript, victim=0, knowledge=known(new), rng=generator("attack"))
+    )
     assert isinstance(alone, Reconstruction)
     assert isinstance(together, Reconstruction)
     assert alone.certified is not None
@@ -435,7 +441,9 @@ def test_no_certificate_is_wrong_where_one_example_fires_all_that_another_does(t
         new = lambda: mlp(units=40)  # noqa: E731
         inputs, labels = digits(14, key)
         transcript = of_rounds(tmp_path / str(key), inputs, labels, new, rounds=8, epochs=2, batch=7)
-        finding = SpearIcaRounds().run(transcript, known(new), victim=0, rng=generator("attack"))
+        finding = SpearIcaRounds().run(
+            Target(transcript=transcript, victim=0, knowledge=known(new), rng=generator("attack"))
+        )
         assert isinstance(finding, Reconstruction)
         assert finding.certified is not None
         sure = finding.data[finding.certified].flatten(1).double()

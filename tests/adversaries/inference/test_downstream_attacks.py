@@ -27,7 +27,7 @@ from fedsim.base.errors import AttackError, ConfigError, FedsimError, KnowledgeE
 from fedsim.base.metrics import psnr
 from fedsim.base.randomness import generator
 from fedsim.base.task import squared_error
-from fedsim.interfaces.attack import OPTIMAL, Attack, Knowledge, PartialRecords, Records
+from fedsim.interfaces.attack import OPTIMAL, Attack, Knowledge, PartialRecords, Records, Target
 from fedsim.interfaces.findings import Finding, Inference, Representatives
 from fedsim.inversion.priors import total_variation
 from fedsim.recording import payloads
@@ -59,8 +59,12 @@ def message(number: int, client: int, before: State, after: State, **rest: Any) 
     return Update(**{"round": number, "client": client, "before": before, **sent, **rest})
 
 
+def target_of(transcript: Transcript, knowledge: Knowledge, victim: int = 0, seed: int = 0) -> Target:
+    return Target(transcript=transcript, victim=victim, knowledge=knowledge, rng=generator(seed))
+
+
 def run(attack: Attack, transcript: Transcript, knowledge: Knowledge, victim: int = 0, seed: int = 0) -> Finding:
-    return attack.run(transcript, knowledge, victim=victim, rng=generator(seed))
+    return attack.run(target_of(transcript, knowledge, victim, seed))
 
 
 def infer(attack: Attack, transcript: Transcript, knowledge: Knowledge, victim: int = 0, seed: int = 0) -> Inference:
@@ -240,7 +244,7 @@ def test_the_objective_is_the_mean_cosine_and_its_slope_that_of_finite_differenc
     records, partial, _ = table(5, dtype=torch.float64)
     transcript = record(steps(records, 3))
     known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
-    objective = GradientAttributeInference()._objective(transcript, known, 0)
+    objective = GradientAttributeInference()._objective(target_of(transcript, known))
     logits = torch.randn((5, 3), generator=generator("logits"), dtype=torch.float64)
 
     def written_out(point: Tensor) -> float:
@@ -297,7 +301,8 @@ def test_an_objective_that_stays_ends_the_search(record: Record) -> None:
     transcript = record(steps(records, 2))
     told: list[tuple[int, int]] = []
     found = GradientAttributeInference(iterations=500, learning_rate=1.0, patience=3).run(
-        transcript, known, victim=0, rng=generator(0), progress=lambda at, of, values: told.append((at, of))
+        Target(transcript=transcript, victim=0, knowledge=known, rng=generator(0)),
+        lambda at, of, values: told.append((at, of)),
     )
     assert 20 < len(found.trace["objective"]) < 400
     assert told[-1] == (500, 500)
@@ -325,9 +330,15 @@ def test_restarts_are_chosen_by_the_objective_alone(record: Record) -> None:
     settings: dict[str, Any] = {"iterations": 4, "start": 3.0, "learning_rate": 0.5}
     rng, singles = generator(9), []
     for _ in range(3):
-        singles.append(GradientAttributeInference(**settings).run(transcript, known, victim=0, rng=rng))
-    both = GradientAttributeInference(**settings, restarts=3).run(transcript, known, victim=0, rng=generator(9))
-    objective = GradientAttributeInference()._objective(transcript, known, 0)
+        singles.append(
+            GradientAttributeInference(**settings).run(
+                Target(transcript=transcript, victim=0, knowledge=known, rng=rng)
+            )
+        )
+    both = GradientAttributeInference(**settings, restarts=3).run(
+        Target(transcript=transcript, victim=0, knowledge=known, rng=generator(9))
+    )
+    objective = GradientAttributeInference()._objective(target_of(transcript, known))
     ends = [float(objective(single.scores.double())[0]) for single in singles]
     assert max(ends) - min(ends) > 1e-4
     assert torch.equal(both.scores, singles[int(np.argmin(ends))].scores)
@@ -348,7 +359,7 @@ def test_records_are_normalised_as_asked_and_by_the_batch_where_nothing_else_is_
     after = {name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator(name)) for name, tensor in kept.items()}
     known = Knowledge(model=normalised, loss=cross_entropy, partial_records=partial)
     attack = GradientAttributeInference(batch_statistics=batch_statistics)
-    value, _ = attack._objective(record([message(1, 0, kept, after)]), known, 0)(torch.zeros(6, 3))
+    value, _ = attack._objective(target_of(record([message(1, 0, kept, after)]), known))(torch.zeros(6, 3))
     model = normalised()
     model.load_state_dict({**model.state_dict(), **before})
     model.train(by_batch)
@@ -587,11 +598,8 @@ def test_a_class_that_needs_no_better_image_stops_the_search(record: Record) -> 
     state = {name: torch.zeros_like(tensor) for name, tensor in copy_state(images_model()).items()}
     told: list[tuple[int, int]] = []
     ModelSampleReconstruction(patience=5).run(
-        record([message(1, 0, state, state)]),
-        ABOUT_IMAGES,
-        victim=0,
-        rng=generator(0),
-        progress=lambda at, of, values: told.append((at, of)),
+        Target(transcript=record([message(1, 0, state, state)]), victim=0, knowledge=ABOUT_IMAGES, rng=generator(0)),
+        lambda at, of, values: told.append((at, of)),
     )
     assert told == [(1, 1000), (1000, 1000)]
 

@@ -21,7 +21,7 @@ from fedsim.base.randomness import generator
 from fedsim.base.task import Task, smooth_labels
 from fedsim.data import Dataset
 from fedsim.data.digits import Digits
-from fedsim.interfaces.attack import Attack, Knowledge, Records
+from fedsim.interfaces.attack import Attack, Knowledge, Records, Target
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -101,7 +101,7 @@ def knowledge(digits: Dataset, **rest: Any) -> Knowledge:
 
 
 def claimed(attack: Attack, transcript: Transcript, known: Knowledge) -> LabelDistribution:
-    finding = attack.run(transcript, known, victim=0, rng=generator(0))
+    finding = attack.run(Target(transcript=transcript, victim=0, knowledge=known, rng=generator(0)))
     assert isinstance(finding, LabelDistribution)
     return finding
 

@@ -20,7 +20,7 @@ from adversaries.inference.membership_lira import MembershipLira
 from adversaries.inference.membership_loss import MembershipLoss
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.randomness import generator
-from fedsim.interfaces.attack import Attack, Knowledge, Records
+from fedsim.interfaces.attack import Attack, Knowledge, Records, Target
 from fedsim.interfaces.findings import Membership
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -90,7 +90,7 @@ def knowledge(**rest: Any) -> Knowledge:
 
 
 def infer(attack: Attack, transcript: Transcript, known: Knowledge | None = None, victim: int = 0) -> Tensor:
-    finding = attack.run(transcript, known or knowledge(), victim=victim, rng=generator(0))
+    finding = attack.run(Target(transcript=transcript, victim=victim, knowledge=known or knowledge(), rng=generator(0)))
     assert isinstance(finding, Membership)
     return finding.scores
 

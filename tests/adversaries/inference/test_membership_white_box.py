@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from adversaries.inference.membership_white_box import MembershipWhiteBox
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
 from fedsim.base.randomness import generator
-from fedsim.interfaces.attack import Knowledge, KnownCandidates, Records
+from fedsim.interfaces.attack import Knowledge, KnownCandidates, Records, Target
 from fedsim.interfaces.findings import Membership
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -71,7 +71,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
 
 
 def infer(attack: MembershipWhiteBox, transcript: Transcript, known: Knowledge) -> Tensor:
-    finding = attack.run(transcript, known, victim=0, rng=generator(0))
+    finding = attack.run(Target(transcript=transcript, victim=0, knowledge=known, rng=generator(0)))
     assert isinstance(finding, Membership)
     return finding.scores
 

@@ -22,7 +22,7 @@ from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Knowledge, PropertyRecords
+from fedsim.interfaces.attack import Knowledge, PropertyRecords, Target
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import PropertyPresence
 from fedsim.recording.payloads import Payload
@@ -80,7 +80,7 @@ def knowledge(**rest: Any) -> Knowledge:
 
 def claimed(transcript: Transcript, known: Knowledge, **settings: Any) -> PropertyPresence:
     attack = PropertyInference(**QUICK | settings)
-    finding = attack.run(transcript, known, victim=VICTIM, rng=generator(0))
+    finding = attack.run(Target(transcript=transcript, victim=VICTIM, knowledge=known, rng=generator(0)))
     assert isinstance(finding, PropertyPresence)
     return finding
 
@@ -139,7 +139,9 @@ def test_a_batch_holds_the_property_as_asked_and_no_record_twice() -> None:
 def test_the_same_seed_gives_the_same_scores_and_another_one_others(tmp_path: Path) -> None:
     transcript, known = recorded(tmp_path, 1), knowledge()
     first, again = (claimed(transcript, known).scores for _ in range(2))
-    other = PropertyInference(**QUICK).run(transcript, known, victim=VICTIM, rng=generator(1))
+    other = PropertyInference(**QUICK).run(
+        Target(transcript=transcript, victim=VICTIM, knowledge=known, rng=generator(1))
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other.tensors["scores"])
 

@@ -27,7 +27,7 @@ from fedsim.base.errors import AttackError, ConfigError, FedsimError, KnowledgeE
 from fedsim.base.metrics import match_examples, psnr
 from fedsim.base.randomness import generator
 from fedsim.base.task import squared_error
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion import compiled as graphs
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
@@ -156,7 +156,7 @@ def run(tmp_path: Path) -> Callable[..., Reconstruction]:
         folder = tmp_path / f"recording-{len(list(tmp_path.iterdir()))}"
         Recorder(folder).write(1, [of.update])
         knowledge = dataclasses.replace(of.knowledge, **granted)
-        finding = attack.run(Transcript(folder), knowledge, victim=5, rng=generator(seed))
+        finding = attack.run(Target(transcript=Transcript(folder), victim=5, knowledge=knowledge, rng=generator(seed)))
         assert isinstance(finding, Reconstruction)
         return finding
 
@@ -666,7 +666,11 @@ def test_the_sign_rule_finds_the_label_of_any_network() -> None:
         after, _ = local_update(build(), before, standard(truth(1)), label, plan, key=("x",))
         names = tuple(before)
         here = scene(
-            victim(), model=build(), names=names, before=list(before.values()), after=[after[name] for name in names]
+            victim(),
+            model=build(),
+            parameter_names=names,
+            before=list(before.values()),
+            after=[after[name] for name in names],
         )
         assert sign_rule(here, torch.zeros(1, *SHAPE)).tolist() == label.tolist()
 

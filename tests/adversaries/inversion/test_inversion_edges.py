@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.base.randomness import generator
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.inversion.differentiability import check_differentiability
 from fedsim.inversion.distances import Cosine, GaussianKernel
 from fedsim.inversion.problem import build_problem
@@ -76,7 +78,7 @@ def sent(build: Callable[[], nn.Module] = network, epochs: int = 1, count: int =
 
 def attacked(attack: InvertingGradients, folder: Path, update: Update, knowledge: Knowledge) -> Reconstruction:
     Recorder(folder).write(3, [update])
-    finding = attack.run(Transcript(folder), knowledge, victim=7, rng=generator(0))
+    finding = attack.run(Target(transcript=Transcript(folder), victim=7, knowledge=knowledge, rng=generator(0)))
     assert isinstance(finding, Reconstruction)
     return finding
 
@@ -103,7 +105,13 @@ def test_labels_of_a_last_layer_that_is_not_trained_must_be_granted() -> None:
     withheld = dataclasses.replace(knowledge, labels=None)
     for attack in (InvertingGradients(iterations=1), ImprovedDeepLeakage(iterations=1)):
         with pytest.raises(KnowledgeError, match=r"^labels .*: 3\.bias of the last linear layer did not move; grant"):
-            attack._run(_Only(update), withheld, 7, generator(0), lambda *_: None)  # type: ignore[arg-type]
+            attack._run(only(update, withheld), lambda *_: None)
+
+
+def only(update: Update, knowledge: Knowledge) -> Target:
+    """The client of this one update, and what is known of it."""
+    transcript: Any = _Only(update)
+    return Target(transcript=transcript, victim=7, knowledge=knowledge, rng=generator(0))
 
 
 class _Only:
@@ -189,7 +197,7 @@ def test_another_number_of_classes_than_the_model_has_is_refused() -> None:
     update, knowledge = sent()
     wrong = dataclasses.replace(knowledge, num_classes=3)
     with pytest.raises(AttackError, match=r"outputs of shape \(5,\) for each example, num_classes is 3; grant the"):
-        DeepLeakage(iterations=1)._run(_Only(update), wrong, 7, generator(0), lambda *_: None)  # type: ignore[arg-type]
+        DeepLeakage(iterations=1)._run(only(update, wrong), lambda *_: None)
 
 
 # Weights of layers.
@@ -228,7 +236,7 @@ def test_a_clip_is_undone_in_the_unit_of_what_was_sent() -> None:
     delta = {name: -tensor for name, tensor in update.pseudo_gradient.items()}
     length = math.sqrt(sum(tensor.square().sum().item() for tensor in delta.values()))
     defense = UpdateNoise(clip=0.3 * length)
-    clipped = defense.on_update(delta, rng=generator(0), memory={})
+    clipped = defense.on_update(delta, LocalContext(rng=generator(0)))
     seen = dataclasses.replace(update, payload=Payload.from_dense(clipped, "delta"))
     scene = dataclasses.replace(build_problem(seen, knowledge), defenses=(defense,))
     gradient = scene.gradient(scene.before, DATA, LABELS)

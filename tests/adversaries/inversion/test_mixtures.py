@@ -21,7 +21,7 @@ from fedsim.base.errors import AttackError
 from fedsim.base.metrics import pair_examples, psnr
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data.digits import Digits
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.linear_mixtures import unmix_records
@@ -93,7 +93,7 @@ def recorded(tmp_path: Path) -> Callable[..., Transcript]:
 
 
 def decibels(attack: Attack, transcript: Transcript, knowledge: Knowledge, images: Tensor) -> float:
-    found = attack.run(transcript, knowledge, victim=0, rng=generator("attack"))
+    found = attack.run(Target(transcript=transcript, victim=0, knowledge=knowledge, rng=generator("attack")))
     assert isinstance(found, Reconstruction)
     return psnr(pair_examples(found.data, images), images).mean().item()
 
@@ -120,7 +120,7 @@ def test_the_gradient_of_mixed_dummy_records_is_that_which_the_client_sent() -> 
     """The client's own circle is some order of its records; in that order the dummy gradient is the one sent."""
     images, labels = victim(4)
     update = sent(Mixup(), images, labels)
-    scene = replace(build_problem(update, KNOWN), mixing=[Mixup()])
+    scene = replace(build_problem(update, KNOWN), mixing_defenses=[Mixup()])
     apart = []
     for order in ([0, 1, 2, 3], [0, 1, 3, 2], [0, 2, 1, 3]):  # all circles of four
         soft = torch.eye(10)[labels[order]]

@@ -18,7 +18,7 @@ from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.table_metrics import find_correct_columns
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.problem import InputScaling
 from fedsim.inversion.relaxed import RelaxedScaling
@@ -85,7 +85,14 @@ def run(tmp_path: Path) -> Run:
             local_epochs=plan.local_epochs,
             batch_size=plan.batch_size,
         )
-        found = attack.run(Transcript(folder), replace(known, **granted or {}), victim=5, rng=generator("attack"))
+        found = attack.run(
+            Target(
+                transcript=Transcript(folder),
+                victim=5,
+                knowledge=replace(known, **granted or {}),
+                rng=generator("attack"),
+            )
+        )
         assert isinstance(found, Reconstruction)
         return found
 
@@ -149,7 +156,7 @@ class _Start:
     """A restart whose descent is over."""
 
     def __init__(self, data: Tensor, labels: Tensor) -> None:
-        self.scene = cast("Any", type("Scene", (), {"units": RelaxedScaling.from_scaling(_UNIT, COLUMNS)}))
+        self.problem = cast("Any", type("Problem", (), {"scaling": RelaxedScaling.from_scaling(_UNIT, COLUMNS)}))
         self._found = Reconstruction(data=data, labels=labels)
 
     def finding(self, trial: Any, merged: Any) -> Reconstruction:

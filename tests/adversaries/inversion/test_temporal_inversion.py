@@ -20,7 +20,7 @@ from adversaries.inversion.tgias_ro import TemporalInversion
 from fedsim.base.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.base.metrics import match_examples, psnr
 from fedsim.base.randomness import generator
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion import aggregation
 from fedsim.inversion.lbfgs import minimise
@@ -87,7 +87,7 @@ def record(tmp_path: Path) -> Any:
 
 def run(transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0, **settings: Any) -> Reconstruction:
     attack = TemporalInversion(**{"gradients": len(transcript.rounds), "similarity": 0.6, "labels": "bias", **settings})
-    return attack.run(transcript, knowledge, victim=5, rng=generator(seed))
+    return attack.run(Target(transcript=transcript, victim=5, knowledge=knowledge, rng=generator(seed)))
 
 
 def quality(finding: Reconstruction, true: Tensor) -> float:
@@ -475,8 +475,8 @@ def test_the_prior_on_batch_norm_vanishes_at_the_truth(record: Any) -> None:
 
 def test_a_client_who_never_took_part_is_named(record: Any) -> None:
     attack = TemporalInversion()
-    with pytest.raises(AttackError, match=r"client 9 is in none of the rounds \[1, 2\]; choose another victim"):
-        attack.run(record(sent(2)), KNOWN, victim=9, rng=generator(0))
+    with pytest.raises(AttackError, match="client 9: took part in none of the 2 rounds to be attacked; choose another"):
+        attack.run(Target(transcript=record(sent(2)), victim=9, knowledge=KNOWN, rng=generator(0)))
 
 
 def test_labels_that_do_not_fit_the_mini_batch_are_refused(record: Any) -> None:

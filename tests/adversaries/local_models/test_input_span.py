@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction, _Client
 from fedsim.base.randomness import generator, seed_globals
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import LocalModel
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -191,7 +191,9 @@ def found(
     attack = DummyDataReconstruction(iterations=4, training_iterations=4, sets=2, mix=mix)
     known = Knowledge(model=new, loss=cross_entropy, input_shape=(3, 4, 4))
     transcript = Transcript(folder)
-    finding = attack.run(transcript.restrict_to(transcript.rounds), known, victim=0, rng=generator("attack"))
+    finding = attack.run(
+        Target(transcript=transcript.restrict_to(transcript.rounds), victim=0, knowledge=known, rng=generator("attack"))
+    )
     assert isinstance(finding, LocalModel)
     return finding
 

@@ -23,7 +23,7 @@ from adversaries.local_models.lmra_linear import LinearLocalModel, solve_optimum
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import squared_error
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.local_updates import UpdateSpan, read_updates
 from fedsim.recording import payloads
@@ -110,11 +110,18 @@ def messages(count: int, steps: int, dtype: torch.dtype = torch.float64, **data:
     return updates
 
 
+def target_of(transcript: Transcript, victim: int, **knowledge: Any) -> Target:
+    return Target(
+        transcript=transcript.restrict_to(transcript.rounds),
+        victim=victim,
+        knowledge=Knowledge(**knowledge),
+        rng=generator(1),
+    )
+
+
 def attacked(attack: Attack, transcript: Transcript, victim: int | None = None, **knowledge: Any) -> LocalModel:
     victim = transcript.clients(1)[0] if victim is None else victim
-    finding = attack.run(
-        transcript.restrict_to(transcript.rounds), Knowledge(**knowledge), victim=victim, rng=generator(1)
-    )
+    finding = attack.run(target_of(transcript, victim, **knowledge))
     assert isinstance(finding, LocalModel)
     return finding
 
@@ -313,7 +320,7 @@ def test_the_span_holds_every_model_and_keeps_distances(record: Record) -> None:
                 num_examples=1,
             )
         )
-    read = read_updates(record(updates), 3, min_messages=1, remedy="")
+    read = read_updates(target_of(record(updates), 3))
     span = UpdateSpan(read)
     assert span.before.shape == (5, 9)  # five models and five updates; the mean of the models takes one dimension
     assert span.deltas.shape == (5, 5)
@@ -463,7 +470,7 @@ def test_held_out_messages_choose_and_all_of_them_train(record: Record, monkeypa
 
 @pytest.mark.parametrize("space", ["span", "full"])
 def test_inputs_and_updates_are_divided_by_one_number_each(record: Record, space: Any) -> None:
-    updates = read_updates(record(federated(6)), 0, min_messages=1, remedy="")
+    updates = read_updates(target_of(record(federated(6)), 0))
     pairs = lmra._build_pairs(updates, space, "global", torch.device("cpu"))
     models, moves = updates.before.double(), (updates.after - updates.before).double()
     for made, given in ((pairs.inputs, models - models.mean(0)), (pairs.targets, moves)):
@@ -528,7 +535,9 @@ def test_a_mapping_that_diverges_is_a_failed_attack(record: Record) -> None:
 
 
 def test_too_few_messages_and_a_client_who_does_not_move_are_refused(record: Record) -> None:
-    assert "2 messages are recorded, expected at least 3" in failure(LocalModelReconstruction(), record(federated(2)))
+    told = failure(LocalModelReconstruction(), record(federated(2)))
+    assert "client 0: took part in 2 of the 2 rounds to be attacked" in told
+    assert "needs at least 3; record more, or attack more of them (adversary.rounds)" in told
     still = [
         dataclasses.replace(update, payload=Payload.from_dense(update.before, "weights")) for update in federated(4)
     ]
@@ -709,7 +718,7 @@ def test_deltas_are_read_as_they_were_sent(record: Record) -> None:
         Update(round=number, client=3, before=before, payload=Payload.from_dense(delta), num_examples=4)
         for number, delta in enumerate(deltas, 1)
     ]
-    updates = read_updates(record(sent), 3, min_messages=2, remedy="")
+    updates = read_updates(target_of(record(sent), 3))
     assert torch.equal(updates.compute_deltas(), torch.stack([flat(delta) for delta in deltas]))
     assert not torch.equal(updates.compute_deltas(), updates.after - updates.before)
 
@@ -722,4 +731,4 @@ def test_weights_and_deltas_of_one_client_are_not_read_together(record: Record) 
         for number, payload in enumerate(payloads, 1)
     ]
     with pytest.raises(AttackError, match=r"^round 2, client 3: it sent delta, in round 1 weights; choose rounds"):
-        read_updates(record(sent), 3, min_messages=2, remedy="")
+        read_updates(target_of(record(sent), 3))

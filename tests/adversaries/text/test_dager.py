@@ -26,7 +26,7 @@ from fedsim.audit.evaluation import text_metrics
 from fedsim.base.errors import AttackError, ConfigError, TranscriptError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Texts
 from fedsim.inversion.named_states import named_states
 from fedsim.recording.payloads import Payload
@@ -78,7 +78,9 @@ def run(tmp_path: Path) -> Callable[..., Texts]:
     def attacked(update: Update, knowledge: Knowledge, attack: Attack | None = None, seed: int = 0) -> Texts:
         folder = tmp_path / str(len(list(tmp_path.iterdir()))) / "transcript"
         Recorder(folder).write(update.round, [update])
-        finding = (attack or Dager()).run(Transcript(folder), knowledge, victim=5, rng=generator(seed))
+        finding = (attack or Dager()).run(
+            Target(transcript=Transcript(folder), victim=5, knowledge=knowledge, rng=generator(seed))
+        )
         assert isinstance(finding, Texts)
         return finding
 

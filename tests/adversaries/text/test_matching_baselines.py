@@ -19,7 +19,7 @@ from fedsim.audit.evaluation import text_metrics
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Texts
 from fedsim.inversion.distances import MeanCosine, SquaredAndAbsolute
 from fedsim.inversion.problem import InversionProblem, build_problem
@@ -53,7 +53,9 @@ def sent() -> Update:
 
 def run(attack: Any, folder: Path, knowledge: Knowledge = KNOWN) -> Tensor:
     Recorder(folder / "transcript").write(1, [sent()])
-    finding = attack.run(Transcript(folder / "transcript"), knowledge, victim=5, rng=generator(0))
+    finding = attack.run(
+        Target(transcript=Transcript(folder / "transcript"), victim=5, knowledge=knowledge, rng=generator(0))
+    )
     assert isinstance(finding, Texts)
     return text_metrics.pair_texts(finding.tokens, TRUE, None)
 
@@ -87,7 +89,9 @@ def test_dlg_reads_a_transformer_whose_slopes_are_transposed(network: Any, tmp_p
     update = Update(round=1, client=5, before=before, payload=gradient, num_examples=2)
     Recorder(tmp_path / "transcript").write(1, [update])
     recorded = Transcript(tmp_path / "transcript")
-    found = TextLeakage(iterations=2).run(recorded, replace(KNOWN, model=built), victim=5, rng=generator(0))
+    found = TextLeakage(iterations=2).run(
+        Target(transcript=recorded, victim=5, knowledge=replace(KNOWN, model=built), rng=generator(0))
+    )
     assert isinstance(found, Texts)
     assert found.tokens.shape == TRUE.shape
 
@@ -182,9 +186,13 @@ def test_an_update_of_several_steps_is_warned_of(attack: Any, tmp_path: Path, ca
     moved = replace(update, payload=Payload.from_dense(after, "weights"))
     Recorder(tmp_path / "weights" / "transcript").write(1, [moved])
     recorded = Transcript(tmp_path / "weights" / "transcript")
-    attack.run(recorded, replace(KNOWN, optimizer="sgd"), victim=5, rng=generator(0))
+    attack.run(Target(transcript=recorded, victim=5, knowledge=replace(KNOWN, optimizer="sgd"), rng=generator(0)))
     assert "assumes one local step" not in caplog.text
-    attack.run(recorded, replace(KNOWN, local_epochs=3, optimizer="sgd"), victim=5, rng=generator(0))
+    attack.run(
+        Target(
+            transcript=recorded, victim=5, knowledge=replace(KNOWN, local_epochs=3, optimizer="sgd"), rng=generator(0)
+        )
+    )
     assert "assumes one local step, the update is of 3" in caplog.text
 
 

@@ -29,7 +29,7 @@ from fedsim.audit.finding_files import load_finding, save_finding
 from fedsim.base.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, TranscriptError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -99,7 +99,7 @@ def record(tmp_path: Path) -> Callable[[list[Update]], Transcript]:
 
 
 def run(attack: Attack, transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0) -> Texts:
-    finding = attack.run(transcript, knowledge, victim=5, rng=generator(seed))
+    finding = attack.run(Target(transcript=transcript, victim=5, knowledge=knowledge, rng=generator(seed)))
     assert isinstance(finding, Texts)
     return finding
 
@@ -138,7 +138,8 @@ def test_refined_words_are_exact(record: Any) -> None:
     attack = TemporalTextInversion(gradients=2, fewest=1, refinements=2, align=False, **QUICK)
     seen: list[int] = []
     finding = attack.run(
-        record(sent(rounds=2)), KNOWN, victim=5, rng=generator(0), progress=lambda i, n, _: seen.append(i)
+        Target(transcript=record(sent(rounds=2)), victim=5, knowledge=KNOWN, rng=generator(0)),
+        lambda i, n, _: seen.append(i),
     )
     assert isinstance(finding, Texts)
     assert torch.equal(found(finding), TRUE)
@@ -328,8 +329,10 @@ def test_an_update_that_says_nothing_of_words_is_refused(record: Any) -> None:
     broken = {**update.before, "embedding.weight": torch.full((WORDS, 24), torch.nan)}
     with pytest.raises(AttackError, match=r"^round 1, client 5: embedding.weight holds NaN or infinite values; choose"):
         run(TemporalTextInversion(gradients=1), record([dataclasses.replace(update, before=broken)]))
-    with pytest.raises(AttackError, match=r"^client 9 is in none of the rounds \[1\]; choose another victim$"):
-        TemporalTextInversion().run(record(sent()), KNOWN, victim=9, rng=generator(0))
+    with pytest.raises(
+        AttackError, match=r"^client 9: took part in none of the 1 rounds to be attacked; choose another"
+    ):
+        TemporalTextInversion().run(Target(transcript=record(sent()), victim=9, knowledge=KNOWN, rng=generator(0)))
     other = dataclasses.replace(KNOWN, model=lambda: build(TextCnn(channels=8, dimension=24)))
     with pytest.raises(
         TranscriptError, match=r"^round 1, client 5: the recorded weights w_0 have blocks\.0\.0\.weight of shape"

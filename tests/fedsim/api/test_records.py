@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fedsim
 from fedsim.api.records import drop_overlap
 from fedsim.base.errors import ConfigError
-from fedsim.interfaces.attack import Attack, Knowledge, KnownCandidates, PropertyRecords, Records
+from fedsim.interfaces.attack import Attack, KnownCandidates, PropertyRecords, Records, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import FACTS
 
@@ -93,7 +93,8 @@ class Told(Attack):
 
     uses = frozenset({"auxiliary", "records"})
 
-    def _run(self, transcript: Any, knowledge: Knowledge, *others: Any) -> Reconstruction:
+    def _run(self, target: Target, progress: Any) -> Reconstruction:
+        knowledge = target.knowledge
         assert knowledge.auxiliary is not None
         return Reconstruction(data=knowledge.auxiliary.inputs / 200, labels=knowledge.auxiliary.labels)
 

@@ -22,8 +22,8 @@ import tomli_w
 
 import fedsim
 from fedsim.api import sweeping
-from fedsim.audit.workers import PrepareWork
 from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.workers import PrepareWork
 from fedsim.cli.main import main
 from fedsim.cli.options import console
 from fedsim.sweeps.board import SweepBoard
@@ -316,7 +316,7 @@ class DiesOnce(fedsim.Defense):
     "Ends its process once."
     note: str
     paper: ClassVar = UpdateNoise.paper
-    def on_update(self, update, rng):
+    def on_update(self, update, context):
         try:
             os.close(os.open(self.note, os.O_CREAT | os.O_EXCL))
         except FileExistsError:

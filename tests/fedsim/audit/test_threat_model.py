@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.threat_model import apply_headers, facts_in_headers, grant_knowledge
 from fedsim.base.errors import AttackError, ConfigError, FedsimError
 from fedsim.federation.config import AdversaryTable, validate_tables
@@ -91,8 +92,12 @@ def test_a_value_that_is_written_out_and_contradicts_the_header_is_refused() -> 
     )
     table = adversary(learning_rate=0.5)
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
-        apply_headers(grant_knowledge(table, None, Path()), table, [header(3, learning_rate=0.05)], DECLARED)
-    agreed = apply_headers(grant_knowledge(table, None, Path()), table, [header(3, learning_rate=0.5)], DECLARED)
+        apply_headers(
+            grant_knowledge(table, ForeignRecording({}), Path()), table, [header(3, learning_rate=0.05)], DECLARED
+        )
+    agreed = apply_headers(
+        grant_knowledge(table, ForeignRecording({}), Path()), table, [header(3, learning_rate=0.5)], DECLARED
+    )
     assert agreed.learning_rate == 0.5
 
 
@@ -119,4 +124,9 @@ def test_a_header_that_says_nonsense_is_one_sentence(config: dict[str, Any], sen
 def test_a_recording_made_elsewhere_grants_what_its_headers_say() -> None:
     table = adversary()
     assert facts_in_headers([header(lr=0.01, whatever=1)]) == ["learning_rate"]
-    assert apply_headers(grant_knowledge(table, None, Path()), table, [header(lr=0.01)], DECLARED).learning_rate == 0.01
+    assert (
+        apply_headers(
+            grant_knowledge(table, ForeignRecording({}), Path()), table, [header(lr=0.01)], DECLARED
+        ).learning_rate
+        == 0.01
+    )

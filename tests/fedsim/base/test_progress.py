@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -13,11 +15,11 @@ from rich.console import Console
 
 from fedsim.api.logs import OnceFilter
 from fedsim.base import progress
-from fedsim.base.progress import ROUNDS, parse_progress, track
+from fedsim.base.progress import ROUNDS, listen_to_progress, report_progress, track
 from fedsim.cli import screen
-from fedsim.cli.screen import PhaseHandler, RoundFilter, phase_bars
+from fedsim.cli.screen import PhaseDisplay, RoundFilter, phase_bars
 from fedsim.federation.engines.cohort import CohortGrid
-from fedsim.federation.engines.deployed import LogRelay
+from fedsim.federation.engines.deployed import ServerAppRelay
 from fedsim.federation.engines.serial import InProcessGrid
 
 
@@ -42,18 +44,40 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def plain(clock: Clock) -> Iterator[io.StringIO]:
     """What is printed where there is no terminal."""
     out = io.StringIO()
-    phases = PhaseHandler(Console(file=out, width=80))
-    progress.log.setLevel(logging.DEBUG)
-    progress.log.addHandler(phases)
-    yield out
-    progress.log.removeHandler(phases)
-    progress.log.setLevel(logging.NOTSET)
+    with listen_to_progress(PhaseDisplay(Console(file=out, width=80)).show_progress):
+        yield out
 
 
 def test_without_a_display_nothing_is_made_of_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert list(track("abc", "letters", 3)) == ["a", "b", "c"]
     assert caplog.records == []
+
+
+def test_each_listener_hears_all_threads_until_it_ends() -> None:
+    """Flower runs a ServerApp in a thread of its own."""
+    first: list[object] = []
+    second: list[object] = []
+    with listen_to_progress(lambda *step: first.append(step)):
+        with listen_to_progress(lambda *step: second.append(step)), listen_to_progress(None):
+            thread = threading.Thread(target=report_progress, args=("rounds: 1 of 2", 1, 3))
+            thread.start()
+            thread.join()
+        report_progress("rounds", 2, 3)
+    report_progress("rounds", 3, 3)
+    assert first == [("rounds: 1 of 2", 1, 3), ("rounds", 2, 3)]
+    assert second == first[:1]
+
+
+def test_an_error_of_a_listener_ends_the_work() -> None:
+    """As a program stops a run."""
+
+    def stop(*step: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), listen_to_progress(stop):
+        report_progress("rounds", 0, 3)
+    report_progress("rounds", 0, 3)
 
 
 def test_a_long_round_is_not_silent(clock: Clock, plain: io.StringIO) -> None:
@@ -77,8 +101,8 @@ def test_fast_rounds_print_few_lines_and_the_last(clock: Clock) -> None:
 
 def test_of_the_first_few_steps_no_time_left_is_told(clock: Clock) -> None:
     out = io.StringIO()
-    phases = PhaseHandler(Console(file=out, width=80))
-    phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", ("sme", 0, 1), None))
+    phases = PhaseDisplay(Console(file=out, width=80))
+    phases.show_progress("sme", 0, 1)
     clock.now += 30
     phases.show_part("sme", "update 1", 0.001)
     assert out.getvalue() == "sme: 0 of 1\n"
@@ -86,15 +110,14 @@ def test_of_the_first_few_steps_no_time_left_is_told(clock: Clock) -> None:
 
 def test_an_attack_on_many_updates_is_one_phase_with_parts(clock: Clock) -> None:
     out = io.StringIO()
-    phases = PhaseHandler(Console(file=out, width=80))
-    told = [("sme", 0, 4), ("sme", 1, 4), ("sme", 4, 4)]
-    for step in told[:2]:
-        phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", step, None))
+    phases = PhaseDisplay(Console(file=out, width=80))
+    for done in (0, 1):
+        phases.show_progress("sme", done, 4)
     clock.now += 30
     phases.show_part("sme", "update 2", 0.5)
     assert out.getvalue() == "sme: 1 of 4, about 0:50 left\n"
     clock.now += 30
-    phases.emit(logging.LogRecord("p", logging.DEBUG, "", 0, "%s: %d of %d", told[2], None))
+    phases.show_progress("sme", 4, 4)
     assert out.getvalue().count("\n") == 1
 
 
@@ -123,12 +146,18 @@ def test_a_notice_about_data_appears_once(name: str) -> None:
     assert [once.filter(notice) for _ in range(5)] == [True, False, False, False, False]
 
 
-def test_steps_pass_through_the_log_of_a_deployed_server(tmp_path, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "log").write_text("2026-01-01 00:00:00,000 DEBUG fedsim.base.progress: clients: 3 of 12\n")
-    caplog.set_level(logging.DEBUG, logger="fedsim")
-    LogRelay(tmp_path / "log")()
-    assert [parse_progress(record.getMessage()) for record in caplog.records] == [("clients", 3, 12)]
-    assert parse_progress("round 3/12: all returned") is None
+def test_steps_of_a_deployed_server_arrive_once_and_whole(tmp_path: Path) -> None:
+    relay, file, told = ServerAppRelay(tmp_path), tmp_path / "deployment" / "progress.jsonl", []
+    file.parent.mkdir()
+    with listen_to_progress(lambda *step: told.append(step)):
+        relay()
+        file.write_text('["clients: 1 of 2", 3, 12]\n["cli["clients", 4, 12]\n["clients"')
+        relay()
+        with file.open("a") as more:
+            more.write(", 5, 12]\n")
+        relay()
+        relay()
+    assert told == [("clients: 1 of 2", 3, 12), ("clients", 5, 12)]
 
 
 def test_a_large_round_answers_in_steps() -> None:

@@ -38,12 +38,12 @@ def measured(measures: list[Measure]) -> list[dict[str, Any]]:
     inputs = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     share = LocalData(inputs=inputs, labels=torch.tensor([0, 1, 2]), key=("one",))
     training = LocalTraining(local_steps=2, batch_size=2, learning_rate=0.1)
-    gauges = [
+    schedules = [
         MeasureSchedule(title=str(place), measure=measure, per_example=True, interval=1, memory_budget=1 << 29)
         for place, measure in enumerate(measures)
     ]
     loss: Any = nn.functional.cross_entropy
-    return list(measure_client(gauges, model, share, training, loss))
+    return list(measure_client(schedules, model, share, training, loss))
 
 
 def test_what_measures_share_changes_no_value() -> None:

@@ -18,8 +18,8 @@ from fedsim.base.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.base.task import Task
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config, read_toml
-from fedsim.federation.run_folder import RunFolder
 from fedsim.plugins import registry
 
 TEXT = """
@@ -254,7 +254,7 @@ def test_values_are_toml_and_what_is_none_is_text(file: Path) -> None:
 
 
 def test_the_resolved_file_is_the_same_experiment_with_defaults_written_out(file: Path, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+    folder = OpenRun(tmp_path)
     config = build(file, "defense=[{name='update-noise', clip=2.0}]")
     folder.write_experiment(config)
     again = folder.read_experiment()
@@ -270,7 +270,7 @@ def test_infinite_settings_of_plugins_survive_the_file_and_the_wire(file: Path, 
     """JSON has no infinity; a plug-in may take one all the same."""
     config = validate_tables(Config, {"strategy": {"name": "fedadam", "tau": float("inf")}}, "x")
     assert Config.model_validate_json(config.model_dump_json()).strategy.settings["tau"] == float("inf")
-    folder = RunFolder(tmp_path)
+    folder = OpenRun(tmp_path)
     folder.write_experiment(config)
     assert folder.read_experiment() == config
 

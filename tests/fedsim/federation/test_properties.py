@@ -127,6 +127,8 @@ def test_public_examples_of_unknown_groups_are_refused(dataset: Dataset) -> None
 
 def test_where_clients_train_on_everything_there_are_none(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     data = federated(dataset)
-    monkeypatch.setattr(type(data), "held_out", lambda self: (self.dataset.train, np.empty(0, dtype=np.int64)))
+    monkeypatch.setattr(
+        type(data), "untrained_examples", lambda self: (self.dataset.train, np.empty(0, dtype=np.int64))
+    )
     with pytest.raises(DataError, match=r"adversary\.knowledge\.property_records: clients train on all examples"):
         property_records(data, "colour=red", 20)

@@ -27,7 +27,8 @@ from fedsim.base.metrics import pair_examples, psnr
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data.digits import Digits
 from fedsim.interfaces.attack import Knowledge
-from fedsim.interfaces.defense import Defense, uses_memory
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.inversion import compiled
 from fedsim.inversion.distances import Cosine, Distance, GaussianKernel, SquaredL2
 from fedsim.inversion.labels.last_layer import fill_dropped_entries
@@ -76,9 +77,7 @@ def sent(build: Build, sends: str, victim: int, *defenses: Defense) -> Update:
         found, _ = local_update(build(), before, inputs, labels, PLAN, key=key, defenses=defenses)
         payload = Payload.from_dense(found, "weights")
     for defense in defenses:
-        payload = defend_payload(
-            defense, before, payload, generator(*key, "sent"), {} if uses_memory(defense) else None
-        )
+        payload = defend_payload(defense, before, payload, LocalContext(rng=generator(*key, "sent"), broadcast=before))
     return Update(round=1, client=victim, before=before, payload=payload, num_examples=COUNT)
 
 
@@ -258,8 +257,7 @@ def over_rounds(build: Build, rounds: int, defense: Defense, *, adaptive: bool, 
             defense,
             before,
             Payload.from_dense(found, "gradient"),
-            generator("sent", number),
-            memory if uses_memory(defense) else None,
+            LocalContext(rng=generator("sent", number), round=number, broadcast=before, memory=memory),
         )
         updates.append(Update(round=number, client=0, before=before, payload=payload, num_examples=COUNT))
         rows = slice(200 + 32 * number, 232 + 32 * number)

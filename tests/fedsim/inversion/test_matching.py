@@ -22,7 +22,7 @@ from fedsim.base.errors import AttackError, ConfigError, FedsimError, KnowledgeE
 from fedsim.base.metrics import match_examples, psnr
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.batch_norm import used_batch_statistics
 from fedsim.inversion.matching import GradientInversion
@@ -99,7 +99,7 @@ Record = Callable[[Update], Transcript]
 def run(
     attack: GradientInversion, transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0
 ) -> Reconstruction:
-    finding = attack.run(transcript, knowledge, victim=5, rng=generator(seed))
+    finding = attack.run(Target(transcript=transcript, victim=5, knowledge=knowledge, rng=generator(seed)))
     assert isinstance(finding, Reconstruction)
     return finding
 
@@ -559,7 +559,7 @@ def test_several_rounds_or_another_victim_are_one_sentence(record: Record, tmp_p
     with pytest.raises(AttackError, match=r"reads one update, the transcript shows rounds \[1, 2\]"):
         run(InvertingGradients(), Transcript(tmp_path / "two"))
     with pytest.raises(TranscriptError, match=r"round 1: client 6 is not recorded; recorded: \[5\]"):
-        InvertingGradients().run(record(UPDATE), KNOWN, victim=6, rng=generator(0))
+        InvertingGradients().run(Target(transcript=record(UPDATE), victim=6, knowledge=KNOWN, rng=generator(0)))
 
 
 def test_labels_that_nothing_gives_away_must_be_granted(record: Record) -> None:

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
-from fedsim.interfaces.attack import Attack, Knowledge, Outcome, Paper, Progress, VictimTask
+from fedsim.interfaces.attack import Attack, Knowledge, Outcome, Paper, Progress, Target, VictimTask
 from fedsim.interfaces.findings import Finding, Reconstruction, Representatives
 from fedsim.inversion import batched_restarts, matching
 from fedsim.inversion.matching import GradientInversion
@@ -126,10 +126,12 @@ class Federation:
             batch_size=2,
         )
         return VictimTask(
-            transcript=self.transcript,
-            knowledge=replace(knowledge, **known),
-            victim=client,
-            rng=generator("attack", client),
+            target=Target(
+                transcript=self.transcript,
+                victim=client,
+                knowledge=replace(knowledge, **known),
+                rng=generator("attack", client),
+            ),
             progress=lambda iteration, iterations, values: self.told.setdefault(client, []).append(iteration),
             log_context=lambda: self.overheard(client),
         )
@@ -151,8 +153,7 @@ class Federation:
 
     def alone(self, by: Attack, order: VictimTask) -> Finding:
         """What comes of one that is attacked by itself, as on a CPU."""
-        given = order.transcript, order.knowledge
-        return by.run(*given, victim=order.victim, rng=generator("attack", order.victim))
+        return by.run(replace(order.target, rng=generator("attack", order.target.victim)))
 
 
 def attack(name: str = "inverting-gradients", **settings: Any) -> GradientInversion:
@@ -161,7 +162,7 @@ def attack(name: str = "inverting-gradients", **settings: Any) -> GradientInvers
 
 
 def outcomes(by: Attack, orders: Sequence[VictimTask]) -> dict[int, Outcome]:
-    found = {order.victim: outcome for order, outcome in by.run_several(orders)}
+    found = {order.target.victim: outcome for order, outcome in by.run_several(orders)}
     assert len(found) == len(orders)
     return found
 
@@ -185,7 +186,7 @@ def test_victims_at_once_are_found_as_they_are_one_after_the_other(
 ) -> None:
     some = Federation(tmp_path / "recording", ROWS if name == "tableak" else IMAGES)
     by, orders = attack(name), [some.order(client) for client in SIZES]
-    apart = {order.victim: some.alone(by, order) for order in orders}
+    apart = {order.target.victim: some.alone(by, order) for order in orders}
     many, some.loss.calls = some.loss.calls, 0
     at_once()
     whole = outcomes(by, orders)
@@ -256,7 +257,7 @@ def test_one_that_cannot_be_attacked_leaves_the_others_alone(at_once: Callable[[
 
     orders = [
         some.order(3),
-        replace(some.order(3), victim=4),
+        replace(some.order(3), target=replace(some.order(3).target, victim=4)),
         some.order(5, labels=torch.tensor([1])),
         some.order(8, model=broken),
         some.order(9, value_range=None),
@@ -321,8 +322,8 @@ def test_one_that_is_at_its_end_earlier_is_given_then(at_once: Callable[[], None
     at_once()
     order = []
     for given, outcome in by.run_several([some.order(client) for client in clients]):
-        order.append(lengths[given.victim])
-        check_same(outcome, apart[given.victim])
+        order.append(lengths[given.target.victim])
+        check_same(outcome, apart[given.target.victim])
     assert order == sorted(order)
 
 
@@ -336,7 +337,7 @@ def test_a_model_that_cannot_be_computed_for_several_is_told_of_each_victim(
     at_once()
     whole = {}
     for order, outcome in by.run_several([some.order(client) for client in (3, 5)]):
-        whole[order.victim] = outcome
+        whole[order.target.victim] = outcome
         assert list(some.told) == list(whole)  # the next one has not begun
     for client, found in apart.items():
         told = [said for said in some.heard[client] if "one after the other" in said]
@@ -442,9 +443,9 @@ def test_those_for_whom_there_is_no_memory_begin_later(
     size = batched_restarts.BatchEntry.from_task(by._prepare_task(*_single(some, by), generator(0))).bytes_per_restart
     monkeypatch.setattr(batched_restarts, "MEMORY_BUDGET", 5 * size)
     given = by.run_several([some.order(client) for client in (3, 5, 8)])
-    assert [next(given)[0].victim for _ in range(2)] == [3, 5]
+    assert [next(given)[0].target.victim for _ in range(2)] == [3, 5]
     assert set(some.told) == {3, 5}
-    assert next(given)[0].victim == 8
+    assert next(given)[0].target.victim == 8
 
 
 def test_the_memory_of_weights_that_differ_is_counted(tmp_path: Path) -> None:
@@ -458,7 +459,7 @@ def test_the_memory_of_weights_that_differ_is_counted(tmp_path: Path) -> None:
 
 def _single(some: Federation, by: GradientInversion) -> tuple[Update, Knowledge]:
     order = some.order(3)
-    return by._update(order.transcript, order.knowledge, 3), order.knowledge
+    return by._update(order.target), order.target.knowledge
 
 
 @pytest.mark.parametrize("name", ["dlg", "unmixing"])
@@ -467,15 +468,15 @@ def test_what_cannot_be_done_at_once_is_done_one_after_the_other(
 ) -> None:
     some, by = Federation(tmp_path / "recording"), attack(name, restarts=1, iterations=2)
     orders = [some.order(client, labels=torch.arange(4)) for client in (3, 5)]
-    apart = {order.victim: some.alone(by, order) for order in orders}
+    apart = {order.target.victim: some.alone(by, order) for order in orders}
     at_once()
     given = by.run_several(orders)
     first, outcome = next(given)
-    assert first.victim == 3
+    assert first.target.victim == 3
     assert set(some.told) == {3}
     check_same(outcome, apart[3])
     second, outcome = next(given)
-    assert second.victim == 5
+    assert second.target.victim == 5
     check_same(outcome, apart[5])
 
 
@@ -498,9 +499,8 @@ class Plain(Attack):
     paper = Paper(title="T", authors="A", venue="V", year=2020)
     needs = frozenset({"labels"})
 
-    def _run(
-        self, transcript: Transcript, knowledge: Knowledge, victim: int, rng: torch.Generator, progress: Progress
-    ) -> Any:
+    def _run(self, target: Target, progress: Progress) -> Any:
+        knowledge, victim = target.knowledge, target.victim
         assert knowledge.granted_facts() == ["labels"]
         progress(1, 1, {"objective": 0.0})
         logging.getLogger("fedsim").warning("client %d", victim)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins import descriptions, registry
 from fedsim.recording.wire_format import State
 
@@ -18,8 +18,8 @@ from fedsim.recording.wire_format import State
 class Silent(Defense):
     """Say nothing."""
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
-        del rng
+    def on_update(self, update: State, context: LocalContext) -> State:
+        del context
         return update
 
 

@@ -14,6 +14,7 @@ from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.privacy.accountants import Steps, compute_epsilon
 from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
 from fedsim.recording.wire_format import State
@@ -40,10 +41,10 @@ class Right(Defense):
     def sampling(self, num_examples: int, batch_size: int) -> Poisson:
         return Poisson(rate=batch_size / num_examples)
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         rows = _clipped(gradients)
         return {
-            name: (each.sum(0) + self.noise * torch.randn(each.shape[1:], generator=rng)) / expected
+            name: (each.sum(0) + self.noise * torch.randn(each.shape[1:], generator=context.rng)) / expected
             for name, each in rows.items()
         }
 
@@ -60,8 +61,10 @@ class Right(Defense):
 class NoiseBeforeClipping(Right):
     """Adds the noise to the gradient of each example, then clips: what is sent has no more than the clip."""
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
-        noisy = {name: each + self.noise * torch.randn(each.shape, generator=rng) for name, each in gradients.items()}
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
+        noisy = {
+            name: each + self.noise * torch.randn(each.shape, generator=context.rng) for name, each in gradients.items()
+        }
         return {name: each.sum(0) / expected for name, each in _clipped(noisy).items()}
 
 
@@ -69,9 +72,9 @@ class NoiseBeforeClipping(Right):
 class ClipsTheSum(Right):
     """Clips the noisy sum, so one example takes the place of all others and of the noise."""
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         noisy = {
-            name: each.sum(0) + self.noise * torch.randn(each.shape[1:], generator=rng)
+            name: each.sum(0) + self.noise * torch.randn(each.shape[1:], generator=context.rng)
             for name, each in gradients.items()
         }
         return {name: each[0] / expected for name, each in _clipped({n: t[None] for n, t in noisy.items()}).items()}
@@ -89,9 +92,9 @@ class WrongRate(Right):
 class TooLittleNoise(Right):
     """Divides the noise, too, by how many examples are expected."""
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         return {
-            name: (each.sum(0) + self.noise / expected * torch.randn(each.shape[1:], generator=rng)) / expected
+            name: (each.sum(0) + self.noise / expected * torch.randn(each.shape[1:], generator=context.rng)) / expected
             for name, each in _clipped(gradients).items()
         }
 
@@ -224,7 +227,7 @@ def test_a_client_without_canaries_trains_as_it_did() -> None:
 
 def _none_in() -> Canaries:
     canaries = Canaries(seed=0, client=0, count=20)
-    canaries.__dict__["inside"] = torch.zeros(20, dtype=torch.bool)
+    canaries.__dict__["is_included"] = torch.zeros(20, dtype=torch.bool)
     return canaries
 
 
@@ -232,7 +235,7 @@ def _none_in() -> Canaries:
 class OnlySees(Defense):
     paper: ClassVar[Paper] = PAPER
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         return {name: each.sum(0) / expected for name, each in gradients.items()}
 
 
@@ -241,7 +244,7 @@ class Mixes(Defense):
     mixes: ClassVar[bool] = True
     paper: ClassVar[Paper] = PAPER
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
         return inputs, labels
 
 
@@ -262,7 +265,7 @@ def test_canaries_where_they_make_no_sense_are_refused(defenses: list[Defense], 
 
 @dataclass(frozen=True, kw_only=True)
 class ClipsNothing(Right):
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         return {name: each.sum(0) / expected for name, each in gradients.items()}
 
 

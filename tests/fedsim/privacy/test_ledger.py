@@ -13,7 +13,6 @@ from typing import Any
 
 import dp_accounting
 import pytest
-import torch
 from dp_accounting.rdp import RdpAccountant
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
@@ -25,9 +24,11 @@ from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import compare_with_manifest
-from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_ledger, read_metrics
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins import registry
 from fedsim.privacy.ledger import spending_by_client, summarise_ledger, unique_labels
 from fedsim.recording.transcript import Transcript
@@ -36,7 +37,7 @@ from fedsim.report.page import write_report
 from strategies.checkpoint import Checkpoint
 
 Tiny = Callable[..., Config]
-Run = Callable[..., RunFolder]
+Run = Callable[..., OpenRun]
 DP = {"name": "dp-sgd", "noise_multiplier": 1.0}
 
 
@@ -48,7 +49,7 @@ def by_google(kinds: list[tuple[float, float, int]]) -> float:
     return float(accountant.get_epsilon(1e-5))
 
 
-def last(folder: RunFolder, defense: str = "dp-sgd") -> Mapping[int, float]:
+def last(folder: OpenRun, defense: str = "dp-sgd") -> Mapping[int, float]:
     return {client: some.epsilon for client, some in spending_by_client(read_ledger(folder), defense).items()}
 
 
@@ -73,7 +74,7 @@ def test_a_run_is_composed_over_rounds_as_google_composes_it(
     frame = fedsim.open(folder.path).ledger
     assert len(frame) == 12
     assert frame["epsilon"].iloc[-1] == float(rows[-1]["epsilon"])
-    assert compare_with_manifest(folder.path).differences == []
+    assert compare_with_manifest(OpenRun(folder.path)).differences == []
     assert "epsilon" not in str(Transcript(folder.path).header(3))
 
 
@@ -206,11 +207,11 @@ def test_a_client_that_fails_or_is_too_late_may_have_sent(
     run = tiny_config(defense=[DP], federation={"vectorise": False})
     real, calls = DpSgd.on_sum, list[int]()
 
-    def sometimes(self: DpSgd, total: State, expected: float, *, rng: torch.Generator) -> State:
+    def sometimes(self: DpSgd, total: State, expected: float, context: LocalContext) -> State:
         calls.append(1)
         if len(calls) == 1:
             raise ValueError("no")
-        return real(self, total, expected, rng=rng)
+        return real(self, total, expected, context)
 
     monkeypatch.setattr(DpSgd, "on_sum", sometimes)
     folder = serial_run(run, tmp_path / "run")
@@ -228,7 +229,7 @@ class Halved(Defense):
     delta: float = 1e-3
     paper = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         return {name: tensor / 2 for name, tensor in update.items()}
 
     def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
@@ -242,7 +243,7 @@ def test_a_strangers_guarantee_is_composed_and_each_defense_has_its_own_figure(
     tables = tiny_config(federation={"rounds": 3}).model_dump(mode="json", exclude_none=True)
     noise = {"name": "update-noise", "noise_multiplier": 0.0}
     run = fedsim.run({**tables, "defense": [Halved(), DP, noise]}, tmp_path / "run")
-    rows, folder = read_ledger(RunFolder(run.path)), RunFolder(run.path)
+    rows, folder = read_ledger(OpenRun(run.path)), OpenRun(run.path)
     halved = rows[0]["defense"]
     assert [row["defense"] for row in rows[:3]] == [halved, "dp-sgd", halved]
     assert last(folder, halved) == dict.fromkeys(range(4), 6.0)
@@ -306,11 +307,11 @@ def test_a_run_that_goes_on_gives_the_same_ledger(
         patch.setattr(owner, name, third)
         with pytest.raises(Killed):
             serial_run(config, tmp_path / "run")
-    folder = RunFolder(tmp_path / "run")
+    folder = OpenRun(tmp_path / "run")
     assert {row["round"] for row in read_ledger(folder)} == {"1", "2", "3"}  # put down before clients are asked
     serial_run(config, tmp_path / "run", resume=True)
     assert folder.ledger.read_bytes() == whole.ledger.read_bytes()
-    assert compare_with_manifest(folder.path).differences == []
+    assert compare_with_manifest(OpenRun(folder.path)).differences == []
 
 
 def test_more_rounds_than_the_noise_was_chosen_for_are_refused(
@@ -328,7 +329,7 @@ def test_more_rounds_than_the_noise_was_chosen_for_are_refused(
     run(2, epsilon=8.0)
     run(2, noise_multiplier=1.0)
     run(4, noise_multiplier=1.0)
-    assert last(RunFolder(tmp_path / "noise_multiplier"))[0] == pytest.approx(by_google([(1.0, 1 / 3, 12)]), rel=0.01)
+    assert last(OpenRun(tmp_path / "noise_multiplier"))[0] == pytest.approx(by_google([(1.0, 1 / 3, 12)]), rel=0.01)
 
 
 @pytest.mark.parametrize("damage", ["removed", "changed", "shortened"])
@@ -344,7 +345,7 @@ def test_a_run_does_not_go_on_without_its_ledger(
     expected = "has no row of dp-sgd in round 1, .*put the file back" if damage == "removed" else "is not what this run"
     with pytest.raises(RunError, match=rf"ledger\.csv: {expected}"):
         serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run", resume=True)
-    assert compare_with_manifest(folder.path).differences
+    assert compare_with_manifest(OpenRun(folder.path)).differences
     if damage != "shortened":
         with pytest.raises((RunError, ConfigError), match=r"ledger\.csv"):
             _ = fedsim.open(folder.path).ledger
@@ -362,7 +363,7 @@ def test_the_report_tells_who_spent_most_and_what_the_victims_did(
     folder = serial_run(config, tmp_path / "run")
     epsilons = last(folder)
     most = max(epsilons, key=lambda client: (epsilons[client], -client))
-    html = write_report(folder.path).read_text(encoding="utf-8")
+    html = write_report(OpenRun(folder.path)).read_text(encoding="utf-8")
     assert f"ε = {epsilons[most]:.3g}, δ = 1e-05 after" in html
     assert f"for client {most}, which spent most; one example added or removed" in html
     assert "no formal guarantee" in html
@@ -372,8 +373,8 @@ def test_without_data_and_ledger_the_report_keeps_to_words(
     tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FEDSIM_DATA", raising=False)
-    folder = RunFolder(tmp_path / "run")
+    folder = OpenRun(tmp_path / "run")
     folder.prepare(resume=False, overwrite=False)
     folder.write_experiment(tiny_config(data={"name": "mnist"}, defense=[DP], partition={"samples_per_client": 10}))
-    html = write_report(folder.path).read_text(encoding="utf-8")
+    html = write_report(OpenRun(folder.path)).read_text(encoding="utf-8")
     assert "privacy of each example, over all rounds; how much depends on what clients hold" in html

@@ -444,9 +444,9 @@ def test_a_file_full_of_pickle_is_refused_and_not_run(
 CORE = Path(fedsim.recording.transcript.__file__).parents[1]
 READERS = [
     *CORE.glob("recording/*.py"),
-    *CORE.glob("wire/*.py"),
-    CORE / "findings.py",
-    CORE / "experiments/run_folder.py",
+    CORE / "interfaces/findings.py",
+    CORE / "audit/finding_files.py",
+    *CORE.glob("federation/*run*.py"),
 ]
 
 

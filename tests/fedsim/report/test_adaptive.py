@@ -232,7 +232,7 @@ def test_a_terminal_shows_one_table_of_what_is_the_same(monkeypatch: pytest.Monk
     console = Console(width=100, record=True, file=io.StringIO())
     monkeypatch.setattr(work_shown, "console", console)
     for found, tables in ((made(HELD, HELD), 1), (made(HELD, LEAKING), 2)):
-        work_shown.show_scores(SimpleNamespace(lines=found, remarks=remarks(found, defended=True, granted=True)))  # type: ignore[arg-type]
+        work_shown.show_scores(SimpleNamespace(readings=found, remarks=remarks(found, defended=True, granted=True)))  # type: ignore[arg-type]
         shown = console.export_text()
         assert shown.count("What leaked to sme") == tables
         assert ("What leaked to sme, naive and adaptive alike" in shown) == (tables == 1)

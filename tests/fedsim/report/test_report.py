@@ -20,7 +20,7 @@ from fedsim.audit.scores import IMAGE_SCORE_COLUMNS, SCORE_COLUMNS
 from fedsim.base.errors import ConfigError
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, AttackTable, Config, PluginTable
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.findings import Reconstruction, Representatives, Texts
 from fedsim.recording.payloads import Payload
@@ -108,7 +108,7 @@ def claim(
     }
     place = folder.findings / re.sub(r"\W", "", attack) / f"round-{number}-client-{victim}-repeat-{repeat}.safetensors"
     save_finding(finding, place, about)
-    folder.note(place)
+    folder.manifest.note(place)
     return place.with_suffix(".png")
 
 
@@ -173,12 +173,12 @@ def claim_texts(folder, tokens, *, attack):
     }
     place = folder.findings / attack / "round-1-client-0-repeat-0.safetensors"
     save_finding(finding, place, about)
-    folder.note(place)
+    folder.manifest.note(place)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    run = RunFolder(tmp_path / "run")
+    run = OpenRun(tmp_path / "run")
     run.path.mkdir()
     return run
 
@@ -190,7 +190,7 @@ def held():
 
 
 def page(folder, audit=None):
-    return write_report(folder.path, audit).read_text(encoding="utf-8")
+    return write_report(OpenRun(folder.path), audit).read_text(encoding="utf-8")
 
 
 def text_of(html):
@@ -572,12 +572,12 @@ def test_a_finding_that_is_drawn_and_not_scored_is_told_from_the_others_everywhe
     row = dict(zip(SCORE_COLUMNS, ("sme", 0, 1, 0, "psnr", 12.0, 9.0, "mean"), strict=False)) | {"granted": "model"}
     row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "nearest_public": "nan"}
     folder.write_table(folder.scores, SCORE_COLUMNS, [row | {"variant": "aaaa", "settings": '{"iterations": 7}'}])
-    page = write_report(folder.path).read_text()
+    page = write_report(OpenRun(folder.path)).read_text()
     assert '<th scope="row" data-value="sme (iterations=7)">sme (iterations=7)</th>' in page
     assert all(f'<th scope="row">sme (iterations={count})<span' in page for count in (7, 9))
     folder.write_table(folder.scores, SCORE_COLUMNS, [row | {"variant": "gone", "settings": '{"iterations": 8}'}])
     (folder.findings / "sme-bbbb" / "round-1-client-0-repeat-0.safetensors").unlink()
-    page = write_report(folder.path).read_text()
+    page = write_report(OpenRun(folder.path)).read_text()
     assert '<th scope="row" data-value="sme (iterations=8)">sme (iterations=8)</th>' in page
     assert '<th scope="row">sme (iterations=7)<span' in page
 
@@ -749,7 +749,7 @@ def test_damaged_rounds_are_named_and_the_others_told(folder):
     flipped.write_bytes(content)
     cut.write_bytes(cut.read_bytes()[:40])
     failures: list[str] = []
-    text = text_of(write_report(folder.path, None, failures).read_text())
+    text = text_of(write_report(OpenRun(folder.path), None, failures).read_text())
     assert "Round 1 is damaged" in text
     assert "Round 2 is damaged" in text
     assert len(failures) == 2
@@ -856,7 +856,7 @@ def test_a_guarantee_is_stated_for_the_rounds_of_the_run(folder):
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
-        write_report(tmp_path)
+        write_report(OpenRun(tmp_path))
 
 
 def test_too_many_findings_and_images_are_cut_and_said_to_be(folder, monkeypatch):

@@ -23,7 +23,7 @@ from fedsim.base.files import hash_file
 from fedsim.base.papers import Paper
 from fedsim.federation.build import build_attacks
 from fedsim.federation.config import AttackFile, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from fedsim.report.citations import FLOWER, bibtex
@@ -62,13 +62,13 @@ def made_anew(page: str, folder: Path) -> tuple[Path, str]:
             fedsim.run(folder / name, out=out)
         else:
             assert f"fedsim attack runs/again {name}" in page
-            assert not pipeline.attack(out, read_adversary(out, folder / name)).failures
+            assert not pipeline.attack(OpenRun(out), read_adversary(OpenRun(out), folder / name)).failures
     return out, (out / "report.html").read_text(encoding="utf-8")
 
 
 def claims(path: Path) -> dict[str, str]:
     """The hash of each finding of a run."""
-    folder, notes = RunFolder(path), list[str]()
+    folder, notes = OpenRun(path), list[str]()
     audit = read_audit(folder, notes)
     return dict(
         reproduction_of(audit, read_recording(folder, notes), read_findings(folder, audit, notes, notes)).hashes
@@ -252,7 +252,7 @@ name = "inverting-gradients"
 iterations = 3
 """
     )
-    assert not pipeline.attack(elsewhere, read_adversary(elsewhere, tmp_path / "mine.toml")).failures
+    assert not pipeline.attack(OpenRun(elsewhere), read_adversary(OpenRun(elsewhere), tmp_path / "mine.toml")).failures
     before = {path.name: path for path in elsewhere.glob("findings/*/*.safetensors")}
     page = (elsewhere / "report.html").read_text(encoding="utf-8")
     assert str(tmp_path) not in page
@@ -266,7 +266,7 @@ iterations = 3
     shutil.copytree(elsewhere, again, ignore=lambda folder, names: [n for n in names if not n.startswith("round-")])
     shutil.copy(tmp_path / "truth/client-0.safetensors", tmp_path)
     (tmp_path / name).write_text(text)
-    assert not pipeline.attack(again, read_adversary(again, tmp_path / name)).failures
+    assert not pipeline.attack(OpenRun(again), read_adversary(OpenRun(again), tmp_path / name)).failures
     after = {path.name: path for path in again.glob("findings/*/*.safetensors")}
     assert before.keys() == after.keys()
     [one] = before
@@ -274,7 +274,7 @@ iterations = 3
     other = (again / "report.html").read_text(encoding="utf-8")
     assert told(other, "SHA-256 of all findings") == told(page, "SHA-256 of all findings")
 
-    pipeline.report(elsewhere)  # without the attack file, from the findings alone
+    pipeline.report(OpenRun(elsewhere))  # without the attack file, from the findings alone
     alone = (elsewhere / "report.html").read_text(encoding="utf-8")
     [(_, told_alone)] = downloads(alone).items()
     mine = tomllib.loads(text)

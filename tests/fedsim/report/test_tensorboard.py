@@ -12,6 +12,7 @@ import fedsim
 from fedsim.api import pipeline
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import AttackFile
+from fedsim.federation.open_run import OpenRun
 from fedsim.report.tensorboard import _as_folder, check_installed
 
 TABLES = {
@@ -65,7 +66,7 @@ def test_event_files_hold_what_the_tables_of_the_run_hold(run):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_new_report_replaces_the_event_files(run):
     before = read(run.path / "tensorboard")
-    pipeline.report(run.path)
+    pipeline.report(OpenRun(run.path))
     files = list((run.path / "tensorboard").glob("*/*"))
     assert len(files) == len({file.parent for file in files})
     assert read(run.path / "tensorboard") == before

@@ -17,7 +17,7 @@ import pytest
 from fedsim.api import pipeline
 from fedsim.api.cell_runner import job_runner
 from fedsim.federation.integrity import compare_with_manifest
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.inversion.matching import GradientInversion
 from fedsim.sweeps import store as storing
 from fedsim.sweeps.board import SweepBoard
@@ -95,7 +95,7 @@ def test_a_cell_is_a_run_whose_recording_is_its_federations(made: Path) -> None:
     name = "transcript/round-000001.safetensors"
     assert (source.path / name).samefile(target.path / name)
     for folder in (source, target):
-        assert compare_with_manifest(folder.path).differences == []
+        assert compare_with_manifest(OpenRun(folder.path)).differences == []
         assert folder.report.is_file()
     assert not (target.path / "findings" / "spear-ica").exists()
 
@@ -138,7 +138,7 @@ DAMAGE: Mapping[str, Callable[[StoreEntry], object]] = {
     ),
     "metrics.csv cannot be read (No such file": lambda place: place.folder.metrics.unlink(),
     "report.html is missing": lambda place: place.folder.report.unlink(),
-    "manifest.json: was altered": lambda place: _flip(place.folder.manifest),
+    "manifest.json: was altered": lambda place: _flip(place.folder.manifest.path),
     "manifest.json is missing": lambda place: shutil.rmtree(place.folder.path),
     "experiment.toml is not what was written": lambda place: _flip(place.folder.experiment),
     ".json: is damaged": lambda place: place.marker_path.write_bytes(place.marker_path.read_bytes()[:-9]),
@@ -163,7 +163,7 @@ def test_a_damaged_cell_is_named_and_made_again(
     again = plan_of(own)
     assert again.remaining_cells == []
     assert rows(again) == expected
-    assert compare_with_manifest(cell(again, own).folder.path).differences == []
+    assert compare_with_manifest(OpenRun(cell(again, own).folder.path)).differences == []
 
 
 def _rewrite(marker: Path, where: tuple[str, str]) -> None:
@@ -215,7 +215,7 @@ def test_what_a_user_does_with_a_cell_is_no_damage(own: Path) -> None:
     victims = tables.adversary.model_copy(update={"victims": [2]})
     other = pipeline.Adversary(spec=tables.model_copy(update={"adversary": victims}))
     assert len(list(folder.findings.rglob("*.safetensors"))) == 2
-    pipeline.attack(folder.path, other)
+    pipeline.attack(OpenRun(folder.path), other)
     assert len(list(folder.findings.rglob("*.safetensors"))) == 3
     assert plan_of(own).remaining_cells == []
 
@@ -372,4 +372,4 @@ def test_a_strangers_file_in_a_cell_is_not_removed(own: Path) -> None:
     (place.folder.path / "notes.txt").write_text("mine", encoding="utf-8")
     failed = work_off(own, plan_of(own))
     assert "notes.txt: is not of a run" in failed["attack=sme, seed=0"]
-    assert RunFolder(place.folder.path).scores.is_file()
+    assert OpenRun(place.folder.path).scores.is_file()

@@ -64,7 +64,7 @@ def test_an_edited_table_is_named_with_what_to_do(tmp_path: Path, name: str, tex
 
 def test_a_table_of_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_table(tmp_path, [], [])
-    monkeypatch.setattr(table, "SCORE_COLUMNS", (*SCORES, "new"))
+    monkeypatch.setattr(table, "SCORES", (*SCORES, "new"))
     with pytest.raises(RunError, match="its columns are not"):
         read_table(tmp_path)
 

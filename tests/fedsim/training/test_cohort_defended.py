@@ -21,6 +21,7 @@ from fedsim.base.task import Task
 from fedsim.federation.config import Config
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.recording.wire_format import State
 from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, local_updates
 from fedsim.training.hooks import TrainingHooks
@@ -43,7 +44,8 @@ def share(
 ) -> LocalData:
     inputs, labels = torch.randn((count, 1, 4, 4), generator=generator("x", place)), torch.arange(count) % 5
     key = (1, "train", 1, place)
-    return LocalData(inputs=inputs, labels=labels, key=key, hooks=TrainingHooks(defenses, model, how, count, key))
+    hooks = TrainingHooks(defenses, model, how, count, ClientRound(key=key, broadcast=copy_state(model)))
+    return LocalData(inputs=inputs, labels=labels, key=key, hooks=hooks)
 
 
 def distance(one: State, other: State) -> float:
@@ -75,7 +77,7 @@ def test_each_does_what_it_would_do_by_itself(how: dict[str, Any], defense: DpSg
 
 
 def share_order(who: LocalData, defense: DpSgd, model: nn.Module, settings: LocalTraining) -> list[Tensor]:
-    return list(TrainingHooks([defense], model, settings, len(who.labels), who.key).batch_order(None))
+    return list(TrainingHooks([defense], model, settings, len(who.labels), ClientRound(key=who.key)).batch_order(None))
 
 
 def test_one_whose_batches_are_all_empty_is_left_to_the_loop() -> None:
@@ -99,8 +101,8 @@ def test_who_may_train_at_once() -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class Shown(DpSgd):
-        def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
-            return super().on_examples(gradients, expected, rng=rng)
+        def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
+            return super().on_examples(gradients, expected, context)
 
     assert not can_vectorise(model, SETTINGS, [Shown(noise_multiplier=1.0)])
 

@@ -19,6 +19,7 @@ from fedsim.base.randomness import seed_globals
 from fedsim.base.task import Task
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
 from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, local_updates
 from fedsim.training.loop import local_update
@@ -256,7 +257,7 @@ def test_a_broken_label_is_not_swallowed(label: int) -> None:
 class OnBatch(Defense):
     paper = PAPER
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
         return -inputs, labels
 
 
@@ -264,7 +265,7 @@ class OnBatch(Defense):
 class OnGradient(Defense):
     paper = PAPER
 
-    def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+    def on_gradient(self, gradient: State, context: LocalContext) -> State:
         return {}
 
 

@@ -16,6 +16,7 @@ from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task, squared_error
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins import registry
 from fedsim.recording.wire_format import State
 from fedsim.training import gradients
@@ -49,7 +50,7 @@ class Mean(Defense):
 
     paper = PAPER
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         return {name: each.sum(0) / expected for name, each in gradients.items()}
 
 
@@ -62,12 +63,12 @@ class Private(Defense):
 
     paper = PAPER
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()]).norm(dim=0)
         factors = (self.clip / norms).clamp(max=1)
         sums = {name: torch.einsum("e,e...->...", factors, each) for name, each in gradients.items()}
         scale = self.noise * self.clip
-        return {n: (s + scale * torch.randn(s.shape, generator=rng)) / expected for n, s in sums.items()}
+        return {n: (s + scale * torch.randn(s.shape, generator=context.rng)) / expected for n, s in sums.items()}
 
 
 def material(family: str) -> tuple[nn.Module, Tensor, Tensor, Any]:
@@ -269,7 +270,7 @@ def test_gradients_of_examples_come_before_the_hook_on_the_gradient() -> None:
     class Half(Defense):
         paper = PAPER
 
-        def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+        def on_gradient(self, gradient: State, context: LocalContext) -> State:
             return {name: tensor / 2 for name, tensor in gradient.items()}
 
     once, half = train(net(), Mean(), local_steps=1), train(net(), Half(), Mean(), local_steps=1)
@@ -289,7 +290,7 @@ def test_what_is_no_gradient_of_the_model_is_not_learned_from(made: Any, expecte
     class Makes(Defense):
         paper = PAPER
 
-        def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
             return made(gradients)  # type: ignore[no-any-return]
 
     with pytest.raises(RunError) as error:
@@ -323,7 +324,7 @@ def test_a_batch_may_not_grow_where_each_example_counts() -> None:
     class Doubles(Defense):
         paper = PAPER
 
-        def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
             return torch.cat([inputs, inputs]), torch.cat([labels, labels])
 
     with pytest.raises(RunError, match=r"^Doubles.on_batch: expected 4 examples back, got 8, but a defense sees"):

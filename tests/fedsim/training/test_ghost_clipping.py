@@ -15,7 +15,9 @@ from fedsim.base.errors import PluginError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task, smooth_labels, squared_error
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, check_defense, supports_ghost_clipping
+from fedsim.interfaces.defense import Defense, supports_ghost_clipping
+from fedsim.interfaces.defense_checks import check_defense
+from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.recording.wire_format import State
 from fedsim.training.canaries import Canaries
 from fedsim.training.ghost_clipping import can_clip, clipped_sum
@@ -147,8 +149,8 @@ def test_what_is_found_on_the_way_to_be_different_is_left_to_the_gradients(model
 class Shown(DpSgd):
     """The same, but its `on_examples` is its own."""
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
-        return super().on_examples(gradients, expected, rng=rng)
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
+        return super().on_examples(gradients, expected, context)
 
 
 def test_a_client_trains_the_same_either_way() -> None:
@@ -170,12 +172,13 @@ def test_whose_own_on_examples_it_is_that_is_called() -> None:
     model = network("lenet")
     assert supports_ghost_clipping(DpSgd(noise_multiplier=1.0))
     assert not supports_ghost_clipping(Shown(noise_multiplier=1.0))
-    assert TrainingHooks([DpSgd(noise_multiplier=1.0)], model, SETTINGS, 20, ("key",)).clipping_factors is not None
-    assert TrainingHooks([Shown(noise_multiplier=1.0)], model, SETTINGS, 20, ("key",)).clipping_factors is None
-    canaries = Canaries(seed=0, client=0, count=3)
-    assert (
-        TrainingHooks([DpSgd(noise_multiplier=1.0)], model, SETTINGS, 20, ("key",), canaries).clipping_factors is None
-    )
+
+    def hooks(defense: Defense, canaries: Canaries | None = None) -> TrainingHooks:
+        return TrainingHooks([defense], model, SETTINGS, 20, ClientRound(key=("key",)), canaries)
+
+    assert hooks(DpSgd(noise_multiplier=1.0)).clipping_factors is not None
+    assert hooks(Shown(noise_multiplier=1.0)).clipping_factors is None
+    assert hooks(DpSgd(noise_multiplier=1.0), Canaries(seed=0, client=0, count=3)).clipping_factors is None
 
 
 class Half(Defense):

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
 from fedsim.audit.audit import Audit
+from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.threat_model import apply_headers, full_knowledge
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import seed_globals
 from fedsim.base.task import Task, smooth_labels, squared_error
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AdversaryTable, Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Attack, Knowledge
 from fedsim.plugins import registry
 from fedsim.recording.header import Header
@@ -126,22 +127,22 @@ def test_a_regression_is_refused_before_work(tiny_config: Callable[..., Config],
 
 @pytest.fixture(scope="module")
 def run(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path_factory: pytest.TempPathFactory
-) -> RunFolder:
+    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path_factory: pytest.TempPathFactory
+) -> OpenRun:
     """A federation that smooths its labels."""
     config = tiny_config(training={"local_epochs": 1, "label_smoothing": SMOOTHING}, attack=[{"name": "sme"}])
     return serial_run(config, tmp_path_factory.mktemp("smoothed") / "run")
 
 
 def test_the_server_tells_of_it_only_where_it_is_used(
-    run: RunFolder, tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
+    run: OpenRun, tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
 ) -> None:
     assert Transcript(run.path).header(1).config["label-smoothing"] == SMOOTHING
     plain = serial_run(tiny_config(), tmp_path / "plain")
     assert "label-smoothing" not in Transcript(plain.path).header(1).config
 
 
-def test_what_is_measured_is_the_plain_loss(run: RunFolder) -> None:
+def test_what_is_measured_is_the_plain_loss(run: OpenRun) -> None:
     experiment = Experiment(run.read_experiment())  # type: ignore[arg-type]
     inputs, labels = experiment.data.to_model(experiment.dataset.test.inputs()), experiment.dataset.test.labels
     state = Transcript(run.path).update(2, 0).before
@@ -152,24 +153,26 @@ def test_what_is_measured_is_the_plain_loss(run: RunFolder) -> None:
     assert float(first[loss]) == pytest.approx(plain, rel=1e-4)
 
 
-def handed(run: RunFolder, **knowledge: Any) -> Knowledge:
+def handed(run: OpenRun, **knowledge: Any) -> Knowledge:
     """What an attack of the run is handed."""
     config = run.read_experiment()
     assert config is not None
     spec = config.model_copy(update={"adversary": validate_tables(AdversaryTable, {"knowledge": knowledge}, "x")})
     audit = Audit(folder=run, spec=spec, experiment=Experiment(config), base_folder=run.path)
     header = audit.transcript.header(1)
-    return apply_headers(audit.granted_knowledge, spec.adversary, [header], registry.load("attacks", "sme").declared())
+    return apply_headers(
+        audit.granted_knowledge, spec.adversary, [header], registry.load("attacks", "sme").declared_facts()
+    )
 
 
-def test_attacks_are_handed_the_loss_of_smoothed_labels_unless_it_is_withheld(run: RunFolder) -> None:
+def test_attacks_are_handed_the_loss_of_smoothed_labels_unless_it_is_withheld(run: OpenRun) -> None:
     outputs, labels = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), some_data()[1]
     known, withheld = handed(run).loss, handed(run, label_smoothing=False).loss
     assert known is not None
     assert withheld is cross_entropy
     torch.testing.assert_close(known(outputs, labels), by_hand(outputs, labels))
     experiment = Experiment(run.read_experiment())  # type: ignore[arg-type]
-    assert full_knowledge(AdversaryTable(), experiment, run.path).loss is known
+    assert full_knowledge(AdversaryTable(), OwnRun({}, experiment), run.path).loss is known
     assert experiment.loss is known
 
 

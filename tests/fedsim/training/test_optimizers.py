@@ -5,13 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedsim.training.optimizers import SGD, Adam, Optimizer
+from fedsim.interfaces.knowledge import Knowledge
+from fedsim.training.optimizers import SGD, Adam, Optimizer, sgd_direction
+from fedsim.training.settings import LocalTraining, known_steps
 
 Kind = Callable[[Any], Any]
 PAIRS: dict[str, tuple[Kind, Kind]] = {
@@ -90,3 +93,37 @@ def test_no_optimizer_imports_the_compiler() -> None:
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@dataclass(frozen=True)
+class KnownSettings:
+    """What an attack knows of a client's steps, which is no `LocalTraining`."""
+
+    momentum: float = 0.9
+    weight_decay: float = 0.01
+    proximal_mu: float = 0.1
+
+
+def test_the_rule_that_can_be_differentiated_takes_the_steps_of_sgd_with_a_proximal_term() -> None:
+    settings = KnownSettings()
+    start = torch.randn(5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    trained = start.clone().requires_grad_()
+    optimizer = SGD([trained], 0.1, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    weight, momentum = start, dict[int, Tensor]()
+    for _ in range(5):
+        optimizer.zero_grad()
+        penalty = settings.proximal_mu / 2 * (trained - start).square().sum()
+        (trained.sin().square().sum() + penalty).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        gradient = 2 * weight.sin() * weight.cos()
+        weight = weight - 0.1 * sgd_direction(gradient, weight, start, settings, momentum, 0)
+    torch.testing.assert_close(weight, trained.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_known_of_a_clients_settings_counts_its_steps_as_the_settings_do() -> None:
+    for settings in (LocalTraining(local_epochs=3, batch_size=4), LocalTraining(local_steps=7, batch_size=4)):
+        known = Knowledge(
+            local_epochs=settings.local_epochs, local_steps=settings.local_steps, batch_size=settings.batch_size
+        )
+        assert known_steps(known, 10) == settings.steps(10) == known_steps(settings, 10)
+    assert known_steps(Knowledge(local_epochs=3), 10) is None

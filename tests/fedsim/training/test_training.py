@@ -25,6 +25,7 @@ from fedsim.base.task import Task, squared_error
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State, Update, match_names, non_finite_names
 from fedsim.training.loop import evaluate, local_update
@@ -417,7 +418,7 @@ class Idle(Defense):
 
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
+    def on_update(self, update: State, context: LocalContext) -> State:
         return update
 
 
@@ -427,10 +428,10 @@ class Meddler(Defense):
 
     paper = PAPER
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
         return inputs[1:], labels[1:]
 
-    def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+    def on_gradient(self, gradient: State, context: LocalContext) -> State:
         return {name: tensor / 2 for name, tensor in gradient.items()}
 
 
@@ -465,9 +466,9 @@ def norm(update: State) -> float:
 @given(update=updates, clip=st.floats(1e-3, 1e3))
 def test_clipping_bounds_the_norm_keeps_the_direction_and_is_idempotent(update: State, clip: float) -> None:
     defense = UpdateNoise(clip=clip)
-    once = defense.on_update(update, rng=torch.Generator(), memory={})
+    once = defense.on_update(update, LocalContext(rng=torch.Generator()))
     assert norm(once) <= clip * (1 + 1e-6)
-    twice = defense.on_update(once, rng=torch.Generator(), memory={})
+    twice = defense.on_update(once, LocalContext(rng=torch.Generator()))
     for name in update:
         torch.testing.assert_close(once[name], twice[name], rtol=1e-6, atol=0)
     if norm(update) > clip:
@@ -478,13 +479,13 @@ def test_clipping_bounds_the_norm_keeps_the_direction_and_is_idempotent(update: 
 
 @given(update=updates)
 def test_without_noise_and_with_a_large_clip_nothing_changes(update: State) -> None:
-    defended = UpdateNoise(clip=1e9).on_update(update, rng=torch.Generator(), memory={})
+    defended = UpdateNoise(clip=1e9).on_update(update, LocalContext(rng=torch.Generator()))
     assert equal(defended, update)
 
 
 def test_the_noise_has_the_promised_spread() -> None:
     update = {"a": torch.zeros(100, 100), "b": torch.zeros(10_000)}
-    noise = UpdateNoise(clip=0.5, noise_multiplier=3.0).on_update(update, rng=generator("noise"), memory={})
+    noise = UpdateNoise(clip=0.5, noise_multiplier=3.0).on_update(update, LocalContext(rng=generator("noise")))
     for tensor in noise.values():
         assert tensor.std().item() == pytest.approx(1.5, rel=0.03)
         assert tensor.mean().item() == pytest.approx(0.0, abs=0.06)
@@ -492,15 +493,16 @@ def test_the_noise_has_the_promised_spread() -> None:
 
 def test_a_zero_update_stays_zero_and_breaks_nothing() -> None:
     update = {"a": torch.zeros(3)}
-    assert torch.equal(UpdateNoise(clip=0.1).on_update(update, rng=torch.Generator(), memory={})["a"], torch.zeros(3))
+    sent = UpdateNoise(clip=0.1).on_update(update, LocalContext(rng=torch.Generator()))
+    assert torch.equal(sent["a"], torch.zeros(3))
 
 
 def test_noise_follows_the_generator_it_is_given() -> None:
     update = {"a": torch.ones(5)}
     defense = UpdateNoise(noise_multiplier=1.0)
-    first = defense.on_update(update, rng=generator(1), memory={})
-    assert torch.equal(first["a"], defense.on_update(update, rng=generator(1), memory={})["a"])
-    assert not torch.equal(first["a"], defense.on_update(update, rng=generator(2), memory={})["a"])
+    first = defense.on_update(update, LocalContext(rng=generator(1)))
+    assert torch.equal(first["a"], defense.on_update(update, LocalContext(rng=generator(1)))["a"])
+    assert not torch.equal(first["a"], defense.on_update(update, LocalContext(rng=generator(2)))["a"])
 
 
 @pytest.mark.parametrize("kwargs", [{"clip": 0.0}, {"clip": math.inf}, {"clip": math.nan}, {"noise_multiplier": -1.0}])

@@ -23,7 +23,9 @@ from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, Poisson, check_defense
+from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, Poisson
+from fedsim.interfaces.defense_checks import check_defense
+from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 from fedsim.training.cohort import can_vectorise
@@ -62,12 +64,12 @@ class Private(Defense):
     def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
         return Poisson(rate=min(1, batch_size / num_examples))
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
         norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()]).norm(dim=0)
         factors = (self.clip / norms).clamp(max=1)
         sums = {name: torch.einsum("e,e...->...", factors, each) for name, each in gradients.items()}
         scale = self.noise * self.clip
-        return {n: (s + scale * torch.randn(s.shape, generator=rng)) / expected for n, s in sums.items()}
+        return {n: (s + scale * torch.randn(s.shape, generator=context.rng)) / expected for n, s in sums.items()}
 
 
 class Draws(Defense):
@@ -81,16 +83,16 @@ class Draws(Defense):
     def note(self, hook: str, rng: torch.Generator) -> None:
         self.__dict__["drawn"].setdefault(hook, torch.rand(3, generator=rng).tolist())
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        self.note("on_batch", rng)
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
+        self.note("on_batch", context.rng)
         return inputs, labels
 
-    def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
-        self.note("on_examples", rng)
-        return super().on_examples(gradients, expected, rng=rng)
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
+        self.note("on_examples", context.rng)
+        return super().on_examples(gradients, expected, context)
 
-    def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
-        self.note("on_gradient", rng)
+    def on_gradient(self, gradient: State, context: LocalContext) -> State:
+        self.note("on_gradient", context.rng)
         return gradient
 
 
@@ -99,11 +101,11 @@ class Noisy(Defense):
 
     paper = PAPER
 
-    def on_batch(self, inputs: Tensor, labels: Tensor, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        return inputs + torch.randn(inputs.shape, generator=rng), labels
+    def on_batch(self, inputs: Tensor, labels: Tensor, context: LocalContext) -> tuple[Tensor, Tensor]:
+        return inputs + torch.randn(inputs.shape, generator=context.rng), labels
 
-    def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
-        return {name: g + torch.randn(g.shape, generator=rng) for name, g in gradient.items()}
+    def on_gradient(self, gradient: State, context: LocalContext) -> State:
+        return {name: g + torch.randn(g.shape, generator=context.rng) for name, g in gradient.items()}
 
 
 class Spy(nn.Module):
@@ -174,7 +176,7 @@ def test_examples_are_drawn_independently_of_each_other_and_of_the_step() -> Non
 
 @pytest.mark.parametrize("how", [{"local_epochs": 3}, {"local_steps": 7}])
 def test_the_number_of_steps_is_that_of_the_settings(how: dict[str, int]) -> None:
-    order = TrainingHooks([Sampled()], net(), sgd(**how), 10, KEY).batch_order(None)
+    order = TrainingHooks([Sampled()], net(), sgd(**how), 10, ClientRound(key=KEY)).batch_order(None)
     assert len(list(order)) == sgd(**how).steps(10)
 
 
@@ -194,9 +196,9 @@ def test_the_sample_follows_the_key_and_nothing_else() -> None:
 
 def test_the_gradient_of_a_poisson_batch_is_its_sum_divided_by_the_expected_size() -> None:
     class Mean(Sampled):
-        def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
             assert expected == pytest.approx(4)
-            return super().on_examples(gradients, expected, rng=rng)
+            return super().on_examples(gradients, expected, context)
 
     (inputs, labels), start = some_data(), copy_state(net())
     (index,) = poisson_batches(10, 0.4, 1, generator(*KEY, "order"))
@@ -221,9 +223,9 @@ def test_a_step_on_an_empty_batch_is_noise_alone() -> None:
         def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
             return Poisson(rate=NEVER)
 
-        def on_examples(self, gradients: State, expected: float, *, rng: torch.Generator) -> State:
+        def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
             assert {len(each) for each in gradients.values()} == {0}
-            return super().on_examples(gradients, 4, rng=rng)
+            return super().on_examples(gradients, 4, context)
 
     start, noise = copy_state(net()), generator(*KEY, "defense", "on_examples", "Empty", 0)
     after, loss = train(Empty(), local_steps=1)
@@ -241,7 +243,7 @@ def test_an_empty_batch_has_a_gradient_that_hooks_add_noise_to_and_is_shown_to_n
     class Adds(Draws):
         on_examples = Defense.on_examples
 
-        def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+        def on_gradient(self, gradient: State, context: LocalContext) -> State:
             assert not any(tensor.any() for tensor in gradient.values())
             return {name: torch.ones_like(tensor) for name, tensor in gradient.items()}
 
@@ -254,7 +256,7 @@ def test_an_empty_batch_has_a_gradient_that_hooks_add_noise_to_and_is_shown_to_n
 
 def test_the_proximal_term_pulls_on_an_empty_batch_too() -> None:
     class Once(Sampled):
-        def on_gradient(self, gradient: State, *, rng: torch.Generator) -> State:
+        def on_gradient(self, gradient: State, context: LocalContext) -> State:
             return {name: g + 1 for name, g in gradient.items()}
 
     free, held = (train(Once(rate=NEVER), local_steps=3, proximal_mu=mu)[0] for mu in (0.0, 5.0))
@@ -328,7 +330,7 @@ def test_a_sampling_hook_without_its_arguments_is_refused() -> None:
 
 @pytest.mark.parametrize("hook", TRAINING_HOOKS)
 def test_what_acts_inside_local_training_is_no_mod_and_is_not_trained_at_once(hook: str) -> None:
-    inside = type("Inside", (Defense,), {"paper": PAPER, hook: lambda self, *given, rng=None: None})()
+    inside = type("Inside", (Defense,), {"paper": PAPER, hook: lambda self, *given: None})()
     with pytest.raises(PluginError, match=f"Inside: '{hook}' acts inside local training"):
         as_mod(inside)
     assert can_vectorise(net(), sgd(), [])
@@ -376,8 +378,8 @@ class Adds(Defense):
 
     paper = PAPER
 
-    def on_update(self, update: State, *, rng: torch.Generator) -> State:
-        return {name: tensor + torch.randn(tensor.shape, generator=rng) for name, tensor in update.items()}
+    def on_update(self, update: State, context: LocalContext) -> State:
+        return {name: tensor + torch.randn(tensor.shape, generator=context.rng) for name, tensor in update.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

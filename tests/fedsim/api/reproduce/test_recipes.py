@@ -18,7 +18,7 @@ from fedsim.federation.reading import config_of, set_value
 from fedsim.sweeps.grid import SweepGrid, build_grid
 from fedsim.sweeps.table import SweepTableFile
 
-ROOT = Path(__file__).parent.parent.parent.parent
+ROOT = Path(__file__).parents[4]
 TABLES = [(paper, table) for paper, about in read_papers().items() for table in about.table]
 MADE = {f"{paper}-{table}": made for paper, table in TABLES if (made := find_recipe(paper, table))}
 SWEEPS = {name: made for name, made in MADE.items() if not made.recipe.geometry}

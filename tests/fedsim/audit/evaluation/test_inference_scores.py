@@ -146,14 +146,14 @@ def test_whoever_claims_a_point_between_two_proxies_is_not_above_the_floor() -> 
 
 def test_a_second_optimum_tells_whether_a_claim_answers_alike_wherever_training_began() -> None:
     other = copy_state(built(seed=5))
-    scores = judge(away(OPTIMUM, 0.05), PROXIES, elsewhere=other)
-    assert judge(other, PROXIES, elsewhere=other)["zest_other_start"].value == pytest.approx(1, abs=1e-9)
+    scores = judge(away(OPTIMUM, 0.05), PROXIES, other_optimum=other)
+    assert judge(other, PROXIES, other_optimum=other)["zest_other_start"].value == pytest.approx(1, abs=1e-9)
     assert scores["zest_of_optima"].value == judge(other, {})["zest"].value
     assert math.isnan(scores["zest_of_optima"].floor)  # it is about no attack
     assert scores["zest_other_start"].ceiling == 1  # the first optimum is no bound, proxies may be above it
     assert (
         scores["zest_other_start"].floor
-        >= judge(PROXIES["global model"], {}, elsewhere=other)["zest_other_start"].value
+        >= judge(PROXIES["global model"], {}, other_optimum=other)["zest_other_start"].value
     )
     assert "zest_other_start" not in judge(OPTIMUM, PROXIES)
 
@@ -168,7 +168,7 @@ def test_zest_is_the_mean_over_draws_of_references() -> None:
 def test_what_is_remembered_of_models_changes_no_score() -> None:
     memory = ModelCache()
     for _ in range(2):
-        again = [judge(claim, PROXIES, memory=memory) for claim in (OPTIMUM, away(OPTIMUM, 0.2))]
+        again = [judge(claim, PROXIES, cache=memory) for claim in (OPTIMUM, away(OPTIMUM, 0.2))]
         assert again == [judge(claim, PROXIES) for claim in (OPTIMUM, away(OPTIMUM, 0.2))]
     assert len(memory.metrics) == 7  # two claims, one of them the optimum, two proxies and three points between
 

@@ -279,7 +279,7 @@ def test_a_client_of_att_faces_is_not_thrown_out_of_its_valley() -> None:
     home = os.environ.get("FEDSIM_DATA")
     if home is None or not (Path(home) / "att_faces").is_dir():
         pytest.skip("needs AT&T faces under $FEDSIM_DATA")
-    config = load_config(Path(__file__).parents[3] / "benchmarks" / "lmra-att-faces.toml", ["federation.clients=20"])
+    config = load_config(Path(__file__).parents[4] / "benchmarks" / "lmra-att-faces.toml", ["federation.clients=20"])
     experiment = Experiment(config)
     inputs, labels = experiment.data.train(2)
     inputs, model = experiment.data.to_model(inputs), experiment.new_model()

@@ -16,7 +16,7 @@ from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.perceptual_distance import check_backbone, find_backbone, lpips_distances
 from fedsim.base.errors import DataError
 from fedsim.federation.build import Experiment
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 
 
 def images(count: int, *shape: int, seed: int = 0) -> Tensor:
@@ -58,7 +58,7 @@ def test_damaged_weights_are_noticed_before_anything_is_attacked(
             path.write_bytes(path.read_bytes()[:-500])
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
     config = tiny_config(attack=[{"name": "sme"}], adversary={"when": "at-end"})
-    audit = Audit(folder=RunFolder(tmp_path), spec=config, experiment=Experiment(config), base_folder=tmp_path)
+    audit = Audit(folder=OpenRun(tmp_path), spec=config, experiment=Experiment(config), base_folder=tmp_path)
     with pytest.raises(DataError, match="is no readable file of weights") as caught:
         audit.check()
     assert str(path) in str(caught.value)

@@ -340,7 +340,7 @@ def test_nodes_do_not_wait_for_the_slowest_and_what_they_send_waits_on_disk(
     early, waited = [], []
     for taken, reply in enumerate(grid.send_and_receive(broadcast(range(40)))):
         early.append(len(physical.sent) - taken)
-        waited.append(not reply.content.array_records["arrays"]["w"].in_memory)
+        waited.append(not reply.content.array_records["arrays"]["w"].is_in_memory)
     assert len(early) == 40
     assert not waited[0], "whoever comes in turn is handed over from memory"
     assert (max(early) > 2 * nodes) == any(waited) == (nodes > 1)
@@ -586,7 +586,7 @@ def test_replies_are_parked_where_there_is_a_folder_for_them_and_still_say_the_s
     grid, _ = slow(10, 2, parking=tmp_path if parked else None)
     replies = list(grid.send_and_receive(broadcast(range(10))))
     arrays = [reply.content.array_records["arrays"]["w"] for reply in replies]
-    assert [array.in_memory for array in arrays] == [not parked] * 10
+    assert [array.is_in_memory for array in arrays] == [not parked] * 10
     assert [array.numpy().tolist() for array in arrays] == [[client] * 3 for client in range(10)]
 
 

@@ -183,7 +183,7 @@ def test_a_model_without_a_last_layer_of_classes_is_refused(model: nn.Module, to
     scene = dataclasses.replace(scene_for(nn.Sequential(nn.Linear(6, 5)), [0, 1]), model=model)
     names = tuple(name for name, _ in model.named_parameters())
     with pytest.raises(KnowledgeError, match=told) as caught:
-        last_layer(dataclasses.replace(scene, names=names), PROBES)
+        last_layer(dataclasses.replace(scene, parameter_names=names), PROBES)
     assert "; grant them with adversary.knowledge.labels = true, and set align = false" in str(caught.value)
 
 

@@ -182,7 +182,7 @@ def test_a_block_of_the_transformers_is_that_of_torch(plugin: ModelPlugin) -> No
     )
     states = torch.randn(3, 20, 16, dtype=torch.float64, generator=generator("states"))
     real = torch.arange(20) < torch.tensor([[20], [13], [1]])
-    seen = model.seen(real)
+    seen = model.attention_mask(real)
     hidden = ~seen.repeat_interleave(4, 0)  # one mask a head
     torch.testing.assert_close(block(states, seen)[real], theirs(states, hidden)[real])
     assert bool(seen[0].all()) is isinstance(plugin, TransformerEncoder)
@@ -232,7 +232,7 @@ def test_an_adapted_layer_is_the_layer_and_a_product_of_two_matrices() -> None:
 
 def test_a_decoder_sees_what_is_before_a_place_and_reads_the_last_word() -> None:
     model: Any = built(TransformerDecoder(dim=16), PADDED).eval()
-    assert model.seen(torch.ones(1, 6, dtype=torch.bool))[0].equal(torch.ones(6, 6).tril().bool())
+    assert model.attention_mask(torch.ones(1, 6, dtype=torch.bool))[0].equal(torch.ones(6, 6).tril().bool())
     features = []
     model.norm.register_forward_hook(lambda *given: features.append(given[2]))
     outputs = model(torch.tensor([[7, 3, 9, 0, 0, 0], [7, 3, 9, 4, 8, 1]]))
@@ -721,7 +721,7 @@ def test_models_need_nothing_but_torch() -> None:
 
 
 def test_the_table_of_models_names_every_one_of_ours() -> None:
-    path = Path(__file__).parents[3] / "benchmarks" / "model_table.py"
+    path = Path(__file__).parents[4] / "benchmarks" / "model_table.py"
     spec = importlib.util.spec_from_file_location("model_table", path)
     assert spec
     assert spec.loader

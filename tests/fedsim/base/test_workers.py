@@ -12,9 +12,18 @@ from pathlib import Path
 
 import pytest
 
-import fedsim.audit.workers
-from fedsim.audit.workers import Worker, background_worker, cause_of_death, run_in_processes
+import fedsim.base.workers
 from fedsim.base.errors import AttackCrash, DataError
+from fedsim.base.worker_messages import (
+    ErrorMessage,
+    LogMessage,
+    Message,
+    ProgressMessage,
+    ResultMessage,
+    decode_message,
+    encode_message,
+)
+from fedsim.base.workers import Worker, background_worker, cause_of_death, run_in_processes
 
 WORK = """
 import ctypes, logging, os, signal, sys, time
@@ -48,6 +57,13 @@ def work(item, progress):
         log = logging.getLogger("fedsim.adversaries.theirs")
         log.info("nobody asked")
         log.warning("%s of %d%%", what, 5)
+    if what == "logs a crash":
+        try:
+            raise KeyError("of theirs")
+        except KeyError:
+            logging.getLogger("fedsim.theirs").exception("crashed")
+    if what == "returns an object":
+        return Theirs
     if what == "theirs":
         raise Theirs("first line\\nsecond", 2)
     if what == "sentence":
@@ -61,7 +77,7 @@ def prepare(refuse=False):
 """
 SCRIPT = """
 import sys
-from fedsim.audit.workers import run_in_processes
+from fedsim.base.workers import run_in_processes
 from work_of_strangers import prepare
 
 print("started", flush=True)
@@ -158,13 +174,29 @@ def test_what_work_warns_of_is_logged_here_and_nowhere_else(
     assert capfd.readouterr().err == ""
 
 
+def test_a_traceback_arrives_beside_its_sentence(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert outcomes(folder, "logs a crash") == {"logs a crash": None}
+    [record] = caplog.records
+    assert (record.levelname, record.getMessage()) == ("ERROR", "crashed")
+    assert "KeyError: 'of theirs'" in str(record.exc_text)
+    again = LogMessage.from_record(record)  # as where a worker has workers of its own
+    assert again.traceback == record.exc_text
+    assert decode_message(encode_message(again)) == again
+
+
+def test_a_result_that_no_message_can_hold_fails_its_item(folder: Path) -> None:
+    got = outcomes(folder, "returns an object", "fine")
+    assert str(got["returns an object"]).startswith("TypeError: Object of type type is not JSON")
+    assert got["fine"] is None
+
+
 def test_a_worker_that_cannot_begin_fails_its_items(folder: Path) -> None:
     got = outcomes(folder, "fine", "also fine", refuse=True)
     assert [str(error) for error in got.values()] == ["SystemExit: no"] * 2
 
 
 def test_a_worker_that_closes_its_line_does_not_hold_us_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedsim.audit.workers, "_GRACE", 0.2)
+    monkeypatch.setattr(fedsim.base.workers, "_GRACE", 0.2)
     got = outcomes(folder, "closes", "fine")
     assert {item: str(error or "") for item, error in got.items()} == {
         "closes": "its process does not answer any more",
@@ -177,7 +209,7 @@ def test_whoever_stops_listening_leaves_no_process_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, lives: Callable[[int], bool]
 ) -> None:
     """Also one that ignores what it is asked."""
-    monkeypatch.setattr(fedsim.audit.workers, "_GRACE", 0.5)
+    monkeypatch.setattr(fedsim.base.workers, "_GRACE", 0.5)
     items = [f"{folder}|{item}" for item in ("fine", "ignores SIGTERM", "hangs")]
     work = run_in_processes(items, 3, prepare(), (), lambda *_: None)  # type: ignore[arg-type]
     next(work)
@@ -236,7 +268,8 @@ def test_where_the_system_does_not_tell_a_worker_looks_for_itself(gone: Callable
     """In an interpreter that takes itself for one on another system."""
     code = (
         "import subprocess, sys, time\n"
-        'child = \'import sys; sys.platform = "other"; from fedsim.audit.workers import end_with_parent; import os, time; '
+        'child = \'import sys; sys.platform = "other"; '
+        "from fedsim.base.worker_process import end_with_parent; import os, time; "
         "end_with_parent(os.getppid()); print(os.getpid(), flush=True); time.sleep(600)'\n"
         "subprocess.Popen([sys.executable, '-c', child])\n"
         "time.sleep(600)\n"
@@ -296,10 +329,13 @@ def test_an_item_that_cannot_be_read_over_there_fails_alone(folder: Path) -> Non
     worker = Worker(prepare(), ())  # type: ignore[arg-type]
     worker._send(b"no pickle")
     worker.submit(f"{folder}|fine")
-    told: list[object] = []
-    while len([news for news in told if not isinstance(news, tuple)]) < 2:
+    told: list[Message] = []
+    while len(told) < 3:
         told += worker.poll_messages()
     worker.end(kill=True)
     assert worker.reap(5)
-    assert "UnpicklingError" in str(told[0])
-    assert told[-1] is None
+    error, progress, result = told
+    assert isinstance(error, ErrorMessage)
+    assert "UnpicklingError" in error.sentence
+    assert progress == ProgressMessage(1, 2, {"objective": 0.5})
+    assert result == ResultMessage(None)

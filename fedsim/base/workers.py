@@ -7,9 +7,6 @@ grouped ones.
 
 from __future__ import annotations
 
-import copy
-import ctypes
-import json
 import logging
 import os
 import pickle
@@ -18,29 +15,36 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from logging.handlers import QueueHandler
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from fedsim.base import errors
 from fedsim.base.errors import AttackCrash, FedsimError
+from fedsim.base.worker_messages import (
+    ErrorMessage,
+    LogMessage,
+    Message,
+    ProgressMessage,
+    ResultMessage,
+    decode_message,
+)
+from fedsim.base.worker_process import encode_start, interpreter_command
 
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Next = TypeVar("Next", covariant=True)
 Work = Callable[[Any, Callable[[int, int, Mapping[str, float]], None]], object]
-"""Function that works on an item; its second argument is a progress callback."""
+"""Function that works on an item and returns what JSON can hold, or None; its second argument is a
+progress callback."""
 PrepareWork = Callable[..., AbstractContextManager[Work]]
 """Function that sets a worker process up and gives the function that works on items."""
 
-_PR_SET_PDEATHSIG = 1
 _GRACE = 3.0
 """Seconds that a process gets to end before it is killed."""
 
@@ -91,13 +95,16 @@ def run_in_processes(
             # Pass progress on, and yield each item that is done.
             for worker, item in list(busy.items()):
                 for message in worker.poll_messages():
-                    if isinstance(message, tuple):
-                        report(item, *message)
-                        continue
-                    idle.append(worker)
-                    del busy[worker]
-                    yield item, message
-                    break
+                    match message:
+                        case ProgressMessage():
+                            report(item, message.iteration, message.iterations, message.values)
+                        case LogMessage():
+                            message.log_again()
+                        case ResultMessage() | ErrorMessage():
+                            idle.append(worker)
+                            del busy[worker]
+                            yield item, _error_of(message)
+                            break
         at_once = False
     finally:
         _end_workers(started, at_once=at_once)
@@ -113,17 +120,20 @@ def background_worker(prepare: PrepareWork, arguments: tuple[Any, ...]) -> Itera
     worker = Worker(prepare, arguments)
     at_once = True
 
-    def log_errors() -> None:
+    def log_messages() -> None:
         for message in worker.poll_messages():
-            if isinstance(message, BaseException):
-                log.warning(
-                    "while the round loop goes on: %s; it is tried again at the end of the run",
-                    message,
-                )
+            match message:
+                case LogMessage():
+                    message.log_again()
+                case ErrorMessage():
+                    log.warning(
+                        "while the round loop goes on: %s; it is tried again at the end of the run",
+                        message.sentence,
+                    )
 
     def submit(item: Any) -> None:
         if worker.is_alive:
-            log_errors()
+            log_messages()
             worker.submit(item)
 
     try:
@@ -131,27 +141,73 @@ def background_worker(prepare: PrepareWork, arguments: tuple[Any, ...]) -> Itera
         worker.dismiss()
         while worker.is_alive:
             wait([worker.line], timeout=0.5)
-            log_errors()
-        log_errors()  # it may have died before the loop began
+            log_messages()
+        log_messages()  # it may have died before the loop began
         at_once = False
     finally:
         _end_workers([worker], at_once=at_once)
 
 
-class Worker:
-    """Process that works on items one after the other, and ends when this process does."""
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """Bare surroundings of a worker that runs foreign code; nothing in them leads to our folders.
 
-    def __init__(self, prepare: PrepareWork, arguments: tuple[Any, ...]) -> None:
+    It is in a session of its own, so that Ctrl-C does not reach it and all that it starts ends with
+    it. What it prints goes to our standard error through a pipe, because an open file of ours would
+    lead to our folders. It sends the warnings of all loggers.
+
+    Attributes:
+        folder: its working directory.
+        environment: its environment variables.
+        import_path: its `sys.path`.
+    """
+
+    folder: Path
+    environment: Mapping[str, str]
+    import_path: Sequence[str]
+
+
+class Worker:
+    """Process that works on items one after the other, and ends when this process does.
+
+    Args:
+        prepare: called in the process with `arguments`; a context manager that gives the function
+            which does the work.
+        surroundings: in place of those of this process.
+    """
+
+    def __init__(
+        self,
+        prepare: PrepareWork,
+        arguments: tuple[Any, ...],
+        surroundings: Surroundings | None = None,
+    ) -> None:
         self.line, worker_end = Pipe()
+        self._owns_session = surroundings is not None
+        options: dict[str, Any] = {}
+        import_path, logger = [str(Path(folder).resolve()) for folder in sys.path], "fedsim"
+        if surroundings is not None:
+            import_path, logger = list(surroundings.import_path), ""
+            options = {
+                "cwd": surroundings.folder,
+                "env": surroundings.environment,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.STDOUT,
+                "bufsize": 0,
+                "start_new_session": True,
+            }
         with _blocked_interrupts():
             self._process = subprocess.Popen(
-                interpreter_command(__name__, worker_end),
+                interpreter_command(worker_end),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[worker_end.fileno()],
+                **options,
             )
         worker_end.close()
+        if self._process.stdout is not None:
+            threading.Thread(target=_forward_output, args=(self._process.stdout,), daemon=True).start()
         self._is_dismissed = self._is_death_reported = False
-        self._send(json.dumps([str(Path(folder).resolve()) for folder in sys.path]).encode())
+        self._send(encode_start(import_path, logger))
         self._send(pickle.dumps((prepare, arguments)))
 
     @property
@@ -168,23 +224,15 @@ class Worker:
         self._is_dismissed = True
         self._send(b"")
 
-    def poll_messages(self) -> Iterator[tuple[int, int, Mapping[str, float]] | FedsimError | None]:
-        """Yield what the process has sent since the last call, and log its warnings here.
+    def poll_messages(self) -> Iterator[Message]:
+        """Yield what the process has sent since the last call.
 
-        Yields:
-            Progress as a tuple; for each item that is done what it raised, or None; an AttackCrash,
-            once, where the process died.
+        Each item ends in a result or an error. An AttackCrash comes, once, where the process died.
         """
         alive = self.is_alive  # asked first, so that what it sent before it died is read before
         try:
             while self.line.poll():
-                message = self.line.recv()
-                if isinstance(message, logging.LogRecord):
-                    logging.getLogger(message.name).handle(message)
-                elif message is not None and isinstance(message[0], str):
-                    yield restore_error(*message)
-                else:
-                    yield message
+                yield decode_message(self.line.recv_bytes())
         except (EOFError, OSError):
             self._ends_within(_GRACE)
             alive = False
@@ -194,11 +242,17 @@ class Worker:
             self._is_death_reported = True
             self.end(kill=True)  # one that closed its connection and lives can do nothing more
             self._ends_within(_GRACE)
-            yield AttackCrash(f"its process {cause_of_death(code)}")
+            yield ErrorMessage(AttackCrash.__name__, f"its process {cause_of_death(code)}")
 
     def end(self, *, kill: bool) -> None:
-        """Terminate the process, or kill it."""
-        self._process.kill() if kill else self._process.terminate()
+        """Terminate the process, or kill it; in a session of its own, kill all that it started."""
+        if self._owns_session:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        elif kill:
+            self._process.kill()
+        else:
+            self._process.terminate()
 
     def reap(self, seconds: float) -> bool:
         """Wait for the process to end, and close the connection; return whether it ended."""
@@ -220,20 +274,6 @@ class Worker:
     def _send(self, message: bytes) -> None:
         with suppress(OSError):  # the process is dead, which `poll_messages` will report
             self.line.send_bytes(message)
-
-
-def interpreter_command(module: str, line: Connection) -> list[str]:
-    """Return the command of a fresh interpreter that calls `serve` of `module`.
-
-    It reads its import path from `line` first. Unlike a process of `multiprocessing`, it does not
-    import the main module, which may be a script that would run once more.
-    """
-    start = (
-        "import json, sys; from multiprocessing.connection import Connection; "
-        "parent, line = int(sys.argv.pop()), Connection(int(sys.argv.pop())); "
-        f"sys.path[:] = json.loads(line.recv_bytes()); from {module} import serve; serve(line, parent)"
-    )
-    return [sys.executable, "-P", "-c", start, str(line.fileno()), str(os.getpid())]
 
 
 def cause_of_death(code: int | None) -> str:
@@ -258,104 +298,6 @@ def cause_of_death(code: int | None) -> str:
     return f"was killed by {name}{hint}"
 
 
-def end_with_parent(parent: int) -> None:
-    """Have this process killed once `parent`, which started it, has ended in any way."""
-    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0:
-        if os.getppid() != parent:  # the parent ended before the call
-            os._exit(1)
-        return
-    threading.Thread(target=_end_without_parent, args=(parent,), daemon=True).start()
-
-
-def describe_error(error: BaseException) -> tuple[str, str, str]:
-    """Describe an error for another process, which may not be able to import its class.
-
-    Returns:
-        The name of its nearest base class among ours, its sentence, and its traceback as text.
-    """
-    our_classes = [cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__]
-    kind = our_classes[0] if our_classes else "AttackCrash"
-    sentence = f"{type(error).__name__}: {errors.first_line(error)}"
-    if isinstance(error, FedsimError):
-        sentence = str(error)
-    return kind, sentence, "".join(traceback.format_exception(error))
-
-
-def restore_error(kind: str, sentence: str, trace: str) -> FedsimError:
-    """Make an error from the description by `describe_error`."""
-    error_class = getattr(errors, kind, None)
-    error: FedsimError = AttackCrash(sentence)
-    if isinstance(error_class, type) and issubclass(error_class, FedsimError):
-        error = error_class(sentence)
-    error.__cause__ = _RemoteTraceback(f"\n{trace}")
-    return error
-
-
-class _RemoteTraceback(Exception):
-    """Traceback of another process, as text for the log."""
-
-
-def serve(line: Connection, parent: int) -> None:
-    """Work on items until an empty message comes; this is the main function of a worker process."""
-    end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then ends us
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
-    def progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-        line.send(
-            (
-                int(iteration),
-                int(iterations),
-                {str(name): float(value) for name, value in values.items()},
-            )
-        )
-
-    logging.getLogger("fedsim").addHandler(_ToParent(line))
-    with ExitStack() as stack, suppress(EOFError):
-        setup, work = line.recv_bytes(), None
-        while item := line.recv_bytes():
-            try:
-                # The set-up is inside, so that its errors are reported as those of the item.
-                if work is None:
-                    prepare, arguments = pickle.loads(setup)
-                    work = stack.enter_context(prepare(*arguments))
-                work(pickle.loads(item), progress)
-            except BaseException as error:  # also sys.exit, which may end only this item
-                line.send(describe_error(error))
-            else:
-                line.send(None)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # as processes of `multiprocessing` do: an orderly end of torch takes a second
-
-
-class _ToParent(QueueHandler):
-    """Handler that sends warnings to the parent process, whose log shows and keeps them."""
-
-    queue: Any  # a Connection
-
-    def __init__(self, line: Connection) -> None:
-        super().__init__(line)  # type: ignore[arg-type]
-        self.setLevel(logging.WARNING)
-
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Return a copy that can be pickled, with the traceback as text.
-
-        The traceback stays separate from the sentence, because a screen leaves it out.
-        """
-        sendable = copy.copy(record)
-        sendable.msg, sendable.args = record.getMessage(), None
-        if record.exc_info:
-            sendable.exc_text = logging.Formatter().formatException(record.exc_info)
-        sendable.exc_info = sendable.stack_info = None
-        return sendable
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """See QueueHandler."""
-        self.queue.send(record)
-
-
 @contextmanager
 def _blocked_interrupts() -> Iterator[None]:
     """Keep Ctrl-C from a process while it starts; this process gets it afterwards."""
@@ -378,11 +320,14 @@ def _end_workers(workers: Sequence[Worker], *, at_once: bool) -> None:
         worker.reap(_GRACE)
 
 
-def _end_without_parent(parent: int) -> None:
-    """End this process once its parent has ended; for systems that do not do it themselves.
+def _error_of(message: ResultMessage | ErrorMessage) -> FedsimError | None:
+    """Return the error in which an item ended; None where it was done."""
+    return message.to_error() if isinstance(message, ErrorMessage) else None
 
-    A process that loses its parent gets another one.
-    """
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+
+def _forward_output(output: Any) -> None:
+    """Write what a process prints to our standard error."""
+    with suppress(OSError, ValueError):
+        while text := output.read(1 << 16):
+            sys.stderr.write(text.decode(errors="replace"))
+            sys.stderr.flush()

@@ -1,0 +1,292 @@
+"""Case of a run of our own: what clients hold and what the server knows follow from its experiment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.architecture import Architecture
+from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.score import PublicExamples
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import ConfigError, KnowledgeError, did_you_mean
+from fedsim.base.randomness import derive_seed
+from fedsim.base.task import Task
+from fedsim.data import Column
+from fedsim.federation.auxiliary import auxiliary_records
+from fedsim.federation.build import Experiment
+from fedsim.federation.candidates import draw_candidates, draw_known_candidates
+from fedsim.federation.config import AdversaryTable, AttackFile
+from fedsim.federation.properties import property_records
+from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, KnownCandidates, Records
+from fedsim.recording.header import Header
+from fedsim.recording.message_format import MessageFormat
+from fedsim.training.settings import LocalTraining
+
+_MAX_PUBLIC = 5000
+"""Most public examples that guesses are made from."""
+
+
+@dataclass(frozen=True)
+class OwnRun(Case):
+    """Run of our own: the data of each client follow from its experiment file."""
+
+    own_experiment: Experiment
+
+    is_described_by_file = False
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the federation behind the recording."""
+        return self.own_experiment
+
+    def require_experiment(self) -> Experiment:
+        """Return the federation behind the recording."""
+        return self.own_experiment
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the run."""
+        return self.own_experiment.seed
+
+    @property
+    def task(self) -> Task:
+        """Return the task of the federation."""
+        return self.own_experiment.dataset.task
+
+    @property
+    def clients(self) -> int:
+        """Return the number of clients of the federation."""
+        return self.own_experiment.config.federation.clients
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """Return the names of text tokens."""
+        return self.own_experiment.dataset.tokens
+
+    @property
+    def training(self) -> LocalTraining:
+        """Return the settings of local training."""
+        return self.own_experiment.training
+
+    @property
+    def defenses(self) -> Sequence[Defense]:
+        """Return the defenses of the clients."""
+        return self.own_experiment.defenses
+
+    @property
+    def shows_sums_alone(self) -> bool:
+        """Return whether secure aggregation hides single updates from the server."""
+        return self.own_experiment.config.secure_aggregation is not None
+
+    def public(self) -> PublicExamples:
+        """Return the first examples of the test set."""
+        test = self.own_experiment.dataset.test
+        data = self.own_experiment.dataset.to_unit_range(test.inputs(slice(0, _MAX_PUBLIC)))
+        return PublicExamples(data=data, labels=test.labels[:_MAX_PUBLIC])
+
+    def check_kind(self, title: str, attack: Attack) -> None:
+        """Raise KnowledgeError where an attack is for another kind of data."""
+        dataset = self.own_experiment.dataset
+        if dataset.vocabulary and not attack.texts and "value_range" in attack.needs:
+            raise KnowledgeError(
+                f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
+                "texts, as tgias-ro-text, or data of numbers"
+            )
+        if "columns" in attack.needs and not dataset.columns:
+            raise KnowledgeError(
+                f"{title} is an attack on tables, and '{dataset.name}' has no columns; choose an attack on "
+                "images, as sme, or a table"
+            )
+        if "num_classes" in attack.needs and not dataset.task.num_classes:
+            raise KnowledgeError(
+                f"{title} is an attack on classes, which the regression of '{dataset.name}' does not have; choose "
+                "another attack, or data with classes"
+            )
+        if attack.texts and not dataset.vocabulary:
+            raise KnowledgeError(
+                f"{title} is an attack on texts, and '{dataset.name}' holds numbers; choose an attack on numbers, or "
+                "texts"
+            )
+
+    def check_format(self, message_format: MessageFormat) -> None:
+        """Raise ConfigError where the attack file states what messages mean, which is known."""
+        if message_format != MessageFormat():
+            raise ConfigError(
+                "app: states what the messages of another app mean, but this is a run of fedsim, "
+                "whose messages are known; leave [app] out"
+            )
+
+    def check_message_kind(self, headers: Sequence[Header], victim: int) -> None:
+        """Raise ConfigError where `victim` sent another kind of message than the experiment says.
+
+        The truth would be another: all its examples for weights, one mini-batch for a gradient.
+        """
+        expected = self.training.sends
+        for header in headers:
+            for reply in header.replies:
+                kind = "gradient" if reply.kind == "gradient" else "weights"  # a delta counts as weights
+                if reply.client == victim and kind != expected:
+                    raise ConfigError(
+                        f"training.sends: the experiment says {expected!r}, but in round {header.round} "
+                        f"client {victim} sent {kind!r}, as the recording says; make the run again"
+                    )
+
+    def tables_of_finding(self, spec: AttackFile, about: Mapping[str, Any]) -> tuple[MessageFormat, AdversaryTable]:
+        """Return the tables of the present file: neither changes what is known of the protocol."""
+        del about
+        return spec.app, spec.adversary
+
+    def hashed_knowledge(self, knowledge: Knowledge) -> Knowledge:
+        """Return `knowledge` without the victim's records, which follow from the seed.
+
+        Candidates and auxiliary records do not: they change with the number of them that is
+        granted.
+        """
+        return replace(knowledge, records=None, partial_records=None)
+
+    def protocol_facts(self) -> dict[str, Any]:
+        """Return what the server of a federation knows anyway, because it wrote the protocol.
+
+        The model is granted as a builder of networks: a method of the experiment would carry the data.
+        """
+        experiment = self.own_experiment
+        task, data, model = experiment.dataset.task, experiment.data, experiment.config.model
+        input_facts: dict[str, Any] = {}
+        if task.kind != "text":
+            input_facts["value_range"] = data.value_range()
+            if data.standardise:
+                input_facts["input_mean"], input_facts["input_std"] = data.moments()
+        columns = experiment.dataset.columns
+        if columns:
+            input_facts["columns"] = tuple(column.width for column in columns)
+        architecture = Architecture(
+            model.name,
+            model.settings,
+            task,
+            derive_seed(experiment.seed, "model"),
+            experiment.training.dropout,
+        )
+        model_facts = {"model": architecture, "defenses": tuple(experiment.defenses)}
+        task_facts = {
+            "loss": task.loss,
+            "input_shape": task.input_shape,
+            "num_classes": task.num_classes or None,
+        }
+        return input_facts | model_facts | task_facts | self._training_facts()
+
+    def _training_facts(self) -> dict[str, Any]:
+        """Return the settings of local training.
+
+        A gradient is one step on one batch, which the server takes with its own learning rate.
+        """
+        facts = {name: getattr(self.training, name) for name in TRAINING_FACTS}
+        if self.training.sends == "gradient":
+            facts |= {"learning_rate": self.own_experiment.server_rate, "local_epochs": 1}
+        return facts
+
+    def full_knowledge(self, grant: Callable[[], Knowledge]) -> Knowledge:
+        """Return all that is known of the protocol, whatever the attack file grants."""
+        del grant
+        return Knowledge(**self.protocol_facts())
+
+    def check_grant(self, adversary: AdversaryTable, name: str) -> None:
+        """Do nothing: the experiment has every fact."""
+
+    def public_records(self, adversary: AdversaryTable) -> dict[str, Any]:
+        """Return the granted records that no client trains on, by the names of their facts."""
+        records: dict[str, Any] = {}
+        if adversary.knowledge.auxiliary:
+            records["auxiliary"] = auxiliary_records(self.own_experiment.data, adversary.auxiliary)
+        name = adversary.knowledge.property_records
+        if name is not False:
+            if not isinstance(name, str):
+                expected = FACTS["property_records"].expected
+                raise ConfigError(f"adversary.knowledge.property_records: name the property, {expected}; got {name}")
+            records["property_records"] = property_records(self.own_experiment.data, name, adversary.auxiliary)
+        return records
+
+    def check_truth_source(self, fact: str) -> None:
+        """Do nothing: the experiment has the data of all clients."""
+
+    def check_candidate_source(self) -> None:
+        """Do nothing: the experiment says which records no client holds."""
+
+    def client_records(self, knowledge: Knowledge, clients: Sequence[int], truth: Truth) -> Records:
+        """Return all training examples of these clients in model units."""
+        data = self.own_experiment.data
+        inputs, labels = map(torch.cat, zip(*data.train_by_client(clients), strict=True))
+        return Records(inputs=data.to_model(inputs), labels=labels)
+
+    def candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> Records:
+        """Draw candidate records, without saying which of them are members."""
+        table, data = adversary.knowledge, self.own_experiment.data
+        drawn = draw_candidates(data, clients, table.candidates, adversary.candidates, int(table.known_candidates))
+        return Records(inputs=data.to_model(drawn.inputs), labels=drawn.labels)
+
+    def known_candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> KnownCandidates:
+        """Draw records that are not among the candidates, with their membership."""
+        table, data = adversary.knowledge, self.own_experiment.data
+        drawn = draw_known_candidates(data, clients, table.candidates, table.known_candidates)
+        return KnownCandidates(inputs=data.to_model(drawn.inputs), labels=drawn.labels, members=drawn.members)
+
+    def sensitive_column(self, name: str) -> Column:
+        """Return the column that `partial_records` withholds."""
+        dataset = self.own_experiment.dataset
+        columns = {column.name: column for column in dataset.columns}
+        column = columns.get(name)
+        if column is None:
+            raise ConfigError(
+                f"adversary.knowledge.partial_records: '{dataset.name}' has no column '{name}', "
+                f"{did_you_mean(name, columns)}"
+            )
+        if len(column.categories) < 2:
+            possible = ", ".join(column.name for column in columns.values() if len(column.categories) > 1)
+            content = "numbers, and candidates for these cannot be listed"
+            if column.categories:
+                content = "one category alone"
+            remedy = f"name one of: {possible}" if possible else "it has no column of several categories"
+            raise ConfigError(f"adversary.knowledge.partial_records: column '{name}' holds {content}; {remedy}")
+        return column
+
+    def truth_of_all(self) -> Truth:
+        """Return the training examples of all clients."""
+        parts = self.own_experiment.data.train_by_client(range(self.clients))
+        inputs, labels = map(torch.cat, zip(*parts, strict=True))
+        return self._make_truth(inputs, labels)
+
+    def _client_truth(self, clients: Sequence[int], number: int | None) -> Truth:
+        if number is None:
+            parts = [self.own_experiment.data.train(client) for client in clients]
+        else:
+            parts = [self.own_experiment.attacked_examples(client, number) for client in clients]
+        return self._make_truth(*map(torch.cat, zip(*parts, strict=True)))
+
+    def _make_truth(self, inputs: Tensor, labels: Tensor) -> Truth:
+        """Return examples in the units of findings: numbers in [0, 1]."""
+        dataset = self.own_experiment.dataset
+        return self._add_columns(Truth(data=dataset.to_unit_range(inputs), labels=labels, padding=dataset.padding))
+
+    def _add_columns(self, truth: Truth) -> Truth:
+        columns = self.own_experiment.dataset.columns
+        if not columns or truth.data.shape[1:] != self.own_experiment.dataset.task.input_shape:
+            return truth
+        return replace(truth, columns=tuple(column.width for column in columns), deviations=self._deviations)
+
+    @cached_property
+    def _deviations(self) -> Tensor:
+        """Standard deviations of public rows, `feature`."""
+        deviations = self.public().data.std(0)
+        for column in self.own_experiment.dataset.columns:
+            # A column of one category is right whatever the value of its only feature.
+            if len(column.categories) == 1:
+                deviations[column.features] = math.inf
+        return deviations

@@ -1,0 +1,145 @@
+"""Make the target of each job of an audit: the messages to read, and what the adversary knows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fedsim.audit.cache import FindingCache, LazyModels
+from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.local_optimum import OPTIMUM_METHOD
+from fedsim.audit.optima import OptimumStore
+from fedsim.audit.plan import AttackJob
+from fedsim.audit.threat_model import (
+    apply_headers,
+    grant_private,
+    private_facts,
+    scale_to_group,
+)
+from fedsim.audit.visibility import ObservedClients
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import adversary_key, generator
+from fedsim.federation.config import AdversaryTable
+from fedsim.interfaces.attack import GROUPS, OPTIMAL, Knowledge, Target
+from fedsim.recording.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingJob:
+    """Job whose finding is not in the run folder yet.
+
+    Attributes:
+        job: the attack, and whom it attacks in which rounds.
+        first: the first round in which its victim took part.
+        target: all that the attack reads.
+        fingerprint: of everything that the finding follows from.
+    """
+
+    job: AttackJob
+    first: int
+    target: Target
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetMaker:
+    """Makes the targets of one adversary's attacks on one recording.
+
+    Attributes:
+        transcript: all recorded rounds.
+        adversary: which facts it is granted.
+        granted: what it knows of every victim, see `threat_model.grant_knowledge`.
+        case: what is known of the recording besides the attack file.
+        cache: findings that are there, with the local models that attacks build on.
+        optimum: optimal local models.
+    """
+
+    transcript: Transcript
+    adversary: AdversaryTable
+    granted: Knowledge
+    case: Case
+    cache: FindingCache
+    optimum: OptimumStore
+
+    def prepare(self, job: AttackJob) -> PendingJob | None:
+        """Make the target of `job`; return None where its finding is in the run folder already.
+
+        Raises:
+            FedsimError: the victim's messages cannot be attacked.
+        """
+        first = self._first_round(job)
+        members = self._group_members(first, job)
+        knowledge, model_hashes = self._job_knowledge(job, first, members)
+        fingerprint = self.cache.fingerprint(job, knowledge, self.transcript, model_hashes)
+        if self.cache.is_up_to_date(job, fingerprint):
+            return None
+        key = adversary_key(self.case.seed)
+        target = Target(
+            transcript=self.transcript.restrict_to(job.rounds),
+            victim=job.victim,
+            members=members,
+            knowledge=knowledge,
+            rng=generator(key, "attack", job.round, job.victim, job.repeat),
+        )
+        return PendingJob(job=job, first=first, target=target, fingerprint=fingerprint)
+
+    def _first_round(self, job: AttackJob) -> int:
+        """Return the first round in which the victim took part, singly or in a group.
+
+        Raises:
+            AttackError, TranscriptError: it took part in none of them.
+        """
+        for number in job.rounds:
+            if self.transcript.header(number).find_reply(job.victim) is not None:
+                return number
+        if len(job.rounds) == 1:
+            # This raises the error that says why the update is not there.
+            self.transcript.update(job.rounds[0], job.victim)
+        raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")
+
+    def _group_members(self, number: int, job: AttackJob) -> tuple[int, ...]:
+        """Return the group that the victim stands for; empty where it stands for itself.
+
+        Raises:
+            AttackError: the number of examples N is not known.
+        """
+        victim, reply = job.victim, self.transcript.header(number).find_reply(job.victim)
+        assert reply is not None
+        message_format = self.transcript.message_format
+        if not message_format.num_examples_of(victim, reply.num_examples):
+            raise AttackError(
+                f"round {number}, client {victim}: it reported no number of examples that it "
+                "trained on; say it with [app] num_examples"
+            )
+        if not reply.members or GROUPS in job.attack.accepted_observations:
+            return ()
+        members = ", ".join(map(str, reply.members))
+        log.warning("round %d: client %d stands for the sum over clients %s", number, victim, members)
+        return tuple(reply.members)
+
+    def _job_knowledge(self, job: AttackJob, first: int, members: Sequence[int]) -> tuple[Knowledge, list[str]]:
+        """Return what the attack of `job` is granted, and the hashes of its source models."""
+        adversary, declared = self.adversary, job.attack.facts_to_grant()
+        reads_private = declared.intersection(private_facts(adversary))
+        truth = self.case.truth(job.victim, first, members) if reads_private else None
+        all_headers = [self.transcript.header(number) for number in job.rounds]
+        headers = [header for header in all_headers if header.find_reply(job.victim)]
+        self.case.check_message_kind(headers, job.victim)
+        # What headers state goes before the experiment; what is private to the victim comes last.
+        stated = apply_headers(self.granted, adversary, headers, declared)
+        common = scale_to_group(stated, len(members))
+        knowledge = grant_private(common, adversary, self.case, job.victim, truth, declared, members)
+        knowledge = knowledge.restrict_to(declared)
+        source = job.attack.builds_on
+        if source is None:
+            return knowledge, []
+        if source == OPTIMAL:
+            clients = ObservedClients(all_headers).all_clients
+            optima = LazyModels({client: partial(self.optimum, client) for client in clients})
+            return replace(knowledge, models=optima), [OPTIMUM_METHOD]
+        models, hashes = self.cache.load_models(source, job)
+        return replace(knowledge, models=models), hashes

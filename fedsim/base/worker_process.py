@@ -1,0 +1,120 @@
+"""Main function of a worker process; `fedsim.base.workers` starts such processes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
+
+from fedsim.base.worker_messages import (
+    ErrorMessage,
+    LogMessage,
+    Message,
+    ProgressMessage,
+    ResultMessage,
+    encode_message,
+)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def interpreter_command(line: Connection) -> list[str]:
+    """Return the command of a fresh interpreter that calls `serve`.
+
+    It reads its import path from `line` first. Unlike a process of `multiprocessing`, it does not
+    import the main module, which may be a script that would run once more.
+    """
+    start = (
+        "import json, sys; from multiprocessing.connection import Connection; "
+        "parent, line = int(sys.argv.pop()), Connection(int(sys.argv.pop())); "
+        "sys.path[:], logger = json.loads(line.recv_bytes()); "
+        f"from {__name__} import serve; serve(line, parent, logger)"
+    )
+    return [sys.executable, "-P", "-c", start, str(line.fileno()), str(os.getpid())]
+
+
+def encode_start(import_path: Sequence[str], logger: str) -> bytes:
+    """Return what the command that `interpreter_command` returns reads first.
+
+    Args:
+        import_path: of the process.
+        logger: name of the logger whose warnings are sent to the parent.
+    """
+    return json.dumps([list(import_path), logger]).encode()
+
+
+def serve(line: Connection, parent: int, logger: str) -> None:
+    """Answer requests until an empty one comes."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then ends us
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    lock = threading.Lock()  # several threads may warn at once
+
+    def send(message: Message) -> None:
+        content = encode_message(message)
+        with lock:
+            line.send_bytes(content)
+
+    def progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+        numbers = {str(name): float(value) for name, value in values.items()}
+        send(ProgressMessage(int(iteration), int(iterations), numbers))
+
+    logging.getLogger(logger).addHandler(_LogSender(send))
+    with ExitStack() as stack, suppress(EOFError):
+        setup, work = line.recv_bytes(), None
+        while request := line.recv_bytes():
+            try:
+                # The set-up is inside, so that its errors are reported as those of the request.
+                if work is None:
+                    prepare, arguments = pickle.loads(setup)
+                    work = stack.enter_context(prepare(*arguments))
+                send(ResultMessage(work(pickle.loads(request), progress)))
+            except BaseException as error:  # also sys.exit, which may end only this request
+                send(ErrorMessage.from_error(error))
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as processes of `multiprocessing` do: an orderly end of torch takes a second
+
+
+def end_with_parent(parent: int) -> None:
+    """Have this process killed once `parent`, which started it, has ended in any way."""
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0:
+        if os.getppid() != parent:  # the parent ended before the call
+            os._exit(1)
+        return
+    threading.Thread(target=_end_without_parent, args=(parent,), daemon=True).start()
+
+
+def _end_without_parent(parent: int) -> None:
+    """End this process once its parent has ended; for systems that do not do it themselves.
+
+    A process that loses its parent gets another one.
+    """
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+class _LogSender(logging.Handler):
+    """Handler that sends warnings to the parent process."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        try:
+            self._send(LogMessage.from_record(record))
+        except Exception:  # its arguments do not fit its text, say; the work goes on
+            self.handleError(record)

@@ -1,1 +1,0 @@
-"""Content of the messages between server and clients: states, payloads and updates."""

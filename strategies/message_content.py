@@ -1,0 +1,152 @@
+"""Content of a message as it passed, and what it says of its sender, its tensors and its failure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Array, RecordDict
+from torch import Tensor
+
+from fedsim.base.errors import error_reason, one_line
+from fedsim.federation.engines.arrays import LazyArray, read_state
+from fedsim.recording.header import MAX_CLIENT_ID, RECORDABLE, parse_count
+from fedsim.recording.wire_format import State
+
+PARTITION_KEY = "partition-id"
+"""Metric, or config value, in which a client reports its partition id, which names the client."""
+GROUP_RECORD, MEMBERS_KEY = "fedsim.group", "members"
+"""Config record, and its key, in which the sum over a group names its clients."""
+_EMPTY_KEY = "_empty"
+"""Placeholder that Flower's legacy layer puts into a record that holds no arrays."""
+_STATUS_RECORD, _METRICS_RECORD = "fitres.status", "fitres.metrics"
+"""ConfigRecords of Flower's legacy layer, with the status of a client and its metrics."""
+
+
+@dataclass(frozen=True)
+class MessageContent:
+    """Copy of a message's content as it passed; its receiver may change the original afterwards.
+
+    Arrays are shared with the original.
+
+    Attributes:
+        arrays: record to its arrays by name; records without arrays are left out.
+        metrics: record to its metrics.
+        config: record to its values.
+    """
+
+    arrays: Mapping[str, Mapping[str, Array]]
+    metrics: Mapping[str, Mapping[str, Any]]
+    config: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def copy_of(cls, content: RecordDict) -> MessageContent:
+        """Copy what is in `content` now."""
+        arrays: dict[str, dict[str, Array]] = {}
+        for key, record in content.array_records.items():
+            named_arrays = {name: array for name, array in record.items() if name != _EMPTY_KEY}
+            if named_arrays:
+                arrays[key] = named_arrays
+        return cls(
+            arrays=arrays,
+            metrics={key: dict(record) for key, record in content.metric_records.items()},
+            config={key: dict(record) for key, record in content.config_records.items()},
+        )
+
+    def metric_values(self) -> dict[str, Any]:
+        """Return all metrics by key; a key that two records share is RECORD.KEY in the second."""
+        metrics: dict[str, Any] = {}
+        legacy_metrics = self.config.get(_METRICS_RECORD, {})
+        for name, record in (*self.metrics.items(), (_METRICS_RECORD, legacy_metrics)):
+            metrics |= {key if key not in metrics else f"{name}.{key}": value for key, value in record.items()}
+        return metrics
+
+    def facts(self) -> dict[str, Any]:
+        """Return the config values that are booleans, numbers or texts."""
+        facts: dict[str, Any] = {}
+        for record in self.config.values():
+            facts |= {key: value for key, value in record.items() if isinstance(value, bool | int | float | str)}
+        return facts
+
+    @property
+    def has_only_numbers(self) -> bool:
+        """Return whether a client sent only arrays, numbers and its partition id."""
+        config_keys = {key for record in self.config.values() for key in record}
+        return config_keys <= {PARTITION_KEY} and all(is_number(value) for value in self.metric_values().values())
+
+
+def client_name(content: MessageContent, node: int) -> int:
+    """Return the id of the client: the partition id that it reports, or else the id of its node."""
+    partitions = [record[PARTITION_KEY] for record in content.config.values() if PARTITION_KEY in record]
+    reported = content.metric_values().get(PARTITION_KEY, partitions[0] if partitions else node)
+    return parse_count(reported, node, MAX_CLIENT_ID)
+
+
+def group_members(content: MessageContent) -> tuple[int, ...]:
+    """Return the clients whose sum a reply is; none where it does not name a list of clients."""
+    members = content.config.get(GROUP_RECORD, {}).get(MEMBERS_KEY, ())
+    if not isinstance(members, list):
+        return ()
+    is_valid = all(type(client) is int and 0 <= client <= MAX_CLIENT_ID for client in members)
+    return tuple(sorted(set(members))) if is_valid else ()
+
+
+def describe_wrong_records(content: RecordDict) -> str | None:
+    """Return why a reply lacks the record of arrays and that of metrics, of each one, or None.
+
+    Flower's strategies need both.
+    """
+    for kind, records in (("arrays", content.array_records), ("metrics", content.metric_records)):
+        if len(records) != 1:
+            return f"it sent {len(records)} records of {kind}, expected one"
+    return None
+
+
+def read_tensors(content: MessageContent, sender: str, *, several: bool | None = None) -> tuple[State, list[str]]:
+    """Return the arrays as tensors, and for each that cannot be recorded the reason.
+
+    Args:
+        content: the content of a message.
+        sender: its sender, for the reasons.
+        several: whether arrays are called RECORD/NAME; by default where there are several records.
+    """
+    if several is None:
+        several = len(content.arrays) > 1
+    state: dict[str, Tensor] = {}
+    reasons: list[str] = []
+    for record, arrays in content.arrays.items():
+        for name, array in arrays.items():
+            try:
+                tensor = read_state({name: array})[name]
+            except Exception as error:  # NumPy may raise almost anything at bytes that are no array
+                reasons.append(one_line(f"{sender} sent '{name}', which cannot be read: {error_reason(error)}"))
+                continue
+            if tensor.dtype in RECORDABLE:
+                state[f"{record}/{name}" if several else name] = tensor
+            else:
+                reasons.append(one_line(f"{sender} sent '{name}' as {tensor.dtype}, which cannot be recorded"))
+    return state, reasons
+
+
+def array_identity(content: MessageContent) -> object:
+    """Return a key that is equal for messages that hold the very same arrays."""
+    return tuple(
+        (record, name, id(array if isinstance(array, LazyArray) else array.data))
+        for record, arrays in content.arrays.items()
+        for name, array in arrays.items()
+    )
+
+
+def failure_reason(content: MessageContent) -> str | None:
+    """Return the reason of a client of Flower's legacy API that reports a failure, or None."""
+    status = content.config.get(_STATUS_RECORD, {})
+    if status.get("code", 0) == 0:
+        return None
+    return one_line(str(status.get("message") or f"its status is {status['code']}"))
+
+
+def is_number(value: object) -> bool:
+    """Return whether it is a number that a float can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < sys.float_info.max)
