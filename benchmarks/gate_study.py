@@ -265,7 +265,7 @@ class Study:
     def federated(self, defense: list[dict[str, Any]]) -> tuple[float, NDArray[np.bool_]]:
         """Accuracy after the last round, and `round client`, where gates closed."""
         closed: list[bool] = []
-        decide = Gate._past_limit
+        decide = Gate._is_past_limit
 
         def watched(gate: Gate, values: Tensor, memory: Memory) -> Tensor:
             found = decide(gate, values, memory)
@@ -273,7 +273,7 @@ class Study:
                 closed.append(bool(found))
             return found
 
-        with tempfile.TemporaryDirectory() as folder, patch.object(Gate, "_past_limit", watched):
+        with tempfile.TemporaryDirectory() as folder, patch.object(Gate, "_is_past_limit", watched):
             metrics = fedsim.run(self.tables(defense), out=Path(folder) / "run").metrics
         tried = len(closed) % CLIENTS  # before the first round
         accuracy = float(metrics[metrics["client"] == "server"]["accuracy"].dropna().iloc[-1])

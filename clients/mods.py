@@ -87,12 +87,26 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
             for name, record in reply.content.array_records.items():
                 sent = Payload.from_arrays(read_state(record), before)
                 memories = ClientMemories(context.state)
-                moment = LocalContext(rng=source, broadcast=before, memory=memories.read_record(key))
-                reply.content[name] = make_record(defend_payload(defense, before, sent, moment).arrays())
+                hook_context = LocalContext(
+                    rng=source,
+                    round=_round_number(message),
+                    broadcast=before,
+                    memory=memories.read_record(key),
+                )
+                reply.content[name] = make_record(defend_payload(defense, before, sent, hook_context).arrays())
                 memories.store()
             return reply
 
     return mod
+
+
+def _round_number(message: Message) -> int:
+    """Return the round that the server names, as Flower's strategies do; 0 where it names none."""
+    for record in message.content.config_records.values():
+        number = record.get("server-round")
+        if isinstance(number, int):
+            return number
+    return 0
 
 
 def _check_single_record(reply: Message, defense: Defense) -> None:

@@ -35,7 +35,7 @@ from fedsim.interfaces.defense_calls import (
     describe_value,
 )
 from fedsim.interfaces.defense_checks import check_defense
-from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.local_context import LocalContext, Memory
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State, non_finite_names
 from fedsim.training.cohort import LocalData
@@ -132,8 +132,7 @@ def keeps_state_in_memory_only(subject: CheckedPlugin) -> None:
         updates = []
         for number in range(_ROUNDS):
             memory = {name: tensor.clone() for name, tensor in memory.items()}
-            context = _make_context(generator(number), defense, number)
-            context.memory = memory
+            context = _make_context(generator(number), defense, number, memory)
             sent = apply_on_update(defense, _random_state(), context)
             updates.append(_dense_update(sent, _random_state()))
             for name, value in memory.items():
@@ -363,12 +362,15 @@ def _build_defense(subject: CheckedPlugin) -> Defense:
     return cast("Defense", subject.build()).of_client(client)
 
 
-def _make_context(rng: torch.Generator, defense: Defense, number: int = 0) -> LocalContext:
+def _make_context(
+    rng: torch.Generator, defense: Defense, number: int = 0, memory: Memory | None = None
+) -> LocalContext:
     """Make the context of a hook in a local step whose weights are random."""
     return LocalContext(
         rng=rng,
         round=number + 1,
         broadcast=_random_state(),
+        memory={} if memory is None else memory,
         local_step=_TrialStep(),
         common_key=("common", number) if defense.draws_in_common else None,
     )

@@ -48,7 +48,7 @@ class LocalContext:
     Attributes:
         rng: the only source of randomness of this hook, keyed by seed, round, client and defense,
             so that no other hook and no other defense changes what it draws.
-        round: number of the round, counted from 1.
+        round: number of the round, counted from 1; 0 in a mod of an app whose server does not say it.
         step: number of the local step in this round, counted from 0; 0 outside of local training.
         broadcast: w_t, by name, as the server sent it; not to be changed.
         memory: tensors by name that this client keeps for this defense alone, none in its first
@@ -64,6 +64,14 @@ class LocalContext:
     memory: Memory = field(default_factory=dict)
     local_step: LocalStep | None = None
     common_key: tuple[int | str, ...] | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "memory" and "memory" in vars(self):
+            raise RunError(
+                "context.memory: a mapping that takes its place would be lost; change it in place, as in "
+                "context.memory['name'] = tensor"
+            )
+        super().__setattr__(name, value)
 
     @property
     def weights(self) -> State:

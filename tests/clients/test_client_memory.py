@@ -59,7 +59,7 @@ def test_a_memory_is_copies_until_it_is_stored() -> None:
     memory["a"].mul_(5)
     memory["b"] = torch.tensor([1, 2], dtype=torch.int8)
     assert memories.read(("A", 0)) is memory, "the same for all hooks of one defense in a round"
-    assert state["A-0"]["a"].numpy().tolist() == [1, 1]  # type: ignore[index,union-attr]
+    assert state["A-0"]["a"].numpy().tolist() == [1, 1]  # type: ignore[union-attr]
     memories.store()
     assert {name: array.numpy().tolist() for name, array in state.array_records["A-0"].items()} == {
         "a": [5, 5],

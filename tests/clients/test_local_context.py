@@ -223,3 +223,10 @@ def test_what_is_common_is_so_for_all_clients_of_a_round_and_for_that_alone() ->
 
     assert draws(0, 1) == draws(1, 1)
     assert draws(0, 1) != draws(0, 2)
+
+
+def test_a_memory_that_takes_the_place_of_another_is_refused() -> None:
+    context = LocalContext(rng=generator(0))
+    context.memory["kept"] = torch.ones(1)
+    with pytest.raises(RunError, match="a mapping that takes its place would be lost"):
+        context.memory = {"kept": torch.zeros(1)}

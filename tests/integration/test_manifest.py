@@ -348,7 +348,9 @@ def test_a_changed_state_is_named(run: Path) -> None:
     states.save_state("round-1", {"w": torch.zeros(2)}, {"experiment": {}}, {})
     assert compare_with_manifest(OpenRun(run)).differences == []
     shutil.copy(run / "checkpoint.safetensors", states.path("round-1"))
-    assert compare_with_manifest(OpenRun(run)).differences == ["states/round-1.safetensors is missing, or not what was written"]
+    assert compare_with_manifest(OpenRun(run)).differences == [
+        "states/round-1.safetensors is missing, or not what was written"
+    ]
     (run / "states" / "manifest.json").write_text("{}")
     assert compare_with_manifest(OpenRun(run)).differences == ["states/manifest.json is not what was written"]
 
