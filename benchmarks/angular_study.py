@@ -38,7 +38,7 @@ from fedsim.exposure.expected_error import ExpectedError
 from fedsim.exposure.gradient_norm import GradientNorm
 from fedsim.exposure.lipschitz import Lipschitz
 from fedsim.exposure.measure import Meaning, Measure
-from fedsim.exposure.noises import NoiseMeasure
+from fedsim.exposure.noises import NoiseEffects, NoiseMeasure
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.training_states import make_states
@@ -49,7 +49,6 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
-from fedsim.training.message_function import ClientMessage
 from fedsim.training.model_state import copy_state, load_state
 
 QUALITY, MEASURED = RESULTS / "angular-quality.csv", RESULTS / "angular-measures.csv"
@@ -105,8 +104,8 @@ class BothLipschitz(NoiseMeasure):
         f"{name}.{quantity}": meaning for name, one in LIPSCHITZ.items() for quantity, meaning in one.quantities.items()
     }
 
-    def _compare_messages(self, sent: ClientMessage, noises: Tensor, moved: Tensor) -> Tensor:
-        return torch.stack([one._compare_messages(sent, noises, moved) for one in LIPSCHITZ.values()], 1)
+    def _compare_messages(self, moves: NoiseEffects) -> Tensor:
+        return torch.stack([one._compare_messages(moves) for one in LIPSCHITZ.values()], 1)
 
     def _summarise_changes(self, changes: Tensor) -> Mapping[str, Tensor]:
         both = zip(LIPSCHITZ.values(), changes.T, strict=True)

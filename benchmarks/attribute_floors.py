@@ -3,7 +3,8 @@
     python benchmarks/attribute_floors.py --data-dir DIR
 
 First, means over all clients at seeds 1 to 3: the majority among a client's own records, imputation from public data
-(`fedsim.audit.evaluation.imputation`), and the floor, the better of both for each client; and the same of balanced accuracy.
+(`fedsim.audit.evaluation.imputation`), and the floor, the better of both for each client; and the same of balanced
+accuracy.
 Then, of each run in `results/lmra-clients.csv` that has attacks on attributes, how far each is from that floor, paired
 by client, with a 95 % interval.
 """

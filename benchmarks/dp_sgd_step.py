@@ -4,7 +4,8 @@
 
 All train the same network on the same synthetic data by SGD, on one thread; under DP-SGD batches are drawn by Poisson
 sampling, so they have B examples on average. Opacus makes the gradients of examples by hooks, its default, or by
-`torch.func` (mode `ew` is its third), or clips without them by two backward passes (`ghost`). In each repeat all take turns; the figures are medians over repeats of the CPU
+`torch.func` (mode `ew` is its third), or clips without them by two backward passes (`ghost`). In each repeat all
+take turns; the figures are medians over repeats of the CPU
 time of a step, in milliseconds, and of its ratio to the plain step of the same repeat.
 """
 

@@ -1,6 +1,7 @@
 """Keeps what `fedsim reproduce` got: `python benchmarks/kept_runs.py runs/reproduce/*/result.toml`.
 
-Each result goes to `fedsim/api/reproduce/kept/PAPER-SCALE.toml`, in the place of an older one for the same table and scale;
+Each result goes to `fedsim/api/reproduce/kept/PAPER-SCALE.toml`, in the place of an older one for the same table and
+scale;
 `python docs/paper_pages.py` then shows them.
 """
 

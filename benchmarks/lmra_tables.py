@@ -1,6 +1,7 @@
 """LMRA's Tables 1 and 9 from attacked runs: python benchmarks/lmra_tables.py RUN ... (runs of one data set, any seeds).
 
-Every line is a mean over all clients of all runs with its 95 % interval (see `fedsim.audit.evaluation.statistics`), and the
+Every line is a mean over all clients of all runs with its 95 % interval (see `fedsim.audit.evaluation.statistics`),
+and the
 paired difference to the floor, client by client.
 """
 

@@ -115,7 +115,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         known = {row["seed"]: float(row["accuracy"]) for row in rows if row["case"] == case}
         print(f"\n{case}: the global model is right on {fmean(known.values()):.1%} of the test images\n")
         print(
-            f"| attack | {' | '.join(f'{name}, {others}' for others in NON_MEMBER_SOURCES for name in METRICS.values())} |"
+            "| attack | "
+            f"{' | '.join(f'{name}, {others}' for others in NON_MEMBER_SOURCES for name in METRICS.values())} |"
         )
         print(f"|---|{'---|' * len(NON_MEMBER_SOURCES) * len(METRICS)}")
         floors = {row["metric"]: float(row["floor"]) for row in rows if row["attack"] in ATTACKS}

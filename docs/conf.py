@@ -39,8 +39,8 @@ napoleon_custom_sections = [("Class attributes", "params_style")]
 nitpicky = True  # a reference that leads nowhere is an error: each type of ours in a signature has to be on these pages
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!fedsim\.|strategies\.|adversaries\.|clients\.).*\..*"),  # of other packages
-    (r"py:class", r"P|Tensor|Generator|LocalTraining|optional|dict\[str"),
-    (r"py:.*", r"fedsim\..*\.[A-Z]"),  # type variables
+    (r"py:class", r"P|Tensor|Generator|LocalTraining|NoneType|optional|dict\[str|tuple\[int \| str"),
+    (r"py:.*", r"fedsim\..*\.([A-Z]|FindingT)"),  # type variables
 ]
 
 

@@ -1,6 +1,7 @@
 """Writes papers/*.md and paper-numbers.md: `python docs/paper_pages.py`. A test sees that they are up to date.
 
-Figures come from `fedsim/api/reproduce/papers` (what is published) and `fedsim/api/reproduce/kept` (what we got), words from
+Figures come from `fedsim/api/reproduce/papers` (what is published) and `fedsim/api/reproduce/kept` (what we got),
+words from
 the templates `papers/*.md.j2`, in which `setting`, `comparison` and `details` stand for tables. Figures in `kept/` that
 follow from the tables in `benchmarks/results` are written by `python benchmarks/kept_figures.py`.
 """

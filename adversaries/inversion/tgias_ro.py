@@ -241,7 +241,8 @@ class TemporalInversion(Attack):
             remedy = f"there are {len(largest)} of another one, set adversary.rounds to {largest}"
         count = "is 1 gradient" if len(selected) == 1 else f"are {len(selected)} gradients"
         raise AttackError(
-            f"client {gradients.victim}: of the mini-batch of the first round there {count} ({format_rounds(selected)}) "
+            f"client {gradients.victim}: of the mini-batch of the first round there {count} "
+            f"({format_rounds(selected)}) "
             f"among {len(gradients.rounds)} that were sent, expected {self._min_gradients}; {remedy}"
         )
 

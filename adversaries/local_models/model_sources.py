@@ -49,7 +49,8 @@ class ModelAttack(Attack):
     def __post_init__(self) -> None:
         if not self.source.strip():
             raise ConfigError(
-                f"source: expected {', '.join(self.transcript_sources)}, {OPTIMAL} or the title of an attack, got '{self.source}'"
+                f"source: expected {', '.join(self.transcript_sources)}, {OPTIMAL} or the title of an "
+                f"attack, got '{self.source}'"
             )
 
     @property

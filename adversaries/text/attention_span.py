@@ -226,7 +226,8 @@ class AttentionBlocks:
         if rank > self.max_words:
             raise AttackError(
                 f"{self.where}: the gradients of the attention span {rank} dimensions, but {texts} texts of "
-                f"{self.length} words span {self.max_words} at most: noise, compression, weight decay, long local training "
+                f"{self.length} words span {self.max_words} at most: noise, compression, weight decay, "
+                "long local training "
                 f"or an optimizer such as Adam has made the update full-rank; {self.remedy}"
             )
         if rank > readable:

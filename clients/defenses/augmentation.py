@@ -172,5 +172,6 @@ def _try_transform(transform: Any, image: Tensor, where: str) -> None:
         raise ConfigError(f"{where} does not take images of this data set ({first_line(error)})") from error
     if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape != image.shape:
         raise ConfigError(
-            f"{where} makes {describe_value(result)} of an image of shape {tuple(image.shape)}; expected an image of that shape"
+            f"{where} makes {describe_value(result)} of an image of shape {tuple(image.shape)}; expected "
+            "an image of that shape"
         )

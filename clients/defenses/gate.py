@@ -150,7 +150,8 @@ class Gate(Defense):
         for other in defenses:
             if _has_guarantee(other):
                 raise ConfigError(
-                    f"whether it closes depends on the data, which the guarantee of {name_of_defense(other)} does not cover, so "
+                    "whether it closes depends on the data, which the guarantee of "
+                    f"{name_of_defense(other)} does not cover, so "
                     "that its epsilon would be false; leave one of them out"
                 )
 

@@ -54,7 +54,8 @@ def write_exposure(
                 for old in list(folder.glob(pattern)):
                     old.unlink()
         total = sum(len(moment.clients) for moment in moments)
-        rows = list(_write_rows(folder / TABLE, track(measure_moments(experiment, moments, schedules), "clients", total)))
+        measured = track(measure_moments(experiment, moments, schedules), "clients", total)
+        rows = list(_write_rows(folder / TABLE, measured))
         return rows, list(_draw_states(folder, experiment, rows))
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror}); make room or choose another --out") from error

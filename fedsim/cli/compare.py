@@ -64,7 +64,8 @@ def _show_scores(comparison: Comparison, name: str, differences: Sequence[Differ
     for run, attacks in zip((base, name), comparison.unshared_attacks(name), strict=True):
         if attacks:
             _print_plain(
-                f"Only {run} has scores of: {join_titles(attacks)}. In the other run each of them failed, or was not made."
+                f"Only {run} has scores of: {join_titles(attacks)}. In the other run each of them failed, "
+                "or was not made."
             )
     for sentence in comparison.incomparable_attacks(name):
         _print_plain(sentence)

@@ -228,7 +228,8 @@ def adversary_batch_is_valid(subject: CheckedPlugin) -> None:
     has_same_shapes = mixed.shape == records.shape and soft_labels.shape == labels.shape
     expect(
         has_same_shapes and soft_labels.is_floating_point(),
-        f"adversary_batch returns {describe_value(mixed)} and {describe_value(soft_labels)}, expected the shapes that it was given",
+        f"adversary_batch returns {describe_value(mixed)} and {describe_value(soft_labels)}, expected the "
+        "shapes that it was given",
     )
     are_probabilities = bool((soft_labels.sum(1) - 1).abs().max() < 1e-5)
     expect(are_probabilities, "adversary_batch returns labels that are no probabilities")

@@ -141,7 +141,8 @@ class Hessian:
         """
         if self.size > MAX_EXACT_INPUTS:
             raise ConfigError(
-                f"measure: the whole Hessian of {self.size} inputs is too large, expected at most {MAX_EXACT_INPUTS}; estimate it"
+                f"measure: the whole Hessian of {self.size} inputs is too large, expected at most "
+                f"{MAX_EXACT_INPUTS}; estimate it"
             )
         needed = _DENSE_COPIES * 8 * self.size**2
         self.message.check_memory(f"the whole Hessian of {self.size} inputs", needed)

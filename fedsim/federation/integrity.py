@@ -153,7 +153,10 @@ def _check_recorded_from(run: OpenRun, experiment: Experiment) -> None:
 def _verdict_without_manifest(run: OpenRun) -> Verdict:
     # fedsim writes a manifest into the folder around every folder called `transcript`.
     if run.experiment.exists() or (run.path / RECORDING_FOLDER).is_dir() or signing_key() is not None:
-        missing = f"{run.manifest.path}: is not there, so nothing proves the run whole; it was removed, or the run never began"
+        missing = (
+            f"{run.manifest.path}: is not there, so nothing proves the run whole; it was removed, or the run never "
+            "began"
+        )
         return Verdict(manifest=None, differences=[missing])
     return Verdict(
         manifest=None,
@@ -235,7 +238,8 @@ def _compare_files(run: OpenRun, manifest: Manifest, unlisted: Iterable[str]) ->
 
 
 _UNLISTED_FILES = (
-    MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "experiment.toml", "transcript/round-*.safetensors", "round-*.safetensors",
+    MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "experiment.toml",
+    "transcript/round-*.safetensors", "round-*.safetensors",
     "states/*.safetensors", "*.png", "report.html", "tensorboard/*", "deployment/*", ".*.tmp", "*/.*.tmp",
 )  # fmt: skip
 """Files that a manifest does not list: it has hashes of rounds and settings, states have a manifest

@@ -288,7 +288,8 @@ def _describe_excess(label: str, excesses: Sequence[tuple[PrivacySpending, float
     spending, promised = max(excesses, key=lambda excess: excess[0].epsilon)
     more = f", and the same is true of {len(excesses) - 1} more" if len(excesses) > 1 else ""
     return (
-        f"{label}: client {spending.client} has spent ε = {spending.epsilon:.4g} in {format_rounds(spending.rounds)}, above "
+        f"{label}: client {spending.client} has spent ε = {spending.epsilon:.4g} in "
+        f"{format_rounds(spending.rounds)}, above "
         f"the {promised:.4g} that was promised before the run{more}; the strategy asked for other batches or steps "
         "than [training] says, so let [training] say the most that it asks for"
     )

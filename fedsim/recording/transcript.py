@@ -69,7 +69,8 @@ class Transcript:
         recorded_paths = _round_paths(self.folder)
         if not recorded_paths:
             raise TranscriptError(
-                f"{folder}: holds no recording{_describe_exchanges(run)}; expected {ROUND_FILE.format(1)} or the like in it"
+                f"{folder}: holds no recording{_describe_exchanges(run)}; expected {ROUND_FILE.format(1)} "
+                "or the like in it"
             )
         visible_rounds = sorted(recorded_paths) if rounds is None else sorted(set(rounds))
         for number in visible_rounds:

@@ -429,7 +429,7 @@ def value_range(metric: str) -> tuple[float, float]:
 
 
 def interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> tuple[float, float]:
-    """Compute the 95 % confidence interval of a metric's mean, see `fedsim.audit.evaluation.statistics.confidence_interval`.
+    """Compute the 95 % confidence interval of a metric's mean, by `confidence_interval`.
 
     NaN where it is over victims of one run that are not independent, see `are_independent`.
     """

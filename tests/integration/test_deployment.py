@@ -267,7 +267,8 @@ def test_what_the_serverapp_says_is_said_again(tmp_path: Path, caplog: pytest.Lo
         assert caplog.record_tuples == []
         with file.open("a") as more:
             more.write(
-                "uracy 0.5\n2026-01-01 10:00:01,000 ERROR fedsim.federation.engines.deployed: round 2: all 4 clients failed\n"
+                "uracy 0.5\n2026-01-01 10:00:01,000 ERROR fedsim.federation.engines.deployed: round 2: all "
+                "4 clients failed\n"
             )
         relay()
         relay()

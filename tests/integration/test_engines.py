@@ -222,8 +222,10 @@ def python(*lines: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 CORE = [
-    "fedsim.interfaces.attack", "fedsim.audit.audit", "fedsim.data", "fedsim.interfaces.defense", "fedsim.federation.config",
-    "fedsim.federation.federated_data", "fedsim.audit.evaluation.scoring", "fedsim.base.metrics", "fedsim.training.models",
+    "fedsim.interfaces.attack", "fedsim.audit.audit", "fedsim.data", "fedsim.interfaces.defense",
+    "fedsim.federation.config",
+    "fedsim.federation.federated_data", "fedsim.audit.evaluation.scoring", "fedsim.base.metrics",
+    "fedsim.training.models",
     "fedsim.recording.recorder", "fedsim.recording.transcript", "fedsim.training.loop", "fedsim.recording.payloads",
     "clients.defenses.update_noise",
 ]  # fmt: skip

@@ -84,7 +84,8 @@ def test_auxiliary_records_are_none_that_clients_train_on(folder: OpenRun) -> No
 
 def test_where_clients_train_on_everything_there_are_none(folder: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     data = experiment_of(folder).data
-    monkeypatch.setattr(type(data), "untrained_examples", lambda self: (self.dataset.train, np.empty(0, dtype=np.int64)))
+    nobody = np.empty(0, dtype=np.int64)
+    monkeypatch.setattr(type(data), "untrained_examples", lambda self: (self.dataset.train, nobody))
     with pytest.raises(DataError, match="clients train on all examples of 'digits'; hold some out with"):
         auxiliary_records(data, 20)
 

@@ -164,7 +164,7 @@ def test_what_lies_between_the_first_and_the_last_returned_model_is_a_floor(
     assert experiment is not None
     first, last = experiment.initial_state(), Transcript(folder.path).update(5, 0).after
     middle = {name: (first[name] + last[name]) / 2 for name in first}
-    monkeypatch.setattr(Audit, "optimum", lambda self, client, *, other_start=False: middle)
+    monkeypatch.setitem(vars(audit), "optimum", lambda client, *, other_start=False: middle)
     rows = {row["metric"]: row for row in audit.score()}
     for metric in ("parameter_distance", "zest", "zest_other_start"):
         assert rows[metric]["floor_guess"] == "between the last-returned model and the first model"
@@ -410,8 +410,8 @@ def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[...,
     assert own.records is not None
     torch.testing.assert_close(own.records.inputs, truth.data * 4 - 1)
     without = elsewhere(DECODER, records=True, value_range=False)
+    common = grant_knowledge(without.spec.adversary, without.case, tmp_path)
     with pytest.raises(ConfigError, match=r"^adversary.knowledge.records: the truth is in \[0, 1\], and without value"):
-        common = grant_knowledge(without.spec.adversary, without.case, tmp_path)
         grant_private(common, without.spec.adversary, without.case, 0, truth)
 
 

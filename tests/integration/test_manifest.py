@@ -463,7 +463,7 @@ def test_the_chain_follows_from_all_rounds_in_their_order(tmp_path: Path) -> Non
 def test_a_broken_manifest_is_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(RunError, match=r"manifest\.json: was altered") as caught:
-        manifest.ManifestFile(tmp_path).contents
+        _ = manifest.ManifestFile(tmp_path).contents
     assert "\n" not in str(caught.value)
 
 

@@ -216,18 +216,14 @@ def test_gradients_are_summed_too_and_the_truth_is_the_mini_batches_of_all_membe
 # The same bytes.
 
 
-def test_a_resumed_run_is_the_run(
-    runs: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_the_run(runs: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     serial_run(secure(tiny_config, federation={"rounds": 1}), tmp_path / "run")
     assert_same(serial_run(secure(tiny_config), tmp_path / "run", resume=True), runs["secure"])
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_ray_gives_the_same_bytes(
-    runs: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_ray_gives_the_same_bytes(runs: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     config = secure(tiny_config, federation={"engine": "ray", "actors": 2})
     assert_same(serial_run(config, tmp_path / "run"), runs["secure"])
 

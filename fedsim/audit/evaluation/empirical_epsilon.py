@@ -84,7 +84,8 @@ class EpsilonComparison:
         """Return the sentence that says what is wrong where the defense is broken."""
         return (
             f"client {self.client}: {self.defense} does not keep its promise: epsilon = {self.proved:.4g} is proved, "
-            f"but at least {self.measured.epsilon:.4g} was measured ({self.measured.correct} of {self.measured.guesses} "
+            f"but at least {self.measured.epsilon:.4g} was measured ({self.measured.correct} of "
+            f"{self.measured.guesses} "
             f"guesses right; in at most {1 - self.confidence:.2g} of runs this happens by chance); look for noise that "
             "is too small or added too early, and for another sampling rate than the proof has"
         )

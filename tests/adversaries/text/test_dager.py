@@ -205,7 +205,8 @@ def test_more_words_than_the_model_tells_apart_are_refused(run: Any) -> None:
     with pytest.raises(
         AttackError,
         match=r"span 47 of 48 dimensions, and those of up to 40 can be read: 12 texts of 6 words are too many for this "
-        r"model, about 6 would not be, unless a defense has added directions that are not of texts; choose 'embedding-rows'",
+        r"model, about 6 would not be, unless a defense has added directions that are not of texts; choose "
+        r"'embedding-rows'",
     ):
         run(sent(DECODER, many, torch.arange(12) % 4), known(DECODER))
 
