@@ -102,12 +102,12 @@ def measure(
         model=build, loss=cross_entropy, input_shape=shape, num_classes=CLASSES,
         value_range=([-mean / std], [(1 - mean) / std]), learning_rate=rate, local_epochs=epochs, batch_size=count,
     )  # fmt: skip
-    with patch.multiple(rules, _simulate_last_layer=lambda *_: None, _MODEL_TRAININGS=1, log=Mock()):
+    with patch.multiple(rules, _simulate_last_layer=lambda *_: None, _MODEL_TRAININGS=1, warn=Mock()):
         by_noise = rules.count_labels(update, knowledge, model, before, after, generator(seed))
-    with patch.object(rules, "log") as log:
+    with patch.object(rules, "warn") as warn:
         claimed = rules.count_labels(update, knowledge, model, before, after, generator(seed))
     floor = max(uniform_guess_accuracy(labels, CLASSES), frequency_guess_accuracy(labels, frequencies))
-    return label_accuracy(claimed, labels), label_accuracy(by_noise, labels), floor, log.warning.called
+    return label_accuracy(claimed, labels), label_accuracy(by_noise, labels), floor, warn.called
 
 
 if __name__ == "__main__":

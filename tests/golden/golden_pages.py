@@ -20,6 +20,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from fedsim.cli.main import main
+from fedsim.cli.options import console
 from fedsim.plugins import registry
 
 HERE = Path(__file__).parent
@@ -92,6 +93,7 @@ def fedsim(*words: str | Path) -> str:
     with (
         patch.object(sys, "argv", ["fedsim", *map(str, words)]),
         patch.dict(os.environ, wide),
+        patch.object(console, "_width", 120),  # it reads COLUMNS once, when it is made
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
     ):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fedsim.audit.scores import IMAGE_SCORE_COLUMNS
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.open_run import OpenRun
 from fedsim.report import image_scores
 
 
@@ -56,7 +56,7 @@ def test_one_example_is_told_once_and_none_not_at_all():
 
 
 def test_values_stand_at_the_places_of_their_images(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = OpenRun(tmp_path)
     rows = [
         dict(zip(IMAGE_SCORE_COLUMNS, ("sme", 0, 1, 0, place, "psnr", value, "", "{}", "model"), strict=True))
         for place, value in ((2, 7.0), (0, 5.0))
