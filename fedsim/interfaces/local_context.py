@@ -66,7 +66,8 @@ class LocalContext:
     common_key: tuple[int | str, ...] | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name == "memory" and "memory" in vars(self):
+        # `context.memory |= {...}` assigns the mapping that it has changed.
+        if name == "memory" and vars(self).get("memory", value) is not value:
             raise RunError(
                 "context.memory: a mapping that takes its place would be lost; change it in place, as in "
                 "context.memory['name'] = tensor"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.audit import audit
+from fedsim.audit import targets
 from fedsim.base.randomness import adversary_key, derive_seed, generator
 
 
@@ -22,7 +22,7 @@ def test_the_seed_of_an_attack_is_not_that_of_a_key_of_the_runs_seed(
         handed.append(key)
         return generator(*key)
 
-    monkeypatch.setattr(audit, "generator", note)
+    monkeypatch.setattr(targets, "generator", note)
     adversary = {"victims": [0], "when": "at-end"}
     tables = tiny_config(federation={"rounds": 1}, adversary=adversary).model_dump(mode="json", exclude_none=True)
     tables["attack"] = [{"name": "label-counts"}]
