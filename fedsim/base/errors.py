@@ -1,16 +1,17 @@
 """The errors that fedsim reports, by their remedies.
 
-FedsimError                     any error that fedsim reports in one sentence ├── ConfigError
-(ValueError)        a wrong key, name, type or combination in the experiment file │   └── TrustError
-a run folder names code, and the user has not said to trust it ├── PluginError (LookupError)
-an unknown name, or a plug-in that does not load ├── InstallationError (ImportError) a package is
-shadowed, or an extra is not installed ├── KnowledgeError                  the threat model
-withholds a fact that an attack needs ├── DataError                       a data set is missing,
-damaged or does not fit ├── PayloadError                    a client's message is no payload ├──
-TranscriptError                 a recording is unreadable, damaged or of another model ├──
-AttackError                     an attack cannot work on this update, or diverged │   └──
-AttackCrash                     an attack raised an unexpected error; the log has the traceback └──
-RunError                        a run cannot go on; recorded rounds stay usable
+FedsimError                     any error that fedsim reports in one sentence
+├── ConfigError (ValueError)        a wrong key, name, type or combination in the experiment file
+│   └── TrustError                      a run folder names code that nobody said to trust
+├── PluginError (LookupError)       an unknown name, or a plug-in that does not load
+├── InstallationError (ImportError) a package is shadowed, or an extra is not installed
+├── KnowledgeError                  the threat model withholds a fact that an attack needs
+├── DataError                       a data set is missing, damaged or does not fit
+├── PayloadError                    a client's message is no payload
+├── TranscriptError                 a recording is unreadable, damaged or of another model
+├── AttackError                     an attack cannot work on this update, or diverged
+│   └── AttackCrash                     an attack raised an unexpected error; see the log
+└── RunError                        a run cannot go on; recorded rounds stay usable
 
 Messages read "where: what was wrong, expected, got; what to do", lower case, no full stop.
 `exit_code` is what the command line returns: 2 when nothing was started, 1 when work failed.
