@@ -204,15 +204,21 @@ class Exchange:
     def decode_reply(self, reply: Message, index: int | None) -> Message:
         """Return a reply that strategies can read: itself, unless its payload is encoded.
 
-        A payload that cannot be decoded becomes an error.
+        A payload that cannot be decoded becomes an error, for a strategy would average its indices.
 
         Args:
             reply: a reply.
-            index: of the message that it answers, see `index_of`.
+            index: of the message that it answers, see `index_of`; None where it answers none.
         """
-        if index is None or reply.has_error() or describe_wrong_records(reply.content):
+        if reply.has_error() or describe_wrong_records(reply.content):
             return reply
-        asked, ((key, record),) = self.server_messages[index], reply.content.array_records.items()
+        ((key, record),) = reply.content.array_records.items()
+        if index is None:
+            if not is_encoded(record, ()):
+                return reply
+            reason = "it answers no message of this round, so its payload cannot be decoded"
+            return Message(Error(code=_UNREADABLE_PAYLOAD, reason=reason), reply_to=reply)
+        asked = self.server_messages[index]
         if len(asked.content.arrays) != 1 or not is_encoded(record, asked.before):
             return reply
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -129,3 +129,17 @@ def test_a_payload_that_cannot_be_decoded_becomes_an_error(tmp_path: Path) -> No
         replies = exchange_messages(grid, at_once=True)
     assert [reply.has_error() for reply in replies] == [True, True]
     assert "w" in str(replies[0].error.reason)
+
+
+def test_an_encoded_reply_to_a_message_of_another_round_is_an_error(tmp_path: Path) -> None:
+    """Nobody knows what it is a difference to; averaged as it is, it would spoil the model."""
+    strategy = ClusteredStrategy()
+    curious = Curious(strategy, tmp_path)
+    curious.configure_train(1, make_record({}), ConfigRecord(), cast("Grid", None))
+    stranger = sent_message(5.0)
+    stranger.metadata.dst_node_id = 99
+    curious.aggregate_train(1, [delta_reply(stranger), delta_reply(strategy.sent[0])])
+    unknown, known = strategy.read
+    assert unknown.has_error()
+    assert "answers no message of this round" in unknown.error.reason
+    assert weights_read([known]) == [[1.0, 1.0]]
