@@ -19,7 +19,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.recording.recorder import Recorder
-from strategies.exchange import Exchange
+from strategies.exchange import Exchange, refuse_encoded
 from strategies.observer import Observer, flower_log, new_run_recorder
 
 _MAX_OPEN_EXCHANGES = 8
@@ -159,8 +159,8 @@ class _OpenExchanges:
             The replies for the server.
         """
         with self._lock:
-            if exchange is None:
-                return replies
+            if exchange is None:  # its messages could not be read, which the log tells
+                return [refuse_encoded(reply) for reply in replies] if self._decodes else replies
             server_replies = [self._add_reply(reply, [exchange]) for reply in replies]
             exchange.give_up(messages)
             self._write_complete()
@@ -176,7 +176,7 @@ class _OpenExchanges:
             "fedsim: a reply of node %d is not recorded, because what it answers is closed",
             reply.metadata.src_node_id,
         )
-        return reply
+        return refuse_encoded(reply) if self._decodes else reply
 
     def close(self) -> None:
         """Write all exchanges that are left."""

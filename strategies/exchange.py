@@ -23,6 +23,7 @@ from strategies.message_content import (
     failure_reason,
     group_members,
     is_number,
+    read_reply,
     read_tensors,
 )
 
@@ -115,7 +116,8 @@ class Exchange:
     @property
     def is_training(self) -> bool:
         """Return whether clients were sent a model and may have returned an update of it."""
-        return self.kind.partition(".")[0] == "train" and any(message.before for message in self.server_messages)
+        is_train = self.kind.split(".")[0] == MessageType.TRAIN
+        return is_train and any(message.before for message in self.server_messages)
 
     def absorb(self, other: Exchange) -> bool:
         """Add the later `other` to this, if both are single messages of one kind and round."""
@@ -161,7 +163,7 @@ class Exchange:
         if index in self._replies:
             self.repeat_repliers.add(self.server_messages[index].node)
         else:
-            self._replies[index] = self.read_reply(reply)
+            self._replies[index] = read_reply(reply)
 
     def match_replies(self, replies: Iterable[Message]) -> Iterator[tuple[Message, int | None]]:
         """Pair each reply, as it comes, with the index of the message that it answers, see `index_of`."""
@@ -195,12 +197,6 @@ class Exchange:
                 return index
         return indices[0] if indices else None
 
-    def read_reply(self, reply: Message) -> MessageContent | str:
-        """Return a copy of what a reply holds now, or the reason of its error."""
-        if reply.has_error():
-            return one_line(reply.error.reason or "no reason given")
-        return MessageContent.copy_of(reply.content) if reply.has_content() else "neither content nor an error"
-
     def decode_reply(self, reply: Message, index: int | None) -> Message:
         """Return a reply that strategies can read: itself, unless its payload is encoded.
 
@@ -210,14 +206,11 @@ class Exchange:
             reply: a reply.
             index: of the message that it answers, see `index_of`; None where it answers none.
         """
-        if reply.has_error() or describe_wrong_records(reply.content):
+        if index is None:
+            return refuse_encoded(reply)
+        if not reply.has_content() or describe_wrong_records(reply.content):
             return reply
         ((key, record),) = reply.content.array_records.items()
-        if index is None:
-            if not is_encoded(record, ()):
-                return reply
-            reason = "it answers no message of this round, so its payload cannot be decoded"
-            return Message(Error(code=_UNREADABLE_PAYLOAD, reason=reason), reply_to=reply)
         asked = self.server_messages[index]
         if len(asked.content.arrays) != 1 or not is_encoded(record, asked.before):
             return reply
@@ -333,6 +326,17 @@ class Exchange:
             sent=sent,
             replies=sorted(replies, key=lambda reply: reply.client),
         )
+
+
+def refuse_encoded(reply: Message) -> Message:
+    """Return a reply that answers no known message, or an error in its place if it is encoded."""
+    if not reply.has_content() or describe_wrong_records(reply.content):
+        return reply
+    (record,) = reply.content.array_records.values()
+    if not is_encoded(record, ()):
+        return reply
+    reason = "it answers no message of this round, so its payload cannot be decoded"
+    return Message(Error(code=_UNREADABLE_PAYLOAD, reason=reason), reply_to=reply)
 
 
 def _prefix_names(message: ServerMessage) -> State:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Array, RecordDict
+from flwr.app import Array, Message, RecordDict
 from torch import Tensor
 
 from fedsim.base.errors import error_reason, one_line
@@ -75,6 +75,13 @@ class MessageContent:
         """Return whether a client sent only arrays, numbers and its partition id."""
         config_keys = {key for record in self.config.values() for key in record}
         return config_keys <= {PARTITION_KEY} and all(is_number(value) for value in self.metric_values().values())
+
+
+def read_reply(reply: Message) -> MessageContent | str:
+    """Return a copy of what a reply holds now, or the reason of its error."""
+    if reply.has_error():
+        return one_line(reply.error.reason or "no reason given")
+    return MessageContent.copy_of(reply.content) if reply.has_content() else "neither content nor an error"
 
 
 def client_name(content: MessageContent, node: int) -> int:

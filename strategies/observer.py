@@ -16,7 +16,7 @@ from fedsim.recording.messages import MESSAGES_FOLDER, write_messages
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
 from strategies.exchange import Exchange, ServerMessage
-from strategies.message_content import MessageContent, client_name
+from strategies.message_content import MessageContent, client_name, read_reply
 from strategies.secure_aggregation import MaskedSum
 
 flower_log = logging.getLogger("flwr")
@@ -106,9 +106,7 @@ class Observer:
         if isinstance(replies, Sequence):
             replies = sorted(replies, key=lambda pair: pair[0].metadata.src_node_id)
         answers = (
-            (exchange.server_messages[index], exchange.read_reply(reply))
-            for reply, index in replies
-            if index is not None
+            (exchange.server_messages[index], read_reply(reply)) for reply, index in replies if index is not None
         )
         results = self._read_updates(number, exchange, answers, failures)
         updates: Iterable[Update] = (update for update in results if update is not None)

@@ -131,6 +131,35 @@ def test_a_payload_that_cannot_be_decoded_becomes_an_error(tmp_path: Path) -> No
     assert "w" in str(replies[0].error.reason)
 
 
+class LateGrid(AnsweringGrid):
+    """Grid that answers with the reply of another node, to a message that nobody sent through it."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        stranger = sent_message(5.0)
+        stranger.metadata.dst_node_id = 99
+        return [delta_reply(stranger)]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_grid_that_decodes_passes_no_encoded_reply_of_an_unknown_message_on(tmp_path: Path, at_once: bool) -> None:
+    with CuriousGrid(LateGrid(), tmp_path, decodes=True) as grid:
+        (reply,) = exchange_messages(grid, at_once=at_once)
+    assert reply.has_error()
+    assert "answers no message of this round" in str(reply.error.reason)
+
+
+def test_a_grid_that_decodes_passes_no_encoded_reply_on_where_messages_could_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise ValueError("bytes that are no message")
+
+    monkeypatch.setattr("strategies.observer.Exchange", refuse)
+    with CuriousGrid(AnsweringGrid(), tmp_path, decodes=True) as grid:
+        replies = exchange_messages(grid, at_once=True)
+    assert [reply.has_error() for reply in replies] == [True, True]
+
+
 def test_an_encoded_reply_to_a_message_of_another_round_is_an_error(tmp_path: Path) -> None:
     """Nobody knows what it is a difference to; averaged as it is, it would spoil the model."""
     strategy = ClusteredStrategy()
@@ -141,5 +170,5 @@ def test_an_encoded_reply_to_a_message_of_another_round_is_an_error(tmp_path: Pa
     curious.aggregate_train(1, [delta_reply(stranger), delta_reply(strategy.sent[0])])
     unknown, known = strategy.read
     assert unknown.has_error()
-    assert "answers no message of this round" in unknown.error.reason
+    assert "answers no message of this round" in str(unknown.error.reason)
     assert weights_read([known]) == [[1.0, 1.0]]
