@@ -34,7 +34,7 @@ class ClientMemories:
 
     def read(self, defense_key: DefenseKey) -> Memory:
         """Return the memory of a defense, which its hooks may change."""
-        return self.read_record("-".join(map(str, defense_key)))
+        return self.read_record(_record_name(defense_key))
 
     def read_record(self, name: str) -> Memory:
         """Return the memory that the state has under `name`, empty where it has none."""
@@ -47,7 +47,7 @@ class ClientMemories:
 
     def discard(self, defense_key: DefenseKey) -> None:
         """Forget what hooks of a defense changed, because one of them failed."""
-        self._memories.pop("-".join(map(str, defense_key)), None)
+        self._memories.pop(_record_name(defense_key), None)
 
     def check(self) -> None:
         """Raise RunError for what cannot be carried to the next round."""
@@ -80,6 +80,10 @@ def restore_on_failure(state: RecordDict) -> Iterator[None]:
         state.clear()
         state.update(before)
         raise
+
+
+def _record_name(defense_key: DefenseKey) -> str:
+    return "-".join(map(str, defense_key))
 
 
 def _check_entry(name: object, value: object, where: str) -> None:

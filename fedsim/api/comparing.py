@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def about_settings(self) -> list[str]:
-        """Sentences on `differing`: whose settings are not known, and whether all that are known are the same."""
+        """Sentences on `differing_settings`: whose are not known, and whether all that are known are the same."""
         unknown = [side.name for side in self.sides if side.settings is None]
         sentences = [f"{name} was recorded elsewhere, so its settings are not known." for name in unknown]
         if len(self.sides) - len(unknown) > 1 and not self.differing_settings:
@@ -198,8 +198,7 @@ def compare(*runs: str | Path) -> Comparison:
 def _read_run(path: Path, name: str) -> ComparedRun:
     folder = OpenRun(path)
     folder.check_exists()
-    if not folder.experiment.is_file() and not folder.transcript.is_dir():
-        raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
+    folder.check_holds_run()
     folder.check_kinds()
     for table in (folder.scores, folder.metrics):
         if table.is_file() and not folder.manifest.vouches_for(table):

@@ -66,7 +66,7 @@ class OnceFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to show `record`."""
-        if not record.name.startswith(("fedsim.data", "fedsim.data.partitions", "fedsim.audit.refused")):
+        if not record.name.startswith(("fedsim.data", "fedsim.audit.refused")):
             return True
         message = record.getMessage()
         is_new = message not in self._shown_messages

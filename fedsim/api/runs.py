@@ -70,13 +70,8 @@ def run(
             everything that was computed before is kept in the folder.
     """
     tables, where, folder = _read_tables(experiment)
-    changes = {} if set is None else set
-    if not isinstance(changes, Mapping):
-        raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
-    for key, value in changes.items():
-        if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
-            raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
-        set_value(tables, key, copy_tables(value), f"set {key}")
+    for key, value in check_changes({} if set is None else set):
+        set_value(tables, key, value, f"set {key}")
     replace_objects(tables)
     config = config_of(tables, where, folder)
     if isinstance(experiment, str | Path):
@@ -105,8 +100,7 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
     folder = RunFolder(find_run(_path(path, "open")))
     folder.check_exists()
     folder.check_kinds()
-    if not folder.experiment.is_file() and not folder.transcript.is_dir():
-        raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
+    folder.check_holds_run()
     return Run(folder.path, file=None if file is None else _path(file, "file"), trust=trust)
 
 
@@ -366,6 +360,20 @@ def _read_tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[d
     raise ConfigError(f"experiment: expected a path, a dict or a Config, got {type(experiment).__name__}")
 
 
+def check_changes(changes: object) -> list[tuple[str, Any]]:
+    """Return settings to change as pairs of key and value.
+
+    Raises:
+        ConfigError: they are not settings by key.
+    """
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
+    for key in changes:
+        if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
+            raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
+    return [(key, copy_tables(value)) for key, value in changes.items()]
+
+
 def copy_tables(value: Any) -> Any:
     """Copy tables and lists, so that those of the caller do not change; paths become texts, objects are not copied."""
     if isinstance(value, Mapping):
@@ -390,7 +398,7 @@ def _raise_failures(done: pipeline.AuditResult) -> None:
 
 
 def _path(value: object, argument: str) -> Path:
-    """Return a path; raise ConfigError where `given` is none."""
+    """Return a path; raise ConfigError where `value` is none."""
     if not isinstance(value, str | Path):
         raise ConfigError(f"{argument}: expected a path, got {type(value).__name__}")
     return Path(value)

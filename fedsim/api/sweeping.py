@@ -18,7 +18,7 @@ import tomli_w
 from fedsim.api.cell_runner import job_runner
 from fedsim.api.logs import log_to_file
 from fedsim.api.objects import name_objects
-from fedsim.api.runs import Report, copy_tables
+from fedsim.api.runs import Report, check_changes, copy_tables
 from fedsim.base.errors import ConfigError
 from fedsim.base.files import write_text
 from fedsim.base.machine import count_cores, free_memory
@@ -26,6 +26,7 @@ from fedsim.base.progress import ProgressListener, listen_to_progress, report_pr
 from fedsim.base.randomness import serialize_calls
 from fedsim.base.workers import run_in_processes
 from fedsim.federation import lock
+from fedsim.federation.run_folder import default_folder
 from fedsim.report.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.sweeps.board import SweepBoard
 from fedsim.sweeps.file import SweepFile, SweepTable, parse_sweep, read_sweep
@@ -67,7 +68,7 @@ def sweep(
     Raises:
         FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
     """
-    changes = _check_changes({} if set is None else set)
+    changes = check_changes({} if set is None else set)
     if isinstance(experiment, str | Path):
         path = Path(experiment)
         file, folder = read_sweep(path, changes), default_folder(path)
@@ -134,11 +135,6 @@ class Sweep:
             RunError: a table is missing or damaged, or the folder cannot be written.
         """
         return Report(write_sweep_page(self.path))
-
-
-def default_folder(file: Path) -> Path:
-    """Return `runs/NAME` for the sweep file `NAME.toml`."""
-    return Path("runs") / file.stem
 
 
 def run_sweep(file: SweepFile, folder: Path, store: CellStore, *, trust: bool = False) -> SweepBoard:
@@ -235,20 +231,6 @@ def _single_threaded_processes() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-def _check_changes(changes: object) -> list[tuple[str, Any]]:
-    """Return settings to change as pairs of key and value.
-
-    Raises:
-        ConfigError: they are not settings by key.
-    """
-    if not isinstance(changes, Mapping):
-        raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
-    for key in changes:
-        if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
-            raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
-    return [(key, copy_tables(value)) for key, value in changes.items()]
 
 
 def _frame(table: SweepTableFile, texts: tuple[str, ...]) -> pd.DataFrame:

@@ -25,7 +25,6 @@ from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingSpec, ev
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.perceptual_distance import check_backbone
-from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.isolation import Isolation, attempt_all
 from fedsim.audit.job_log import JobClock, JobLog, describe_failure, report_job_counts
 from fedsim.audit.optima import OptimumStore
@@ -184,10 +183,6 @@ class Audit:
             cache=self.cache,
             optimum=self.optimum,
         )
-
-    def truth(self, victim: int, number: int | None, members: Sequence[int] = ()) -> Truth | None:
-        """Return the victim's data, see `Case.truth`."""
-        return self.case.truth(victim, number, members)
 
     @cached_property
     def refusal_reasons(self) -> dict[str, str]:

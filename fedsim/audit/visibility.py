@@ -31,7 +31,7 @@ class ObservedClients:
     headers: Sequence[Header]
 
     @cached_property
-    def recorded_rounds(self) -> list[int]:
+    def recorded_clients(self) -> list[int]:
         """Clients under whose id an update or a sum is recorded, ascending.
 
         A sum over a group is recorded under the id of its first member.
@@ -61,7 +61,7 @@ class ObservedClients:
             failures: gets one sentence where the attack does not apply.
         """
         if not self.has_groups:
-            return _select_victims(self.recorded_rounds, chosen)
+            return _select_victims(self.recorded_clients, chosen)
         if GROUPS in attack.accepted_observations:
             return _select_victims(self.all_clients, chosen)
         if GROUP not in attack.accepted_observations:
@@ -69,7 +69,7 @@ class ObservedClients:
             return ()
         # The victim of a sum is the client under whose id the sum is recorded.
         group_ids: dict[int, int | None] = {}
-        for client in _select_victims(self.recorded_rounds, chosen):
+        for client in _select_victims(self.recorded_clients, chosen):
             group_ids[client] = self._group_id(client)
         changing = [client for client, group_id in group_ids.items() if group_id is None]
         if changing:

@@ -68,7 +68,7 @@ class PhaseDisplay:
         is_running = phase.done < phase.total
         self._bars.update(phase.task, completed=shown, total=phase.total, done=phase.done, visible=is_running)
         now = time.monotonic()
-        if not self._console.is_terminal and shown and phase.done < phase.total and now > self._last + PAUSE:
+        if not self._console.is_terminal and shown and is_running and now > self._last + PAUSE:
             self._last = now
             text = f"{phase.what}: {phase.done} of {phase.total}"
             if shown >= _ESTIMATE_FROM * phase.total:

@@ -59,9 +59,10 @@ def sweep(
     build_grid(sweep_file)
 
     # What follows takes seconds to import, so a mistyped key is reported before.
-    from fedsim.api.sweeping import STORE, default_folder, run_sweep
+    from fedsim.api.sweeping import STORE, run_sweep
     from fedsim.base.machine import count_cores
     from fedsim.cli.work_shown import show_work
+    from fedsim.federation.run_folder import default_folder
     from fedsim.report.sweep_page import PAGE
     from fedsim.sweeps.plan import plan_sweep
     from fedsim.sweeps.store import CellStore

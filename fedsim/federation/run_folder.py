@@ -144,6 +144,11 @@ class RunFolder:
         if not self.path.is_dir():
             raise ConfigError(f"{self.path}: no such run folder")
 
+    def check_holds_run(self) -> None:
+        """Raise ConfigError where there is neither an experiment nor a recording in the folder."""
+        if not self.experiment.is_file() and not self.transcript.is_dir():
+            raise ConfigError(f"{self.path}: holds no run; expected {self.experiment.name} or transcript/ in it")
+
 
 def default_folder(file: Path) -> Path:
     """Return `runs/NAME` for the experiment file `NAME.toml`."""
@@ -243,9 +248,8 @@ def read_ledger(folder: RunFolder) -> list[dict[str, str]]:
     Raises:
         RunError: they are not as a run writes them.
     """
-    from fedsim.privacy.ledger import (
-        NUMERIC_COLUMNS,
-    )  # imports torch, which would delay errors about the experiment file
+    # This imports torch, which would delay errors about the experiment file.
+    from fedsim.privacy.ledger import NUMERIC_COLUMNS
 
     rows = read_rows(folder.ledger, ("round", "client", "defense", "counts", *NUMERIC_COLUMNS), NUMERIC_COLUMNS)
     _check_counts(folder.ledger, rows, ("round", "client", "counts"))

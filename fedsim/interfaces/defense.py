@@ -347,10 +347,9 @@ class Defense(ABC):
         guarantees = []
         for participation in participations:
             guarantee = self.guarantee(participation, share)
-            if guarantee is not None:
-                guarantees.append(guarantee)
-        if len(guarantees) < len(participations):
-            return None
+            if guarantee is None:
+                return None
+            guarantees.append(guarantee)
         total = math.fsum(guarantee.epsilon for guarantee in guarantees)
         return replace(guarantees[0], epsilon=total, delta=delta)
 

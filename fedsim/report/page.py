@@ -18,7 +18,7 @@ import numpy as np
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.evaluation.texts import MAX_TEXTS, MAX_WORDS
-from fedsim.base.errors import ConfigError, FedsimError
+from fedsim.base.errors import FedsimError
 from fedsim.base.files import write_text
 from fedsim.base.table_metrics import ROUNDING, TOLERANCE
 from fedsim.federation.integrity import compare_with_manifest
@@ -71,8 +71,7 @@ def write_report(
         RunError: the folder cannot be written.
     """
     path, notes = folder.path, list[str]()
-    if not folder.experiment.is_file() and not folder.transcript.is_dir():
-        raise ConfigError(f"{path}: holds no run; expected {folder.experiment.name} or transcript/ in it")
+    folder.check_holds_run()
     failures = [] if failures is None else failures
     audit = audit or read_audit(folder, notes, failures, trust=trust)
     specs = [audit.spec, *([audit.experiment.config] if audit.experiment else [])] if audit else []

@@ -175,7 +175,7 @@ def _add_source_attacks(
     tables = [dict(attack)]
     while (title := _builds_on(tables[0], where)) is not None:
         sources = [dict(table) for table in known if title in (table.get("label"), table.get("name"))]
-        if not sources or sources[0] in tables:  # `in_order` reports the error
+        if not sources or sources[0] in tables:  # `work_stages` reports the error
             break
         tables = [*sources, *tables]
     if len(tables) == 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from fedsim.audit.audit import Audit
@@ -155,7 +154,7 @@ def _find_inapplicable(cells: Iterable[SweepCell], store: CellStore) -> dict[str
 
 
 def _make_audit(cell: SweepCell, experiment: Experiment, folder: OpenRun) -> Audit:
-    return Audit(folder=folder, spec=cell.config, experiment=experiment, base_folder=Path(folder.path), trust=True)
+    return Audit(folder=folder, spec=cell.config, experiment=experiment, base_folder=folder.path, trust=True)
 
 
 def _error_of(check: Callable[[], object]) -> str:

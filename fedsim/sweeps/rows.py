@@ -10,6 +10,7 @@ from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import read_facts
 from fedsim.audit.plan import ADAPTIVE, AttackJob
 from fedsim.audit.scores import SCORE_COLUMNS
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics, read_rows
 from fedsim.privacy.ledger import spending_by_client
 from fedsim.recording.transcript import Transcript
@@ -19,7 +20,7 @@ _COPIED_COLUMNS = ("victim", "round", "repeat", "metric")
 _NUMBER_COLUMNS = ("value", "floor", "ceiling")
 
 
-def sweep_rows(folder: RunFolder, title: str, planned: Iterable[AttackJob]) -> list[dict[str, str]]:
+def sweep_rows(folder: OpenRun, title: str, planned: Iterable[AttackJob]) -> list[dict[str, str]]:
     """Return an attack's rows of `sweep.csv`, without the columns of the grid point and `run`.
 
     Args:
@@ -30,7 +31,7 @@ def sweep_rows(folder: RunFolder, title: str, planned: Iterable[AttackJob]) -> l
     Raises:
         FedsimError: a file of the run is damaged.
     """
-    federation = {"accuracy": _final_accuracy(folder), "bytes": _mean_bytes(folder)}
+    federation = {"accuracy": _final_accuracy(folder), "bytes": _mean_bytes(folder.recording)}
     proved, measured = _proved_epsilons(folder), _measured_epsilons(folder)
     seconds = _attack_seconds(folder)
     scored = list(read_rows(folder.scores, SCORE_COLUMNS, _NUMBER_COLUMNS))
@@ -79,14 +80,14 @@ def _final_accuracy(folder: RunFolder) -> str:
     return next((text for text in reversed(accuracies) if _clear_nan(text)), "")
 
 
-def _mean_bytes(folder: RunFolder) -> str:
+def _mean_bytes(transcript: Transcript) -> str:
     """Return the mean size of a client's message in a round, if the server sees single clients."""
-    transcript = Transcript(folder.path)
     sizes: list[int] = []
     for number in transcript.rounds:
-        for reply in transcript.header(number).replies:
-            if not reply.members:
-                sizes.append(transcript.upload_sizes(number)[reply.client])
+        single_clients = [reply.client for reply in transcript.header(number).replies if not reply.members]
+        if single_clients:
+            client_sizes = transcript.upload_sizes(number)
+            sizes += [client_sizes[client] for client in single_clients]
     return str(sum(sizes) / len(sizes)) if sizes else ""
 
 

@@ -117,19 +117,18 @@ def _write_sealed(path: Path, text: str) -> None:
     digest = hashlib.sha256(text.encode()).hexdigest()
     try:
         old_digests = [hashlib.sha256(_read_sealed_text(path, tries=1).encode()).hexdigest()]
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # there is no old table, or it is not the sweep's
+    except (OSError, ValueError, KeyError, TypeError):  # there is no old table, or it is not the sweep's
         old_digests = []
-    for digests in ([digest, *old_digests], [digest]):
-        if len(digests) == 1:
-            write_text(path, text)
-        sealed = [*_table_identity(path), *digests]
-        sealed_text = json.dumps({"seal": seal_text(json.dumps(sealed), signing_key()), "sealed": sealed})
-        write_text(path.with_name(path.name + SEAL), sealed_text + "\n")
+    _write_seal(path, [digest, *old_digests])
+    write_text(path, text)
+    _write_seal(path, [digest])
+
+
+def _write_seal(path: Path, digests: Sequence[str]) -> None:
+    """Write the seal of the table `path`, which holds for texts with one of these hashes."""
+    sealed = [*_table_identity(path), *digests]
+    sealed_text = json.dumps({"seal": seal_text(json.dumps(sealed), signing_key()), "sealed": sealed})
+    write_text(path.with_name(path.name + SEAL), sealed_text + "\n")
 
 
 def _table_identity(path: Path) -> list[str]:

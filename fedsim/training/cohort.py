@@ -258,8 +258,7 @@ def _clipped_gradients(
     for client, client_hooks in enumerate(hooks):
         if client_hooks is not None:
             total = {name: tensor[client] for name, tensor in sums.items()}
-            step = ClippedStep({name: tensor[client] for name, tensor in state.items()})
-            with client_hooks.local_step(step):
+            with client_hooks.local_step(ClippedStep(state, client)):
                 gradient_by_name = client_hooks.combine_sum(total, batch_sizes[client], total)
             for name, defended in gradient_by_name.items():
                 sums[name][client] = defended

@@ -83,14 +83,16 @@ class ClippedStep:
     """Step of one of several clients that train at once, whose defense clips gradients of examples.
 
     Attributes:
-        parameters: the client's weights before the step, by name.
+        state: weights of all these clients before the step, `client ...` by parameter.
+        client: index of the client.
     """
 
-    parameters: State
+    state: State
+    client: int
 
     def weights(self) -> State:
         """Return copies of the parameters, by name."""
-        return {name: tensor.detach().clone() for name, tensor in self.parameters.items()}
+        return {name: tensor[self.client].detach().clone() for name, tensor in self.state.items()}
 
     def gradient_at(self, weights: State) -> State:
         """Refuse: the defense sees the gradients of single examples."""

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from fedsim.audit.architecture import Architecture
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.evaluation import examples
+from fedsim.audit.evaluation.case import Case
 from fedsim.audit.finding_files import load_finding, save_finding
 from fedsim.audit.in_round import attack_round
 from fedsim.audit.threat_model import grant_knowledge
@@ -44,7 +45,7 @@ ATTACKS = [{"name": "sme", "iterations": 4}, {"name": "inverting-gradients", "la
 
 
 @pytest.fixture(scope="module")
-def recorded(
+def recorded_run(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_config: Callable[..., Config],
     serial_run: Callable[..., OpenRun],
@@ -61,9 +62,9 @@ def recorded(
 
 
 @pytest.fixture
-def run(recorded: Path, tmp_path: Path) -> Path:
+def run(recorded_run: Path, tmp_path: Path) -> Path:
     """A copy of it to do anything to."""
-    return Path(shutil.copytree(recorded, tmp_path / "run"))
+    return Path(shutil.copytree(recorded_run, tmp_path / "run"))
 
 
 def attack_file(attacks: list[dict[str, Any]] | None = None, **tables: Any) -> AttackFile:
@@ -222,16 +223,16 @@ def test_another_run_seed_is_another_random_start(run: Path, tmp_path: Path) -> 
 
 
 def test_no_attack_asks_for_the_truth(
-    run: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the truth out of reach the findings are the same, tensor for tensor."""
     open_audit(run, None).run()
-    blind = Path(shutil.copytree(recorded, tmp_path / "blind"))
+    blind = Path(shutil.copytree(recorded_run, tmp_path / "blind"))
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("an attack looked at the truth")
 
-    monkeypatch.setattr(Audit, "truth", refuse)
+    monkeypatch.setattr(Case, "truth", refuse)
     monkeypatch.setattr("fedsim.federation.federated_data.FederatedData.train", refuse)
     assert open_audit(blind, None).run() == []
     seeing, unseeing = findings(run), findings(blind)
@@ -331,7 +332,7 @@ def test_an_edited_model_is_attacked_anew(
 
 def test_truth_files_score_a_recording_made_elsewhere(run: Path, tmp_path: Path) -> None:
     audit = open_audit(run, None)
-    truth = audit.truth(0, 1)
+    truth = audit.case.truth(0, 1)
     assert truth is not None
     save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "zero.safetensors")
     (run / "experiment.toml").unlink()
@@ -350,7 +351,7 @@ def test_labels_are_granted_from_the_truth_or_not_at_all(run: Path, tmp_path: Pa
     audit = open_audit(run, spec)
     assert audit.run() == []
     for victim in (0, 2):
-        truth = audit.truth(victim, 1)
+        truth = audit.case.truth(victim, 1)
         finding, about = load_finding(run / "findings" / "sme" / f"round-1-client-{victim}-repeat-0.safetensors")
         assert truth is not None
         assert finding.labels.tolist() == truth.labels.sort().values.tolist()
@@ -413,7 +414,7 @@ def test_a_value_that_contradicts_the_recording_is_refused(run: Path) -> None:
 
 def test_granted_labels_that_nobody_knows_are_an_error(run: Path, tmp_path: Path) -> None:
     """Never a silent fall back to counting them, which is another threat model."""
-    truth = open_audit(run, None).truth(0, 1)
+    truth = open_audit(run, None).case.truth(0, 1)
     assert truth is not None
     save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "zero.safetensors")
     (run / "experiment.toml").unlink()
@@ -694,7 +695,7 @@ def test_a_strangers_attack_without_a_trace_is_scored(run: Path, strangers: str)
     rows = [row for row in audit.score() if row["metric"] == "mse"]
     assert [row["floor_guess"] for row in rows]
     for row in rows:
-        truth = audit.truth(int(row["victim"]), 1)
+        truth = audit.case.truth(int(row["victim"]), 1)
         assert truth is not None
         assert row["value"] == pytest.approx((truth.data - 0.5).square().mean().item(), rel=1e-4)
     l_sim = [row for row in audit.score() if row["metric"] == "l_sim"]  # the evaluator's, so it has one, too

@@ -72,12 +72,12 @@ def busy(tiny_config: Tiny, **federation: Any) -> Config:
     )
 
 
-def recorded(folder: OpenRun) -> dict[str, str]:
+def file_hashes(folder: OpenRun) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
 def assert_same(one: OpenRun, other: OpenRun) -> None:
-    assert recorded(one) == recorded(other)
+    assert file_hashes(one) == file_hashes(other)
     assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
 
 
@@ -478,7 +478,7 @@ def test_the_truth_is_the_mini_batch_of_the_attacked_round(tiny_config: Tiny, se
     scores = {row["round"]: row["value"] for row in audit.score() if row["metric"] == "psnr"}
     assert set(scores) == {"1", "3"}
     assert min(scores.values()) > 40
-    one, three = audit.truth(1, 1), audit.truth(1, 3)
+    one, three = audit.case.truth(1, 1), audit.case.truth(1, 3)
     assert one is not None
     assert three is not None
     assert one.data.shape == (1, 1, 8, 8)

@@ -404,8 +404,8 @@ def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[...,
         elsewhere(DECODER, partial_records="sensitive").check()
     audit = elsewhere(DECODER, records=True, value_range=[-1.0, 3.0])
     common = grant_knowledge(audit.spec.adversary, audit.case, tmp_path)
-    own = grant_private(common, audit.spec.adversary, audit.case, 0, audit.truth(0, 1))
-    truth = audit.truth(0, 1)
+    own = grant_private(common, audit.spec.adversary, audit.case, 0, audit.case.truth(0, 1))
+    truth = audit.case.truth(0, 1)
     assert truth is not None
     assert own.records is not None
     torch.testing.assert_close(own.records.inputs, truth.data * 4 - 1)
@@ -423,7 +423,7 @@ def test_partial_records_hold_nothing_of_the_column(tables: dict[str, Any], tiny
         audit.spec.adversary,
         audit.case,
         1,
-        audit.truth(1, 1),
+        audit.case.truth(1, 1),
     )
     assert granted.records is not None
     assert granted.partial_records is not None
@@ -497,7 +497,7 @@ def test_a_federation_of_gradients_has_one_proxy_and_typical_images_of_all_examp
     rows = {row["metric"]: row for row in audit.score()}
     assert rows["parameter_distance"]["floor_guess"] == "global model"
     assert rows["parameter_distance"]["value"] == rows["parameter_distance"]["floor"]
-    whole, batch = audit.truth(0, None), audit.truth(0, 1)
+    whole, batch = audit.case.truth(0, None), audit.case.truth(0, 1)
     assert whole is not None
     assert batch is not None
     assert len(batch.labels) == 2 < len(whole.labels)

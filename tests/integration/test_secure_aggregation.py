@@ -206,7 +206,7 @@ def test_gradients_are_summed_too_and_the_truth_is_the_mini_batches_of_all_membe
         assert update.gradient is not None
     audit = open_audit(folder.path, None)
     first = transcript.header(1).replies[0]
-    truth = audit.truth(first.client, 1, first.members)
+    truth = audit.case.truth(first.client, 1, first.members)
     assert truth is not None
     assert audit.experiment is not None
     held = torch.cat([audit.experiment.attacked_examples(client, 1)[1] for client in first.members])
@@ -424,7 +424,7 @@ def test_a_group_is_attacked_as_one_client_that_holds_all(tiny_config: Tiny, tmp
         assert {5, 2} & set(about["members"])
         own = [row for row in rows if row["victim"] == str(about["victim"]) and row["round"] == about["round"]]
         assert {int(row["examples"]) for row in own} == {2 * len(reply.members)}
-        truth = open_audit(done.folder.path, None).truth(about["victim"], int(about["round"]), reply.members)
+        truth = open_audit(done.folder.path, None).case.truth(about["victim"], int(about["round"]), reply.members)
         assert truth is not None
         labels = torch.cat([experiment.data.train(client)[1] for client in reply.members])
         assert torch.equal(truth.labels, labels)
@@ -477,7 +477,7 @@ def test_an_attack_on_single_clients_does_not_apply_and_says_so_before_work(
 
 
 def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: Tiny, tmp_path: Path) -> None:
-    def made(table: dict[str, Any], name: str) -> pipeline.AuditResult:
+    def audit_result(table: dict[str, Any], name: str) -> pipeline.AuditResult:
         return attacked(
             secure(
                 tiny_config,
@@ -497,11 +497,11 @@ def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: T
             tmp_path / name,
         )
 
-    (failure,) = made({"groups": 2}, "drawn").failures
+    (failure,) = audit_result({"groups": 2}, "drawn").failures
     assert failure.startswith(
         "tgias-ro does not apply: it reads several rounds of one group, and the members of groups"
     )
-    done = made({"groups": "all"}, "all")
+    done = audit_result({"groups": "all"}, "all")
     assert done.failures == []
     assert done.readings
 

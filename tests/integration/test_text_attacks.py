@@ -77,7 +77,7 @@ def test_a_federation_on_texts_is_attacked_scored_and_reported(
     assert "<h2>Texts</h2>" in html
     assert "&lt;b&gt;&amp;" in html
     assert "<b>" not in html
-    truth = audit.truth(0, 1)
+    truth = audit.case.truth(0, 1)
     assert truth is not None
     assert truth.padding == 0
     assert experiment_words(truth.data[0].tolist()) in html

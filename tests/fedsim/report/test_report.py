@@ -665,7 +665,7 @@ def test_what_a_victim_held_is_judged_in_the_unit_range_that_attacks_claim_it_in
     low, high = tables.dataset.input_bounds
     assert (low < high).all()
     assert (low < 0).any() & (high > 1).any()
-    truth, public = audit.truth(0, 1).data, audit.case.public().data
+    truth, public = audit.case.truth(0, 1).data, audit.case.public().data
     for data, held in ((truth, tables.data.train(0)[0]), (public, tables.dataset.test.inputs()[:5000])):
         assert 0 <= data.min() < data.max() <= 1
         assert torch.allclose(low + data * (high - low), held, atol=1e-4)
