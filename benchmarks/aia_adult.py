@@ -83,7 +83,7 @@ def balanced(guess: Tensor, truth: Tensor) -> float:
     return fmean(float(right[truth == category].mean()) for category in truth.unique())
 
 
-def measured(out: Path) -> Iterator[dict[str, Any]]:
+def result_rows(out: Path) -> Iterator[dict[str, Any]]:
     """The rows of results/aia-adult.csv."""
     for case, epochs in CASES.items():
         for seed in SEEDS:
@@ -118,7 +118,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 def main() -> None:
     """Measure, write and print."""
     given = arguments(__doc__)
-    keep(measured(given.out.resolve()), RESULTS, COLUMNS, show)
+    keep(result_rows(given.out.resolve()), RESULTS, COLUMNS, show)
 
 
 if __name__ == "__main__":

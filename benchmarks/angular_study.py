@@ -241,7 +241,7 @@ class Client:
         }
         return {name: float(value.mean()) for name, value in close.items()}
 
-    def measured(self, label: str) -> dict[str, float]:
+    def compute_measure(self, label: str) -> dict[str, float]:
         """The values of one measure, by name."""
         loss = self.trained.experiment.loss
         found = MEASURES[label]().compute(self.network, loss, self.inputs, self.labels)
@@ -291,7 +291,7 @@ def measure(chosen: argparse.Namespace) -> None:
         for key, client in clients(chosen):
             blind = label == "expected-error" and client().mode == "train"  # which it refuses
             if (*map(str, key), label or "lipschitz") not in done and not blind:
-                found = short(client().measured(label))
+                found = short(client().compute_measure(label))
                 about = dict(zip(CELL, key, strict=True))
                 append(MEASURED, MEASURED_COLUMNS, [about | {"measure": m, "value": v} for m, v in found.items()])
 

@@ -55,7 +55,7 @@ def floors(data: str, made: Experiment, imputation: Imputation) -> list[dict[str
     return found
 
 
-def recorded() -> dict[tuple[str, str, str], dict[int, float]]:
+def read_scores() -> dict[tuple[str, str, str], dict[int, float]]:
     """By run, attack and metric, what each client scored."""
     with (HERE / "results" / "lmra-clients.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] in METRICS and row["what"] == "value"]
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", required=True)
     os.environ["FEDSIM_DATA"] = parser.parse_args().data_dir
-    known = recorded()
+    known = read_scores()
     for data in ATTRIBUTE:
         imputations = {}
         for metric in METRICS:

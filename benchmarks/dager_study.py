@@ -136,7 +136,7 @@ def order(data: Dataset, seed: int) -> Tensor:
     return torch.randperm(len(data.train), generator=generator("dager", seed, "who"))
 
 
-def measured(cell: Cell) -> dict[str, Any]:
+def measure_cell(cell: Cell) -> dict[str, Any]:
     """A row."""
     data = texts(cell.length)
     dim = next((width for width in WIDTHS if width > cell.words + 8), WIDTHS[-1])
@@ -194,7 +194,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     columns = [*Cell.__dataclass_fields__, "dim", "refused", *METRICS, "seconds"]
-    go_on(cells(), measured, chosen.out, columns, chosen.minutes, rounded=lambda value: round(value, 4))
+    go_on(cells(), measure_cell, chosen.out, columns, chosen.minutes, rounded=lambda value: round(value, 4))
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ class Round:
             return Transcript(Path(folder)).update(1, 0).payload.nbytes
 
 
-def measured(where: str, defenses: dict[str, dict[str, Any] | None], repeats: int) -> list[Row]:
+def measure_defenses(where: str, defenses: dict[str, dict[str, Any] | None], repeats: int) -> list[Row]:
     """A row for each defense at one place."""
     rounds = {name: Round(experiment(where, table)) for name, table in defenses.items()}
     sizes = {name: each.nbytes() for name, each in rounds.items()}  # which also loads the data
@@ -197,7 +197,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     defenses = chosen(options.only)
-    rows = [row for where in WHERE for row in measured(where, defenses, options.repeats)]
+    rows = [row for where in WHERE for row in measure_defenses(where, defenses, options.repeats)]
     if not options.only:
         with RESULTS.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

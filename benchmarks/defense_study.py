@@ -143,7 +143,7 @@ class OnlyAdaptive(Audit):
         return [(table, attack) for table, attack in super().attacks if attack.adaptive]
 
 
-def measured(cell: Cell, data_dir: Path, *, knows: bool) -> list[dict[str, Any]]:
+def measure_cell(cell: Cell, data_dir: Path, *, knows: bool) -> list[dict[str, Any]]:
     """A row for each attack, victim and metric; one without a score where every attack refused."""
     torch.set_num_threads(1)
     os.environ["FEDSIM_DATA"] = str(data_dir)
@@ -210,7 +210,7 @@ def main() -> None:
     todo = [(cell, knows) for cell, knows in both if chosen.again or cell.key(knows=knows) not in done]
     failed: list[str] = []
     with ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool:
-        jobs = {pool.submit(measured, cell, chosen.data_dir, knows=knows): cell for cell, knows in todo}
+        jobs = {pool.submit(measure_cell, cell, chosen.data_dir, knows=knows): cell for cell, knows in todo}
         for job in as_completed(jobs):
             try:
                 found = job.result()

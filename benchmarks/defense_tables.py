@@ -86,7 +86,7 @@ def scores(rows: Sequence[Row], attack: str, undefended: Sequence[Row]) -> list[
 
 def both(rows: Sequence[Row], attack: str, metric: str = "psnr") -> tuple[ScoreReading | None, ScoreReading | None]:
     """What a report would read of the naive attack and of the adaptive one."""
-    found = {line.summary.attack_key[0]: line for line in told(rows, metric)}
+    found = {line.summary.attack_key[0]: line for line in make_readings(rows, metric)}
     return found.get(attack), found.get(f"{attack} adaptive")
 
 
@@ -100,7 +100,7 @@ def worth(cell: str, naive: ScoreReading | None, adaptive: ScoreReading | None, 
     return SHORT[NaiveAdaptivePair(naive=naive, adaptive=adaptive, control=control).outcome]
 
 
-def told(rows: Sequence[Row], metric: str) -> list[ScoreReading]:
+def make_readings(rows: Sequence[Row], metric: str) -> list[ScoreReading]:
     """The readings that a report would give, by one metric."""
     full: list[dict[str, Any]] = [
         {**row, "granted": "defenses" if row["knows"] == "True" else ""} | dict.fromkeys(("variant", "missing"), "")

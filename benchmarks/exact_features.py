@@ -61,11 +61,11 @@ def main() -> None:
     for size, epochs, batch in CELLS:
         for seed in range(SEEDS):
             chosen = torch.randperm(len(data), generator=generator("chosen", seed))[:size]
-            found = measured(data.inputs(chosen), data.labels[chosen], epochs, batch, seed)
+            found = measure_features(data.inputs(chosen), data.labels[chosen], epochs, batch, seed)
             print(f"{size}, {epochs}, {batch}, {seed}: {found}", flush=True)
 
 
-def measured(images: Tensor, labels: Tensor, epochs: int, batch: int, seed: int) -> str:
+def measure_features(images: Tensor, labels: Tensor, epochs: int, batch: int, seed: int) -> str:
     """Train, look for columns, and invert the features that they give."""
     with seed_globals("network", seed):
         model = network()

@@ -186,7 +186,7 @@ def axis(data: str, what: str, key: str, values: tuple[Any, ...]) -> Iterator[Ce
         yield Cell(f"{data} {what} {shown}", {key: value})
 
 
-def measured(cell: Cell, seed: int, data_dir: Path) -> list[dict[str, Any]]:
+def measure_cell(cell: Cell, seed: int, data_dir: Path) -> list[dict[str, Any]]:
     """A row for each attack and client."""
     torch.set_num_threads(1)
     data = cell.name.split()[0]
@@ -263,7 +263,7 @@ def main() -> None:
     todo.sort(key=lambda job: job[0].beside)
     failed: list[str] = []
     with ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool:
-        jobs = {pool.submit(measured, cell, seed, chosen.data_dir): (cell.name, seed) for cell, seed in todo}
+        jobs = {pool.submit(measure_cell, cell, seed, chosen.data_dir): (cell.name, seed) for cell, seed in todo}
         for job in as_completed(jobs):
             try:
                 found = job.result()

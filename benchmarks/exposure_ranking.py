@@ -80,11 +80,11 @@ def rows(epochs: int) -> Iterator[dict[str, Any]]:
         for number in ROUNDS:
             for client in run.transcript.clients(number):
                 about = {"epochs": epochs, "round": number, "client": client}
-                for row in measured(audit, run.transcript.update(number, client).before, number, client):
+                for row in exposure_rows(audit, run.transcript.update(number, client).before, number, client):
                     yield {**about, **row, "psnr": short(psnr[number, client])}
 
 
-def measured(audit: Audit, before: Any, number: int, client: int) -> Iterator[dict[str, Any]]:
+def exposure_rows(audit: Audit, before: Any, number: int, client: int) -> Iterator[dict[str, Any]]:
     """What measures say of a client that was sent `before`: of its update, and of one gradient of all its data."""
     experiment = audit.experiment
     assert experiment is not None

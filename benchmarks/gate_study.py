@@ -139,7 +139,7 @@ class Study:
             if cell.key not in self._done and cell.action in ("", *self.actions):
                 accuracy, _ = self.federated([])
                 leak = _over_rounds(self.open_rounds) if cell.action else self.plain
-                yield self._told(cell, 0.0, accuracy, leak)
+                yield self._leak_rows(cell, 0.0, accuracy, leak)
         for action in self.actions:
             for strength in STRENGTHS:
                 for measure in MEASURES:
@@ -158,26 +158,26 @@ class Study:
         accuracy, closed = self.federated([{**table, way: limit, **noise}])
         protected = self.noisy if gate.action == "noise" else {name: 0 * leak for name, leak in self.plain.items()}
         leak = {name: np.where(closed[0], protected[name], self.plain[name]) for name in self.plain}
-        yield self._told(gate, closed.mean(), accuracy, leak)
+        yield self._leak_rows(gate, closed.mean(), accuracy, leak)
         rates = closed.mean(1)
         settings = {"name": "gate_study:AtRandom", "action": gate.action, "rates": rates.tolist(), **noise}
         accuracy, _ = self.federated([settings])
         leak = {name: rates[0] * protected[name] + (1 - rates[0]) * self.plain[name] for name in self.plain}
-        yield self._told(twin, rates.mean(), accuracy, leak)
+        yield self._leak_rows(twin, rates.mean(), accuracy, leak)
 
     def _following(self, gate: Cell, twin: Cell) -> Iterator[list[dict[str, Any]]]:
         """A gate whose limit follows the client's own past, and its twin; accuracy is that where all have it."""
         measure = {"name": gate.measure, **MEASURES[gate.measure]}
         table = {"name": "gate", "measure": measure, "quantile": 1 - gate.strength}
         accuracy, closed = self.federated([table])
-        alone = self.alone(Gate(measure=measure, quantile=1 - gate.strength))
+        alone = self.silent_rounds(Gate(measure=measure, quantile=1 - gate.strength))
         sent = {name: np.where(alone, 0, leaks) for name, leaks in self.open_rounds.items()}
-        yield self._told(gate, alone.mean(), accuracy, _over_rounds(sent))
+        yield self._leak_rows(gate, alone.mean(), accuracy, _over_rounds(sent))
         settings = {"name": "gate_study:AtRandom", "action": "withhold", "rates": [float(closed.mean())] * ROUNDS}
         accuracy, _ = self.federated([settings])
-        yield self._told(twin, closed.mean(), accuracy, _over_rounds(self.open_rounds, silent=float(alone.mean())))
+        yield self._leak_rows(twin, closed.mean(), accuracy, _over_rounds(self.open_rounds, silent=float(alone.mean())))
 
-    def alone(self, gate: Gate) -> NDArray[np.bool_]:
+    def silent_rounds(self, gate: Gate) -> NDArray[np.bool_]:
         """In which rounds a client would be silent that alone has `gate`, `round client`."""
         values = self.values
         of = values[(values["measure"] == gate._measure_name) & (values["quantity"] == gate._quantity_name)]
@@ -212,7 +212,7 @@ class Study:
                 table["measure"] = {"name": cell.measure, **MEASURES[cell.measure]}
             accuracy, _ = self.federated([table])
             self._done.add(cell.key)
-            yield self._told(cell, cell.strength, accuracy, _first(self.leaks([table])))
+            yield self._leak_rows(cell, cell.strength, accuracy, _first(self.leaks([table])))
 
     @property
     def plain(self) -> dict[str, Numbers]:
@@ -300,7 +300,9 @@ class Study:
                 found[row["attack"]][number - 1, client] = np.maximum(values - row["floor"], 0).mean()
         return found
 
-    def _told(self, cell: Cell, closed: float, accuracy: float, leaks: Mapping[str, Numbers]) -> list[dict[str, Any]]:
+    def _leak_rows(
+        self, cell: Cell, closed: float, accuracy: float, leaks: Mapping[str, Numbers]
+    ) -> list[dict[str, Any]]:
         about = {"seed": self.seed, **vars(cell), "closed": round(float(closed), 4), "accuracy": round(accuracy, 4)}
         return [
             {**about, "attack": attack, "client": client, "leak": round(float(value), 4)}

@@ -57,7 +57,7 @@ def model() -> torch.nn.Module:
         return SmeCnn(channels=(4, 8), hidden=20).build(TASK)
 
 
-def recorded(victims: int, folder: Path) -> Transcript:
+def record_steps(victims: int, folder: Path) -> Transcript:
     """A gradient step of each victim, on noise of its own."""
     network, labels, updates = model(), torch.arange(COUNT), []
     before = {name: tensor.detach().clone() for name, tensor in network.named_parameters()}
@@ -97,7 +97,7 @@ def launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float
             raise Enough
 
     with TemporaryDirectory() as room:
-        transcript = recorded(victims, Path(room) / "transcript")
+        transcript = record_steps(victims, Path(room) / "transcript")
         orders = [
             VictimTask(
                 target=Target(transcript=transcript, victim=client, knowledge=known, rng=generator("attack", client)),

@@ -69,7 +69,7 @@ def tables(changes: Mapping[str, Any], seed: int) -> dict[str, Any]:
     return found
 
 
-def measured(out: Path) -> Iterator[dict[str, Any]]:
+def result_rows(out: Path) -> Iterator[dict[str, Any]]:
     """The rows of results/labels.csv."""
     for place, (case, changes) in enumerate(CASES.items()):
         for seed in SEEDS:
@@ -106,7 +106,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 def main() -> None:
     """Measure, write and print."""
     given = arguments(__doc__)
-    keep(measured(given.out), RESULTS, COLUMNS, show)
+    keep(result_rows(given.out), RESULTS, COLUMNS, show)
 
 
 if __name__ == "__main__":

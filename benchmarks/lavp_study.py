@@ -267,11 +267,11 @@ def measure(cells: Sequence[Cell], chosen: argparse.Namespace) -> None:
         for image in cell.images[: chosen.images]:
             key = (cell.data, cell.model, str(image), label)
             if key not in done:
-                append(MEASURED, MEASURED_COLUMNS, measured(cell, image, label))
+                append(MEASURED, MEASURED_COLUMNS, measure_image(cell, image, label))
         print(f"{cell.data}, {cell.model}, {label}: done", flush=True)
 
 
-def measured(cell: Cell, image: int, label: str) -> Iterator[dict[str, Any]]:
+def measure_image(cell: Cell, image: int, label: str) -> Iterator[dict[str, Any]]:
     """A row for each value of one measure."""
     table = dict(MEASURES[label])
     by = registry.build("measures", table.pop("name"), table, label)

@@ -56,7 +56,7 @@ class Client:
         loss = self.task.loss(self.model(self.inputs), self.labels)
         torch.autograd.grad(loss, list(self.model.parameters()))
 
-    def measured(self, measure: Measure) -> dict[str, float]:
+    def compute_measure(self, measure: Measure) -> dict[str, float]:
         """The measure of the batch."""
         return measure.compute(self.model, self.task.loss, self.inputs, self.labels)
 
@@ -77,7 +77,9 @@ def main() -> None:
     if options.spectrum:
         client = Client(1)
         for spectrum in (Spectrum(), Spectrum(exact=client.inputs.numel())):
-            print(", ".join(f"{name} {value:.5g}" for name, value in client.measured(spectrum).items()), flush=True)
+            print(
+                ", ".join(f"{name} {value:.5g}" for name, value in client.compute_measure(spectrum).items()), flush=True
+            )
         return
     rows = [row for size in BATCHES for row in _rows(options.only, size, options.repeats)]
     if len(options.only) < len(MEASURES):
@@ -97,7 +99,7 @@ def _rows(names: list[str], size: int, repeats: int) -> list[dict[str, Any]]:
         step = _step_seconds(client)
         for name, measure in measures.items():
             start = time.process_time()
-            client.measured(measure)
+            client.compute_measure(measure)
             taken = time.process_time() - start
             if turn:  # the first time imports and compiles
                 turns[name].append(taken / step)
@@ -134,7 +136,7 @@ def _growth(name: str, client: Client) -> int:
     client.step()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = _peak()
-    client.measured(measure)
+    client.compute_measure(measure)
     return round((_peak() - before) / 1024)
 
 

@@ -94,7 +94,7 @@ def scored(
                 yield row
 
 
-def measured(out: Path) -> Iterator[dict[str, Any]]:
+def result_rows(out: Path) -> Iterator[dict[str, Any]]:
     """The rows of results/membership.csv."""
     for place, (case, changes) in enumerate(CASES.items()):
         for seed in SEEDS:
@@ -170,7 +170,7 @@ def main() -> None:
     elif given.low:
         low(given.out)
     else:
-        keep(measured(given.out), RESULTS, COLUMNS, show)
+        keep(result_rows(given.out), RESULTS, COLUMNS, show)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class Study:
         index = torch.tensor(list(rows.values())[:count])
         return self.dataset.train.inputs(index), self.dataset.train.labels[index]
 
-    def recorded(self, defense: Defense | None, images: Tensor, labels: Tensor, number: int) -> Transcript:
+    def record_rounds(self, defense: Defense | None, images: Tensor, labels: Tensor, number: int) -> Transcript:
         """The gradients of `ROUNDS` rounds."""
         count, low, high = len(labels), (0 - self.mean) / self.std, (1 - self.mean) / self.std
         client = Participation(
@@ -138,7 +138,7 @@ class Study:
         floor = self.dataset.train.inputs(slice(0, 5000)).mean(0)
         for number in range(victims):
             images, labels = self.victim(number, count)
-            transcript = self.recorded(defense, images, labels, number)
+            transcript = self.record_rounds(defense, images, labels, number)
             naive, adaptive = (self.knowledge(defense, known=known) for known in (False, True))
             first = transcript.restrict_to([1])
             own = {

@@ -114,7 +114,7 @@ def shared_out(dataset: Dataset, kind: str, shares: tuple[float, float], seed: i
     return path
 
 
-def measured(source: Path, out: Path) -> Iterator[dict[str, Any]]:
+def result_rows(source: Path, out: Path) -> Iterator[dict[str, Any]]:
     """The rows of results/properties.csv."""
     path = table(source, out.resolve() / "adult.csv")
     for place, (case, (kind, shares, changes)) in enumerate(CASES.items()):
@@ -173,7 +173,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 def main() -> None:
     """Measure, write and print."""
     given = arguments(__doc__)
-    keep(measured(Path(given.data_dir) / "adult", given.out), RESULTS, COLUMNS, show)
+    keep(result_rows(Path(given.data_dir) / "adult", given.out), RESULTS, COLUMNS, show)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def working(store: Path) -> float:
     return sum(json.loads(path.read_text())["marker"]["seconds"] for path in store.glob("*/*.json"))
 
 
-def measured(folder: Path, size: tuple[int, int, int], iterations: int) -> None:
+def measure_sweeps(folder: Path, size: tuple[int, int, int], iterations: int) -> None:
     """Make the three sweeps and print what they took."""
     file = folder / "grid.toml"
     file.write_text(tomli_w.dumps(grid(size, iterations)), encoding="utf-8")
@@ -157,7 +157,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary) / "sweeps"
         folder.mkdir(parents=True)
-        measured(folder.resolve(), TINY if arguments.tiny else FULL, arguments.iterations)
+        measure_sweeps(folder.resolve(), TINY if arguments.tiny else FULL, arguments.iterations)
 
 
 if __name__ == "__main__":

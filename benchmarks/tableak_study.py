@@ -107,13 +107,13 @@ def moments() -> tuple[Tensor, Tensor]:
     return inputs.mean(0).float(), torch.where(std > 0, std, 1.0).float()
 
 
-def measured(cell: Cell) -> dict[str, Any]:
+def measure_cell(cell: Cell) -> dict[str, Any]:
     """A row."""
     data, columns = adult(), tuple(column.width for column in adult().columns)
     mine = torch.randperm(len(data.train), generator=generator("tableak", cell.size, cell.seed))[: cell.size]
     rows, labels = data.train.inputs(mine), data.train.labels[mine]
     (mean, std), model = moments(), network(cell)
-    update, plan = sent(cell, model, (rows - mean) / std, labels)
+    update, plan = update_and_plan(cell, model, (rows - mean) / std, labels)
     known = Knowledge(
         model=lambda: model,
         loss=cross_entropy,
@@ -167,7 +167,7 @@ def network(cell: Cell) -> nn.Module:
         return Mlp(hidden=(100, 100)).build(adult().task)
 
 
-def sent(cell: Cell, model: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Update, LocalTraining]:
+def update_and_plan(cell: Cell, model: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Update, LocalTraining]:
     """What the client sends, and how it trains."""
     before = copy_state(model)
     if cell.sent == "gradient":
@@ -294,7 +294,7 @@ def main() -> None:
     measures = ["right", "floor", "guess", "random", "exact", "objective", "seconds"]
     go_on(
         cells(),
-        measured,
+        measure_cell,
         chosen.out,
         [*Cell.__dataclass_fields__, *measures, *BINS],
         chosen.minutes,

@@ -121,7 +121,7 @@ def parameters(model: nn.Module) -> State:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
 
 
-def sent(
+def make_updates(
     federation: Federation, size: int, count: int, seed: int, options: argparse.Namespace
 ) -> tuple[list[Update], Tensor]:
     """`count` gradients of the victim's mini-batch, and which examples are in it."""
@@ -211,7 +211,7 @@ def table(
     for name, size, count, attack, change in cases:
         values = []
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            updates, mine = sent(federation, size, count, seed, options)
+            updates, mine = make_updates(federation, size, count, seed, options)
             values.append(score(federation, attack, change(updates, seed), mine, seed))
         row(name, values)
 
@@ -320,7 +320,7 @@ def single(options: argparse.Namespace) -> None:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     for b in options.sizes:
         for name, count, starts in (("one gradient", 1, 1), ("one gradient, ten starts", 1, 10), ("T = 10", 10, 1)):
-            cases = [(sent(federation, b, count, seed, options), seed) for seed in seeds]
+            cases = [(make_updates(federation, b, count, seed, options), seed) for seed in seeds]
             attack = ours(options, gradients=count)
             row(f"b = {b}, {name}", [score(federation, attack, u, mine, seed, starts) for (u, mine), seed in cases])
 

@@ -339,7 +339,7 @@ def knowledge(cell: Cell) -> Knowledge:
     )
 
 
-def measured(cell: Cell) -> dict[str, Any]:
+def measure_cell(cell: Cell) -> dict[str, Any]:
     """A row; the claimed images are kept in `RUNS`."""
     update, known = message(cell), knowledge(cell)
     started = time.process_time()
@@ -349,7 +349,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({"data": found.data.contiguous()}, path)
     distance = float(found.trace["l_sim"][-1]) if "l_sim" in found.trace else math.nan
-    return asdict(cell) | judged(cell, found) | {"distance": distance, "seconds": seconds}
+    return asdict(cell) | score_images(cell, found) | {"distance": distance, "seconds": seconds}
 
 
 def attacked(attack: GradientInversion | Positions, cell: Cell, update: Update, known: Knowledge) -> Reconstruction:
@@ -358,7 +358,7 @@ def attacked(attack: GradientInversion | Positions, cell: Cell, update: Update, 
         return attack.invert(update, known, generator(SEED, "today attack", cell.seed), lambda *_: None)
 
 
-def judged(cell: Cell, found: Reconstruction) -> dict[str, float]:
+def score_images(cell: Cell, found: Reconstruction) -> dict[str, float]:
     """Means over the images, and what guessing gets."""
     images, labels = held(cell.data, cell.batch, cell.seed)
     train = experiment_of(cell.model, cell.data).dataset.train
@@ -408,7 +408,7 @@ def main() -> None:
         return
     go_on(
         cells(),
-        measured,
+        measure_cell,
         RESULTS,
         COLUMNS,
         chosen.minutes,

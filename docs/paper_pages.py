@@ -84,12 +84,12 @@ class Page:
     def _reason(asked: PublishedTable) -> Callable[[str], str]:
         """What is not comparable for one reason, with the reason."""
 
-        def told(reason: str) -> str:
+        def name_reason(reason: str) -> str:
             names = [name for name, why in asked.incomparable.items() if why == reason]
             titles = [asked.quantities[name].title if name in asked.quantities else name for name in names]
             return f"{join_first(titles, 6)} ({reason})"
 
-        return told
+        return name_reason
 
     def comparison(self, table: str, *names: str, commands: bool = True) -> str:
         """The paper's figures beside those of some results for the table, or of all; notes and commands below."""
@@ -202,11 +202,13 @@ def index() -> str:
     quick = [made.recipe.quick.minutes for place in TABLES if (made := find_recipe(*place))]
     parts = [HEAD.format(count=len(quick), minutes=f"{sum(quick):.0f}", longest=f"{max(quick):.0f}")]
     for name, paper in read_papers().items():
-        parts.append(f"\n## [{paper.title}](papers/{name}.md)\n\n{paper.cite}.\n\n" + "\n".join(_counted(name, paper)))
+        parts.append(
+            f"\n## [{paper.title}](papers/{name}.md)\n\n{paper.cite}.\n\n" + "\n".join(_result_table(name, paper))
+        )
     return WRITTEN.format("papers/*") + "\n".join(parts) + "\n"
 
 
-def _counted(name: str, paper: PublishedPaper) -> list[str]:
+def _result_table(name: str, paper: PublishedPaper) -> list[str]:
     rows = []
     for table, published in paper.table.items():
         kept = [one for one in read_results()[name].kept if one.table == table]

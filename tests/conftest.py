@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Flower and Ray read these when they are imported.
@@ -71,6 +74,22 @@ def run_serial(config: Config, path: Path, **options: bool) -> OpenRun:
 
 
 @pytest.fixture(scope="session")
+def load_script() -> Callable[[Path], ModuleType]:
+    """Load a Python file that is no module of a package, such as a script of docs/ or benchmarks/."""
+
+    def load_file(path: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses look for the module of an annotation
+        spec.loader.exec_module(module)
+        return module
+
+    return load_file
+
+
+@pytest.fixture(scope="session")
 def tiny_config() -> Callable[..., Config]:
     """`tiny_config(federation={"rounds": 5}, ...)`: digits, an MLP, four clients, two rounds."""
     return make_tiny_config
@@ -86,29 +105,29 @@ def serial_run() -> Callable[..., OpenRun]:
 def descendants() -> Callable[[int], list[int]]:
     """`descendants(pid)`: the processes that it started, those that they started, and so on; told by /proc."""
 
-    def found(pid: int) -> list[int]:
+    def find_descendants(pid: int) -> list[int]:
         parents: dict[int, list[int]] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # it has just ended
                 parent = stat.read_text().rpartition(")")[2].split()[1]
                 parents.setdefault(int(parent), []).append(int(stat.parent.name))
         children = parents.get(pid, [])
-        return [*children, *(later for child in children for later in found(child))]
+        return [*children, *(later for child in children for later in find_descendants(child))]
 
-    return found
+    return find_descendants
 
 
 @pytest.fixture(scope="session")
 def lives() -> Callable[[int], bool]:
     """`lives(pid)`: whether there is such a process, and it has not ended; told by /proc."""
 
-    def told(pid: int) -> bool:
+    def is_alive(pid: int) -> bool:
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
         except OSError:
             return False
 
-    return told
+    return is_alive
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ When one of these fails on a name that you are sure of, add it to the exceptions
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -42,14 +41,8 @@ LINES_ALLOWED = {
 
 
 @pytest.fixture(scope="module")
-def measure() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("code_figures", ROOT / "tests" / "language" / "code_figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the module of an annotation
-    spec.loader.exec_module(module)
-    return module
+def measure(load_script: Callable[[Path], ModuleType]) -> ModuleType:
+    return load_script(ROOT / "tests" / "language" / "code_figures.py")
 
 
 def test_each_function_is_named_by_a_verb_or_a_noun(measure: ModuleType) -> None:

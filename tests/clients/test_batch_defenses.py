@@ -343,12 +343,12 @@ def test_a_federation_trains_on_them_the_same_each_time(
             "training": {"local_epochs": None, "local_steps": 1, "learning_rate": None},
         }
 
-    def sent(name: str, defense: list[dict[str, Any]]) -> Transcript:
+    def record_run(name: str, defense: list[dict[str, Any]]) -> Transcript:
         config = tiny_config(federation={"vectorise": False}, defense=defense, **how)
         Experiment(resolve(config)).check()
         return Transcript(serial_run(config, tmp_path / name).transcript)
 
-    first, again, plain = sent("first", tables), sent("again", tables), sent("plain", [])
+    first, again, plain = record_run("first", tables), record_run("again", tables), record_run("plain", [])
     assert first.hash() == again.hash()
     number = first.rounds[0]
     for client in first.clients(number):

@@ -171,7 +171,7 @@ def test_with_black_box_access_measures_of_gradients_alone_are_left() -> None:
             replace(gate, access="black-box")
 
 
-def checked(tiny_config: Tiny, *defenses: dict[str, Any], **tables: Any) -> None:
+def check_experiment(tiny_config: Tiny, *defenses: dict[str, Any], **tables: Any) -> None:
     Experiment(resolve(tiny_config(defense=list(defenses), **tables))).check()
 
 
@@ -211,23 +211,25 @@ def test_what_makes_no_sense_is_refused_before_work(
 ) -> None:
     defenses = [{key: value for key, value in table.items() if value is not None} for table in defenses]
     with pytest.raises(ConfigError) as caught:
-        checked(tiny_config, *defenses, **tables)
+        check_experiment(tiny_config, *defenses, **tables)
     assert says in str(caught.value)
     assert "gate: " in str(caught.value)
 
 
 def test_what_is_said_of_a_fraction_that_is_too_small_helps(tiny_config: Tiny) -> None:
-    checked(tiny_config, {"name": "gate", "measure": "gradient-norm", "action": "drop-examples", "fraction": 0.042})
+    check_experiment(
+        tiny_config, {"name": "gate", "measure": "gradient-norm", "action": "drop-examples", "fraction": 0.042}
+    )
 
 
 def test_a_clip_without_noise_proves_nothing_and_may_stand_beside(tiny_config: Tiny) -> None:
-    checked(tiny_config, GATE, {"name": "update-noise", "clip": 1.0})
+    check_experiment(tiny_config, GATE, {"name": "update-noise", "clip": 1.0})
 
 
 def test_a_measure_of_numbers_is_refused_for_texts_before_work(tiny_config: Tiny) -> None:
     gate = {"name": "gate", "measure": {"name": "angular-lipschitz", "noises": 3}, "below": 1.0}
     with pytest.raises(ConfigError, match="gate: measure: the inputs are token ids"):
-        checked(tiny_config, gate, **TEXTS)
+        check_experiment(tiny_config, gate, **TEXTS)
 
 
 # When it closes.
@@ -261,17 +263,17 @@ def test_a_quantile_of_the_past_is_open_until_there_is_enough_of_it() -> None:
 def test_a_quantile_that_no_round_can_reach_is_refused(tiny_config: Tiny, action: str, first: int) -> None:
     """Nine values of earlier rounds are the fewest of which one is at 0.9; examples have as many after one round."""
     gate = {"name": "gate", "measure": "gradient-norm", "quantile": 0.9, "action": action}
-    checked(tiny_config, gate, federation={"rounds": first})
+    check_experiment(tiny_config, gate, federation={"rounds": first})
     with pytest.raises(ConfigError, match=rf"last of {first - 1} rounds, so the gate never closes; set a smaller one"):
-        checked(tiny_config, gate, federation={"rounds": first - 1})
+        check_experiment(tiny_config, gate, federation={"rounds": first - 1})
 
 
 def test_a_quantile_of_more_values_than_are_kept_is_refused(tiny_config: Tiny) -> None:
     """Of 1000 values the last is at 0.999, in however many rounds."""
     gate = {"name": "gate", "measure": "gradient-norm", "quantile": 0.999}
-    checked(tiny_config, gate, federation={"rounds": 3000})
+    check_experiment(tiny_config, gate, federation={"rounds": 3000})
     with pytest.raises(ConfigError, match=r"0.9991 .* the 1000 values .* never closes; set a smaller one$"):
-        checked(tiny_config, gate | {"quantile": 0.9991}, federation={"rounds": 3000})
+        check_experiment(tiny_config, gate | {"quantile": 0.9991}, federation={"rounds": 3000})
 
 
 @pytest.mark.parametrize("quantity", ["most", "least"])

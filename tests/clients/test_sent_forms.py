@@ -41,7 +41,9 @@ SETTING = Setting(
 )
 
 
-def sent(defense: Defense, update: dict[str, Tensor] = UPDATE, memory: Memory | None = None, seed: int = 0) -> Payload:
+def defended_payload(
+    defense: Defense, update: dict[str, Tensor] = UPDATE, memory: Memory | None = None, seed: int = 0
+) -> Payload:
     memory = {} if memory is None else memory
     got = apply_on_update(defense, update, LocalContext(rng=generator(seed), memory=memory))
     return got if isinstance(got, Payload) else Payload.from_dense(got)
@@ -52,13 +54,13 @@ def values(payload: Payload) -> dict[str, Tensor]:
 
 
 def test_top_k_sends_the_largest_numbers_of_all_layers_together() -> None:
-    payload = sent(TopK(k=3))
+    payload = defended_payload(TopK(k=3))
     torch.testing.assert_close(
         values(payload), {"w": torch.tensor([[3.0, 0.0], [0.0, -4.0]]), "b": torch.tensor([0.0, -2.0])}
     )
     assert payload.nbytes == 3 * (4 + 4), "three places and three numbers"
-    assert values(sent(TopK(fraction=0.5)))["w"].tolist() == [[3.0, 0.0], [0.0, -4.0]], "three of six"
-    assert sum(int((t != 0).sum()) for t in values(sent(TopK(fraction=1e-9))).values()) == 1, "at least one"
+    assert values(defended_payload(TopK(fraction=0.5)))["w"].tolist() == [[3.0, 0.0], [0.0, -4.0]], "three of six"
+    assert sum(int((t != 0).sum()) for t in values(defended_payload(TopK(fraction=1e-9))).values()) == 1, "at least one"
 
 
 @pytest.mark.parametrize("defense", [TopK(k=2, error_feedback=True), RandomMask(masked=0.7, error_feedback=True)])
@@ -66,7 +68,7 @@ def test_with_error_feedback_what_is_not_sent_is_sent_later(defense: Defense) ->
     memory: dict[str, Tensor] = {}
     total = {name: torch.zeros_like(tensor) for name, tensor in UPDATE.items()}
     for number in range(5):
-        for name, tensor in values(sent(defense, memory=memory, seed=number)).items():
+        for name, tensor in values(defended_payload(defense, memory=memory, seed=number)).items():
             total[name] += tensor
     for name, tensor in UPDATE.items():
         torch.testing.assert_close(total[name] + memory[name], 5 * tensor, msg="sent and owed are all there was")
@@ -75,23 +77,23 @@ def test_with_error_feedback_what_is_not_sent_is_sent_later(defense: Defense) ->
 @pytest.mark.parametrize("defense", [TopK(k=2), RandomMask(masked=0.7)])
 def test_without_error_feedback_nothing_is_kept(defense: Defense) -> None:
     memory: dict[str, Tensor] = {}
-    sent(defense, memory=memory)
+    defended_payload(defense, memory=memory)
     assert not memory
 
 
 def test_a_random_mask_leaves_out_its_share_and_is_right_on_average_if_asked() -> None:
     update = {"w": torch.ones(20_000)}
-    plain = sent(RandomMask(masked=0.4), update).values("delta", update)["w"]
+    plain = defended_payload(RandomMask(masked=0.4), update).values("delta", update)["w"]
     assert 0.38 < (plain == 0).float().mean() < 0.42
     assert set(plain.unique().tolist()) == {0.0, 1.0}
-    other = sent(RandomMask(masked=0.4), update, seed=1).values("delta", update)["w"]
+    other = defended_payload(RandomMask(masked=0.4), update, seed=1).values("delta", update)["w"]
     assert not torch.equal(plain, other), "a new mask each time"
-    scaled = sent(RandomMask(masked=0.4, rescale=True), update).values("delta", update)["w"]
+    scaled = defended_payload(RandomMask(masked=0.4, rescale=True), update).values("delta", update)["w"]
     assert scaled.mean() == pytest.approx(1.0, abs=0.03)
 
 
 def test_signs_come_with_the_mean_absolute_value_of_their_tensor() -> None:
-    payload = sent(Quantise(scheme="sign"))
+    payload = defended_payload(Quantise(scheme="sign"))
     size = (3.0 + 0.5 + 0.25 + 4.0) / 4
     torch.testing.assert_close(values(payload)["w"], torch.tensor([[size, -size], [size, -size]]))
     assert payload.nbytes == 6 + 2 * 4, "a byte a number and a scale a tensor"
@@ -108,7 +110,7 @@ def test_signs_come_with_the_mean_absolute_value_of_their_tensor() -> None:
     ],
 )
 def test_random_rounding_is_right_on_average_and_never_off_by_more_than_a_level(defense: Quantise, levels: int) -> None:
-    rows = [values(sent(defense, seed=seed))["w"] for seed in range(2000)]
+    rows = [values(defended_payload(defense, seed=seed))["w"] for seed in range(2000)]
     largest = UPDATE["w"].abs().max() if defense.scheme == "ternary" else UPDATE["w"].norm()
     level = largest / levels
     assert all((row - UPDATE["w"]).abs().max() <= level * 1.0001 for row in rows)
@@ -128,7 +130,7 @@ def test_pruning_takes_the_smallest_numbers_of_each_tensor() -> None:
 
 
 def test_frozen_layers_are_not_sent() -> None:
-    payload = sent(LayerFreeze(layers=("b*",)))
+    payload = defended_payload(LayerFreeze(layers=("b*",)))
     assert torch.equal(values(payload)["w"], UPDATE["w"])
     assert values(payload)["b"].tolist() == [0.0, 0.0]
     assert payload.nbytes == 4 * 4, "the other layer's numbers alone"
@@ -136,14 +138,14 @@ def test_frozen_layers_are_not_sent() -> None:
 
 def test_patterns_of_frozen_layers_match_whole_names_in_their_case() -> None:
     update = {name: torch.ones(2) for name in ("head", "head.bias", "Head", "body.0", "body.1")}
-    payload = sent(LayerFreeze(layers=("head", "body.?")), update)
+    payload = defended_payload(LayerFreeze(layers=("head", "body.?")), update)
     left = {name: bool(tensor.any()) for name, tensor in payload.values("delta", update).items()}
     assert left == {"head": False, "head.bias": True, "Head": True, "body.0": False, "body.1": False}
     assert payload.nbytes == 2 * 2 * 4
 
 
 def test_half_precision_takes_two_bytes_a_number() -> None:
-    payload = sent(Quantise(scheme="fp16"))
+    payload = defended_payload(Quantise(scheme="fp16"))
     assert payload.nbytes == 12
     torch.testing.assert_close({n: t.float() for n, t in values(payload).items()}, UPDATE, rtol=1e-3, atol=0)
 
@@ -151,7 +153,7 @@ def test_half_precision_takes_two_bytes_a_number() -> None:
 @pytest.mark.parametrize("scheme", ["sign", "qsgd", "ternary", "fp16"])
 def test_a_tensor_of_zeros_or_of_nothing_stays_one(scheme: Any) -> None:
     update = {"w": torch.zeros(3), "none": torch.zeros(0)}
-    got = sent(Quantise(scheme=scheme), update).values("delta", update)
+    got = defended_payload(Quantise(scheme=scheme), update).values("delta", update)
     assert {name: tensor.float().tolist() for name, tensor in got.items()} == {"w": [0.0] * 3, "none": []}
 
 

@@ -60,7 +60,7 @@ def defended(tiny_config: Tiny, strategy: str, *defenses: dict[str, Any]) -> Con
     return tiny_config(federation={"vectorise": False}, defense=list(defenses), **STRATEGIES[strategy])
 
 
-def recorded(folder: RunFolder) -> dict[str, str]:
+def file_hashes(folder: RunFolder) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
@@ -70,7 +70,7 @@ def undefended(
 ) -> Callable[[str], dict[str, str]]:
     @cache
     def of(strategy: str) -> dict[str, str]:
-        return recorded(serial_run(defended(tiny_config, strategy), tmp_path_factory.mktemp(strategy) / "run"))
+        return file_hashes(serial_run(defended(tiny_config, strategy), tmp_path_factory.mktemp(strategy) / "run"))
 
     return of
 
@@ -96,7 +96,7 @@ def test_strength_zero_leaves_the_recording_as_it_is(
     tmp_path: Path,
 ) -> None:
     config = defended(tiny_config, strategy, {"name": name, **settings})
-    found = recorded(serial_run(config, tmp_path / "run"))
+    found = file_hashes(serial_run(config, tmp_path / "run"))
     assert len(found) == 2
     assert found == undefended(strategy)
 
@@ -120,6 +120,6 @@ def test_a_little_strength_is_seen(
 ) -> None:
     """Else equal recordings would say nothing."""
     noise = {"name": "update-noise", "clip": 1e6, "noise_multiplier": 1e-9}
-    found = recorded(serial_run(defended(tiny_config, strategy, noise), tmp_path / "run"))
+    found = file_hashes(serial_run(defended(tiny_config, strategy, noise), tmp_path / "run"))
     assert found.keys() == undefended(strategy).keys()
     assert not found.items() & undefended(strategy).items()

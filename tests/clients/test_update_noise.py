@@ -20,7 +20,7 @@ UPDATE = {"a": torch.tensor([[3.0, -4.0], [0.0, 12.0]]), "b": torch.tensor([5.0]
 L1, L2 = 24.0, math.sqrt(194.0)
 
 
-def sent(defense: UpdateNoise, update: dict[str, Tensor] = UPDATE, seed: int = 0) -> dict[str, Tensor]:
+def defended_update(defense: UpdateNoise, update: dict[str, Tensor] = UPDATE, seed: int = 0) -> dict[str, Tensor]:
     return dict(defense.on_update(dict(update), LocalContext(rng=generator(seed))))
 
 
@@ -37,16 +37,16 @@ def test_rounds_in_which_clients_trained_otherwise_count_like_all_others() -> No
 
 
 def test_laplace_noise_goes_with_the_l1_norm() -> None:
-    clipped = sent(UpdateNoise(noise="laplace", clip=6.0))
+    clipped = defended_update(UpdateNoise(noise="laplace", clip=6.0))
     for name, tensor in UPDATE.items():
         torch.testing.assert_close(clipped[name], tensor * 6.0 / L1)
-    torch.testing.assert_close(sent(UpdateNoise(clip=7.0))["b"], UPDATE["b"] * 7.0 / L2)
+    torch.testing.assert_close(defended_update(UpdateNoise(clip=7.0))["b"], UPDATE["b"] * 7.0 / L2)
 
 
 @pytest.mark.parametrize(("noise", "law"), [("laplace", laplace), ("gaussian", norm)])
 def test_the_noise_is_of_the_promised_kind_and_scale(noise: Any, law: Any) -> None:
     zeros = {"a": torch.zeros(100, 100), "b": torch.zeros(10_000)}
-    drawn = sent(UpdateNoise(noise=noise, clip=0.5, noise_multiplier=3.0), zeros)
+    drawn = defended_update(UpdateNoise(noise=noise, clip=0.5, noise_multiplier=3.0), zeros)
     assert kstest(torch.cat([t.flatten() for t in drawn.values()]).numpy(), law(scale=1.5).cdf).pvalue > 0.01
 
 
@@ -132,7 +132,7 @@ def test_noise_on_the_bit_moves_the_clip() -> None:
 
 def test_an_update_within_the_norm_is_sent_as_it_is() -> None:
     update = {"a": torch.tensor([-0.0, 0.25])}
-    got = sent(UpdateNoise(clip=1.0), update)
+    got = defended_update(UpdateNoise(clip=1.0), update)
     assert got["a"].numpy().tobytes() == update["a"].numpy().tobytes()
 
 
@@ -140,7 +140,7 @@ def test_an_update_within_the_norm_is_sent_as_it_is() -> None:
 def test_an_adversary_who_knows_it_sees_the_mean_of_what_is_sent(noise: Any, length: float) -> None:
     defense = UpdateNoise(noise=noise, clip=3.0, noise_multiplier=0.1)
     seen = defense.adversary_view(UPDATE, UPDATE)
-    mean = sum(sent(defense, seed=seed)["a"] for seed in range(500)) / 500
+    mean = sum(defended_update(defense, seed=seed)["a"] for seed in range(500)) / 500
     torch.testing.assert_close(seen["a"], UPDATE["a"] * 3.0 / length)
     torch.testing.assert_close(seen["a"], mean, atol=0.1, rtol=0)
 

@@ -555,7 +555,7 @@ class Wanders(FedAvg):
 
 
 @pytest.fixture
-def checked(tmp_path: Path) -> Callable[..., CheckResult]:
+def check_class(tmp_path: Path) -> Callable[..., CheckResult]:
     """What a check says of a class of this module."""
 
     def check(asked: Check, group: registry.Group, cls: type, **settings: Any) -> CheckResult:
@@ -659,9 +659,14 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     [pytest.param(*case, id=f"{case[0].__name__}-{case[2].__name__}{''.join(map(str, case[3]))}") for case in BROKEN],
 )
 def test_what_breaks_the_contract_is_told(
-    checked: Callable[..., CheckResult], asked: Check, group: registry.Group, cls: type, settings: Any, sentence: str
+    check_class: Callable[..., CheckResult],
+    asked: Check,
+    group: registry.Group,
+    cls: type,
+    settings: Any,
+    sentence: str,
 ) -> None:
-    found = checked(asked, group, cls, **settings)
+    found = check_class(asked, group, cls, **settings)
     assert found.verdict == "failed"
     assert_says(found.reason, sentence)
 
@@ -678,26 +683,26 @@ def assert_says(said: str, sentence: str) -> None:
         ("measures", Mean),
     ],
 )  # fmt: skip
-def test_what_keeps_to_it_passes_all(checked: Callable[..., CheckResult], group: registry.Group, cls: type) -> None:
+def test_what_keeps_to_it_passes_all(check_class: Callable[..., CheckResult], group: registry.Group, cls: type) -> None:
     """So a failure above is of the one thing that is broken."""
     asked = {"attacks": attacks, "defenses": defenses, "datasets": datasets, "partitions": partitions}
     checks = ({**asked, "models": models, "measures": measures}[group]).CHECKS
-    found = [checked(check, group, cls) for check in checks if check is not common.is_documented]
+    found = [check_class(check, group, cls) for check in checks if check is not common.is_documented]
     assert [outcome for outcome in found if not outcome.is_good] == []
 
 
-def test_what_cannot_be_checked_never_passes(checked: Callable[..., CheckResult]) -> None:
-    refused = checked(attacks.finishes_tiny_case, "attacks", TakesNothing)
+def test_what_cannot_be_checked_never_passes(check_class: Callable[..., CheckResult]) -> None:
+    refused = check_class(attacks.finishes_tiny_case, "attacks", TakesNothing)
     assert refused.verdict == "not checked"
     assert "this update is not for me" in refused.reason
-    missing = checked(datasets.labels_fit, "datasets", Nowhere)
+    missing = check_class(datasets.labels_fit, "datasets", Nowhere)
     assert (missing.verdict, missing.reason) == ("not checked", "data: its file is missing")
     assert not refused.is_good
     assert not missing.is_good
 
 
-def test_a_check_that_does_not_apply_says_why(checked: Callable[..., CheckResult]) -> None:
-    found = checked(defenses.keeps_state_in_memory_only, "defenses", DividesByNorm)
+def test_a_check_that_does_not_apply_says_why(check_class: Callable[..., CheckResult]) -> None:
+    found = check_class(defenses.keeps_state_in_memory_only, "defenses", DividesByNorm)
     assert (found.verdict, found.reason, found.is_good) == ("does not apply", "it does not act on updates", True)
 
 

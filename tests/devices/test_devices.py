@@ -143,7 +143,7 @@ def test_victims_are_computed_at_once_on_the_device(name: str, accelerator: Any,
     attack = cast("Attack", build("attacks", name))
     scene = next(accepted(attack, tmp_path))
 
-    def found(device: torch.device) -> dict[str, Tensor]:
+    def finding_tensors(device: torch.device) -> dict[str, Tensor]:
         known = replace(scene.knowledge, device=device)
         orders = [
             VictimTask(
@@ -157,7 +157,7 @@ def test_victims_are_computed_at_once_on_the_device(name: str, accelerator: Any,
             named |= {f"{key} of {order.target.victim}": tensor for key, tensor in outcome.tensors.items()}
         return {key: named[key] for key in sorted(named)}
 
-    compare(found, accelerator)
+    compare(finding_tensors, accelerator)
     check_reads(accelerator, f"victims {name}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def golden() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("golden", HERE / "golden.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def golden(load_script: Callable[[Path], ModuleType]) -> ModuleType:
+    return load_script(HERE / "golden.py")
 
 
 @pytest.fixture(scope="module")

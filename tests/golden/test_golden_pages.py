@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,22 +13,13 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["list", "show", "errors", "report", "sweep"])
-def test_what_people_read_has_not_moved(name: str, tmp_path: Path) -> None:
-    golden = load("golden")
+def test_what_people_read_has_not_moved(name: str, tmp_path: Path, load_script: Callable[[Path], ModuleType]) -> None:
+    golden = load_script(HERE / "golden.py")
     same_machine = json.loads(golden.EXPECTED.read_text())["machine"] == golden.machine()
     if name in ("report", "sweep") and not same_machine:
         pytest.skip("verdicts follow from figures, which another machine rounds otherwise")
-    pages = load("golden_pages")
+    pages = load_script(HERE / "golden_pages.py")
     before = (pages.PAGES / f"{name}.txt").read_text().splitlines()
     now = pages.text_of(name, tmp_path).splitlines()
     moved = "\n".join(difflib.unified_diff(before, now, "before", "now", lineterm="", n=1))

@@ -59,7 +59,7 @@ class Sizes(Attack):
 
 
 @pytest.fixture(scope="module")
-def recorded(
+def record_run(
     tiny_config: Callable[..., Config],
     serial_run: Callable[..., RunFolder],
     tmp_path_factory: pytest.TempPathFactory,
@@ -93,9 +93,9 @@ def granted(run: Path) -> dict[str, list[str]]:
 
 
 def test_an_attack_is_made_without_and_with_the_defenses_and_only_the_one_is_handed_them(
-    recorded: Callable[..., Path],
+    record_run: Callable[..., Path],
 ) -> None:
-    run = recorded()
+    run = record_run()
     assert open_audit(run, spec(INVERTING)).run() == []
     told = granted(run)
     assert told.keys() == {"inverting-gradients", "inverting-gradients adaptive"}
@@ -125,9 +125,9 @@ def test_who_knows_a_defense_whose_view_is_the_gradient_itself_finds_the_same_to
 
 
 def test_without_the_grant_or_a_defense_each_attack_is_made_once(
-    recorded: Callable[..., Path], tiny_config: Callable[..., Config], serial_run: Any, tmp_path: Path
+    record_run: Callable[..., Path], tiny_config: Callable[..., Config], serial_run: Any, tmp_path: Path
 ) -> None:
-    withheld = recorded()
+    withheld = record_run()
     assert open_audit(withheld, spec(INVERTING, defenses=False)).run() == []
     assert granted(withheld).keys() == {"inverting-gradients"}
     bare = serial_run(tiny_config(federation={"rounds": 1}, attack=[]), tmp_path / "bare").path
@@ -135,8 +135,8 @@ def test_without_the_grant_or_a_defense_each_attack_is_made_once(
     assert granted(bare).keys() == {"inverting-gradients"}
 
 
-def test_workers_find_the_same_and_nothing_is_made_twice(recorded: Callable[..., Path]) -> None:
-    alone, together = recorded(), recorded()
+def test_workers_find_the_same_and_nothing_is_made_twice(record_run: Callable[..., Path]) -> None:
+    alone, together = record_run(), record_run()
     assert open_audit(alone, spec(INVERTING)).run() == []
     assert open_audit(together, spec(INVERTING, workers=2)).run() == []
     ours, theirs = findings(alone), findings(together)
@@ -150,8 +150,8 @@ def test_workers_find_the_same_and_nothing_is_made_twice(recorded: Callable[...,
     assert len(list(together.glob("findings/*/*.safetensors"))) == 4
 
 
-def test_a_naive_finding_stays_when_the_defenses_are_granted_later(recorded: Callable[..., Path]) -> None:
-    run = recorded()
+def test_a_naive_finding_stays_when_the_defenses_are_granted_later(record_run: Callable[..., Path]) -> None:
+    run = record_run()
     assert open_audit(run, spec(INVERTING, defenses=False)).run() == []
     before = {path: path.stat().st_mtime_ns for path in run.glob("findings/*/*.safetensors")}
     audit = open_audit(run, spec(INVERTING))
@@ -163,8 +163,8 @@ def test_a_naive_finding_stays_when_the_defenses_are_granted_later(recorded: Cal
     assert not [row for row in rows if row.get("outdated")]
 
 
-def test_a_program_gets_what_the_one_who_knows_found(recorded: Callable[..., Path]) -> None:
-    run = fedsim.open(recorded())
+def test_a_program_gets_what_the_one_who_knows_found(record_run: Callable[..., Path]) -> None:
+    run = fedsim.open(record_run())
     naive = run.attack("inverting-gradients", victim=0, iterations=5)
     adaptive = run.attack("inverting-gradients", victim=0, iterations=5, knowledge={"defenses": True})
     kept = {path.parent.name: load_claim(path)[0] for path in run.path.glob("findings/*/*.safetensors")}
@@ -175,13 +175,13 @@ def test_a_program_gets_what_the_one_who_knows_found(recorded: Callable[..., Pat
 
 
 def test_a_stranger_is_handed_the_defenses_in_a_process_of_its_own(
-    recorded: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And who builds on local models builds on those of the attack that it names."""
     (tmp_path / "strangers_who_adapt.py").write_text(STRANGERS)
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("strangers_who_adapt", None)
-    run = recorded()
+    run = record_run()
     sizes = [
         {"name": "strangers_who_adapt:Sizes", "label": label, "source": source}
         for label, source in (("sizes", "decoder"), ("sizes of who knows", "decoder adaptive"))
@@ -195,7 +195,7 @@ def test_a_stranger_is_handed_the_defenses_in_a_process_of_its_own(
     assert grey == {"sizes": 1, "sizes adaptive": 0.5, "sizes of who knows": 0, "sizes of who knows adaptive": 0}
 
 
-def test_a_label_that_the_adaptive_attack_would_have_is_refused(recorded: Callable[..., Path]) -> None:
+def test_a_label_that_the_adaptive_attack_would_have_is_refused(record_run: Callable[..., Path]) -> None:
     taken = {**INVERTING, "label": "inverting-gradients adaptive"}
     with pytest.raises(ConfigError, match="is what 'inverting-gradients' is called where it knows the defenses"):
-        open_audit(recorded(), spec(INVERTING, taken)).run()
+        open_audit(record_run(), spec(INVERTING, taken)).run()

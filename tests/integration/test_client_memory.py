@@ -91,17 +91,17 @@ def remembering(
     )
 
 
-def recorded(folder: OpenRun) -> dict[str, str]:
+def file_hashes(folder: OpenRun) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
 def assert_same(one: OpenRun, other: OpenRun) -> None:
     """All that was recorded, the global model, and what each client keeps."""
-    assert recorded(one) == recorded(other)
+    assert file_hashes(one) == file_hashes(other)
     assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
 
 
-def counted(folder: OpenRun) -> dict[int, list[int]]:
+def defense_counts(folder: OpenRun) -> dict[int, list[int]]:
     """How many rounds each client's defenses have counted."""
     header, stored = read_sealed_file(folder.checkpoint)
     return {
@@ -132,7 +132,7 @@ def test_each_client_keeps_what_it_had_when_it_last_answered(serial: OpenRun) ->
     failures = [client for number in transcript.rounds for client in transcript.header(number).failures]
     assert failures, "nobody straggled"
     assert len(set(answered.values())) > 1, "everybody took part as often"
-    assert counted(serial) == {client: [count, count] for client, count in answered.items()}
+    assert defense_counts(serial) == {client: [count, count] for client, count in answered.items()}
 
 
 def test_without_its_memory_a_client_would_send_something_else(
@@ -142,7 +142,7 @@ def test_without_its_memory_a_client_would_send_something_else(
     monkeypatch.setattr("fedsim.federation.engines.client_state.ClientStateStore.pack", lambda memory, clients: {})
     forgetful = serial_run(remembering(tiny_config), tmp_path / "run")
     assert Transcript(forgetful.path).hash() != Transcript(serial.path).hash()
-    assert recorded(forgetful)["round-000001.safetensors"] == recorded(serial)["round-000001.safetensors"]
+    assert file_hashes(forgetful)["round-000001.safetensors"] == file_hashes(serial)["round-000001.safetensors"]
 
 
 def test_clients_that_train_at_once_keep_what_those_keep_that_train_alone(
@@ -152,7 +152,7 @@ def test_clients_that_train_at_once_keep_what_those_keep_that_train_alone(
         serial_run(remembering(tiny_config, vectorise=vectorise), tmp_path / str(vectorise))
         for vectorise in (True, False)
     )
-    assert counted(together) == counted(alone)
+    assert defense_counts(together) == defense_counts(alone)
     (header, one), (_, other) = read_sealed_file(together.checkpoint), read_sealed_file(alone.checkpoint)
     kept = [key for key in one if "/left/" in key]
     assert len(kept) == 2 * 4 * len(header["clients"])
@@ -171,7 +171,7 @@ def test_a_client_that_fails_keeps_what_it_had_also_for_the_defenses_before(
     failures = [why for number in transcript.rounds for why in transcript.header(number).failures.values()]
     assert failures
     assert all("it has had enough" in why for why in failures)
-    assert counted(folder) == {client: [count, count] for client, count in answered.items()}
+    assert defense_counts(folder) == {client: [count, count] for client, count in answered.items()}
 
 
 def test_a_reply_that_is_not_accepted_changes_no_memory(
@@ -186,7 +186,7 @@ def test_a_reply_that_is_not_accepted_changes_no_memory(
     monkeypatch.setattr(strategies.app, "_find_fault", refused)
     everybody = {"fraction_train": 1.0}
     config = remembering(tiny_config, strategy=everybody, rounds=1, straggler_probability=0.0)
-    assert counted(serial_run(config, tmp_path / "run")) == {client: [1, 1] for client in range(4)}
+    assert defense_counts(serial_run(config, tmp_path / "run")) == {client: [1, 1] for client in range(4)}
 
 
 def test_clients_that_send_gradients_have_a_memory_too(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_clients_that_send_gradients_have_a_memory_too(tiny_config: Tiny, serial
         defense=[{"name": "remembering_plugins:Feedback"}],
         attack=[],
     )
-    assert counted(serial_run(config, tmp_path / "run")) == {client: [3] for client in range(4)}
+    assert defense_counts(serial_run(config, tmp_path / "run")) == {client: [3] for client in range(4)}
 
 
 # In nobody else's hands.

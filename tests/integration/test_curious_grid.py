@@ -453,7 +453,7 @@ def one(node: int, round: int, kind: str = "train") -> Message:
     return Message(RecordDict({"a": a_record(100 * round)}), node, kind, group_id=str(round))
 
 
-def recorded(folder: Path, run: str = "run-1") -> dict[tuple[int, int], float]:
+def read_moves(folder: Path, run: str = "run-1") -> dict[tuple[int, int], float]:
     """By round and client, what it moved by."""
     updates = Transcript(folder / run).updates()
     return {(u.round, u.client): float((u.after["w"] - u.before["w"])[0]) for u in updates}
@@ -472,7 +472,7 @@ def test_an_asynchronous_loop_loses_no_reply(tmp_path: Path, caplog: pytest.LogC
         grid.push_messages([one(2, 2)])
         grid.push_messages([one(3, 1, "query")])
         grid.pull_messages(["1", "2", "3", "4"])
-    assert recorded(tmp_path) == {(1, 2): 2, (1, 3): 3, (1, 4): 4, (2, 2): 2}
+    assert read_moves(tmp_path) == {(1, 2): 2, (1, 3): 3, (1, 4): 4, (2, 2): 2}
     assert failures(tmp_path) == {}
     assert "is not recorded" not in caplog.text
 
@@ -494,7 +494,7 @@ def test_threads_that_send_and_receive_in_different_rounds(tmp_path: Path) -> No
             time.sleep(0.1)
         for thread in threads:
             thread.join()
-    assert recorded(tmp_path) == {(1, 2): 2, (1, 3): 3, (2, 4): 4}
+    assert read_moves(tmp_path) == {(1, 2): 2, (1, 3): 3, (2, 4): 4}
     assert failures(tmp_path) == {}
 
 
@@ -524,7 +524,7 @@ def test_a_reply_that_comes_twice_and_one_that_the_superlink_gives(
 
     with CuriousGrid(Odd(), tmp_path) as grid:
         assert len(list(grid.send_and_receive([one(node, 1) for node in (2, 3, 4)]))) == 4
-    assert recorded(tmp_path) == {(1, 2): 2}
+    assert read_moves(tmp_path) == {(1, 2): 2}
     assert failures(tmp_path) == {1: {3: "it expired", 4: "neither content nor an error"}}
     assert "node 2 answered more than once; its first answer is recorded" in caplog.text
 
@@ -540,7 +540,7 @@ def test_numbers_too_large_for_a_float_and_names_that_are_taken(tmp_path: Path) 
     with CuriousGrid(Odd(), tmp_path) as grid:
         grid.send_and_receive([Message(one(2, 1).content, n, "train", group_id="9" * 5000) for n in (2,)])
         grid.send_and_receive([one(2, 2), one(3, 2)])
-    found = recorded(tmp_path)
+    found = read_moves(tmp_path)
     assert [found[1, 3], found[2, 3]] == [2, 2]
     assert sorted(found.values()) == [2, 2, 3]
 
@@ -557,7 +557,7 @@ def test_queries_with_arrays_are_no_rounds(tmp_path: Path) -> None:
     with CuriousGrid(Slow(), tmp_path) as grid:
         grid.send_and_receive([one(2, 1, "query"), one(3, 1, "query")])
         grid.send_and_receive([one(2, 1), one(3, 1)])
-    assert recorded(tmp_path) == {(1, 2): 2, (1, 3): 3}
+    assert read_moves(tmp_path) == {(1, 2): 2, (1, 3): 3}
     assert [messages.kind for messages in messages_of(tmp_path)] == ["query"]
 
 

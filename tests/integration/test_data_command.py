@@ -51,7 +51,7 @@ def cells(output: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
 
 
-def made(
+def make_summary(
     kind: str,
     clients: int,
     *,
@@ -152,14 +152,14 @@ def test_many_clients_are_summed_up_in_80_columns(call: Call) -> None:
 
 def test_groups_with_long_names_and_markup_stay_in_80_columns() -> None:
     names = ("[bold]THE_LIFE_OF_KING_HENRY_THE_FIFTH_ROLE", "\n", "two\nlines", "x")
-    output = printed(client_table(made("table", 4, names=names, partition=Natural())))
+    output = printed(client_table(make_summary("table", 4, names=names, partition=Natural())))
     rows = cells(output)
     assert [row[1] for row in rows[:3]] == ["[bold]THE_LIFE_OF_K…", "'\\n'", "'two\\nlines'"]
     assert max(map(len, output.splitlines())) <= 80
 
 
 def test_a_regression_is_told_in_its_own_unit() -> None:
-    holdings = made("prices", 3)
+    holdings = make_summary("prices", 3)
     text = printed(dataset_table(holdings))
     assert "a number (regression); mean 1 000, standard deviation 50" in text
     row = cells(printed(client_table(holdings)))[0]
@@ -185,7 +185,7 @@ def test_natural_groups_are_clients_unless_one_says_otherwise(
     from fedsim.data.digits import Digits
 
     names = tuple(f"writer {number}" for number in range(30))
-    dataset = made("table", 30, names=names).dataset
+    dataset = make_summary("table", 30, names=names).dataset
     monkeypatch.setattr(Digits, "load", lambda self, folder: dataset)
     assert "natural, 30 clients, which hold 600 of 600" in call("digits").stdout
     assert "natural, 7 clients, which hold 140 of" in call("digits", "--set", "federation.clients=7").stdout
@@ -205,7 +205,9 @@ def test_examples_that_several_hold_are_said_to_be(tmp_path: Path) -> None:
         def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Any]:
             return [np.arange(30)] * clients
 
-    text = " ".join(printed(dataset_table(made("table", 3, partition=Overlapping(), test_fraction=0.0))).split())
+    text = " ".join(
+        printed(dataset_table(make_summary("table", 3, partition=Overlapping(), test_fraction=0.0))).split()
+    )
     assert "3 clients, which hold 30 of 60 training examples, some by several (90 in all)" in text
 
 
@@ -240,7 +242,7 @@ def test_the_picture_is_a_png_where_it_was_asked_for(call: Call, tmp_path: Path)
 @pytest.mark.parametrize("clients", [1, 3, 40, 41, 539])
 def test_nothing_is_cut_off(kind: str, clients: int) -> None:
     names = tuple(f"A_$LONG$_NAME_OF_{number}" for number in range(clients))
-    figure = draw_partition(made(kind, clients, names=names, partition=Natural()))
+    figure = draw_partition(make_summary(kind, clients, names=names, partition=Natural()))
     inside(figure)
 
 
@@ -264,7 +266,7 @@ def inside(figure: Figure) -> None:
 
 
 def test_the_shades_are_the_shares_of_the_classes() -> None:
-    holdings = made("table", 6, partition=Dirichlet(alpha=0.3))
+    holdings = make_summary("table", 6, partition=Dirichlet(alpha=0.3))
     figure = draw_partition(holdings)
     spread, sizes = figure.axes[0], figure.axes[1]
     shades = np.asarray(spread.images[0].get_array())
@@ -283,14 +285,14 @@ def test_the_shades_are_the_shares_of_the_classes() -> None:
 
 def test_the_shades_can_be_told_apart_without_colour() -> None:
     """One hue from light to dark: brightness alone orders the shares."""
-    image = draw_partition(made("table", 50)).axes[0].images[0]
+    image = draw_partition(make_summary("table", 50)).axes[0].images[0]
     colours = image.get_cmap()(np.linspace(0, 1, 50))[:, :3]
     brightness = colours @ [0.299, 0.587, 0.114]
     assert (np.diff(brightness) < 0).all()
 
 
 def test_images_in_the_strip_are_those_of_the_client_beside_them() -> None:
-    holdings = made("image", 3)
+    holdings = make_summary("image", 3)
     strip = draw_partition(holdings).axes[-1]
     canvas = np.asarray(strip.images[0].get_array())
     assert [label.get_text() for label in strip.get_yticklabels()] == ["0", "1", "2"]
@@ -301,7 +303,7 @@ def test_images_in_the_strip_are_those_of_the_client_beside_them() -> None:
 
 
 def test_histograms_of_a_regression_have_one_height_and_the_same_bins() -> None:
-    holdings = made("prices", 3)
+    holdings = make_summary("prices", 3)
     axes = draw_partition(holdings).axes[0]
     steps = [patch.get_data() for patch in axes.patches]
     assert len(steps) == 3

@@ -329,13 +329,13 @@ def rounds(folder: Path) -> int:
     return len(list((folder / "transcript").glob("round-*")))
 
 
-def recorded(folder: Path) -> dict[str, str]:
+def file_hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "transcript").iterdir()}
 
 
 def assert_same(one: Path, other: Path) -> None:
     assert Transcript(one).hash() == Transcript(other).hash()
-    assert recorded(one) == recorded(other)
+    assert file_hashes(one) == file_hashes(other)
     ours, theirs = (
         [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(RunFolder(path).metrics)]
         for path in (one, other)

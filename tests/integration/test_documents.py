@@ -6,10 +6,11 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import dropwhile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -82,12 +83,8 @@ def test_the_attack_that_the_page_composes_works(tmp_path: Path) -> None:
     assert finding.trace["objective"][-1] < finding.trace["objective"][0]
 
 
-def test_the_page_of_signatures_is_what_the_code_says() -> None:
-    spec = spec_from_file_location("plugin_interface", ROOT / "docs" / "plugin_interface.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_the_page_of_signatures_is_what_the_code_says(load_script: Callable[[Path], ModuleType]) -> None:
+    module = load_script(ROOT / "docs" / "plugin_interface.py")
     told = module.PAGE.read_text(encoding="utf-8")
     assert told == module.page(), "the interface has changed: run python docs/plugin_interface.py"
     for name in (

@@ -39,7 +39,7 @@ def busy(tiny_config: Tiny, recording: dict[str, Any] | None = None, **federatio
     )
 
 
-def recorded(folder: OpenRun) -> dict[str, str]:
+def file_hashes(folder: OpenRun) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
@@ -48,7 +48,7 @@ def final_weights(folder: OpenRun) -> dict[str, bytes]:
         return {k: file.get_tensor(k).tobytes() for k in file.keys() if k.startswith("model/")}  # noqa: SIM118
 
 
-def measured(folder: OpenRun) -> list[dict[str, str]]:
+def metric_rows(folder: OpenRun) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
 
 
@@ -79,22 +79,22 @@ def test_the_same_seed_gives_the_same_bytes(
 ) -> None:
     torch.manual_seed(12345)  # what ran before in this process must not matter
     again = serial_run(busy(tiny_config), tmp_path / "run")
-    assert recorded(again) == recorded(serial)
+    assert file_hashes(again) == file_hashes(serial)
     assert final_weights(again) == final_weights(serial)
-    assert measured(again) == measured(serial)
+    assert metric_rows(again) == metric_rows(serial)
 
 
 def test_another_seed_gives_another_run(serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
     other = serial_run(busy(tiny_config, seed=4), tmp_path / "run")
-    assert not set(recorded(other).values()) & set(recorded(serial).values())
+    assert not set(file_hashes(other).values()) & set(file_hashes(serial).values())
 
 
 def test_more_rounds_and_less_measuring_leave_the_earlier_rounds_as_they_were(
     serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     longer = serial_run(busy(tiny_config, rounds=5, evaluate_every=0), tmp_path / "run")
-    assert recorded(serial).items() <= recorded(longer).items()
-    assert len(recorded(longer)) == 5
+    assert file_hashes(serial).items() <= file_hashes(longer).items()
+    assert len(file_hashes(longer)) == 5
 
 
 def test_recording_less_changes_nothing_but_the_recording(
@@ -102,8 +102,8 @@ def test_recording_less_changes_nothing_but_the_recording(
 ) -> None:
     less = serial_run(busy(tiny_config, recording={"rounds": [2]}), tmp_path / "run")
     assert final_weights(less) == final_weights(serial)
-    assert recorded(less).items() <= recorded(serial).items()
-    assert len(recorded(less)) == 1
+    assert file_hashes(less).items() <= file_hashes(serial).items()
+    assert len(file_hashes(less)) == 1
 
 
 @pytest.mark.ray
@@ -112,9 +112,9 @@ def test_ray_records_the_same_bytes_with_any_number_of_actors(
     actors: int, serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     ray = serial_run(busy(tiny_config, engine="ray", actors=actors), tmp_path / "run")
-    assert recorded(ray) == recorded(serial)
+    assert file_hashes(ray) == file_hashes(serial)
     assert final_weights(ray) == final_weights(serial)
-    assert measured(ray) == measured(serial)
+    assert metric_rows(ray) == metric_rows(serial)
 
 
 # What the recording says is what happened.
@@ -175,10 +175,10 @@ def test_fedprox_reaches_the_clients_and_is_on_record(tiny_config: Tiny, serial_
     free = Transcript(serial_run(tiny_config(training=training), tmp_path / "free").path)
     assert held.update(1, 0).config["proximal-mu"] == 20.0
 
-    def moved(transcript: Transcript) -> float:
+    def squared_norm(transcript: Transcript) -> float:
         return sum(t.square().sum().item() for t in transcript.update(1, 0).pseudo_gradient.values())
 
-    assert moved(held) < moved(free) / 2
+    assert squared_norm(held) < squared_norm(free) / 2
 
 
 # Nothing in it that a server did not receive.

@@ -52,7 +52,7 @@ def hashes(folder: RunFolder) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
-def told(folder: RunFolder) -> dict[tuple[int, int, str], float]:
+def exposure_values(folder: RunFolder) -> dict[tuple[int, int, str], float]:
     """The value of each round, client and example."""
     rows = read_exposures(folder)
     return {(int(row["round"]), int(row["client"]), row["example"]): float(row["value"]) for row in rows}
@@ -71,7 +71,7 @@ def test_what_is_measured_is_the_update_that_is_sent(
         training={"batches": batches, "momentum": 0.5, "weight_decay": 0.01, "local_epochs": 2},
     )
     folder = serial_run(config, tmp_path / "run")
-    transcript, found = Transcript(folder.path), told(folder)
+    transcript, found = Transcript(folder.path), exposure_values(folder)
     assert {key[:2] for key in found} == {(number, client) for number in (1, 2) for client in range(clients)}
     for (number, client, _), value in found.items():
         update = transcript.update(number, client)
@@ -87,7 +87,7 @@ def test_of_a_gradient_the_mini_batch_of_the_round_is_measured_and_each_of_its_e
         tiny_config, {**NORM, "each": True}, training=training, strategy={"name": "fedsgd", "learning_rate": 0.1}
     )
     folder = serial_run(config, tmp_path / "run")
-    transcript, found, experiment = Transcript(folder.path), told(folder), Experiment(resolve(config))
+    transcript, found, experiment = Transcript(folder.path), exposure_values(folder), Experiment(resolve(config))
     for number in (1, 2):
         for client in range(4):
             sent = transcript.update(number, client).payload.arrays()
@@ -175,7 +175,7 @@ def test_a_resumed_run_has_the_same_table(
     assert folder.exposure.read_bytes() == whole.exposure.read_bytes()
     late = {(n, c) for n in (1, 2, 3) for c in range(4) if Experiment(config).is_straggler(c, n)}
     assert late
-    assert {key[:2] for key in told(folder)} == {(n, c) for n in (1, 2, 3) for c in range(4)} - late
+    assert {key[:2] for key in exposure_values(folder)} == {(n, c) for n in (1, 2, 3) for c in range(4)} - late
 
 
 def test_a_resume_from_a_table_that_was_changed_is_refused(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
@@ -196,14 +196,14 @@ def test_clients_keep_what_their_defenses_keep_and_nothing_else(
     header, _ = read_sealed_file(folder.checkpoint)
     assert set(header["clients"]) == {"0", "1", "2", "3"}
     assert not any("exposure" in str(kept) for kept in header["clients"].values())
-    assert len(told(folder)) == 8
+    assert len(exposure_values(folder)) == 8
 
 
 def test_under_secure_aggregation_single_clients_measure_themselves(
     tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     config = measuring(tiny_config, NORM, secure_aggregation={"groups": 2, "clip": 100.0})
-    assert len(told(serial_run(config, tmp_path / "run"))) == 8
+    assert len(exposure_values(serial_run(config, tmp_path / "run"))) == 8
 
 
 def test_a_measure_that_fails_stops_neither_the_client_nor_another_measure(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_client_that_chooses_silence_has_measured_itself_too(
     """It is the most exposed clients that send nothing, so a table without them would say that all is well."""
     gate = {"name": "gate", "measure": "gradient-norm", "above": 2.2, "action": "withhold"}
     folder = serial_run(measuring(tiny_config, NORM, defense=[gate]), tmp_path / "run")
-    found, transcript = told(folder), Transcript(folder.path)
+    found, transcript = exposure_values(folder), Transcript(folder.path)
     assert len(found) == 8
     silent = {(number, client) for number in (1, 2) for client in transcript.header(number).failures}
     assert silent == {key[:2] for key, value in found.items() if value > 2.2}

@@ -66,7 +66,7 @@ def odd_clients(config: Config) -> set[int]:
     return {client for client in range(8) if int(data.train(client)[1].sum()) % 2}
 
 
-def recorded(folder: RunFolder) -> dict[str, str]:
+def file_hashes(folder: RunFolder) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
@@ -79,7 +79,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found: Seen = []
     aggregate = Curious.aggregate_train
 
-    def told(reply: Message) -> tuple[int, Any, Any, Any]:
+    def describe_reply(reply: Message) -> tuple[int, Any, Any, Any]:
         code, reason = (reply.error.code, reply.error.reason) if reply.has_error() else (None, None)
         about = {key: value for key, value in vars(reply.metadata).items() if key not in ("_created_at", "_ttl")}
         return reply.metadata.src_node_id, code, reason, about
@@ -87,7 +87,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     def aggregated(strategy: Curious, number: int, replies: Any) -> Any:
         def watched() -> Any:
             for reply in replies:
-                found.append(told(reply))
+                found.append(describe_reply(reply))
                 yield reply
 
         return aggregate(strategy, number, watched())
@@ -117,7 +117,7 @@ def test_silence_is_that_of_a_straggler_for_every_reason(
         patch.setattr(Experiment, "is_straggler", lambda _, client, number: client in silent)
         config = tiny_config(federation={"clients": 8, "rounds": 3, "vectorise": False}, **sends)
         straggling = serial_run(config, tmp_path / "straggling")
-    expected, told = recorded(straggling), list(seen)
+    expected, told = file_hashes(straggling), list(seen)
     assert {reason for client, _, reason, _ in told if client in silent} == {
         f"straggler: did not return in round {number}" for number in (1, 2, 3)
     }
@@ -125,7 +125,7 @@ def test_silence_is_that_of_a_straggler_for_every_reason(
         seen.clear()
         folder = serial_run(gated(tiny_config, fails=fails, gate=gate, **sends), tmp_path / name)
         assert seen == told, name
-        assert recorded(folder) == expected, name
+        assert file_hashes(folder) == expected, name
         assert folder.checkpoint.read_bytes() == straggling.checkpoint.read_bytes(), name
 
 
@@ -146,7 +146,7 @@ def test_values_are_in_no_message_and_in_no_recording(
     quiet = {"name": "gate", "measure": "gradient-norm", "quantile": 0.9}
     folder = serial_run(tiny_config(defense=[quiet]), tmp_path / "run")
     plain = serial_run(tiny_config(federation={"vectorise": False}), tmp_path / "plain")
-    assert recorded(folder) == recorded(plain)
+    assert file_hashes(folder) == file_hashes(plain)
     assert folder.checkpoint.read_bytes() != plain.checkpoint.read_bytes(), "clients keep what they measured"
 
 
@@ -332,7 +332,7 @@ def whole(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathF
 
 
 def assert_same(one: RunFolder, other: RunFolder) -> None:
-    assert recorded(one) == recorded(other)
+    assert file_hashes(one) == file_hashes(other)
     assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
 
 

@@ -89,7 +89,7 @@ class Thief(Of):
 
     def _of(self, folder, victim):
         from fedsim.audit.audit import open_audit
-        truth = open_audit(folder, None).truth(victim, 1)
+        truth = open_audit(folder, None).case.truth(victim, 1)
         return truth.data, truth.labels
 
     def _by_frames(self, transcript, victim):
@@ -185,7 +185,7 @@ class Hangs(Of):
 
 
 @pytest.fixture(scope="module")
-def recorded(
+def recorded_run(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_config: Callable[..., Config],
     serial_run: Callable[..., RunFolder],
@@ -197,7 +197,7 @@ def recorded(
 
 
 @pytest.fixture
-def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run, and in a folder that can be imported from, the attacks of a stranger."""
     code = tmp_path / "code"
     code.mkdir()
@@ -205,7 +205,7 @@ def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.syspath_prepend(str(code))
     sys.modules.pop("isolated_strangers", None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    return Path(shutil.copytree(recorded, tmp_path / "runs" / "mine"))
+    return Path(shutil.copytree(recorded_run, tmp_path / "runs" / "mine"))
 
 
 def spec(*attacks: dict[str, Any], **adversary: Any) -> AttackFile:
@@ -248,8 +248,8 @@ def test_the_thief_would_find_it_where_the_truth_is(run: Path, monkeypatch: pyte
     here(open_audit(run, spec(*attacks, victims=[0])))
 
 
-def test_an_honest_stranger_finds_the_same_to_the_byte(run: Path, recorded: Path, tmp_path: Path) -> None:
-    other = Path(shutil.copytree(recorded, tmp_path / "other"))
+def test_an_honest_stranger_finds_the_same_to_the_byte(run: Path, recorded_run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(recorded_run, tmp_path / "other"))
     attacks = spec({"name": "Honest", "label": "honest"}, {"name": "Decoder", "label": "decoder"})
     told: list[float] = []
     assert open_audit(run, attacks).run(lambda job, i, n, values: told.append(values["objective"])) == []
@@ -399,7 +399,7 @@ class Named(Attack):
         raise AttackError(f"client {target.victim}: {target.members} of {target.transcript.rounds}, {draw}")
 
 
-def test_the_target_goes_over_and_what_cannot_is_a_sentence(recorded: Path, tmp_path: Path) -> None:
+def test_the_target_goes_over_and_what_cannot_is_a_sentence(recorded_run: Path, tmp_path: Path) -> None:
     class Local(Attack):
         """Of no module's own."""
 
@@ -407,7 +407,7 @@ def test_the_target_goes_over_and_what_cannot_is_a_sentence(recorded: Path, tmp_
             raise AssertionError
 
     [(_, sme)] = build_attacks(validate_tables(AttackFile, {"attack": [{"name": "sme"}]}, "x"))
-    transcript, rng = Transcript(recorded).restrict_to([1]), generator(0)
+    transcript, rng = Transcript(recorded_run).restrict_to([1]), generator(0)
 
     def sentence(attack: Attack, knowledge: Knowledge) -> str:
         target = Target(transcript=transcript, victim=0, members=(0, 2), knowledge=knowledge, rng=rng)
@@ -420,7 +420,7 @@ def test_the_target_goes_over_and_what_cannot_is_a_sentence(recorded: Path, tmp_
     assert sentence(Local(), Knowledge()).startswith("what it is granted or set to cannot go to a process of its own (")
     network = nn.Linear(1, 1)
     assert "cannot go" in sentence(sme, Knowledge(model=lambda: network))
-    audit = open_audit(recorded, None)
+    audit = open_audit(recorded_run, None)
     assert "Experiment is not for attacks" in sentence(sme, Knowledge(input_mean=audit.experiment))  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

@@ -68,7 +68,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("made")
     (home / "x.toml").write_text(FILE)
     with pytest.MonkeyPatch.context() as patch:
@@ -81,8 +81,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "run"))
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 def test_an_untouched_run_is_intact_and_the_report_quotes_its_id(
@@ -289,7 +289,7 @@ def test_a_writer_killed_between_announcing_and_writing_leaves_a_run_that_is_int
 
 @pytest.mark.parametrize("name", ["metrics.csv", "checkpoint.safetensors"])
 def test_what_was_right_a_round_before_is_right_no_more(
-    name: str, made: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+    name: str, finished_run: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
 ) -> None:
     for rounds in (2, 3):
         (tmp_path / "x.toml").write_text(FILE.replace("rounds = 3", f"rounds = {rounds}").replace("[1, 2]", "[1]"))

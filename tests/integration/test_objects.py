@@ -109,7 +109,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
-def sent(run: Run) -> float:
+def first_number(run: Run) -> float:
     """The first number of the update of client 0 in round 1."""
     update = run.transcript.update(1, 0)
     name = next(iter(update.after))
@@ -170,7 +170,7 @@ def test_a_second_run_uses_a_defense_that_was_edited_and_reloaded(tmp_path: Path
     for value in (0.5, 2.0):
         module = edited(value)
         run = fedsim.run({**TABLES, "defense": [module.Shift()]}, tmp_path / str(value))
-        assert sent(run) == pytest.approx(value, abs=1e-5)
+        assert first_number(run) == pytest.approx(value, abs=1e-5)
 
 
 def test_an_attack_that_was_edited_and_reloaded_is_made_anew(plain: Run, edited: Any) -> None:
@@ -224,7 +224,7 @@ def test_a_module_of_the_same_name_in_another_folder_is_not_taken_for_the_one_be
 
 def test_classes_of_one_source_are_not_taken_for_one_another(tmp_path: Path, plain: Run) -> None:
     defended = [fedsim.run({**TABLES, "defense": [factory_defense(v)]}, tmp_path / str(v)) for v in (0.5, 2.0)]
-    assert [sent(run) for run in defended] == pytest.approx([0.5, 2.0], abs=1e-5)
+    assert [first_number(run) for run in defended] == pytest.approx([0.5, 2.0], abs=1e-5)
     findings = [plain.attack(factory_attack(value), victim=0, round=1) for value in (0.25, 0.75)]
     assert [finding.data.mean().item() for finding in findings] == [0.25, 0.75]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -19,20 +18,9 @@ from fedsim.base.errors import ConfigError
 ROOT = Path(__file__).parent.parent.parent
 
 
-def loaded(path: Path) -> ModuleType:
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def pages() -> Iterator[ModuleType]:
-    yield loaded(ROOT / "docs" / "paper_pages.py")
-    del sys.modules["paper_pages"]
+def pages(load_script: Callable[[Path], ModuleType]) -> ModuleType:
+    return load_script(ROOT / "docs" / "paper_pages.py")
 
 
 def test_every_page_is_what_its_template_and_the_figures_say(pages: ModuleType) -> None:
@@ -61,11 +49,11 @@ def test_a_changed_figure_changes_the_page(pages: ModuleType) -> None:
 
 
 @pytest.fixture(scope="module")
-def kept_figures() -> Iterator[ModuleType]:
+def kept_figures(load_script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
     known = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "benchmarks")
-        yield loaded(ROOT / "benchmarks" / "kept_figures.py")
+        yield load_script(ROOT / "benchmarks" / "kept_figures.py")
     for name in set(sys.modules) - known:
         if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]

@@ -184,7 +184,7 @@ def test_the_aggregate_is_that_of_dense_weights_to_the_bit(plan: RecordingPlan, 
 
 @pytest.mark.parametrize("plan", [RecordingPlan(), RecordingPlan(rounds=[])], ids=["recorded", "not recorded"])
 def test_a_malformed_payload_fails_its_client_alone(plan: RecordingPlan, tmp_path: Path) -> None:
-    def sent(client: int, before: State) -> State:
+    def repeat_index(client: int, before: State) -> State:
         twice = {"delta-indices/b": torch.tensor([1, 1]), "delta-values/b": torch.ones(2), "w": before["w"]}
         return twice if client == 2 else encoded(client, before).arrays()
 
@@ -203,7 +203,7 @@ def test_a_malformed_payload_fails_its_client_alone(plan: RecordingPlan, tmp_pat
 
     curious = Curious(WithoutThird(), Recorder(tmp_path / "transcript", plan))
     everyone = sender(lambda client, before: encoded(client, before).decode(before))
-    assert aggregate(curious, sender(sent)) == aggregate(Without(), everyone)
+    assert aggregate(curious, sender(repeat_index)) == aggregate(Without(), everyone)
     if plan.keeps_round(1):
         (failure,) = Transcript(tmp_path).header(1).failures.values()
         assert failure == "it sent 'b' with index 1 more than once, expected each once"

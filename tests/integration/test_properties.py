@@ -32,7 +32,7 @@ Made = Callable[..., OpenRun]
 
 
 @pytest.fixture(scope="module")
-def made(
+def make_run(
     tiny_config: Callable[..., Config],
     serial_run: Callable[..., OpenRun],
     tmp_path_factory: pytest.TempPathFactory,
@@ -65,8 +65,8 @@ def made(
 
 
 @pytest.fixture(scope="module")
-def folder(made: Made) -> OpenRun:
-    return made()
+def folder(make_run: Made) -> OpenRun:
+    return make_run()
 
 
 def spec(name: Any = "colour=red", victims: Any = "all", **attack: Any) -> AttackFile:
@@ -98,8 +98,8 @@ def test_properties_are_attacked_judged_and_reported(folder: OpenRun) -> None:
         assert words in page
 
 
-def test_a_group_is_a_property_that_the_model_is_not_fed_with(made: Made) -> None:
-    folder = made(grouped=True, federation={"rounds": 1})
+def test_a_group_is_a_property_that_the_model_is_not_fed_with(make_run: Made) -> None:
+    folder = make_run(grouped=True, federation={"rounds": 1})
     audit = open_audit(folder.path, spec("group=red"))
     assert audit.granted_knowledge.property_records is not None
     assert audit.granted_knowledge.property_records.inputs.shape[1] == 2
@@ -107,10 +107,10 @@ def test_a_group_is_a_property_that_the_model_is_not_fed_with(made: Made) -> Non
     assert sum(scores(audit)[client, "property_auc"]["value"] for client in range(CLIENTS)) / CLIENTS > 0.9
 
 
-def test_of_clients_that_send_gradients_the_truth_is_that_of_the_mini_batch(made: Made) -> None:
+def test_of_clients_that_send_gradients_the_truth_is_that_of_the_mini_batch(make_run: Made) -> None:
     strategy = {"name": "fedsgd", "learning_rate": 0.1}
     training = {"local_steps": 1, "local_epochs": None, "learning_rate": None, "batch_size": 4}
-    folder = made(strategy=strategy, training=training)
+    folder = make_run(strategy=strategy, training=training)
     audit = open_audit(folder.path, spec(victims=[0], present=0.6))
     assert audit.run() == []
     finding, about = load_finding(next((folder.findings / "property-inference").glob("*client-0*.safetensors")))
@@ -125,8 +125,8 @@ def test_of_clients_that_send_gradients_the_truth_is_that_of_the_mini_batch(made
 
 
 @pytest.mark.parametrize(("shares", "told"), [((0.5,) * 4, "the larger share"), ((0.0,) * 4, "the smaller share")])
-def test_where_all_clients_are_of_one_kind_there_is_no_area(made: Made, shares: Any, told: str) -> None:
-    audit = open_audit(made(shares=shares, federation={"rounds": 1}).path, spec(victims=[0]))
+def test_where_all_clients_are_of_one_kind_there_is_no_area(make_run: Made, shares: Any, told: str) -> None:
+    audit = open_audit(make_run(shares=shares, federation={"rounds": 1}).path, spec(victims=[0]))
     assert audit.run() == []
     row = scores(audit)[0, "property_auc"]
     assert f"each of the {CLIENTS} messages has the property in {told}, so that nothing can be told" in row["missing"]
@@ -134,9 +134,9 @@ def test_where_all_clients_are_of_one_kind_there_is_no_area(made: Made, shares: 
     assert "nothing can be told apart" in write_report(audit.folder, audit).read_text()
 
 
-def test_the_floor_of_the_accuracy_is_of_those_who_are_attacked(made: Made) -> None:
+def test_the_floor_of_the_accuracy_is_of_those_who_are_attacked(make_run: Made) -> None:
     """Clients 0 and 2 hold red rows, 1 and 3 none; the floor must not follow from clients that nobody attacks."""
-    folder = made(federation={"rounds": 1})
+    folder = make_run(federation={"rounds": 1})
     floors = {}
     for victims in ([0], [0, 2], [0, 1, 2]):
         audit = open_audit(folder.path, spec(victims=victims))
@@ -151,11 +151,11 @@ def test_the_floor_of_the_accuracy_is_of_those_who_are_attacked(made: Made) -> N
     assert [floors[count, "property_client_accuracy"] for count in (1, 2, 3)] == pytest.approx([1, 1, 2 / 3])
 
 
-def test_the_floor_counts_the_messages_that_victims_sent(made: Made) -> None:
+def test_the_floor_counts_the_messages_that_victims_sent(make_run: Made) -> None:
     """Of mini-batches some of one client are of either kind; the same answer for all is then right in some of them."""
     strategy = {"name": "fedsgd", "learning_rate": 0.1, "fraction_train": 0.5}
     training = {"local_steps": 1, "local_epochs": None, "learning_rate": None, "batch_size": 2}
-    audit = open_audit(made(strategy=strategy, training=training, federation={"rounds": 8}).path, spec(present=0.9))
+    audit = open_audit(make_run(strategy=strategy, training=training, federation={"rounds": 8}).path, spec(present=0.9))
     assert audit.run() == []
     experiment, found = audit.experiment, list[float]()
     assert experiment is not None
@@ -170,8 +170,8 @@ def test_the_floor_counts_the_messages_that_victims_sent(made: Made) -> None:
             assert row["floor"] == pytest.approx(max(often, 1 - often))
 
 
-def test_a_sum_over_clients_is_not_read(made: Made) -> None:
-    audit = open_audit(made(secure_aggregation={"groups": 2}, federation={"rounds": 1}).path, spec())
+def test_a_sum_over_clients_is_not_read(make_run: Made) -> None:
+    audit = open_audit(make_run(secure_aggregation={"groups": 2}, federation={"rounds": 1}).path, spec())
     with pytest.raises(KnowledgeError, match="property-inference does not apply: it reads the updates of single"):
         audit.run()
 

@@ -81,7 +81,7 @@ def strategy() -> FedAvg:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return fedsim.run(TABLES, tmp_path_factory.mktemp("runs") / "made")
 
 
@@ -93,22 +93,24 @@ def is_a_sentence(error: FedsimError) -> bool:
 # Making and reading.
 
 
-def test_a_run_of_a_dict_leaves_what_the_command_leaves_and_is_read_as_frames(made: Run) -> None:
+def test_a_run_of_a_dict_leaves_what_the_command_leaves_and_is_read_as_frames(finished_run: Run) -> None:
     for name in ("experiment.toml", "report.html", "log.txt", "metrics.csv", "scores.csv", "manifest.json"):
-        assert (made.path / name).stat().st_size > 0, name
-    assert list(made.metrics["round"]) == [1]
-    assert made.metrics["accuracy"].dtype == float
-    assert set(made.scores["attack"]) == {"inverting-gradients"}
-    assert made.scores.query("metric == 'psnr'")["value"].item() > 0
-    update = made.transcript.update(1, 0)
+        assert (finished_run.path / name).stat().st_size > 0, name
+    assert list(finished_run.metrics["round"]) == [1]
+    assert finished_run.metrics["accuracy"].dtype == float
+    assert set(finished_run.scores["attack"]) == {"inverting-gradients"}
+    assert finished_run.scores.query("metric == 'psnr'")["value"].item() > 0
+    update = finished_run.transcript.update(1, 0)
     assert update.num_examples == 4
-    assert [(found.attack, found.victim, found.round) for found in made.findings] == [("inverting-gradients", 0, "1")]
+    assert [(found.attack, found.victim, found.round) for found in finished_run.findings] == [
+        ("inverting-gradients", 0, "1")
+    ]
 
 
 def test_a_path_a_dict_and_a_config_give_the_same_transcript_and_set_changes_settings(
-    made: Run, tmp_path: Path
+    finished_run: Run, tmp_path: Path
 ) -> None:
-    text = (made.path / "experiment.toml").read_text()
+    text = (finished_run.path / "experiment.toml").read_text()
     (tmp_path / "tiny.toml").write_text(text)
     alone = {"adversary.when": "never"}
     changed = {"federation.seed": 3, **alone}
@@ -116,8 +118,8 @@ def test_a_path_a_dict_and_a_config_give_the_same_transcript_and_set_changes_set
         fedsim.run(tmp_path / "tiny.toml", tmp_path / "a", set=alone).transcript.hash(),
         fedsim.run(fedsim.Config.model_validate(tomllib.loads(text)), tmp_path / "b", set=alone).transcript.hash(),
     ]
-    assert hashes == [made.transcript.hash()] * 2
-    assert fedsim.run(TABLES, tmp_path / "c", set=changed).transcript.hash() != made.transcript.hash()
+    assert hashes == [finished_run.transcript.hash()] * 2
+    assert fedsim.run(TABLES, tmp_path / "c", set=changed).transcript.hash() != finished_run.transcript.hash()
     assert "seed" not in TABLES["federation"]
 
 
@@ -128,59 +130,61 @@ def test_progress_is_told_to_the_callback(tmp_path: Path) -> None:
     assert ("inverting-gradients, round 1, client 0", 3, 3) in told
 
 
-def test_the_report_shows_in_a_notebook(made: Run) -> None:
-    page = made.report()
-    assert page.path == made.path / "report.html"
+def test_the_report_shows_in_a_notebook(finished_run: Run) -> None:
+    page = finished_run.report()
+    assert page.path == finished_run.path / "report.html"
     assert page.failures == ()
     assert page._repr_html_().startswith("<iframe")
     assert "&lt;html" in page._repr_html_()
 
 
-def test_a_finished_run_resumes_to_itself(made: Run) -> None:
-    before = made.transcript.hash(), made.scores.to_csv()
-    assert made.resume() is made
-    assert (made.transcript.hash(), made.scores.to_csv()) == before
+def test_a_finished_run_resumes_to_itself(finished_run: Run) -> None:
+    before = finished_run.transcript.hash(), finished_run.scores.to_csv()
+    assert finished_run.resume() is finished_run
+    assert (finished_run.transcript.hash(), finished_run.scores.to_csv()) == before
 
 
 # Attacking.
 
 
-def test_an_attack_is_scored_and_kept_like_any_other(made: Run) -> None:
-    before = len(made.scores)
-    finding = made.attack("sme", victim=1, iterations=3)
+def test_an_attack_is_scored_and_kept_like_any_other(finished_run: Run) -> None:
+    before = len(finished_run.scores)
+    finding = finished_run.attack("sme", victim=1, iterations=3)
     assert isinstance(finding, fedsim.Reconstruction)
-    own = made.scores.query("attack == 'sme' and victim == 1")
-    assert 0 < len(own) == len(made.scores) - before
-    [kept] = [found for found in made.findings if (found.attack, found.victim) == ("sme", 1)]
+    own = finished_run.scores.query("attack == 'sme' and victim == 1")
+    assert 0 < len(own) == len(finished_run.scores) - before
+    [kept] = [found for found in finished_run.findings if (found.attack, found.victim) == ("sme", 1)]
     assert torch.equal(kept.finding.data, finding.data)  # type: ignore[union-attr]
     assert "run.attack('sme', victim=1, iterations=3)" in kept.about["command"]
-    again = fedsim.open(made.path).attack("sme", victim=1, iterations=3)
+    again = fedsim.open(finished_run.path).attack("sme", victim=1, iterations=3)
     assert torch.equal(again.data, finding.data)  # type: ignore[union-attr]
 
 
-def test_two_settings_of_one_attack_are_kept_beside_one_another_and_each_call_returns_its_own(made: Run) -> None:
-    first, second = (made.attack("sme", victim=2, iterations=count) for count in (2, 4))
-    again = made.attack("sme", victim=2, iterations=2)
+def test_two_settings_of_one_attack_are_kept_beside_one_another_and_each_call_returns_its_own(
+    finished_run: Run,
+) -> None:
+    first, second = (finished_run.attack("sme", victim=2, iterations=count) for count in (2, 4))
+    again = finished_run.attack("sme", victim=2, iterations=2)
     assert torch.equal(again.data, first.data)  # type: ignore[union-attr]
     assert not torch.equal(second.data, first.data)  # type: ignore[union-attr]
 
 
-def test_an_attack_of_this_program_is_compared_with_the_others(made: Run) -> None:
-    finding = made.attack(Grey(value=0.25), victim=0)
+def test_an_attack_of_this_program_is_compared_with_the_others(finished_run: Run) -> None:
+    finding = finished_run.attack(Grey(value=0.25), victim=0)
     assert torch.equal(finding.data, torch.full((4, 1, 8, 8), 0.25))  # type: ignore[union-attr]
-    assert "Grey" in set(made.scores["attack"])
-    assert "Grey" in made.report().path.read_text()
+    assert "Grey" in set(finished_run.scores["attack"])
+    assert "Grey" in finished_run.report().path.read_text()
 
 
-def test_an_instance_of_a_registered_attack_is_called_by_its_name(made: Run) -> None:
-    made.attack(SurrogateModelExtension(iterations=2), victim=0)
-    [kept] = [found for found in made.findings if found.attack == "sme" and found.victim == 0]
+def test_an_instance_of_a_registered_attack_is_called_by_its_name(finished_run: Run) -> None:
+    finished_run.attack(SurrogateModelExtension(iterations=2), victim=0)
+    [kept] = [found for found in finished_run.findings if found.attack == "sme" and found.victim == 0]
     assert kept.about["plugin"] == "sme"
 
 
-def test_knowledge_is_granted_and_withheld(made: Run) -> None:
+def test_knowledge_is_granted_and_withheld(finished_run: Run) -> None:
     with pytest.raises(KnowledgeError, match="value_range"):
-        made.attack("sme", victim=0, iterations=2, knowledge={"value_range": False})
+        finished_run.attack("sme", victim=0, iterations=2, knowledge={"value_range": False})
 
 
 # Bad input: one sentence each, nothing computed is lost.
@@ -220,14 +224,14 @@ def test_knowledge_is_granted_and_withheld(made: Run) -> None:
     ],
 )
 def test_bad_input_is_one_sentence_and_loses_nothing(
-    call: Callable[[Run], object], kind: type[FedsimError], says: str, made: Run
+    call: Callable[[Run], object], kind: type[FedsimError], says: str, finished_run: Run
 ) -> None:
-    before = made.transcript.hash(), made.scores.to_csv(), len(made.findings)
+    before = finished_run.transcript.hash(), finished_run.scores.to_csv(), len(finished_run.findings)
     with pytest.raises(kind, match=re.escape(says)) as caught:
-        call(made)
+        call(finished_run)
     assert is_a_sentence(caught.value), caught.value
-    assert (made.transcript.hash(), made.scores.to_csv(), len(made.findings)) == before
-    assert not (made.path / "x").exists()
+    assert (finished_run.transcript.hash(), finished_run.scores.to_csv(), len(finished_run.findings)) == before
+    assert not (finished_run.path / "x").exists()
 
 
 def test_an_attack_that_fails_in_a_run_is_raised_and_all_else_is_kept(tmp_path: Path) -> None:
@@ -325,29 +329,31 @@ def test_a_run_of_objects_says_that_its_file_cannot_rebuild_it_and_what_is_there
     assert "cannot be rebuilt from its file" in run.report().path.read_text()
 
 
-def test_numbers_out_of_a_data_frame_are_taken(made: Run) -> None:
-    victim, iterations = made.scores["victim"].to_numpy()[0], np.int64(2)
-    finding = made.attack("sme", victim=victim, round=np.int64(1), iterations=iterations)
-    assert torch.equal(finding.data, made.attack("sme", victim=0, round=1, iterations=2).data)  # type: ignore[union-attr]
+def test_numbers_out_of_a_data_frame_are_taken(finished_run: Run) -> None:
+    victim, iterations = finished_run.scores["victim"].to_numpy()[0], np.int64(2)
+    finding = finished_run.attack("sme", victim=victim, round=np.int64(1), iterations=iterations)
+    assert torch.equal(finding.data, finished_run.attack("sme", victim=0, round=1, iterations=2).data)  # type: ignore[union-attr]
 
 
-def damaged(made: Run, tmp_path: Path) -> Run:
-    shutil.copytree(made.path, tmp_path / "run")
+def damaged(finished_run: Run, tmp_path: Path) -> Run:
+    shutil.copytree(finished_run.path, tmp_path / "run")
     [finding] = (tmp_path / "run" / "findings" / "inverting-gradients").glob("*.safetensors")
     finding.write_bytes(b"garbage")
     return fedsim.open(tmp_path / "run")
 
 
-def test_an_attack_beside_a_damaged_finding_is_kept_and_the_damaged_one_is_named(made: Run, tmp_path: Path) -> None:
-    run = damaged(made, tmp_path)
+def test_an_attack_beside_a_damaged_finding_is_kept_and_the_damaged_one_is_named(
+    finished_run: Run, tmp_path: Path
+) -> None:
+    run = damaged(finished_run, tmp_path)
     with pytest.raises(RunError, match=r"is not what this run found.*; what was found is kept in .*sme") as caught:
         run.attack("sme", victim=1, iterations=5)
     assert is_a_sentence(caught.value)
     assert "left out" in run.report()._repr_html_()
 
 
-def test_a_run_whose_folder_is_gone_does_not_pass_for_one_without_findings(made: Run, tmp_path: Path) -> None:
-    shutil.copytree(made.path, tmp_path / "run")
+def test_a_run_whose_folder_is_gone_does_not_pass_for_one_without_findings(finished_run: Run, tmp_path: Path) -> None:
+    shutil.copytree(finished_run.path, tmp_path / "run")
     run = fedsim.open(tmp_path / "run")
     page = run.report()
     shutil.rmtree(run.path)
@@ -377,9 +383,9 @@ FOREIGN: dict[str, Any] = {
 
 
 @pytest.fixture
-def foreign(made: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def foreign(finished_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the recording alone; the module of its network lies in the present folder."""
-    shutil.copytree(made.path / "transcript", tmp_path / "foreign" / "transcript")
+    shutil.copytree(finished_run.path / "transcript", tmp_path / "foreign" / "transcript")
     (tmp_path / "network_of_theirs.py").write_text(
         "from fedsim.training.models.mlp import Mlp\nfrom fedsim.base.task import Task\n\n\n"
         "def build():\n    return Mlp().build(Task((1, 8, 8), 10))\n"
@@ -410,9 +416,9 @@ def test_a_module_in_the_folder_of_a_recording_is_not_imported_unasked(foreign: 
 
 
 def test_a_recording_made_elsewhere_is_attacked_and_scored_by_an_attack_file(
-    foreign: Path, made: Run, tmp_path: Path
+    foreign: Path, finished_run: Run, tmp_path: Path
 ) -> None:
-    truth = open_audit(made.path, None).case.truth(1, None)
+    truth = open_audit(finished_run.path, None).case.truth(1, None)
     assert truth is not None
     save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "held.safetensors")
     facts = {key: list(value) if isinstance(value, tuple) else value for key, value in FOREIGN.items()}
@@ -435,11 +441,14 @@ def test_a_recording_made_elsewhere_is_attacked_and_scored_by_an_attack_file(
 
 
 @pytest.fixture
-def update(made: Run) -> dict[str, Any]:
+def update(finished_run: Run) -> dict[str, Any]:
     from fedsim.federation.build import Experiment
     from fedsim.federation.config import validate_tables
 
-    seen, tables = made.transcript.update(1, 0), tomllib.loads((made.path / "experiment.toml").read_text())
+    seen, tables = (
+        finished_run.transcript.update(1, 0),
+        tomllib.loads((finished_run.path / "experiment.toml").read_text()),
+    )
     model = Experiment(validate_tables(fedsim.Config, tables, "made")).new_model()
     return {"before": seen.before, "after": seen.after, "model": model, "num_examples": 4}
 
@@ -549,7 +558,7 @@ def host() -> Callable[[], dict[str, Any]]:
 
 
 def test_a_run_and_its_attacks_leave_the_host_program_as_it_was(
-    made: Run, tmp_path: Path, host: Callable[[], dict[str, Any]]
+    finished_run: Run, tmp_path: Path, host: Callable[[], dict[str, Any]]
 ) -> None:
     before = host()
     run = fedsim.run(TABLES, tmp_path / "run")

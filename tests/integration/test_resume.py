@@ -51,17 +51,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def measured(folder: OpenRun) -> list[dict[str, str]]:
+def metric_rows(folder: OpenRun) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
 
 
-def recorded(folder: OpenRun) -> dict[str, str]:
+def file_hashes(folder: OpenRun) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
 def assert_same(one: OpenRun, other: OpenRun) -> None:
-    assert recorded(one) == recorded(other)
-    assert measured(one) == measured(other)
+    assert file_hashes(one) == file_hashes(other)
+    assert metric_rows(one) == metric_rows(other)
     assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
     assert Transcript(one.path).hash() == Transcript(other.path).hash()
 
@@ -174,7 +174,7 @@ def test_without_its_memory_a_strategy_would_go_elsewhere(
     with killed_in_round_three("after the checkpoint"):
         serial_run(config, tmp_path / "run")
     monkeypatch.setattr("strategies.checkpoint._restore", lambda *args: None)
-    assert recorded(serial_run(config, tmp_path / "run", resume=True)) != recorded(whole)
+    assert file_hashes(serial_run(config, tmp_path / "run", resume=True)) != file_hashes(whole)
 
 
 def test_a_run_interrupted_before_its_first_checkpoint_begins_again(
@@ -237,7 +237,7 @@ def test_the_last_round_is_evaluated_however_seldom_the_others_are(
         )
 
     def evaluated(folder: OpenRun) -> list[tuple[str, str]]:
-        return [(row["round"], row["client"]) for row in measured(folder) if row["accuracy"]]
+        return [(row["round"], row["client"]) for row in metric_rows(folder) if row["accuracy"]]
 
     def everyone(*numbers: int) -> list[tuple[str, str]]:
         return [(str(n), client) for n in numbers for client in ("server", "0", "1", "2", "3")]
@@ -248,11 +248,11 @@ def test_the_last_round_is_evaluated_however_seldom_the_others_are(
     assert evaluated(folder) == everyone(2)
     serial_run(config(5, 3), tmp_path / "run", resume=True)
     assert evaluated(folder) == everyone(2, 3, 5)
-    assert recorded(folder) == recorded(never)
+    assert file_hashes(folder) == file_hashes(never)
     seldom, always = serial_run(config(5, 50), tmp_path / "seldom"), serial_run(config(5, 1), tmp_path / "always")
     assert evaluated(seldom) == everyone(5)
-    last = [row for row in measured(always) if row["round"] == "5"]
-    assert [row for row in measured(seldom) if row["round"] == "5"] == last
+    last = [row for row in metric_rows(always) if row["round"] == "5"]
+    assert [row for row in metric_rows(seldom) if row["round"] == "5"] == last
     assert seldom.checkpoint.read_bytes() == never.checkpoint.read_bytes()
 
 
@@ -261,7 +261,7 @@ def test_a_damaged_checkpoint_is_one_sentence_and_leaves_the_recording(
     damage: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
 ) -> None:
     folder = serial_run(tiny_config(), tmp_path / "run")
-    whole = recorded(folder)
+    whole = file_hashes(folder)
     raw = bytearray(folder.checkpoint.read_bytes())
     if damage == "flipped":
         raw[-2] ^= 1
@@ -272,10 +272,10 @@ def test_a_damaged_checkpoint_is_one_sentence_and_leaves_the_recording(
     with pytest.raises(RunError, match=r"checkpoint\.safetensors: is damaged .*remove it to begin") as caught:
         serial_run(tiny_config(federation={"rounds": 3}), tmp_path / "run", resume=True)
     assert "\n" not in str(caught.value)
-    assert recorded(folder) == whole
+    assert file_hashes(folder) == whole
     folder.checkpoint.unlink()
     serial_run(tiny_config(), tmp_path / "run", resume=True)
-    assert recorded(folder) == whole
+    assert file_hashes(folder) == whole
 
 
 # The checkpoint by itself.
@@ -538,11 +538,11 @@ def test_rounds_and_checkpoints_wait_for_the_disk_where_that_is_asked(
     waited: list[str] = []
     real = os.fsync
 
-    def counted(descriptor: int) -> None:
+    def note_sync(descriptor: int) -> None:
         waited.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", counted)
+    monkeypatch.setattr(os, "fsync", note_sync)
     serial_run(tiny_config(recording={"fsync": fsync}), tmp_path / "run")
     files = [name for name in waited if name.endswith(".tmp")]
     assert sum("round-" in name for name in files) == (2 if fsync else 0)

@@ -59,7 +59,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(folder))
 
 
-def recorded(folder: OpenRun) -> dict[str, bytes]:
+def file_bytes(folder: OpenRun) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.transcript.iterdir())}
 
 
@@ -68,7 +68,7 @@ def final_weights(folder: OpenRun) -> dict[str, bytes]:
         return {key: file.get_tensor(key).tobytes() for key in file.keys()}  # noqa: SIM118
 
 
-def measured(folder: OpenRun) -> list[dict[str, str]]:
+def metric_rows(folder: OpenRun) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
 
 
@@ -127,9 +127,9 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 9000)
     streamed = serial_run(config, tmp_path / "streamed")
     assert len(moved) == 3 * 9 * 4
-    assert recorded(streamed) == recorded(usual)
+    assert file_bytes(streamed) == file_bytes(usual)
     assert final_weights(streamed) == final_weights(usual)
-    assert measured(streamed) == measured(usual)
+    assert metric_rows(streamed) == metric_rows(usual)
     names = {path.relative_to(usual.path) for path in usual.path.rglob("*")}
     assert {path.relative_to(streamed.path) for path in streamed.path.rglob("*")} == names
 
@@ -169,12 +169,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     inner = clients.app.local_updates
 
-    def counted(*args: Any) -> Any:
+    def count_updates(*args: Any) -> Any:
         updates = inner(*args)
         counts.append(sum(update is not None for update in updates))
         return updates
 
-    monkeypatch.setattr(clients.app, "local_updates", counted)
+    monkeypatch.setattr(clients.app, "local_updates", count_updates)
     return counts
 
 
@@ -240,9 +240,9 @@ def test_a_vectorised_run_has_the_same_bytes_on_any_number_of_nodes(
     )
     assert max(groups) > 10
     assert sorted(at_once) == sorted(groups)
-    assert recorded(folder) == recorded(usual)
+    assert file_bytes(folder) == file_bytes(usual)
     assert final_weights(folder) == final_weights(usual)
-    assert measured(folder) == measured(usual)
+    assert metric_rows(folder) == metric_rows(usual)
 
 
 def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
@@ -310,7 +310,7 @@ def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earli
     assert Transcript(tmp_path / "run").rounds == [1]
     monkeypatch.undo()
     resumed = serial_run(config, tmp_path / "run", resume=True)
-    assert recorded(resumed) == recorded(serial_run(config, tmp_path / "usual"))
+    assert file_bytes(resumed) == file_bytes(serial_run(config, tmp_path / "usual"))
 
 
 def test_the_replies_of_a_round_do_not_outlive_it(
@@ -320,7 +320,7 @@ def test_the_replies_of_a_round_do_not_outlive_it(
     alive: list[int] = []
     make, exchange = LazyArray.__init__, CohortGrid._exchange
 
-    def counted(self: LazyArray, values: Any) -> None:
+    def track_array(self: LazyArray, values: Any) -> None:
         make(self, values)
         born.append(weakref.ref(self))
 
@@ -329,7 +329,7 @@ def test_the_replies_of_a_round_do_not_outlive_it(
         alive.append(sum(made() is not None and id(made()) not in broadcast for made in born))
         return exchange(self, messages, *others)
 
-    monkeypatch.setattr(LazyArray, "__init__", counted)
+    monkeypatch.setattr(LazyArray, "__init__", track_array)
     monkeypatch.setattr(CohortGrid, "_exchange", watched)
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_COLLECT_FROM_BYTES", 0)
     serial_run(tiny_config(federation={"rounds": 5, "clients": 10}), tmp_path / "run")

@@ -133,14 +133,14 @@ def test_later_epochs_go_on_and_earlier_ones_begin_anew(tiny_config: Tiny, tmp_p
 
 
 def test_the_learning_rate_decays_when_told(tiny_config: Tiny, tmp_path: Path) -> None:
-    def moved(states: TrainingStates, start: str, end: str) -> float:
+    def state_distance(states: TrainingStates, start: str, end: str) -> float:
         one, other = read(states, start), read(states, end)
         return sum((one[name] - other[name]).square().sum().item() for name in one) ** 0.5
 
     plain = make_states(config(tiny_config, epochs=[2, 3]), "tiny", tmp_path / "plain")
     decayed = make_states(config(tiny_config, epochs=[2, 3], decay_at=[2], decay=0.01), "tiny", tmp_path / "decayed")
     assert same(read(plain, "epoch-2"), read(decayed, "epoch-2"))
-    assert moved(decayed, "epoch-2", "epoch-3") < 0.1 * moved(plain, "epoch-2", "epoch-3")
+    assert state_distance(decayed, "epoch-2", "epoch-3") < 0.1 * state_distance(plain, "epoch-2", "epoch-3")
 
 
 def test_a_federation_starts_from_a_state(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ CLIENTS, ROUNDS, REPEATS = 4, 2, 2
 
 
 @pytest.fixture(scope="module")
-def recorded(
+def recorded_run(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_config: Callable[..., Config],
     serial_run: Callable[..., RunFolder],
@@ -57,9 +57,9 @@ def recorded(
 
 
 @pytest.fixture
-def run(recorded: Path, tmp_path: Path) -> Path:
+def run(recorded_run: Path, tmp_path: Path) -> Path:
     """A copy of it to do anything to."""
-    return Path(shutil.copytree(recorded, tmp_path / "run"))
+    return Path(shutil.copytree(recorded_run, tmp_path / "run"))
 
 
 @pytest.fixture

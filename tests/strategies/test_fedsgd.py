@@ -84,7 +84,9 @@ def gradient_at(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, T
     return dict(zip(dict(model.named_parameters()), slopes, strict=True))
 
 
-def sent(build: Callable[[], nn.Module] = mlp, labels: Tensor = LABELS, number: int = 1, client: int = 5) -> Update:
+def make_update(
+    build: Callable[[], nn.Module] = mlp, labels: Tensor = LABELS, number: int = 1, client: int = 5
+) -> Update:
     """A gradient at the fresh weights, and the running statistics that the forward pass left."""
     model = build()
     before = copy_state(model)
@@ -99,7 +101,7 @@ def sent(build: Callable[[], nn.Module] = mlp, labels: Tensor = LABELS, number: 
     )
 
 
-def recorded(folder: Path, *updates: Update) -> Transcript:
+def record_updates(folder: Path, *updates: Update) -> Transcript:
     Recorder(folder).write(updates[0].round, list(updates))
     return Transcript(folder)
 
@@ -108,8 +110,8 @@ def recorded(folder: Path, *updates: Update) -> Transcript:
 
 
 def test_a_recorded_gradient_is_read_back_to_the_bit_beside_what_travelled_with_it(tmp_path: Path) -> None:
-    update = sent(normalised)
-    read = recorded(tmp_path, update).update(1, 5)
+    update = make_update(normalised)
+    read = record_updates(tmp_path, update).update(1, 5)
     assert update.gradient is not None
     assert read.gradient is not None
     assert hash_state(read.gradient) == hash_state(update.gradient)
@@ -122,29 +124,30 @@ def test_a_recorded_gradient_is_read_back_to_the_bit_beside_what_travelled_with_
 
 def test_a_round_may_hold_weights_of_one_client_and_a_gradient_of_another(tmp_path: Path) -> None:
     trained = replace(
-        sent(client=3), payload=Payload.from_dense({n: t + 1 for n, t in sent().before.items()}, "weights")
+        make_update(client=3),
+        payload=Payload.from_dense({n: t + 1 for n, t in make_update().before.items()}, "weights"),
     )
-    transcript = recorded(tmp_path, sent(), trained)
+    transcript = record_updates(tmp_path, make_update(), trained)
     assert [update.gradient is None for update in transcript.updates()] == [True, False]
     assert [reply.kind for reply in transcript.header(1).replies] == ["weights", "gradient"]
 
 
 def test_the_hash_of_a_recording_covers_the_gradients(tmp_path: Path) -> None:
-    update = sent()
+    update = make_update()
     assert update.gradient is not None
     other = {name: t.clone() for name, t in update.gradient.items()}
     other["1.bias"][0] += 1e-6
     hashes = [
-        recorded(tmp_path / str(place), item).hash()
+        record_updates(tmp_path / str(place), item).hash()
         for place, item in enumerate([update, replace(update, payload=Payload.from_dense(other, "gradient"))])
     ]
     assert hashes[0] != hashes[1]
 
 
 def test_a_damaged_gradient_is_noticed(tmp_path: Path) -> None:
-    update = sent()
+    update = make_update()
     assert update.gradient is not None
-    recorded(tmp_path, update)
+    record_updates(tmp_path, update)
     path = tmp_path / "round-000001.safetensors"
     content = bytearray(path.read_bytes())
     at = content.find(update.gradient["1.weight"].numpy().tobytes())
@@ -159,7 +162,7 @@ def test_a_damaged_gradient_is_noticed(tmp_path: Path) -> None:
 
 
 def test_the_scene_of_a_gradient_is_that_gradient_exactly_and_one_step(tmp_path: Path) -> None:
-    update = recorded(tmp_path, sent()).update(1, 5)
+    update = record_updates(tmp_path, make_update()).update(1, 5)
     scene = build_problem(update, replace(KNOWN, learning_rate=0.004, local_epochs=7, batch_size=2))
     assert update.gradient is not None
     assert scene.steps == 1
@@ -185,7 +188,7 @@ def test_every_attack_on_one_gradient_reads_a_gradient_that_was_sent(
     attack: GradientInversion, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """None warns of several steps; the objective at the start is that of the gradient and the start alone."""
-    transcript = recorded(tmp_path, sent())
+    transcript = record_updates(tmp_path, make_update())
     finding = attack.run(Target(transcript=transcript, victim=5, knowledge=KNOWN, rng=generator(0)))
     assert isinstance(finding, Reconstruction)
     assert finding.data.shape == (3, *SHAPE)
@@ -206,7 +209,12 @@ def test_dropout_while_clients_train_is_told_and_its_absence_is_known(
     knowledge = replace(KNOWN, model=Architecture("mlp", settings, Task(SHAPE, 10), seed=0, dropout=dropout))
     assert knowledge.model is not None
     attack.run(
-        Target(transcript=recorded(tmp_path, sent(knowledge.model)), victim=5, knowledge=knowledge, rng=generator(0))
+        Target(
+            transcript=record_updates(tmp_path, make_update(knowledge.model)),
+            victim=5,
+            knowledge=knowledge,
+            rng=generator(0),
+        )
     )
     said = "at random while clients train (dropout), this attack takes them for off; expect little"
     assert [said in record.getMessage() for record in caplog.records] == [True] * dropout
@@ -216,7 +224,7 @@ def test_statistics_that_came_beside_a_gradient_serve_the_attack_that_reads_them
     attack = SeeThroughGradients(iterations=3, exact_statistics=True)
     finding = attack.run(
         Target(
-            transcript=recorded(tmp_path, sent(normalised)),
+            transcript=record_updates(tmp_path, make_update(normalised)),
             victim=5,
             knowledge=replace(KNOWN, model=normalised),
             rng=generator(0),
@@ -233,7 +241,7 @@ def refusal(transcript: Transcript, attack: GradientInversion, knowledge: Knowle
 
 
 def test_an_attack_that_needs_returned_weights_says_that_there_are_none(tmp_path: Path) -> None:
-    told = refusal(recorded(tmp_path, sent()), SurrogateModelExtension(iterations=3))
+    told = refusal(record_updates(tmp_path, make_update()), SurrogateModelExtension(iterations=3))
     assert told == (
         "round 1, client 5: a gradient was sent, no weights; this attack needs the weights that a client returns"
     )
@@ -270,20 +278,20 @@ def changed(update: Update, name: str, value: Tensor) -> Update:
 def test_a_gradient_that_cannot_be_attacked_is_refused_in_one_sentence(
     odd: Callable[[Update], Update], expected: str, tmp_path: Path
 ) -> None:
-    assert expected in refusal(recorded(tmp_path, odd(sent())), InvertingGradients(iterations=3))
+    assert expected in refusal(record_updates(tmp_path, odd(make_update())), InvertingGradients(iterations=3))
 
 
 def test_buffers_of_another_shape_beside_a_gradient_are_refused(tmp_path: Path) -> None:
-    update = sent(normalised)
+    update = make_update(normalised)
     update = replace(update, payload=update.payload | Payload.from_dense({"1.running_mean": torch.zeros(3)}, "weights"))
-    told = refusal(recorded(tmp_path, update), InvertingGradients(iterations=3), replace(KNOWN, model=normalised))
+    told = refusal(record_updates(tmp_path, update), InvertingGradients(iterations=3), replace(KNOWN, model=normalised))
     assert "the recorded buffers beside the gradient have 1.running_mean of shape (3,), the model (4,)" in told
 
 
 @pytest.mark.parametrize("granted", [{}, {"learning_rate": 0.5, "local_epochs": 9, "batch_size": 1}])
 def test_labels_are_counted_from_a_gradient_without_knowing_any_step_size(granted: dict[str, Any]) -> None:
     labels = torch.tensor([0, 3, 3, 3, 7, 9, 9, 2])
-    update = sent(labels=labels)
+    update = make_update(labels=labels)
     nothing: dict[str, Any] = {"learning_rate": None, "local_epochs": None, "batch_size": None}
     knowledge = replace(KNOWN, labels=None, **nothing | granted)
     # The weights beside it must not be read: these would say anything.
@@ -596,7 +604,7 @@ def test_dlg_is_limited_by_its_optimiser_long_before_it_misses_those_digits(tmp_
     assert update.gradient is not None
     gradients = {"sent": update.gradient} | {str(rate): by_difference(update, rate) for rate in (0.1, 0.01, 0.004)}
     for name, gradient in gradients.items():
-        transcript = recorded(tmp_path / name, replace(update, payload=Payload.from_dense(gradient, "gradient")))
+        transcript = record_updates(tmp_path / name, replace(update, payload=Payload.from_dense(gradient, "gradient")))
         finding = DeepLeakage(iterations=60).run(
             Target(transcript=transcript, victim=5, knowledge=known, rng=generator(0))
         )

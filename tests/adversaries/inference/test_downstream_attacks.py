@@ -101,7 +101,7 @@ def normalised(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, CLASSES))
 
 
-def sent(build: Callable[[int], nn.Module], rounds: Mapping[int, Sequence[int]]) -> list[Update]:
+def make_updates(build: Callable[[int], nn.Module], rounds: Mapping[int, Sequence[int]]) -> list[Update]:
     """Untrained models: in each round the clients named, each of whom returns one of its own."""
     return [
         message(number, client, copy_state(build(100 * number)), copy_state(build(100 * number + client + 1)))
@@ -131,7 +131,7 @@ def distances(model: nn.Module, partial: PartialRecords) -> Tensor:
 @pytest.mark.parametrize("source", ["global", "last-returned", "decoder", OPTIMAL])
 def test_attributes_are_those_of_eq_3_written_out_on_the_model_of_that_source(source: str, record: Record) -> None:
     _, partial, _ = table(12)
-    transcript = record(sent(classifier, {1: [0, 1], 3: [0, 1], 7: [1]}))
+    transcript = record(make_updates(classifier, {1: [0, 1], 3: [0, 1], 7: [1]}))
     expected = {"global": 700, "last-returned": 301}.get(source, 55)
     known = Knowledge(model=classifier, partial_records=partial, models={0: copy_state(classifier(55))})
     attack = ModelAttributeInference(source=source)
@@ -734,14 +734,14 @@ def test_a_client_that_never_took_part(attack: Attack, record: Record) -> None:
     known = dataclasses.replace(
         ABOUT_IMAGES, records=ABOUT_TABLE.records, partial_records=PARTIAL, models={9: {}, 1: {}}
     )
-    transcript = record(sent(classifier, {1: [0, 1], 3: [0, 1]}))
+    transcript = record(make_updates(classifier, {1: [0, 1], 3: [0, 1]}))
     with refused(r"client 9: took part in none of the 2 rounds to be attacked; choose another victim \(recorded: 0, 1"):
         run(attack, transcript, known, victim=9)
 
 
 @pytest.mark.parametrize("attack", DECODED)
 def test_a_source_that_decoded_nothing(attack: Attack, record: Record) -> None:
-    transcript = record(sent(classifier, {1: [0, 1]}))
+    transcript = record(make_updates(classifier, {1: [0, 1]}))
     with refused("source: there are no models of 'lmra'; name an attack of the same file"):
         run(attack, transcript, ABOUT_TABLE)
     one_model = attack.title == "ModelAttributeInference"
@@ -753,7 +753,7 @@ def test_a_source_that_decoded_nothing(attack: Attack, record: Record) -> None:
 
 def test_a_source_has_to_be_one_of_several(record: Record) -> None:
     alone = dataclasses.replace(ABOUT_TABLE, models={0: copy_state(classifier())})
-    transcript = record(sent(classifier, {1: [0]}))
+    transcript = record(make_updates(classifier, {1: [0]}))
     with refused("expected at least 2 candidates for the source of a record, but 1 took part in the inspected rounds"):
         run(SourceInference(), transcript, alone)
     with refused("expected at least 2 candidates for the source of a record, but 1 have a model that 'lmra' decoded"):
@@ -791,7 +791,7 @@ def test_a_federation_of_gradients_has_no_returned_models(attack: Attack, record
 
 @pytest.mark.parametrize("attack", ON_TABLES)
 def test_labels_that_are_missing(attack: Attack, record: Record) -> None:
-    transcript = record(sent(classifier, {1: [0, 1]}))
+    transcript = record(make_updates(classifier, {1: [0, 1]}))
 
     def known(**changed: Tensor) -> Knowledge:
         records, partial = table(4)[:2]
@@ -807,7 +807,7 @@ def test_labels_that_are_missing(attack: Attack, record: Record) -> None:
 
 
 def test_labels_that_do_not_fit_the_model(record: Record) -> None:
-    transcript = record(sent(classifier, {1: [0, 1]}))
+    transcript = record(make_updates(classifier, {1: [0, 1]}))
     for labels, sentence in (
         (torch.tensor([0, 1, 2, 9]), "labels of known records go from 0 to 9, but the model has 4 outputs"),
         (torch.rand(4), "the labels are targets of a regression, but the model has 4 outputs"),
@@ -821,7 +821,7 @@ def test_labels_that_do_not_fit_the_model(record: Record) -> None:
     "attack", [SourceInference(), SourceInference(source="last-returned"), GradientAttributeInference(iterations=2)]
 )
 def test_labels_that_the_loss_does_not_take(attack: Attack, record: Record) -> None:
-    transcript = record(sent(classifier, {1: [0, 1]}))
+    transcript = record(make_updates(classifier, {1: [0, 1]}))
     records, partial = table(4)[:2]
     for labels, kind in ((torch.tensor([0, 1, 2, 9]), "int64"), (torch.rand(4), "float32")):
         known = dataclasses.replace(
@@ -837,7 +837,7 @@ def test_labels_that_the_loss_does_not_take(attack: Attack, record: Record) -> N
     "attack", [SourceInference(), SourceInference(source="last-returned"), GradientAttributeInference(iterations=2)]
 )
 def test_a_loss_that_is_nan_wins_nothing(attack: Attack, record: Record) -> None:
-    transcript = record(sent(classifier, {1: [0, 1]}))
+    transcript = record(make_updates(classifier, {1: [0, 1]}))
     known = dataclasses.replace(ABOUT_TABLE, loss=lambda out, y: cross_entropy(out, y) * math.nan)
     with refused("(round 1, )?client 0: the loss of known records is NaN; check their labels"):
         run(attack, transcript, known)
@@ -845,14 +845,14 @@ def test_a_loss_that_is_nan_wins_nothing(attack: Attack, record: Record) -> None
 
 @pytest.mark.parametrize("attack", ON_TABLES)
 def test_a_model_of_another_federation(attack: Attack, record: Record) -> None:
-    transcript = record(sent(classifier, {1: [0, 1]}))
+    transcript = record(make_updates(classifier, {1: [0, 1]}))
     with refused("round 1, (client 0|the global model): 4 tensors are not the weights of the model, which has 1;"):
         run(attack, transcript, dataclasses.replace(ABOUT_TABLE, model=blank))
 
 
 @pytest.mark.parametrize("attack", ON_TABLES)
 def test_records_that_the_model_does_not_take(attack: Attack, record: Record) -> None:
-    transcript = record(sent(lambda seed: nn.Linear(3, CLASSES), {1: [0, 1]}))
+    transcript = record(make_updates(lambda seed: nn.Linear(3, CLASSES), {1: [0, 1]}))
     known = dataclasses.replace(ABOUT_TABLE, model=lambda: nn.Linear(3, CLASSES))
     with refused(r"(round 1, )?client 0(, model source [a-z-]+)?: the model does not take inputs of shape \(\d+, 7\)"):
         run(attack, transcript, known)

@@ -64,7 +64,7 @@ def others(digits: Dataset) -> Records:
     return Records(inputs=standardised(digits, index), labels=digits.train.labels[index])
 
 
-def recorded(folder: Path, digits: Dataset, rounds: int = 2, sends: str = "weights", **how: Any) -> Transcript:
+def record_rounds(folder: Path, digits: Dataset, rounds: int = 2, sends: str = "weights", **how: Any) -> Transcript:
     """Rounds of the victim alone, each from other weights."""
     recorder, (inputs, labels) = Recorder(folder), own(digits)
     plan = LocalTraining(**({"local_epochs": 1, "batch_size": 20, "learning_rate": RATE} | how))
@@ -134,7 +134,7 @@ def test_rlu_is_exact_for_one_step_where_its_records_are_the_victims(
 ) -> None:
     inputs, labels = own(digits)
     known = knowledge(digits, auxiliary=Records(inputs=inputs, labels=labels))
-    finding = claimed(LabelsFromUpdates(), recorded(tmp_path, digits, sends=sends), known)
+    finding = claimed(LabelsFromUpdates(), record_rounds(tmp_path, digits, sends=sends), known)
     assert finding.rounds.tolist() == [1, 2]
     expected = labels.bincount(minlength=10).double() / len(labels)
     assert torch.allclose(finding.shares, expected.expand(2, -1), atol=2e-3)
@@ -147,13 +147,13 @@ def test_rlu_is_exact_for_one_step_where_its_records_are_the_victims(
 )
 def test_each_attack_is_far_nearer_than_guessing(digits: Dataset, tmp_path: Path, attack: Attack, epochs: int) -> None:
     how = {"local_epochs": epochs, "batch_size": 5}
-    found, floor = distance(claimed(attack, recorded(tmp_path, digits, **how), knowledge(digits, **how)))
+    found, floor = distance(claimed(attack, record_rounds(tmp_path, digits, **how), knowledge(digits, **how)))
     assert found < floor / 3
 
 
 def test_simulated_trainings_bring_rlu_nearer(digits: Dataset, tmp_path: Path) -> None:
     how = {"local_epochs": 8, "batch_size": 5}
-    transcript, known = recorded(tmp_path, digits, **how), knowledge(digits, **how)
+    transcript, known = record_rounds(tmp_path, digits, **how), knowledge(digits, **how)
     found, without = (distance(claimed(LabelsFromUpdates(simulations=n), transcript, known))[0] for n in (10, 0))
     assert found < 0.7 * without
 
@@ -165,7 +165,7 @@ def test_fewer_simulations_than_none_are_refused() -> None:
 
 @pytest.mark.parametrize("attack", [LabelCounts(), LabelsFromUpdates()], ids=lambda attack: type(attack).__name__)
 def test_smoothing_is_taken_off_again_where_it_is_known(digits: Dataset, tmp_path: Path, attack: Attack) -> None:
-    transcript = recorded(tmp_path, digits, label_smoothing=0.4)
+    transcript = record_rounds(tmp_path, digits, label_smoothing=0.4)
     apart = {
         smoothing: distance(
             claimed(
@@ -187,7 +187,7 @@ def test_a_class_without_auxiliary_record_is_told(
     some = records.labels != 3
     known = knowledge(digits, auxiliary=Records(inputs=records.inputs[some], labels=records.labels[some]))
     with caplog.at_level(logging.WARNING):
-        found, floor = distance(claimed(LabelsFromUpdates(), recorded(tmp_path, digits, 1), known))
+        found, floor = distance(claimed(LabelsFromUpdates(), record_rounds(tmp_path, digits, 1), known))
     assert "round 1, client 0: there is no auxiliary record of class 3; the mean of all stands in" in caplog.text
     assert found < floor
 
@@ -203,7 +203,7 @@ def test_a_class_without_auxiliary_record_is_told(
 )
 def test_what_an_attack_needs_is_asked_for(digits: Dataset, tmp_path: Path, attack: Attack, withheld: str) -> None:
     with pytest.raises(KnowledgeError, match=f"needs {withheld}, which the threat model withholds"):
-        claimed(attack, recorded(tmp_path, digits, 1), knowledge(digits, **{withheld: None}))
+        claimed(attack, record_rounds(tmp_path, digits, 1), knowledge(digits, **{withheld: None}))
 
 
 def bad_labels(digits: Dataset, labels: Callable[[Tensor], Tensor]) -> Records:
@@ -235,7 +235,7 @@ def test_a_model_that_ends_otherwise_is_refused(digits: Dataset, tmp_path: Path,
 
 
 def test_what_rlu_cannot_read_is_refused_in_one_sentence(digits: Dataset, tmp_path: Path) -> None:
-    transcript = recorded(tmp_path, digits, 1)
+    transcript = record_rounds(tmp_path, digits, 1)
     cases: list[tuple[dict[str, Any], str]] = [
         (
             {"optimizer": "adam"},

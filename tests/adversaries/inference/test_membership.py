@@ -61,7 +61,7 @@ def flat(state: State) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
+def recorded_rounds(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     """Two rounds of four clients that each take one step on three records of their own."""
     recorder = Recorder(tmp_path_factory.mktemp("recorded"))
     for number in (1, 2):
@@ -125,10 +125,10 @@ def difference(update: Update, one: Tensor, label: Tensor) -> float:
     [(MembershipLoss(), minus_loss), (MembershipCosine(), cosine), (MembershipDifference(), difference)],
 )
 def test_scores_are_the_mean_over_rounds_of_what_is_measured_of_the_victim(
-    attack: Attack, measure: Callable[[Update, Tensor, Tensor], float], recorded: Transcript
+    attack: Attack, measure: Callable[[Update, Tensor, Tensor], float], recorded_rounds: Transcript
 ) -> None:
-    expected = torch.tensor([each(measure, recorded.update(number, 0)) for number in (1, 2)]).double().mean(0)
-    assert torch.allclose(infer(attack, recorded), expected, atol=1e-5)
+    expected = torch.tensor([each(measure, recorded_rounds.update(number, 0)) for number in (1, 2)]).double().mean(0)
+    assert torch.allclose(infer(attack, recorded_rounds), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -145,32 +145,32 @@ def test_scores_tell_how_far_the_victim_stands_out_from_the_other_clients(
     measure: Callable[[Update, Tensor, Tensor], float],
     pooled: bool,
     probability: bool,
-    recorded: Transcript,
+    recorded_rounds: Transcript,
 ) -> None:
     rounds = []
     for number in (1, 2):
-        found = torch.tensor([each(measure, recorded.update(number, client)) for client in range(4)]).double()
+        found = torch.tensor([each(measure, recorded_rounds.update(number, client)) for client in range(4)]).double()
         others = found[1:]
         deviation = others.var(0).mean().sqrt() if pooled else others.std(0)
         deviations = (found[0] - others.mean(0)) / deviation
         rounds.append(torch.from_numpy(norm.cdf(deviations.numpy())) if probability else deviations)
-    assert torch.allclose(infer(attack, recorded), torch.stack(rounds).mean(0), rtol=1e-3, atol=1e-4)
+    assert torch.allclose(infer(attack, recorded_rounds), torch.stack(rounds).mean(0), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_members_score_higher_than_others(attack: Attack, recorded: Transcript) -> None:
-    scores = infer(attack, recorded)
+def test_members_score_higher_than_others(attack: Attack, recorded_rounds: Transcript) -> None:
+    scores = infer(attack, recorded_rounds)
     assert scores[:HELD].mean() > scores[HELD:].mean()
-    assert infer(attack, recorded, victim=1)[:HELD].mean() < scores[:HELD].mean()
+    assert infer(attack, recorded_rounds, victim=1)[:HELD].mean() < scores[:HELD].mean()
 
 
 @pytest.mark.parametrize("attack", [MembershipCosine(), MembershipDifference(), FedMia()])
 def test_scores_do_not_depend_on_how_many_gradients_are_held_at_once(
-    attack: Attack, recorded: Transcript, monkeypatch: pytest.MonkeyPatch
+    attack: Attack, recorded_rounds: Transcript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = infer(attack, recorded)
+    whole = infer(attack, recorded_rounds)
     monkeypatch.setattr(membership, "_GRADIENT_CHUNK_NUMEL", 800)  # two candidates
-    assert torch.allclose(infer(attack, recorded), whole, atol=1e-6)
+    assert torch.allclose(infer(attack, recorded_rounds), whole, atol=1e-6)
 
 
 def test_the_gradient_that_a_client_sends_is_read_as_its_direction(tmp_path: Path) -> None:
@@ -198,19 +198,19 @@ def test_the_gradient_that_a_client_sends_is_read_as_its_direction(tmp_path: Pat
     ],
 )
 def test_the_share_of_one_example_is_that_of_plain_sgd_and_other_training_is_warned_of(
-    facts: dict[str, Any], told: str, recorded: Transcript, caplog: pytest.LogCaptureFixture
+    facts: dict[str, Any], told: str, recorded_rounds: Transcript, caplog: pytest.LogCaptureFixture
 ) -> None:
-    infer(MembershipDifference(), recorded, knowledge(**facts))
+    infer(MembershipDifference(), recorded_rounds, knowledge(**facts))
     assert (told in caplog.text) if told else not caplog.text
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_without_candidates_each_is_refused(attack: Attack, recorded: Transcript) -> None:
+def test_without_candidates_each_is_refused(attack: Attack, recorded_rounds: Transcript) -> None:
     with pytest.raises(KnowledgeError, match="needs candidates, which the threat model withholds"):
-        infer(attack, recorded, knowledge(candidates=None))
+        infer(attack, recorded_rounds, knowledge(candidates=None))
     empty = Records(inputs=CANDIDATES.inputs[:0], labels=CANDIDATES.labels[:0])
     with pytest.raises(AttackError, match="there are no candidate records; grant some"):
-        infer(attack, recorded, knowledge(candidates=empty))
+        infer(attack, recorded_rounds, knowledge(candidates=empty))
 
 
 @pytest.mark.parametrize("attack", [FedMia(), MembershipLira()])

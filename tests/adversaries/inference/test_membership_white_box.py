@@ -55,7 +55,7 @@ def knowledge(**rest: Any) -> Knowledge:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
+def recorded_rounds(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     """Two rounds in which a client learns its records by heart."""
     recorder, model = Recorder(tmp_path_factory.mktemp("recorded")), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -102,25 +102,25 @@ def table(rounds: Transcript, of: Records) -> Tensor:
     )
 
 
-def test_scores_are_the_log_odds_of_a_regression_on_features_of_all_rounds(recorded: Transcript) -> None:
+def test_scores_are_the_log_odds_of_a_regression_on_features_of_all_rounds(recorded_rounds: Transcript) -> None:
     (known, members), (asked, _) = half(True), half(False)
-    learnt = table(recorded, known)
+    learnt = table(recorded_rounds, known)
     mean, deviation = learnt.mean(0), learnt.std(0, correction=0)
     model = LogisticRegression(C=0.5, max_iter=1000).fit(((learnt - mean) / deviation).numpy(), members.numpy())
-    expected = torch.from_numpy(model.decision_function(((table(recorded, asked) - mean) / deviation).numpy()))
-    found = infer(MembershipWhiteBox(layers=2, strength=0.5), recorded, knowledge())
+    expected = torch.from_numpy(model.decision_function(((table(recorded_rounds, asked) - mean) / deviation).numpy()))
+    found = infer(MembershipWhiteBox(layers=2, strength=0.5), recorded_rounds, knowledge())
     assert torch.allclose(found, expected, atol=1e-2)
 
 
-def test_candidates_that_are_members_score_higher(recorded: Transcript) -> None:
-    assert roc_auc_score(half(False)[1], infer(MembershipWhiteBox(), recorded, knowledge())) > 0.9
+def test_candidates_that_are_members_score_higher(recorded_rounds: Transcript) -> None:
+    assert roc_auc_score(half(False)[1], infer(MembershipWhiteBox(), recorded_rounds, knowledge())) > 0.9
 
 
-def test_it_learns_from_what_is_known(recorded: Transcript) -> None:
+def test_it_learns_from_what_is_known(recorded_rounds: Transcript) -> None:
     right = knowledge()
     assert right.known_candidates is not None
     wrong = replace(right.known_candidates, members=~right.known_candidates.members)
-    scores = infer(MembershipWhiteBox(), recorded, knowledge(known_candidates=wrong))
+    scores = infer(MembershipWhiteBox(), recorded_rounds, knowledge(known_candidates=wrong))
     assert roc_auc_score(half(False)[1], scores) < 0.1
 
 
@@ -152,9 +152,9 @@ def test_of_a_regression_loss_and_gradients_are_left(tmp_path_factory: pytest.Te
     assert roc_auc_score(half(False)[1], scores) > 0.8
 
 
-def test_without_known_records_it_is_refused(recorded: Transcript) -> None:
+def test_without_known_records_it_is_refused(recorded_rounds: Transcript) -> None:
     with pytest.raises(KnowledgeError, match="needs known_candidates, which the threat model withholds"):
-        infer(MembershipWhiteBox(), recorded, knowledge(known_candidates=None))
+        infer(MembershipWhiteBox(), recorded_rounds, knowledge(known_candidates=None))
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_without_known_records_it_is_refused(recorded: Transcript) -> None:
         (torch.ones(3).bool(), "of 40 known records 3 are said to be members or not; say so of each"),
     ],
 )
-def test_known_records_of_one_kind_are_refused(members: Tensor, told: str, recorded: Transcript) -> None:
+def test_known_records_of_one_kind_are_refused(members: Tensor, told: str, recorded_rounds: Transcript) -> None:
     known, _ = half(True)
     grant = KnownCandidates(inputs=known.inputs, labels=known.labels, members=members)
     with pytest.raises(AttackError, match=told):
-        infer(MembershipWhiteBox(), recorded, knowledge(known_candidates=grant))
+        infer(MembershipWhiteBox(), recorded_rounds, knowledge(known_candidates=grant))
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], told:
         MembershipWhiteBox(**settings)
 
 
-def test_more_layers_than_the_network_has_are_refused(recorded: Transcript) -> None:
+def test_more_layers_than_the_network_has_are_refused(recorded_rounds: Transcript) -> None:
     with pytest.raises(AttackError, match=r"layers is 4, and the network has 3 layers with weights .*; name fewer"):
-        infer(MembershipWhiteBox(layers=4), recorded, knowledge())
-    found = [infer(MembershipWhiteBox(layers=layers), recorded, knowledge()) for layers in (None, 3, 2)]
+        infer(MembershipWhiteBox(layers=4), recorded_rounds, knowledge())
+    found = [infer(MembershipWhiteBox(layers=layers), recorded_rounds, knowledge()) for layers in (None, 3, 2)]
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])

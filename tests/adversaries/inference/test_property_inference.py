@@ -56,7 +56,7 @@ def records(count: int, share: float, *key: int | str) -> PropertyRecords:
 PLAN = {"learning_rate": RATE, "local_epochs": 2, "batch_size": 8}
 
 
-def recorded(folder: Path, rounds: int = 2, sends: str = "weights") -> Transcript:
+def record_rounds(folder: Path, rounds: int = 2, sends: str = "weights") -> Transcript:
     recorder = Recorder(folder)
     for number in range(1, rounds + 1):
         before, updates = copy_state(mlp(number)), []
@@ -93,7 +93,7 @@ def area(finding: PropertyPresence) -> float:
 
 @pytest.mark.parametrize("sends", ["weights", "gradient"])
 def test_messages_with_the_property_are_told_from_those_without(tmp_path: Path, sends: str) -> None:
-    finding = claimed(recorded(tmp_path, sends=sends), knowledge())
+    finding = claimed(record_rounds(tmp_path, sends=sends), knowledge())
     assert finding.clients.tolist() == [*SHARES] * 2
     assert finding.rounds.tolist() == [1] * 6 + [2] * 6
     assert finding.shares.tolist() == [0.0, 0.5]
@@ -106,7 +106,7 @@ def test_from_records_whose_property_means_nothing_nothing_is_found(tmp_path: Pa
     public = records(400, 0.5, "public")
     order = torch.randperm(400, generator=generator("shuffled"))
     shuffled = PropertyRecords(inputs=public.inputs, labels=public.labels, has=public.has[order])
-    finding = claimed(recorded(tmp_path), knowledge(property_records=shuffled))
+    finding = claimed(record_rounds(tmp_path), knowledge(property_records=shuffled))
     assert 0.15 < area(finding) < 0.85
 
 
@@ -137,7 +137,7 @@ def test_a_batch_holds_the_property_as_asked_and_no_record_twice() -> None:
 
 
 def test_the_same_seed_gives_the_same_scores_and_another_one_others(tmp_path: Path) -> None:
-    transcript, known = recorded(tmp_path, 1), knowledge()
+    transcript, known = record_rounds(tmp_path, 1), knowledge()
     first, again = (claimed(transcript, known).scores for _ in range(2))
     other = PropertyInference(**QUICK).run(
         Target(transcript=transcript, victim=VICTIM, knowledge=known, rng=generator(1))
@@ -171,18 +171,18 @@ def test_a_simulated_client_with_the_victims_records_sends_what_it_sent(tmp_path
     assert sent.norm() > 0
 
 
-def moved(tmp_path: Path, *defenses: Defense) -> Tensor:
+def simulated_update(tmp_path: Path, *defenses: Defense) -> Tensor:
     own = records(COUNT, 0.5, "own")
     clients = SimulatedClients(knowledge(defenses=defenses))
-    return clients.simulate_update(recorded(tmp_path, 1).update(1, VICTIM), own.inputs, own.labels, ("same",))
+    return clients.simulate_update(record_rounds(tmp_path, 1).update(1, VICTIM), own.inputs, own.labels, ("same",))
 
 
 def test_known_defenses_are_simulated_in_training_and_on_the_update(tmp_path: Path) -> None:
-    plain = moved(tmp_path / "plain")
-    kept = moved(tmp_path / "kept", TopK(fraction=0.1))
+    plain = simulated_update(tmp_path / "plain")
+    kept = simulated_update(tmp_path / "kept", TopK(fraction=0.1))
     assert (kept != 0).sum() == pytest.approx(0.1 * len(kept), abs=2)
     assert torch.equal(kept[kept != 0], plain[kept != 0])
-    noisy = moved(tmp_path / "noisy", DpSgd(noise_multiplier=5.0, clip=1.0))
+    noisy = simulated_update(tmp_path / "noisy", DpSgd(noise_multiplier=5.0, clip=1.0))
     assert (noisy - plain).norm() > 2 * plain.norm()
 
 
@@ -204,17 +204,17 @@ class Waning(UpdateNoise):
 )
 def test_defenses_that_cannot_be_simulated_are_refused(tmp_path: Path, defense: Defense, told: str) -> None:
     with pytest.raises(AttackError, match=told):
-        moved(tmp_path, defense)
+        simulated_update(tmp_path, defense)
 
 
 def test_a_training_that_diverges_is_refused(tmp_path: Path) -> None:
     known = knowledge(learning_rate=1e30, local_epochs=20)
     with pytest.raises(AttackError, match="round 1, client 0: a client that is simulated on auxiliary records failed"):
-        claimed(recorded(tmp_path, 1), known)
+        claimed(record_rounds(tmp_path, 1), known)
 
 
 def test_another_client_whose_message_is_broken_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    whole, recorder = recorded(tmp_path / "whole", 1), Recorder(tmp_path / "broken")
+    whole, recorder = record_rounds(tmp_path / "whole", 1), Recorder(tmp_path / "broken")
     updates = []
     for client in (0, 1, 2):
         update = whole.update(1, client)
@@ -233,7 +233,7 @@ def changed(public: PropertyRecords, **parts: Any) -> PropertyRecords:
 
 
 def test_what_cannot_be_learnt_from_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    transcript, public = recorded(tmp_path, 1), records(400, 0.5, "public")
+    transcript, public = record_rounds(tmp_path, 1), records(400, 0.5, "public")
     few = PropertyRecords(inputs=public.inputs[190:220], labels=public.labels[190:220], has=public.has[190:220])
     cases: list[tuple[dict[str, Any], str]] = [
         ({"property_records": changed(public, has=torch.ones(400))}, "each of the 400 auxiliary records has the"),
@@ -255,13 +255,13 @@ def test_shares_that_are_the_same_number_of_examples_are_refused(tmp_path: Path)
     with pytest.raises(
         AttackError, match=r"client 0: N is 24, of which 0 and 0\.01 are as many examples; choose shares"
     ):
-        claimed(recorded(tmp_path, 1), knowledge(), present=0.01)
+        claimed(record_rounds(tmp_path, 1), knowledge(), present=0.01)
 
 
 @pytest.mark.parametrize("withheld", ["property_records", "learning_rate", "batch_size", "local_epochs", "loss"])
 def test_what_it_needs_is_asked_for(tmp_path: Path, withheld: str) -> None:
     with pytest.raises(KnowledgeError, match=f"needs {withheld}, which the threat model withholds"):
-        claimed(recorded(tmp_path, 1), knowledge(**{withheld: None}))
+        claimed(record_rounds(tmp_path, 1), knowledge(**{withheld: None}))
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def frozen(layer: int) -> Callable[[], nn.Module]:
     return build
 
 
-def sent(build: Callable[[], nn.Module] = network, epochs: int = 1, count: int = 2) -> tuple[Update, Knowledge]:
+def update_and_knowledge(
+    build: Callable[[], nn.Module] = network, epochs: int = 1, count: int = 2
+) -> tuple[Update, Knowledge]:
     plan = LocalTraining(local_epochs=epochs, batch_size=10, learning_rate=0.1)
     before = copy_state(build())
     after, _ = local_update(build(), before, DATA[:count], LABELS[:count], plan, key=("x",))
@@ -87,7 +89,7 @@ def attacked(attack: InvertingGradients, folder: Path, update: Update, knowledge
 
 
 def test_weights_that_are_not_trained_are_not_matched() -> None:
-    update, knowledge = sent(frozen(1))
+    update, knowledge = update_and_knowledge(frozen(1))
     scene = build_problem(update, knowledge)
     assert scene.parameter_names == ("3.weight", "3.bias")
     gradient = scene.gradient(scene.before, DATA, LABELS)
@@ -95,20 +97,20 @@ def test_weights_that_are_not_trained_are_not_matched() -> None:
 
 
 def test_a_parameter_that_moved_is_matched_whatever_the_model_says() -> None:
-    update, _ = sent(network)
-    _, knowledge = sent(frozen(1))
+    update, _ = update_and_knowledge(network)
+    _, knowledge = update_and_knowledge(frozen(1))
     assert len(build_problem(update, knowledge).parameter_names) == 4
 
 
 def test_labels_of_a_last_layer_that_is_not_trained_must_be_granted() -> None:
-    update, knowledge = sent(frozen(3), count=1)
+    update, knowledge = update_and_knowledge(frozen(3), count=1)
     withheld = dataclasses.replace(knowledge, labels=None)
     for attack in (InvertingGradients(iterations=1), ImprovedDeepLeakage(iterations=1)):
         with pytest.raises(KnowledgeError, match=r"^labels .*: 3\.bias of the last linear layer did not move; grant"):
-            attack._run(only(update, withheld), lambda *_: None)
+            attack._run(make_target(update, withheld), lambda *_: None)
 
 
-def only(update: Update, knowledge: Knowledge) -> Target:
+def make_target(update: Update, knowledge: Knowledge) -> Target:
     """The client of this one update, and what is known of it."""
     transcript: Any = _Only(update)
     return Target(transcript=transcript, victim=7, knowledge=knowledge, rng=generator(0))
@@ -133,7 +135,7 @@ class _Only:
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_what_was_sent_in_half_precision_is_attacked_in_float32(tmp_path: Path, kind: torch.dtype) -> None:
-    update, knowledge = sent(epochs=5)
+    update, knowledge = update_and_knowledge(epochs=5)
     halves = [{name: t.to(kind) for name, t in state.items()} for state in (update.before, update.after)]
     whole = [{name: t.float() for name, t in state.items()} for state in halves]
     found = [
@@ -174,7 +176,7 @@ def other(change: Callable[[dict[str, Tensor]], State]) -> Callable[[Update], Up
     ids=["shape", "missing", "list"],
 )
 def test_the_tensor_that_does_not_fit_is_named(change: Callable[[Update], Update], told: str) -> None:
-    update, knowledge = sent()
+    update, knowledge = update_and_knowledge()
     with pytest.raises(TranscriptError, match=f"^round 3, client 7: the recorded {told}; attack with the model of"):
         build_problem(change(update), knowledge)
 
@@ -183,7 +185,7 @@ def test_the_tensor_that_does_not_fit_is_named(change: Callable[[Update], Update
 
 
 def test_a_distance_of_nothing_is_looked_at_too() -> None:
-    update, knowledge = sent()
+    update, knowledge = update_and_knowledge()
     values = {"dummy": torch.rand(2, *SHAPE)}
     with pytest.raises(
         AttackError, match=r"^round 3, client 7: the gradient of the distance in the dummy data is exactly"
@@ -194,17 +196,17 @@ def test_a_distance_of_nothing_is_looked_at_too() -> None:
 
 
 def test_another_number_of_classes_than_the_model_has_is_refused() -> None:
-    update, knowledge = sent()
+    update, knowledge = update_and_knowledge()
     wrong = dataclasses.replace(knowledge, num_classes=3)
     with pytest.raises(AttackError, match=r"outputs of shape \(5,\) for each example, num_classes is 3; grant the"):
-        DeepLeakage(iterations=1)._run(only(update, wrong), lambda *_: None)
+        DeepLeakage(iterations=1)._run(make_target(update, wrong), lambda *_: None)
 
 
 # Weights of layers.
 
 
 def test_cosine_with_weights_is_that_of_weighted_gradients() -> None:
-    scene = build_problem(*sent())
+    scene = build_problem(*update_and_knowledge())
     layers = (1.0, 0.5, 2.0, 0.0)
     distance = Cosine(layers=layers)
     gradient = [torch.randn(t.shape, generator=generator("g", place)) for place, t in enumerate(scene.before)]
@@ -216,7 +218,7 @@ def test_cosine_with_weights_is_that_of_weighted_gradients() -> None:
 
 
 def test_the_kernel_with_weights_is_their_weighted_mean() -> None:
-    scene = build_problem(*sent())
+    scene = build_problem(*update_and_knowledge())
     gradient = [t * 1.1 for t in scene.mean_gradient]
     one_by_one = [
         GaussianKernel(layers=tuple(float(place == other) for other in range(4)))(gradient, scene.mean_gradient)
@@ -232,7 +234,7 @@ def test_the_kernel_with_weights_is_their_weighted_mean() -> None:
 
 def test_a_clip_is_undone_in_the_unit_of_what_was_sent() -> None:
     """At the true data the defended gradient is the one that was seen, though eta T of it was sent and clipped."""
-    update, knowledge = sent()
+    update, knowledge = update_and_knowledge()
     delta = {name: -tensor for name, tensor in update.pseudo_gradient.items()}
     length = math.sqrt(sum(tensor.square().sum().item() for tensor in delta.values()))
     defense = UpdateNoise(clip=0.3 * length)
@@ -249,7 +251,7 @@ def test_a_clip_is_undone_in_the_unit_of_what_was_sent() -> None:
 
 
 def test_dlfa_grows_its_emphasis_and_shrinks_its_steps() -> None:
-    recipe = DataLeakage()._recipe(build_problem(*sent(epochs=2)))
+    recipe = DataLeakage()._recipe(build_problem(*update_and_knowledge(epochs=2)))
     assert recipe.distance_schedule is not None
     assert [recipe.distance_schedule(step, 400) for step in (0, 100, 200, 399)] == pytest.approx(
         [1, math.sqrt(2), 2, 2]
@@ -258,14 +260,14 @@ def test_dlfa_grows_its_emphasis_and_shrinks_its_steps() -> None:
 
 
 def test_inverting_gradients_may_keep_its_steps() -> None:
-    scene = build_problem(*sent())
+    scene = build_problem(*update_and_knowledge())
     last = [InvertingGradients(decay=decay)._recipe(scene).schedule(99, 100) for decay in (True, False)]
     assert last == pytest.approx([1e-3, 1])
 
 
 def test_see_through_gradients_weighs_its_priors_by_the_gradient() -> None:
     attack = SeeThroughGradients(gradient_weight=2.0, bn_weight=0.0, tv_weight=0.2, norm_weight=0.6, group_weight=1.0)
-    weights = [weight for weight, _ in attack._recipe(build_problem(*sent())).priors]
+    weights = [weight for weight, _ in attack._recipe(build_problem(*update_and_knowledge())).priors]
     assert weights == pytest.approx([0.1, 0.3, 0.0, 0.5])
 
     def normalised() -> nn.Module:
@@ -273,17 +275,17 @@ def test_see_through_gradients_weighs_its_priors_by_the_gradient() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.BatchNorm1d(12), nn.Sigmoid(), nn.Linear(12, 5))
 
     with_prior = dataclasses.replace(attack, bn_weight=0.4)
-    assert with_prior._recipe(build_problem(*sent(normalised))).priors[2][0] == pytest.approx(0.2)
+    assert with_prior._recipe(build_problem(*update_and_knowledge(normalised))).priors[2][0] == pytest.approx(0.2)
 
 
 def test_strides_may_be_half_or_twice_as_long() -> None:
-    scene = build_problem(*sent(epochs=3))
+    scene = build_problem(*update_and_knowledge(epochs=3))
     stretch = LongStrides()._recipe(scene).update_model.variables(scene)["stretch"]
     assert (stretch.low, stretch.high) == (0.5, 2.0)
 
 
 def test_patience_goes_on_while_the_objective_falls_slowly(tmp_path: Path) -> None:
     attack = InvertingGradients(iterations=40, step_size=0.01, decay=False, patience=10)
-    objective = attacked(attack, tmp_path, *sent()).trace["objective"]
+    objective = attacked(attack, tmp_path, *update_and_knowledge()).trace["objective"]
     assert objective[20] > 0.5 * objective[10]  # no half in ten iterations
     assert len(objective) == 40

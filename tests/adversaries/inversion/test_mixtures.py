@@ -63,7 +63,7 @@ def victim(count: int) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def sent(defense: Defense, images: Tensor, labels: Tensor, number: int = 1) -> Update:
+def make_update(defense: Defense, images: Tensor, labels: Tensor, number: int = 1) -> Update:
     count = len(labels)
     client = Participation(num_examples=count, batch_size=count, steps=1, rounds=1, num_classes=10)
     plan = LocalTraining(local_steps=1, batch_size=count, sends="gradient")
@@ -82,11 +82,11 @@ def sent(defense: Defense, images: Tensor, labels: Tensor, number: int = 1) -> U
 
 
 @pytest.fixture
-def recorded(tmp_path: Path) -> Callable[..., Transcript]:
+def record_rounds(tmp_path: Path) -> Callable[..., Transcript]:
     def write(defense: Defense, images: Tensor, labels: Tensor, rounds: int = 1) -> Transcript:
         recorder = Recorder(tmp_path / "recording")
         for number in range(1, rounds + 1):
-            recorder.write(number, [sent(defense, images, labels, number)])
+            recorder.write(number, [make_update(defense, images, labels, number)])
         return Transcript(tmp_path / "recording")
 
     return write
@@ -119,7 +119,7 @@ def test_the_expected_larger_weight_stands_for_one_drawn_from_beta() -> None:
 def test_the_gradient_of_mixed_dummy_records_is_that_which_the_client_sent() -> None:
     """The client's own circle is some order of its records; in that order the dummy gradient is the one sent."""
     images, labels = victim(4)
-    update = sent(Mixup(), images, labels)
+    update = make_update(Mixup(), images, labels)
     scene = replace(build_problem(update, KNOWN), mixing_defenses=[Mixup()])
     apart = []
     for order in ([0, 1, 2, 3], [0, 1, 3, 2], [0, 2, 1, 3]):  # all circles of four
@@ -129,10 +129,10 @@ def test_the_gradient_of_mixed_dummy_records_is_that_which_the_client_sent() -> 
     assert min(apart) < 1e-6 < sorted(apart)[1]
 
 
-def test_knowing_mixup_takes_an_odd_number_of_records_apart(recorded: Callable[..., Transcript]) -> None:
+def test_knowing_mixup_takes_an_odd_number_of_records_apart(record_rounds: Callable[..., Transcript]) -> None:
     """Sums of neighbours on a circle of odd length determine its members."""
     images, labels = victim(3)
-    transcript = recorded(Mixup(), images, labels)
+    transcript = record_rounds(Mixup(), images, labels)
     attack = InvertingGradients(step_size=0.1, tv_weight=0.001, iterations=600, restarts=2)
     naive = decibels(attack, transcript, KNOWN, images)
     granted = decibels(attack, transcript, replace(KNOWN, labels=labels), images)
@@ -163,9 +163,12 @@ def test_records_follow_from_absolute_values_of_several_rounds() -> None:
     assert ((found - records).abs() < 0.05).all(0).double().mean() > 0.9
 
 
-def test_instahide_is_undone_by_several_rounds(recorded: Callable[..., Transcript]) -> None:
+def test_instahide_is_undone_by_several_rounds(record_rounds: Callable[..., Transcript]) -> None:
     images, labels = victim(3)
-    transcript, known = recorded(InstaHide(k=2), images, labels, rounds=4), replace(KNOWN, defenses=(InstaHide(k=2),))
+    transcript, known = (
+        record_rounds(InstaHide(k=2), images, labels, rounds=4),
+        replace(KNOWN, defenses=(InstaHide(k=2),)),
+    )
     attack = Unmixing(iterations=600)
     assert decibels(InvertingGradients(iterations=300, step_size=0.1), transcript.restrict_to([1]), KNOWN, images) < 12
     assert decibels(attack, transcript, known, images) > 20
@@ -173,11 +176,11 @@ def test_instahide_is_undone_by_several_rounds(recorded: Callable[..., Transcrip
 
 
 def test_equations_are_of_shares_that_sum_to_one_and_count_by_how_well_gradients_were_matched(
-    recorded: Callable[..., Transcript], monkeypatch: pytest.MonkeyPatch
+    record_rounds: Callable[..., Transcript], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a few steps soft labels still have weight on classes that no record has."""
     images, labels = victim(3)
-    transcript, seen = recorded(Mixup(), images, labels, rounds=2), list[Tensor]()
+    transcript, seen = record_rounds(Mixup(), images, labels, rounds=2), list[Tensor]()
 
     def watched(mixtures: Tensor, weights: Tensor, *rest: Any, **how: Any) -> Tensor:
         seen.append(weights)
@@ -194,14 +197,14 @@ def test_equations_are_of_shares_that_sum_to_one_and_count_by_how_well_gradients
 
 def test_mixtures_are_found_without_the_defenses_that_mix_and_with_all_others() -> None:
     known = replace(KNOWN, defenses=(Mixup(), GradientPrune()))
-    scene = Unmixing()._problem(sent(Mixup(), *victim(3)), known)
+    scene = Unmixing()._problem(make_update(Mixup(), *victim(3)), known)
     assert scene.defenses == [GradientPrune()]
 
 
-def test_records_of_one_class_are_not_told_apart(recorded: Callable[..., Transcript]) -> None:
+def test_records_of_one_class_are_not_told_apart(record_rounds: Callable[..., Transcript]) -> None:
     images, _ = victim(3)
     labels = torch.tensor([0, 1, 1])
-    transcript = recorded(Mixup(), images, labels)
+    transcript = record_rounds(Mixup(), images, labels)
     with pytest.raises(AttackError, match="labels of 2 classes for N = 3 records"):
         decibels(Unmixing(iterations=400), transcript, KNOWN, images)
     with pytest.raises(AttackError, match="all records have to be of different classes"):
@@ -211,13 +214,13 @@ def test_records_of_one_class_are_not_told_apart(recorded: Callable[..., Transcr
 def test_n_has_to_be_the_same_in_all_rounds(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "recording")
     for number, count in ((1, 3), (2, 4)):
-        recorder.write(number, [sent(Mixup(), *victim(count), number)])
+        recorder.write(number, [make_update(Mixup(), *victim(count), number)])
     with pytest.raises(AttackError, match="N differs between rounds \\(3, 4\\)"):
         decibels(Unmixing(iterations=1), Transcript(tmp_path / "recording"), KNOWN, victim(3)[0])
 
 
-def test_too_many_choices_of_signs_are_refused(recorded: Callable[..., Transcript]) -> None:
+def test_too_many_choices_of_signs_are_refused(record_rounds: Callable[..., Transcript]) -> None:
     images, labels = DIGITS.train.inputs(slice(0, 11)), torch.arange(11) % 10
-    transcript = recorded(InstaHide(k=2), images, labels)
+    transcript = record_rounds(InstaHide(k=2), images, labels)
     with pytest.raises(AttackError, match="N is 11, and 2\\^N choices of signs are tried"):
         decibels(Unmixing(iterations=1), transcript, replace(KNOWN, defenses=(InstaHide(k=2),)), images)

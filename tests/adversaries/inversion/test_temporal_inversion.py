@@ -50,7 +50,7 @@ def gradient_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, T
     return {name: slope for (name, _), slope in zip(model.named_parameters(), slopes, strict=True)}
 
 
-def sent(rounds: int = 4, *, rate: float = 0.1, bias: bool = True) -> list[Update]:
+def make_updates(rounds: int = 4, *, rate: float = 0.1, bias: bool = True) -> list[Update]:
     """What a client with one mini-batch sends while the server takes plain steps along its gradients."""
     model, updates = build(bias=bias), []
     for number in range(1, rounds + 1):
@@ -207,7 +207,7 @@ def test_the_attack_is_algorithm_1_written_as_a_loop(
     record: Any, vectorise: bool, rounds: int, local: int, rate: float
 ) -> None:
     knowledge = dataclasses.replace(KNOWN, labels=LABELS)
-    updates = spoilt(sent(3), [2])  # so that the median is not the mean; some pixels reach their bounds
+    updates = spoilt(make_updates(3), [2])  # so that the median is not the mean; some pixels reach their bounds
     settings: dict[str, Any] = {"iterations": rounds, "local_iterations": local, "step_size": rate, "align": False}
     finding = run(record(updates), knowledge, vectorise=vectorise, **settings)
     expected = by_hand(updates, rounds, local, rate)
@@ -224,7 +224,7 @@ def test_the_attack_is_algorithm_1_written_as_a_loop(
 
 @pytest.mark.parametrize("settings", [QUICK, QUICK | {"distance": "l2"}, {"local_iterations": 4}])
 def test_one_call_for_all_gradients_finds_what_a_loop_finds(record: Any, settings: dict[str, Any]) -> None:
-    transcript = record(sent(3))
+    transcript = record(make_updates(3))
     settings = settings | {"iterations": 1, "align": False}
     together, apart = run(transcript, **settings), run(transcript, vectorise=False, **settings)
     assert torch.allclose(together.data, apart.data, atol=1e-2)
@@ -233,7 +233,7 @@ def test_one_call_for_all_gradients_finds_what_a_loop_finds(record: Any, setting
 
 @pytest.mark.parametrize("settings", [{"iterations": 30}, QUICK | {"iterations": 300}])
 def test_the_mini_batch_and_its_labels_are_found(record: Any, settings: dict[str, Any]) -> None:
-    finding = run(record(sent(4)), **settings)
+    finding = run(record(make_updates(4)), **settings)
     assert quality(finding, truth()) > 22
     assert finding.labels.tolist() == LABELS.tolist()
     assert finding.trace["objective"][-1] < 0.05 * finding.trace["objective"][0]
@@ -248,13 +248,13 @@ def roughness(images: Tensor) -> float:
 
 
 def test_total_variation_makes_images_smoother(record: Any) -> None:
-    transcript, settings = record(sent(3)), QUICK | {"iterations": 100, "align": False}
+    transcript, settings = record(make_updates(3)), QUICK | {"iterations": 100, "align": False}
     plain, smooth = (run(transcript, tv_weight=weight, **settings) for weight in (0.0, 1.0))
     assert roughness(smooth.data) < 0.9 * roughness(plain.data)
 
 
 def test_with_lbfgs_total_variation_is_a_term_of_the_objective(record: Any) -> None:
-    transcript, settings = record(sent(3)), {"iterations": 1, "local_iterations": 1, "align": False}
+    transcript, settings = record(make_updates(3)), {"iterations": 1, "local_iterations": 1, "align": False}
     plain, smooth = (run(transcript, tv_weight=weight, **settings) for weight in (0.0, 0.5))
     start = torch.randn((3, *SHAPE), generator=generator(0))
     added = smooth.trace["objective"][0] - plain.trace["objective"][0]
@@ -264,7 +264,7 @@ def test_with_lbfgs_total_variation_is_a_term_of_the_objective(record: Any) -> N
 def test_total_variation_of_what_is_no_image_is_refused(record: Any) -> None:
     flat = dataclasses.replace(KNOWN, input_shape=(64,), labels=LABELS)
     with pytest.raises(AttackError, match="tv_weight is a prior on images, and the inputs are none; set tv_weight = 0"):
-        run(record(sent(2)), flat, align=False, tv_weight=0.1)
+        run(record(make_updates(2)), flat, align=False, tv_weight=0.1)
 
 
 def spoilt(updates: list[Update], places: Sequence[int]) -> list[Update]:
@@ -283,7 +283,8 @@ def test_the_median_survives_a_minority_of_invalid_gradients_and_no_majority(rec
     knowledge = dataclasses.replace(KNOWN, labels=LABELS)
     settings = QUICK | {"iterations": 200, "align": False}
     found = {
-        m: quality(run(record(spoilt(sent(7), range(7 - m, 7))), knowledge, **settings), truth()) for m in (0, 3, 5)
+        m: quality(run(record(spoilt(make_updates(7), range(7 - m, 7))), knowledge, **settings), truth())
+        for m in (0, 3, 5)
     }
     assert found[0] > 20
     assert found[3] > found[5] + 4
@@ -292,7 +293,7 @@ def test_the_median_survives_a_minority_of_invalid_gradients_and_no_majority(rec
 @pytest.mark.parametrize("robust", ["median", "trimmed-mean", "krum"])
 def test_robust_aggregation_beats_the_mean_with_two_invalid_gradients_of_ten(record: Any, robust: str) -> None:
     knowledge = dataclasses.replace(KNOWN, labels=LABELS)
-    transcript = record(spoilt(sent(10), (8, 9)))
+    transcript = record(spoilt(make_updates(10), (8, 9)))
     settings: dict[str, Any] = {"iterations": 15, "local_iterations": 8, "align": False}
     plain = run(transcript, knowledge, aggregation="mean", **settings)
     assert quality(run(transcript, knowledge, aggregation=robust, **settings), truth()) > quality(plain, truth()) + 1
@@ -320,7 +321,7 @@ def of_another_batch(update: Update, labels: Tensor, count: int = 3) -> Update:
 
 
 def test_gradients_of_other_mini_batches_are_not_used(record: Any) -> None:
-    updates = sent(4)
+    updates = make_updates(4)
     updates[2] = of_another_batch(updates[2], torch.tensor([0, 7, 8]))
     settings = QUICK | {"gradients": 3, "iterations": 5, "labels": "bias"}
     mixed, alone = run(record(updates), **settings), run(record([updates[0], updates[1], updates[3]]), **settings)
@@ -329,7 +330,7 @@ def test_gradients_of_other_mini_batches_are_not_used(record: Any) -> None:
 
 
 def test_too_few_gradients_of_the_mini_batch_are_named(record: Any) -> None:
-    updates = sent(3)
+    updates = make_updates(3)
     updates[1] = of_another_batch(updates[1], torch.tensor([0, 7, 8]))
     told = r"client 5: .* there are 2 gradients \(rounds 1, 3\) among 3 that were sent, expected 10; attack more rounds"
     with pytest.raises(AttackError, match=told):
@@ -338,32 +339,32 @@ def test_too_few_gradients_of_the_mini_batch_are_named(record: Any) -> None:
 
 
 def test_a_client_who_was_sampled_once_is_refused_unless_one_gradient_is_asked_for(record: Any) -> None:
-    transcript = record(sent(1))
+    transcript = record(make_updates(1))
     with pytest.raises(AttackError, match=r"there is 1 gradient \(round 1\) among 1 that were sent, expected 10"):
         run(transcript, gradients=10)
     assert run(transcript, gradients=1, iterations=1).data.shape == (3, *SHAPE)
 
 
 def test_mini_batches_of_several_sizes_without_alignment_are_refused(record: Any) -> None:
-    updates = sent(2)
+    updates = make_updates(2)
     updates[1] = of_another_batch(updates[1], torch.tensor([0, 7]), count=2)
     with pytest.raises(AttackError, match=r"client 5: N differs between rounds \(2, 3\).*; set align = true"):
         run(record(updates), align=False)
 
 
 def test_gradients_of_other_labels_without_alignment_are_named(record: Any, caplog: pytest.LogCaptureFixture) -> None:
-    updates = sent(3)
+    updates = make_updates(3)
     updates[1] = of_another_batch(updates[1], torch.tensor([0, 7, 8]))
     granted = dataclasses.replace(KNOWN, labels=LABELS)
     run(record(updates), granted, align=False, iterations=1)
     assert "client 5, round 2: the gradient seems to be of examples with other labels" in caplog.text
     caplog.clear()
-    run(record(sent(3)), granted, align=False, iterations=1)
+    run(record(make_updates(3)), granted, align=False, iterations=1)
     assert not caplog.text
 
 
 def test_weights_instead_of_gradients_are_refused(record: Any) -> None:
-    updates = sent(2)
+    updates = make_updates(2)
     updates[1] = dataclasses.replace(updates[1], payload=Payload.from_dense(updates[0].before, "weights"))
     with pytest.raises(
         AttackError, match="round 2, client 5: weights were sent, expected a gradient; attack rounds of"
@@ -378,7 +379,7 @@ def test_weights_instead_of_gradients_are_refused(record: Any) -> None:
 def test_a_gradient_that_is_of_no_use_is_left_out_unless_it_is_the_first(
     record: Any, caplog: pytest.LogCaptureFixture, factor: float, told: str
 ) -> None:
-    updates = sent(3)
+    updates = make_updates(3)
 
     def broken(update: Update) -> Update:
         return dataclasses.replace(
@@ -394,7 +395,7 @@ def test_a_gradient_that_is_of_no_use_is_left_out_unless_it_is_the_first(
 
 
 def test_the_first_mini_batch_may_be_rarer_than_another_which_is_named(record: Any) -> None:
-    updates = sent(4)
+    updates = make_updates(4)
     updates[0] = of_another_batch(updates[0], torch.tensor([0, 7, 8]))
     told = r"there is 1 gradient \(round 1\) .*; there are 3 of another one, set adversary.rounds to \[2, 3, 4\]"
     with pytest.raises(AttackError, match=told):
@@ -404,11 +405,11 @@ def test_the_first_mini_batch_may_be_rarer_than_another_which_is_named(record: A
 def test_one_network_is_built_for_all_rounds(record: Any) -> None:
     built = []
 
-    def counted() -> nn.Module:
+    def build_and_keep() -> nn.Module:
         built.append(build())
         return built[-1]
 
-    run(record(sent(4)), dataclasses.replace(KNOWN, model=counted), **QUICK, iterations=1)
+    run(record(make_updates(4)), dataclasses.replace(KNOWN, model=build_and_keep), **QUICK, iterations=1)
     assert len(built) == 1
 
 
@@ -422,7 +423,7 @@ def normalising(seed: int = 0) -> nn.Module:
 
 
 def sent_in_training(rounds: int = 4, *, shared: bool = True, by_batch: bool = True) -> list[Update]:
-    """As `sent`, by a client whose BatchNorm layers normalise by the batch; it returns their statistics."""
+    """As `make_updates`, by a client whose BatchNorm layers normalise by the batch; it returns their statistics."""
     model, updates = normalising().train(by_batch), []
     statistics = {name for name, t in model.state_dict().items() if shared and t.is_floating_point()}
     names = statistics | {name for name, _ in model.named_parameters()}
@@ -476,27 +477,27 @@ def test_the_prior_on_batch_norm_vanishes_at_the_truth(record: Any) -> None:
 def test_a_client_who_never_took_part_is_named(record: Any) -> None:
     attack = TemporalInversion()
     with pytest.raises(AttackError, match="client 9: took part in none of the 2 rounds to be attacked; choose another"):
-        attack.run(Target(transcript=record(sent(2)), victim=9, knowledge=KNOWN, rng=generator(0)))
+        attack.run(Target(transcript=record(make_updates(2)), victim=9, knowledge=KNOWN, rng=generator(0)))
 
 
 def test_labels_that_do_not_fit_the_mini_batch_are_refused(record: Any) -> None:
     with pytest.raises(AttackError, match="round 1, client 5: 2 labels are granted, but the client reported N = 3"):
-        run(record(sent(2)), dataclasses.replace(KNOWN, labels=torch.tensor([1, 2])))
+        run(record(make_updates(2)), dataclasses.replace(KNOWN, labels=torch.tensor([1, 2])))
 
 
 def test_counting_labels_by_a_bias_that_is_not_there_is_refused(record: Any) -> None:
     knowledge = dataclasses.replace(KNOWN, model=lambda: build(bias=False))
     with pytest.raises(KnowledgeError, match="the last linear layer has no bias to count labels by"):
-        run(record(sent(2, bias=False)), knowledge)
+        run(record(make_updates(2, bias=False)), knowledge)
     assert (
-        run(record(sent(2, bias=False)), knowledge, iterations=1, labels="optimisation").labels.tolist()
+        run(record(make_updates(2, bias=False)), knowledge, iterations=1, labels="optimisation").labels.tolist()
         == LABELS.tolist()
     )
 
 
 def test_a_prior_on_batch_norm_wants_statistics(record: Any) -> None:
     with pytest.raises(AttackError, match="bn_weight is a prior on BatchNorm layers, and the model has none; set"):
-        run(record(sent(2)), bn_weight=0.1)
+        run(record(make_updates(2)), bn_weight=0.1)
 
 
 @pytest.mark.parametrize(
@@ -525,7 +526,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], told:
 def test_every_sentence_begins_small_and_ends_without_a_stop(record: Any) -> None:
     for settings in ({"gradients": 10}, {"bn_weight": 0.1}):
         with pytest.raises(FedsimError) as caught:
-            run(record(sent(2)), **settings)
+            run(record(make_updates(2)), **settings)
         text = str(caught.value)
         assert text[0].islower()
         assert not text.endswith(".")

@@ -80,7 +80,7 @@ def drawn(rounds: int, size: int, clients: int = CLIENTS) -> list[list[list[int]
     return [[order[place : place + size] for place in range(0, clients, size)] for order in orders]
 
 
-def found(transcript: Transcript, victim: int) -> LocalModel:
+def find_model(transcript: Transcript, victim: int) -> LocalModel:
     finding = Disaggregation().run(
         Target(transcript=transcript, victim=victim, knowledge=Knowledge(), rng=torch.Generator())
     )
@@ -101,7 +101,7 @@ def last_round(transcript: Transcript, client: int) -> int:
 def test_constant_updates_are_found_exactly_though_only_totals_are_known(size: int, kind: str, tmp_path: Path) -> None:
     transcript = record(tmp_path, drawn(16, size), kind=kind)
     for client in range(CLIENTS):
-        finding = found(transcript, client)
+        finding = find_model(transcript, client)
         expected = broadcast(last_round(transcript, client)).double() + moves_of(client)
         assert torch.allclose(flat(finding.state), expected, atol=1e-4)
         assert list(finding.state) == ["weight", "bias"]
@@ -117,14 +117,14 @@ def test_one_sampled_group_a_round_suffices(tmp_path: Path) -> None:
     transcript = record(tmp_path, groups)
     for client in range(CLIENTS):
         expected = broadcast(last_round(transcript, client)).double() + moves_of(client)
-        assert torch.allclose(flat(found(transcript, client).state), expected, atol=1e-4)
+        assert torch.allclose(flat(find_model(transcript, client).state), expected, atol=1e-4)
 
 
 def test_a_client_that_is_seen_alone_is_a_group_of_one(tmp_path: Path) -> None:
     transcript = record(tmp_path, [[[client] for client in range(CLIENTS)]] * 2)
     for client in range(CLIENTS):
         assert torch.allclose(
-            flat(found(transcript, client).state), broadcast(2).double() + moves_of(client), atol=1e-5
+            flat(find_model(transcript, client).state), broadcast(2).double() + moves_of(client), atol=1e-5
         )
 
 
@@ -138,10 +138,10 @@ def test_who_cannot_be_told_apart_is_said(tmp_path: Path) -> None:
         "always in the same groups; inspect more rounds, in which other clients are together"
     )
     with pytest.raises(AttackError, match=expected):
-        found(transcript, 1)
+        find_model(transcript, 1)
     for client in range(2, CLIENTS):
         assert torch.allclose(
-            flat(found(transcript, client).state), broadcast(5).double() + moves_of(client), atol=1e-4
+            flat(find_model(transcript, client).state), broadcast(5).double() + moves_of(client), atol=1e-4
         )
 
 
@@ -150,18 +150,18 @@ def test_too_few_rounds_are_said(tmp_path: Path) -> None:
     with pytest.raises(
         AttackError, match=r"2 sums over 6 clients have rank 2; clients .* are always in the same groups"
     ):
-        found(transcript, 0)
+        find_model(transcript, 0)
     ring = [[[0, 1]], [[1, 2]], [[2, 3]], [[3, 0]]]  # no two are always together, but one direction is missing
     transcript = record(tmp_path / "ring", ring)
     with pytest.raises(AttackError, match="4 sums over 4 clients have rank 3; inspect more rounds"):
-        found(transcript, 0)
+        find_model(transcript, 0)
 
 
 def test_residual_and_standard_error_of_two_messages_are_those_by_hand(tmp_path: Path) -> None:
     """The mean m of two updates leaves half their difference of each, and has a standard error of as much."""
     transcript = record(tmp_path, [[[0]], [[0]]], noise=0.5)
     one, other = (-flat(transcript.update(number, 0).pseudo_gradient) for number in (1, 2))
-    finding, half, mean = found(transcript, 0), (one - other) / 2, (one + other) / 2
+    finding, half, mean = find_model(transcript, 0), (one - other) / 2, (one + other) / 2
     both = torch.cat([one, other])
     assert float(finding.trace["residual"]) == pytest.approx(float(2**0.5 * half.norm() / both.norm()), rel=1e-5)
     assert float(finding.trace["standard_error"]) == pytest.approx(float(half.norm() / mean.norm()), rel=1e-5)
@@ -171,7 +171,7 @@ def test_noise_is_told_by_the_residual_and_averaged_over_rounds(tmp_path: Path) 
     errors, told = [], []
     for rounds in (10, 200):
         transcript = record(tmp_path / str(rounds), drawn(rounds, 2), noise=0.5)
-        finding = found(transcript, 4)
+        finding = find_model(transcript, 4)
         missed = flat(finding.state) - broadcast(rounds).double() - moves_of(4)
         errors.append(float(missed.norm() / moves_of(4).norm()))
         told.append(float(finding.trace["standard_error"]))
@@ -186,7 +186,7 @@ def test_as_many_sums_as_clients_say_nothing_of_their_own_error(
 ) -> None:
     transcript = record(tmp_path, [[[0, 1]], [[1, 2]], [[0, 2]]], noise=0.5)
     with caplog.at_level(logging.WARNING):
-        finding = found(transcript, 1)
+        finding = find_model(transcript, 1)
     assert float(finding.trace["residual"]) < 1e-6
     assert "standard_error" not in finding.trace
     assert "3 sums determine as many unknowns, so nothing tells whether updates were constant" in caplog.text
@@ -199,19 +199,19 @@ def test_counts_that_change_beyond_sense_are_refused(tmp_path: Path) -> None:
     transcript = record(tmp_path, [[[0, 1]], [[0, 2], [1, 3]], [[2, 3]]], counts=counts)
     groups = [[[0, 1]], [[0, 2]], [[1, 2]]]
     with pytest.raises(AttackError, match=r"client 2: by the totals it has -\d+ examples, so N of clients changes"):
-        found(record(tmp_path / "other", groups, counts=counts), 2)
+        find_model(record(tmp_path / "other", groups, counts=counts), 2)
     assert transcript.rounds == [1, 2, 3]
 
 
 def test_who_never_took_part_is_said(tmp_path: Path) -> None:
     with pytest.raises(AttackError, match="client 17: took part in none of the 2 rounds to be attacked; choose"):
-        found(record(tmp_path, drawn(2, 3)), 17)
+        find_model(record(tmp_path, drawn(2, 3)), 17)
 
 
 def test_gradients_are_no_models(tmp_path: Path) -> None:
     transcript = record(tmp_path, drawn(2, 3), kind="gradient")
     with pytest.raises(AttackError, match="it sent a gradient, from which no local model is learnt this way"):
-        found(transcript, 0)
+        find_model(transcript, 0)
 
 
 def test_in_a_real_federation_it_is_nearer_to_the_client_than_any_model_that_was_sent(
@@ -237,7 +237,7 @@ def test_in_a_real_federation_it_is_nearer_to_the_client_than_any_model_that_was
         assert reply is not None
         group = sums.update(40, reply.client)
         start = all_of(group.before)
-        missed = (all_of(found(sums, client).state) - start - moved).norm() / moved.norm()
+        missed = (all_of(find_model(sums, client).state) - start - moved).norm() / moved.norm()
         of_group = (all_of(group.after) - start - moved).norm() / moved.norm()
         assert missed < 0.5  # of the global model it is 1
         assert missed < max(of_group, torch.tensor(0.35))

@@ -181,7 +181,7 @@ def test_only_a_layer_that_takes_the_inputs_themselves_counts(model: nn.Module, 
 # The attack that uses it.
 
 
-def found(
+def find_model(
     tmp_path: Path, updates: Sequence[Update], new: Callable[[], nn.Module] = mlp, mix: float = 0.2
 ) -> LocalModel:
     folder = tmp_path / "transcript"
@@ -200,7 +200,7 @@ def found(
 
 def test_the_claimed_first_layer_has_left_the_first_model_along_the_clients_inputs_only(tmp_path: Path) -> None:
     updates = federated()
-    claimed = found(tmp_path, updates).state["1.weight"]
+    claimed = find_model(tmp_path, updates).state["1.weight"]
     own = images(0)[0].flatten(1)
     inside = torch.linalg.pinv(own) @ own
     last = updates[-1].after["1.weight"] - updates[0].before["1.weight"]
@@ -211,7 +211,7 @@ def test_the_claimed_first_layer_has_left_the_first_model_along_the_clients_inpu
 
 def test_noise_takes_the_span_away_and_leaves_the_attack_as_it_was(tmp_path: Path) -> None:
     updates = federated(noise=1e-3)
-    claimed = found(tmp_path, updates, mix=1e-6).state
+    claimed = find_model(tmp_path, updates, mix=1e-6).state
     assert all(torch.allclose(claimed[name], tensor, atol=1e-4) for name, tensor in updates[-1].after.items())
 
 
@@ -222,7 +222,7 @@ def conv() -> nn.Module:
 
 def test_a_convolutional_network_is_decoded_without_it(tmp_path: Path) -> None:
     updates = federated(new=conv)
-    claimed = found(tmp_path, updates, new=conv, mix=1e-6).state
+    claimed = find_model(tmp_path, updates, new=conv, mix=1e-6).state
     assert all(torch.allclose(claimed[name], tensor, atol=1e-4) for name, tensor in updates[-1].after.items())
 
 
@@ -237,7 +237,7 @@ def test_a_step_in_coordinates_is_stretched_and_every_other_one_sees_the_first_m
         return original(self, place, dummy, labels, first)
 
     monkeypatch.setattr(_Client, "distance", noted)
-    found(tmp_path, federated())
+    find_model(tmp_path, federated())
     steps = seen[5:13]  # of the first set: after a look at coordinates, and one at the start, four of two messages
     assert [place for place, _ in steps[0::4]] == [0, 0]
     assert {place for place, _ in steps} != {0}
@@ -272,10 +272,10 @@ class Fed(nn.Module):
 
 def test_matching_happens_in_coordinates_and_finds_the_same(tmp_path: Path) -> None:
     FED.clear()
-    compact = found(tmp_path / "compact", federated(), new=lambda: Fed("nothing"), mix=1.0).state
+    compact = find_model(tmp_path / "compact", federated(), new=lambda: Fed("nothing"), mix=1.0).state
     assert FED.count((IMAGES, IMAGES)) >= 16  # two sets, four steps, two messages
     FED.clear()
-    whole = found(tmp_path / "whole", federated(), new=lambda: Fed("shape"), mix=1.0).state
+    whole = find_model(tmp_path / "whole", federated(), new=lambda: Fed("shape"), mix=1.0).state
     assert FED.count((IMAGES, IMAGES)) <= 1  # to see whether coordinates will do
     for name, tensor in whole.items():
         assert torch.allclose(compact[name], tensor, atol=1e-4), name
@@ -286,6 +286,6 @@ def test_a_network_that_uses_inputs_elsewhere_too_is_fed_with_inputs(tmp_path: P
     """Even where it begins to do so in training only, as with a branch whose weight is 0 at first."""
     updates = federated(new=lambda: Fed(asks))
     FED.clear()
-    found(tmp_path, updates, new=lambda: Fed(asks))
+    find_model(tmp_path, updates, new=lambda: Fed(asks))
     assert FED.count((IMAGES, IMAGES)) <= 2
     assert FED.count((IMAGES, 3, 4, 4)) >= 16

@@ -584,12 +584,12 @@ def test_dummy_labels_grow_certain_until_they_are_trained_on(record: Record, mon
         trained.append(labels)
         return train_alone(model, inputs, labels, *others, **settings)
 
-    def told(self: Any, values: torch.Tensor, sharpness: float) -> torch.Tensor:
+    def note_sharpness(self: Any, values: torch.Tensor, sharpness: float) -> torch.Tensor:
         matched.append(sharpness)
         return labels(self, values, sharpness)
 
     monkeypatch.setattr(lmra_dummy_data, "train_to_convergence", noted)
-    monkeypatch.setattr(lmra_dummy_data._Client, "labels", told)
+    monkeypatch.setattr(lmra_dummy_data._Client, "labels", note_sharpness)
     short: dict[str, Any] = {"sets": 1, "training_iterations": 2}
     for sharpness in (1.0, 16.0):  # one step is matched without any sharpness: these logits are the same
         attacked(DummyDataReconstruction(sharpness=sharpness, iterations=1, **short), record(federated(4)), **KNOWN)

@@ -58,7 +58,9 @@ def gradient_of(model: nn.Module, tokens: Tensor = TRUE, labels: Tensor = LABELS
     return {name: slope for (name, _), slope in zip(model.named_parameters(), slopes, strict=True)}
 
 
-def sent(network: Any, tokens: Tensor = TRUE, labels: Tensor = LABELS, *, steps: int = 0, rate: float = 0.01) -> Update:
+def make_update(
+    network: Any, tokens: Tensor = TRUE, labels: Tensor = LABELS, *, steps: int = 0, rate: float = 0.01
+) -> Update:
     """The gradient of these texts, or the weights after so many steps on them."""
     model = build(network)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -96,7 +98,7 @@ EXACT = sorted(zip(TRUE.tolist(), LABELS.tolist(), strict=True))
 
 @NETWORKS
 def test_texts_and_their_labels_are_read_exactly_from_one_gradient(run: Any, network: Any) -> None:
-    first, again = (run(sent(network), known(network), seed=seed) for seed in (0, 1))
+    first, again = (run(make_update(network), known(network), seed=seed) for seed in (0, 1))
     assert held(first) == EXACT
     assert torch.equal(first.tokens, again.tokens)
 
@@ -104,20 +106,20 @@ def test_texts_and_their_labels_are_read_exactly_from_one_gradient(run: Any, net
 @NETWORKS
 def test_returned_weights_of_one_step_or_several_give_the_same_texts(run: Any, network: Any) -> None:
     for steps, rate in ((1, 0.1), (3, 0.001)):
-        finding = run(sent(network, steps=steps, rate=rate), known(network))
+        finding = run(make_update(network, steps=steps, rate=rate), known(network))
         assert sorted(finding.tokens.tolist()) == [tokens for tokens, _ in EXACT]
 
 
 def test_a_text_that_the_client_has_twice_is_claimed_once(run: Any) -> None:
     twice, labels = torch.cat([TRUE, TRUE[:1]]), torch.cat([LABELS, LABELS[:1]])
-    assert held(run(sent(DECODER, twice, labels), known(DECODER))) == EXACT
+    assert held(run(make_update(DECODER, twice, labels), known(DECODER))) == EXACT
 
 
 def test_without_padding_all_texts_have_the_full_length(run: Any) -> None:
     task = dataclasses.replace(TASK, padding=None)
     full = torch.tensor([[7, 3, 21, 12, 0, 3], [2, 0, 9, 14, 26, 11]])
     decoder: Any = type("Unpadded", (), {"build": lambda self, _: DECODER.build(task)})()
-    finding = run(sent(decoder, full, LABELS[:2]), known(decoder))
+    finding = run(make_update(decoder, full, LABELS[:2]), known(decoder))
     assert sorted(finding.tokens.tolist()) == sorted(full.tolist())
 
 
@@ -130,7 +132,7 @@ def blocks_of(network: Any, update: Update) -> AttentionBlocks:
 
 @NETWORKS
 def test_inputs_of_both_blocks_lie_in_the_spans_and_explain_the_gradient(network: Any) -> None:
-    blocks = blocks_of(network, sent(network))
+    blocks = blocks_of(network, make_update(network))
     inputs, real = blocks.second_block_inputs(TRUE)
     assert real.equal(TRUE != 0)
     shared = network is DECODER  # both texts that begin with word 7 have the same first input there
@@ -143,7 +145,7 @@ def test_inputs_of_both_blocks_lie_in_the_spans_and_explain_the_gradient(network
 
 
 def test_the_newest_place_of_a_decoder_is_that_of_the_network() -> None:
-    blocks = blocks_of(DECODER, sent(DECODER))
+    blocks = blocks_of(DECODER, make_update(DECODER))
     search, words = DecoderSearch(blocks, 3), torch.arange(len(blocks.words))
     prefixes = torch.tensor([[0, 3], [4, 1]])
     found = search._last_word_distances(prefixes, words)
@@ -154,20 +156,20 @@ def test_the_newest_place_of_a_decoder_is_that_of_the_network() -> None:
 
 
 def test_what_is_left_without_a_text_is_the_gradient_of_the_others() -> None:
-    whole = blocks_of(ENCODER, sent(ENCODER)).subtract_text(TRUE[1])
+    whole = blocks_of(ENCODER, make_update(ENCODER)).subtract_text(TRUE[1])
     assert whole is not None
     rest = {n: g * 2 / 3 for n, g in gradient_of(build(ENCODER), TRUE[[0, 2]], LABELS[[0, 2]]).items()}
     assert whole.states.gradient is not None
     for name, slope in rest.items():
         torch.testing.assert_close(whole.states.gradient[name].float(), slope, atol=1e-6, rtol=1e-4)
     assert whole.words.tolist() == sorted(set(TRUE[[0, 2]].flatten().tolist()) - {0})
-    assert blocks_of(ENCODER, sent(ENCODER)).subtract_text(torch.tensor([1, 4, 5, 6, 0, 0])) is None
+    assert blocks_of(ENCODER, make_update(ENCODER)).subtract_text(torch.tensor([1, 4, 5, 6, 0, 0])) is None
 
 
 def test_a_guess_asks_for_the_words_that_it_lacks_and_for_its_length() -> None:
     whole = torch.tensor([[7, 4, 21, 12, 29, 3]])
     for true, start in ((whole, [7, 4, 12, 12, 29, 4]), (TRUE[1:2], [2, 22, 9, 14, 9, 2])):
-        blocks = blocks_of(ENCODER, sent(ENCODER, true, LABELS[:1]))
+        blocks = blocks_of(ENCODER, make_update(ENCODER, true, LABELS[:1]))
         slopes = TokenGradients(blocks, EncoderSearch(blocks).position_scores)
         guesses = slopes.refine_guess(torch.searchsorted(blocks.words, torch.tensor(start)), 1)
         assert guesses[0].text.tolist() == true[0].tolist()
@@ -183,13 +185,13 @@ def test_a_text_that_the_model_is_sure_of_is_found_by_what_it_leaves(run: Any, c
         model.linear.weight[LABELS[0]] += 0.7 * (features[0][0] - features[0].mean(0)).sign()
     hook.remove()
     network = SimpleNamespace(build=lambda task: copy.deepcopy(model))
-    assert float(blocks_of(network, sent(network)).misfits(TRUE)[0].detach()) > 5e-3
-    assert held(run(sent(network), known(network))) == EXACT
+    assert float(blocks_of(network, make_update(network)).misfits(TRUE)[0].detach()) > 5e-3
+    assert held(run(make_update(network), known(network))) == EXACT
     assert "do not fit" not in caplog.text
 
 
 def test_directions_that_rounding_makes_are_not_counted() -> None:
-    update = sent(DECODER, steps=1, rate=1e-4)
+    update = make_update(DECODER, steps=1, rate=1e-4)
     model = build(DECODER)
     span = AttentionSpan.from_message(
         attention_weight_names(model, 0), named_states(update, model, "here"), max_rank=18
@@ -208,11 +210,11 @@ def test_more_words_than_the_model_tells_apart_are_refused(run: Any) -> None:
         r"model, about 6 would not be, unless a defense has added directions that are not of texts; choose "
         r"'embedding-rows'",
     ):
-        run(sent(DECODER, many, torch.arange(12) % 4), known(DECODER))
+        run(make_update(DECODER, many, torch.arange(12) % 4), known(DECODER))
 
 
 def test_an_update_with_noise_is_refused(run: Any) -> None:
-    update = sent(DECODER)
+    update = make_update(DECODER)
     assert update.gradient is not None
     rng = generator("noise")
     noisy = {name: g + 1e-3 * torch.randn(g.shape, generator=rng) for name, g in update.gradient.items()}
@@ -236,7 +238,7 @@ def test_an_update_with_noise_is_refused(run: Any) -> None:
 )
 def test_a_model_whose_blocks_say_nothing_is_refused(run: Any, network: Any, message: str) -> None:
     with pytest.raises(AttackError, match=f"^round 1, client 5: {message}"):
-        run(sent(network), known(network))
+        run(make_update(network), known(network))
 
 
 def test_another_vocabulary_is_refused(run: Any) -> None:
@@ -244,24 +246,26 @@ def test_another_vocabulary_is_refused(run: Any) -> None:
     with pytest.raises(
         TranscriptError, match=r"have embedding.weight of shape \(30, 48\), the model \(31, 48\); attack"
     ):
-        run(sent(DECODER), other)
+        run(make_update(DECODER), other)
 
 
 def test_a_client_that_does_not_say_how_many_texts_it_has_is_refused(run: Any) -> None:
     with pytest.raises(AttackError, match="N is 0, so nothing says how many texts to look for"):
-        run(dataclasses.replace(sent(DECODER), num_examples=0), known(DECODER))
+        run(dataclasses.replace(make_update(DECODER), num_examples=0), known(DECODER))
 
 
 def test_texts_of_an_encoder_that_do_not_fit_are_said_to_be_guesses(run: Any, caplog: Any) -> None:
-    run(sent(ENCODER), known(ENCODER))
+    run(make_update(ENCODER), known(ENCODER))
     assert "do not fit" not in caplog.text
-    run(sent(DECODER), known(TransformerEncoder(dim=48, heads=2, blocks=3)), Dager(attempts=1))  # of the same shapes
+    run(
+        make_update(DECODER), known(TransformerEncoder(dim=48, heads=2, blocks=3)), Dager(attempts=1)
+    )  # of the same shapes
     assert " of 3 texts do not fit the gradients; they" in caplog.text
 
 
 def test_texts_of_a_decoder_that_leave_much_of_the_gradient_over_are_said_to_be_too_few(run: Any, caplog: Any) -> None:
     short = torch.tensor([[7, 3], [2, 22], [9, 14]])
-    update = sent(DECODER, torch.cat([short, torch.zeros(3, 4, dtype=torch.int64)], 1))
+    update = make_update(DECODER, torch.cat([short, torch.zeros(3, 4, dtype=torch.int64)], 1))
     run(update, known(DECODER))
     assert "gradient over" not in caplog.text
     run(dataclasses.replace(update, num_examples=2), known(DECODER))
@@ -270,10 +274,10 @@ def test_texts_of_a_decoder_that_leave_much_of_the_gradient_over_are_said_to_be_
 
 def test_a_length_or_an_output_of_another_task_is_refused(run: Any) -> None:
     with pytest.raises(AttackError, match=r"takes texts of 6 tokens, and input_shape is \(4,\); grant"):
-        run(sent(DECODER), known(DECODER, input_shape=(4,)))
+        run(make_update(DECODER), known(DECODER, input_shape=(4,)))
     one: Any = type("One", (), {"build": lambda self, _: DECODER.build(dataclasses.replace(TASK, num_classes=1))})()
     with pytest.raises(AttackError, match="the model predicts one number, expected a logit for each class"):
-        run(sent(one, labels=torch.zeros(3, dtype=torch.int64)), known(one))
+        run(make_update(one, labels=torch.zeros(3, dtype=torch.int64)), known(one))
 
 
 def changed(update: Update, of: Callable[[str, Tensor], Tensor]) -> Update:
@@ -304,7 +308,7 @@ def largest(slope: Tensor, share: float) -> Tensor:
 def test_a_message_that_a_defense_has_changed_is_refused_and_others_go_on(
     run: Any, network: Any, of: Any, message: str
 ) -> None:
-    update = changed(sent(network), of)
+    update = changed(make_update(network), of)
     with pytest.raises(AttackError, match=message) as caught:
         run(update, known(network))
     assert "\n" not in str(caught.value)
@@ -314,18 +318,20 @@ def test_a_message_that_a_defense_has_changed_is_refused_and_others_go_on(
 
 def test_a_held_embedding_keeps_no_text_of_a_decoder_and_refuses_an_encoder(run: Any) -> None:
     held_back = partial(changed, of=lambda name, slope: 0 * slope if name == "embedding.weight" else slope)
-    assert held(run(held_back(sent(DECODER)), known(DECODER))) == EXACT
+    assert held(run(held_back(make_update(DECODER)), known(DECODER))) == EXACT
     with pytest.raises(
         AttackError, match="the gradient of its embedding, which is frozen or was not sent; choose 'lamp'"
     ):
-        run(held_back(sent(ENCODER)), known(ENCODER))
+        run(held_back(make_update(ENCODER)), known(ENCODER))
 
 
 @NETWORKS
 def test_without_the_last_layer_texts_are_found_and_labels_are_said_to_be_guesses(
     run: Any, network: Any, caplog: Any
 ) -> None:
-    found = run(changed(sent(network), lambda name, slope: 0 * slope if "linear" in name else slope), known(network))
+    found = run(
+        changed(make_update(network), lambda name, slope: 0 * slope if "linear" in name else slope), known(network)
+    )
     assert sorted(found.tokens.tolist()) == [tokens for tokens, _ in EXACT]
     assert "the last layer was not sent; labels are guesses" in caplog.text
 
@@ -341,9 +347,9 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> No
 
 @NETWORKS
 def test_attacks_that_match_gradients_run_on_transformers(run: Any, network: Any) -> None:
-    matched = run(sent(network), known(network), TextInvertingGradients(iterations=3))
+    matched = run(make_update(network), known(network), TextInvertingGradients(iterations=3))
     assert matched.tokens.shape == TRUE.shape
-    words = run(sent(network), known(network), EmbeddingRows())
+    words = run(make_update(network), known(network), EmbeddingRows())
     assert set(words.tokens.flatten().tolist()) == set(TRUE.flatten().tolist())
 
 
@@ -372,16 +378,16 @@ class Begun:
 
 
 def test_adapters_that_have_been_trained_give_texts_and_labels_away(run: Any) -> None:
-    update = sent(Begun(8))
+    update = make_update(Begun(8))
     assert all("embedding" not in name and "base" not in name for name in update.before)
     assert held(run(update, known(Begun(8)))) == EXACT
-    assert held(run(sent(Begun(8), steps=1, rate=0.1), known(Begun(8)))) == EXACT
+    assert held(run(make_update(Begun(8), steps=1, rate=0.1), known(Begun(8)))) == EXACT
 
 
 def test_words_that_adapters_may_show_are_those_of_the_texts_and_few_others() -> None:
     task = dataclasses.replace(TASK, vocabulary=2000)
     network: Any = type("Large", (), {"build": lambda self, _: Begun(8).build(task)})()
-    words = set(AttentionBlocks.from_update(sent(network), known(network)).words.tolist())
+    words = set(AttentionBlocks.from_update(make_update(network), known(network)).words.tolist())
     assert set(TRUE.flatten().tolist()) - {0} <= words
     assert len(words) < 100
 
@@ -403,10 +409,10 @@ def test_words_that_adapters_may_show_are_those_of_the_texts_and_few_others() ->
 )
 def test_adapters_that_say_too_little_are_refused_and_matching_goes_on(run: Any, network: Any, message: str) -> None:
     with pytest.raises(AttackError, match=message):
-        run(sent(network), known(network))
+        run(make_update(network), known(network))
     with pytest.raises(AttackError, match="the embedding did not move, so it says nothing of words"):
-        run(sent(network), known(network), EmbeddingRows())
-    assert run(sent(network), known(network), TextInvertingGradients(iterations=3)).tokens.shape == TRUE.shape
+        run(make_update(network), known(network), EmbeddingRows())
+    assert run(make_update(network), known(network), TextInvertingGradients(iterations=3)).tokens.shape == TRUE.shape
 
 
 def test_directions_just_below_the_rounding_of_a_gradient_are_kept_and_count_for_no_rank() -> None:

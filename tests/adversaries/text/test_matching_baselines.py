@@ -43,7 +43,7 @@ KNOWN = Knowledge(
 )
 
 
-def sent() -> Update:
+def make_update() -> Update:
     model = build()
     slopes = torch.autograd.grad(cross_entropy(model(TRUE), LABELS), list(model.parameters()))
     before = {name: p.detach() for name, p in model.named_parameters()}
@@ -52,7 +52,7 @@ def sent() -> Update:
 
 
 def run(attack: Any, folder: Path, knowledge: Knowledge = KNOWN) -> Tensor:
-    Recorder(folder / "transcript").write(1, [sent()])
+    Recorder(folder / "transcript").write(1, [make_update()])
     finding = attack.run(
         Target(transcript=Transcript(folder / "transcript"), victim=5, knowledge=knowledge, rng=generator(0))
     )
@@ -106,8 +106,8 @@ def test_distances_by_hand() -> None:
 
 def scene() -> tuple[InversionProblem, Tensor]:
     """Behind the embedding, and the vectors of the true texts in its units."""
-    given = EmbeddingSpace.from_update(sent(), KNOWN, words="vocabulary", nearest="cosine")
-    found = replace(build_problem(given.convert_update(sent()), given.knowledge), labels=LABELS)
+    given = EmbeddingSpace.from_update(make_update(), KNOWN, words="vocabulary", nearest="cosine")
+    found = replace(build_problem(given.convert_update(make_update()), given.knowledge), labels=LABELS)
     points = given.lexicon.token_vectors(TRUE).transpose(1, 2)
     return found, (points - found.scaling.centre) / found.scaling.scale
 
@@ -180,7 +180,7 @@ def test_steps_are_as_large_as_the_settings_say() -> None:
 def test_an_update_of_several_steps_is_warned_of(attack: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(attack, tmp_path / "one")
     assert "assumes one local step" not in caplog.text
-    update = sent()
+    update = make_update()
     assert update.gradient is not None
     after = {name: before - 0.1 * update.gradient[name] for name, before in update.before.items()}
     moved = replace(update, payload=Payload.from_dense(after, "weights"))

@@ -63,7 +63,9 @@ def gradient_of(model: nn.Module, tokens: Tensor = TRUE, labels: Tensor = LABELS
     return {name: slope for (name, _), slope in zip(model.named_parameters(), slopes, strict=True)}
 
 
-def sent(rounds: int = 1, network: Any = NETWORK, tokens: Tensor = TRUE, labels: Tensor = LABELS) -> list[Update]:
+def make_updates(
+    rounds: int = 1, network: Any = NETWORK, tokens: Tensor = TRUE, labels: Tensor = LABELS
+) -> list[Update]:
     """What a client sends of one mini-batch while the server steps along its gradients."""
     model, updates = build(network), []
     for number in range(1, rounds + 1):
@@ -104,7 +106,7 @@ def run(attack: Attack, transcript: Transcript, knowledge: Knowledge = KNOWN, se
     return finding
 
 
-def found(finding: Texts, true: Tensor = TRUE) -> Tensor:
+def claimed_texts(finding: Texts, true: Tensor = TRUE) -> Tensor:
     """The claimed texts in the order of the true ones."""
     return text_metrics.pair_texts(finding.tokens, true, None)
 
@@ -125,10 +127,10 @@ def found(finding: Texts, true: Tensor = TRUE) -> Tensor:
     ids=["tgias-ro-text-adam", "tgias-ro-text-lbfgs", "dlg-text", "inverting-gradients-text", "tag", "lamp"],
 )
 def test_the_words_of_two_texts_are_read_from_one_gradient(record: Any, attack: Attack, knowledge: Knowledge) -> None:
-    finding = run(attack, record(sent()), knowledge)
+    finding = run(attack, record(make_updates()), knowledge)
     assert finding.tokens.dtype == torch.int64
     assert finding.labels.sort().values.tolist() == [0, 2]
-    right = (found(finding) == TRUE).double().mean()
+    right = (claimed_texts(finding) == TRUE).double().mean()
     assert right >= 0.75
     assert len(finding.trace["objective"]) > 0
     assert finding.trace["objective"][-1] < finding.trace["objective"][0]
@@ -138,25 +140,25 @@ def test_refined_words_are_exact(record: Any) -> None:
     attack = TemporalTextInversion(gradients=2, fewest=1, refinements=2, align=False, **QUICK)
     seen: list[int] = []
     finding = attack.run(
-        Target(transcript=record(sent(rounds=2)), victim=5, knowledge=KNOWN, rng=generator(0)),
+        Target(transcript=record(make_updates(rounds=2)), victim=5, knowledge=KNOWN, rng=generator(0)),
         lambda i, n, _: seen.append(i),
     )
     assert isinstance(finding, Texts)
-    assert torch.equal(found(finding), TRUE)
+    assert torch.equal(claimed_texts(finding), TRUE)
     assert seen[-1] == len(finding.trace["objective"]) == 3 * QUICK["iterations"]
     assert seen == sorted(set(seen))
 
 
 def test_words_that_are_not_touched_are_not_claimed(record: Any) -> None:
     attack = TemporalTextInversion(gradients=1, words="touched", **(QUICK | {"iterations": 3}))
-    finding = run(attack, record(sent()))
+    finding = run(attack, record(make_updates()))
     assert set(finding.tokens.flatten().tolist()) <= set(TRUE.flatten().tolist())
-    free = run(dataclasses.replace(attack, words="vocabulary"), record(sent()))
+    free = run(dataclasses.replace(attack, words="vocabulary"), record(make_updates()))
     assert not set(free.tokens.flatten().tolist()) <= set(TRUE.flatten().tolist())
 
 
 def test_the_embeddings_rows_are_the_words(record: Any) -> None:
-    model, (update,) = build(), sent()
+    model, (update,) = build(), make_updates()
     assert update.gradient is not None
     rows = update.gradient["embedding.weight"]
     told = {token for token in range(WORDS) if rows[token].abs().sum() > 0}
@@ -184,7 +186,7 @@ def test_a_model_without_its_embedding_says_the_same_of_vectors_as_of_tokens(rec
 
 
 def test_the_attack_within_reads_the_message_without_the_embedding_bit_for_bit() -> None:
-    (update,) = sent()
+    (update,) = make_updates()
     given = EmbeddingSpace.from_update(update, KNOWN, words="touched", nearest="cosine")
     rest = given.convert_update(update)
     assert update.gradient is not None
@@ -200,7 +202,7 @@ def test_the_attack_within_reads_the_message_without_the_embedding_bit_for_bit()
 
 
 def test_an_app_that_sends_a_plain_list_of_arrays_is_attacked_too(record: Any) -> None:
-    (update,) = sent()
+    (update,) = make_updates()
     assert update.gradient is not None
     plain = dataclasses.replace(
         update,
@@ -315,13 +317,13 @@ def test_what_is_no_text_is_refused_in_one_sentence(
     record: Any, attack: Attack, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(AttackError) as caught:
-        run(attack, record(sent()), dataclasses.replace(KNOWN, **change))
+        run(attack, record(make_updates()), dataclasses.replace(KNOWN, **change))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
 def test_an_update_that_says_nothing_of_words_is_refused(record: Any) -> None:
-    (update,) = sent()
+    (update,) = make_updates()
     assert update.gradient is not None
     still = update.gradient | {"embedding.weight": torch.zeros(WORDS, 24)}
     with pytest.raises(AttackError, match=r"^round 1, client 5: the embedding did not move, so it says nothing of"):
@@ -332,16 +334,18 @@ def test_an_update_that_says_nothing_of_words_is_refused(record: Any) -> None:
     with pytest.raises(
         AttackError, match=r"^client 9: took part in none of the 1 rounds to be attacked; choose another"
     ):
-        TemporalTextInversion().run(Target(transcript=record(sent()), victim=9, knowledge=KNOWN, rng=generator(0)))
+        TemporalTextInversion().run(
+            Target(transcript=record(make_updates()), victim=9, knowledge=KNOWN, rng=generator(0))
+        )
     other = dataclasses.replace(KNOWN, model=lambda: build(TextCnn(channels=8, dimension=24)))
     with pytest.raises(
         TranscriptError, match=r"^round 1, client 5: the recorded weights w_0 have blocks\.0\.0\.weight of shape"
     ):
-        run(EmbeddingRows(), record(sent()), other)
+        run(EmbeddingRows(), record(make_updates()), other)
     with pytest.raises(
         KnowledgeError, match="TemporalTextInversion needs input_shape, which the threat model withholds"
     ):
-        run(TemporalTextInversion(), record(sent()), dataclasses.replace(KNOWN, input_shape=None))
+        run(TemporalTextInversion(), record(make_updates()), dataclasses.replace(KNOWN, input_shape=None))
     with pytest.raises(ConfigError, match=r"^refinements: expected at least 0, got -1$"):
         TemporalTextInversion(refinements=-1)
 

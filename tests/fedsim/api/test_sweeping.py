@@ -62,18 +62,18 @@ def scores(folder: Path) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def told() -> list[tuple[str, int, int]]:
-    """The steps of `made`, while it was made."""
+def sweep_steps() -> list[tuple[str, int, int]]:
+    """The steps of `sweep_home`, while it was made."""
     return []
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, told: list[tuple[str, int, int]]) -> Path:
+def sweep_home(tmp_path_factory: pytest.TempPathFactory, sweep_steps: list[tuple[str, int, int]]) -> Path:
     """A sweep that nobody interrupts, and its store."""
     home = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patched:
         stay_here(patched)
-        fedsim.sweep(SWEEP, home / "sweep", cells=home / "cells", progress=lambda *step: told.append(step))
+        fedsim.sweep(SWEEP, home / "sweep", cells=home / "cells", progress=lambda *step: sweep_steps.append(step))
     return home
 
 
@@ -111,24 +111,26 @@ def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp
     return call
 
 
-def test_a_sweep_has_tables_and_a_page_and_its_steps_are_told(made: Path, told: list[tuple[str, int, int]]) -> None:
-    found = fedsim.Sweep(made / "sweep")
-    assert [step for step in told if step[0] == "cells"] == [("cells", done, 4) for done in range(5)]
+def test_a_sweep_has_tables_and_a_page_and_its_steps_are_told(
+    sweep_home: Path, sweep_steps: list[tuple[str, int, int]]
+) -> None:
+    found = fedsim.Sweep(sweep_home / "sweep")
+    assert [step for step in sweep_steps if step[0] == "cells"] == [("cells", done, 4) for done in range(5)]
     assert found.failures == []
     assert set(zip(found.table["defense"], found.table["seed"], strict=True)) == {("none", 0), ("top-k", 0)}
     assert set(found.table["baseline"]) == {0}
     assert found.cells["state"].tolist() == ["done"] * 2
-    assert all((made / "sweep" / run / "report.html").is_file() for run in found.cells["run"])
+    assert all((sweep_home / "sweep" / run / "report.html").is_file() for run in found.cells["run"])
     assert "sweep.html" in str(found.report())
-    assert len(list(made.glob("cells/federations/*.json"))) == 2
+    assert len(list(sweep_home.glob("cells/federations/*.json"))) == 2
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
 def test_an_interrupted_sweep_leaves_no_page_of_the_sweep_before(
-    end: type[BaseException], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: type[BaseException], sweep_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "sweep"
-    fedsim.sweep(SWEEP, out=folder, cells=made / "cells")
+    fedsim.sweep(SWEEP, out=folder, cells=sweep_home / "cells")
     page = folder / "sweep.html"
     assert page.is_file()
 
@@ -139,16 +141,16 @@ def test_an_interrupted_sweep_leaves_no_page_of_the_sweep_before(
 
     monkeypatch.setattr(sweeping, "_do_jobs", interrupted)
     with pytest.raises(end):
-        fedsim.sweep(SWEEP, out=folder, cells=made / "cells", set={"sweep.seeds": [7]})
+        fedsim.sweep(SWEEP, out=folder, cells=sweep_home / "cells", set={"sweep.seeds": [7]})
     assert "seeds = [" in page.read_text(encoding="utf-8")
     assert fedsim.Sweep(folder).cells["state"].tolist() == ["not done"] * 2
 
 
-def test_finished_cells_are_not_made_again_in_another_folder(made: Path, tmp_path: Path) -> None:
-    markers = {path: path.stat().st_mtime_ns for path in made.glob("cells/*/*.json")}
-    fedsim.sweep(SWEEP, out=tmp_path / "other", cells=made / "cells")
-    assert {path: path.stat().st_mtime_ns for path in made.glob("cells/*/*.json")} == markers
-    pd.testing.assert_frame_equal(scores(tmp_path / "other"), scores(made / "sweep"))
+def test_finished_cells_are_not_made_again_in_another_folder(sweep_home: Path, tmp_path: Path) -> None:
+    markers = {path: path.stat().st_mtime_ns for path in sweep_home.glob("cells/*/*.json")}
+    fedsim.sweep(SWEEP, out=tmp_path / "other", cells=sweep_home / "cells")
+    assert {path: path.stat().st_mtime_ns for path in sweep_home.glob("cells/*/*.json")} == markers
+    pd.testing.assert_frame_equal(scores(tmp_path / "other"), scores(sweep_home / "sweep"))
 
 
 def test_a_failing_cell_is_told_in_a_sentence_and_the_others_go_on(here: Call) -> None:
@@ -193,7 +195,7 @@ def test_a_dry_run_says_what_is_shared_done_and_does_not_apply(here: Call) -> No
     ],
 )
 def test_kill_9_changes_nothing_in_the_table(
-    moments: list[str], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moments: list[str], sweep_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed as soon as each of these files is there, then begun once more."""
     file = tmp_path / "study.toml"
@@ -207,11 +209,11 @@ def test_kill_9_changes_nothing_in_the_table(
         assert process.returncode == -signal.SIGKILL
     stay_here(monkeypatch)
     fedsim.sweep(file, out=tmp_path / "runs" / "study", cells=tmp_path / "runs" / "cells")
-    pd.testing.assert_frame_equal(scores(tmp_path / "runs" / "study"), scores(made / "sweep"))
+    pd.testing.assert_frame_equal(scores(tmp_path / "runs" / "study"), scores(sweep_home / "sweep"))
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_tables_of_what_is_done(made: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_tables_of_what_is_done(sweep_home: Path, tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text(tomli_w.dumps(SWEEP | {"sweep": SWEEP["sweep"] | {"workers": 2}}), encoding="utf-8")
     command = [sys.executable, "-c", "from fedsim.cli.main import main; main()", "sweep", "study.toml", "-q"]
@@ -224,18 +226,18 @@ def test_ctrl_c_leaves_tables_of_what_is_done(made: Path, tmp_path: Path) -> Non
     assert told == "fedsim: interrupted; the same `fedsim sweep` goes on with the cells that are not done\n"
     assert "not done" in set(fedsim.Sweep(tmp_path / "runs" / "study").cells["state"])
     assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
-    pd.testing.assert_frame_equal(scores(tmp_path / "runs" / "study"), scores(made / "sweep"))
+    pd.testing.assert_frame_equal(scores(tmp_path / "runs" / "study"), scores(sweep_home / "sweep"))
 
 
 @pytest.mark.slow
-def test_two_sweeps_share_a_store_at_the_same_time(made: Path, tmp_path: Path) -> None:
+def test_two_sweeps_share_a_store_at_the_same_time(sweep_home: Path, tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text(tomli_w.dumps(SWEEP), encoding="utf-8")
     command = [sys.executable, "-c", "from fedsim.cli.main import main; main()", "sweep", "study.toml", "-q", "--out"]
     both = [subprocess.Popen([*command, name], cwd=tmp_path) for name in ("a", "b")]
     assert [process.wait() for process in both] == [0, 0]
     for name in ("a", "b"):
-        pd.testing.assert_frame_equal(scores(tmp_path / name), scores(made / "sweep"))
+        pd.testing.assert_frame_equal(scores(tmp_path / name), scores(sweep_home / "sweep"))
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -257,11 +259,11 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_a_cluster_that_does_not_answer_is_named_and_nothing_is_lost(made: Path, tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_answer_is_named_and_nothing_is_lost(sweep_home: Path, tmp_path: Path) -> None:
     axes = {"attack": [{"name": "sme", "iterations": 1}, {"name": "sme", "iterations": 2}]}
     changes = {"sweep.on": "ray", "sweep.address": "127.0.0.1:1", "sweep.axes.attack": axes["attack"]}
     with pytest.raises(RunError, match=r"sweep\.address: no Ray cluster .* '127\.0\.0\.1:1'"):
-        fedsim.sweep(SWEEP, out=tmp_path / "sweep", cells=made / "cells", set=changes)
+        fedsim.sweep(SWEEP, out=tmp_path / "sweep", cells=sweep_home / "cells", set=changes)
     found = fedsim.Sweep(tmp_path / "sweep")
     assert sorted(found.cells["state"]) == ["done", "done", "not done", "not done"]
     assert len(found.table)
@@ -295,13 +297,13 @@ def ray_head() -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_sweep_on_a_cluster_that_is_there_already_has_the_same_table(
-    ray_head: str, made: Path, tmp_path: Path
+    ray_head: str, sweep_home: Path, tmp_path: Path
 ) -> None:
     changes = {"sweep.on": "ray", "sweep.address": ray_head, "sweep.workers": 2}
     found = fedsim.sweep(SWEEP, out=tmp_path / "sweep", cells=tmp_path / "cells", set=changes)
     assert found.failures == []
     assert found.cells["state"].tolist() == ["done"] * 2
-    pd.testing.assert_frame_equal(scores(tmp_path / "sweep"), scores(made / "sweep"))
+    pd.testing.assert_frame_equal(scores(tmp_path / "sweep"), scores(sweep_home / "sweep"))
 
 
 DIES = """
@@ -345,7 +347,7 @@ def test_a_job_whose_actor_died_is_done_again(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_example_is_a_grid_of_attacks_defenses_strengths_and_seeds(tmp_path: Path) -> None:
-    """Every cell of it applies; `made` shows that such a file runs."""
+    """Every cell of it applies; `sweep_home` shows that such a file runs."""
     from fedsim.sweeps.plan import plan_sweep
     from fedsim.sweeps.store import CellStore
 

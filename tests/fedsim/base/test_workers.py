@@ -117,14 +117,14 @@ def pids(folder: Path) -> dict[str, int]:
 def gone(lives: Callable[[int], bool]) -> Callable[[list[int]], bool]:
     """Whether all of these processes end within seconds."""
 
-    def told(processes: list[int]) -> bool:
+    def wait_for_end(processes: list[int]) -> bool:
         deadline, left = time.monotonic() + 5, processes
         while left and time.monotonic() < deadline:
             left = [pid for pid in left if lives(pid)]
             time.sleep(0.05)
         return not left
 
-    return told
+    return wait_for_end
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="who is whose child is told by /proc")

@@ -52,11 +52,11 @@ def test_many_steps_take_few_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hessian.largest_eigenvalue
     times = Hessian.__matmul__
 
-    def counted(self: Hessian, directions: Tensor) -> Tensor:
+    def count_product(self: Hessian, directions: Tensor) -> Tensor:
         products.append(directions)
         return times(self, directions)
 
-    monkeypatch.setattr(Hessian, "__matmul__", counted)
+    monkeypatch.setattr(Hessian, "__matmul__", count_product)
     smallest_by_power_iteration(hessian, 100)
     assert len(products) == 41
 

@@ -31,7 +31,7 @@ MEASURES: list[Measure] = [
 ]
 
 
-def measured(measures: list[Measure]) -> list[dict[str, Any]]:
+def exposure_rows(measures: list[Measure]) -> list[dict[str, Any]]:
     """The rows of a client with three examples, whose update is that of two local steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -47,8 +47,8 @@ def measured(measures: list[Measure]) -> list[dict[str, Any]]:
 
 
 def test_what_measures_share_changes_no_value() -> None:
-    together = [row["value"] for row in measured(MEASURES)]
-    alone = [row["value"] for measure in MEASURES for row in measured([measure])]
+    together = [row["value"] for row in exposure_rows(MEASURES)]
+    alone = [row["value"] for measure in MEASURES for row in exposure_rows([measure])]
     assert together == alone
     assert all(math.isfinite(value) for value in together)
 
@@ -57,7 +57,7 @@ def test_noises_of_the_same_size_are_sent_once() -> None:
     with patch.object(
         ClientMessage, "perturbed_messages", autospec=True, side_effect=ClientMessage.perturbed_messages
     ) as around:
-        measured([AngularLipschitz(noises=20), Lipschitz(noises=20)])
+        exposure_rows([AngularLipschitz(noises=20), Lipschitz(noises=20)])
         both = around.call_count
-        measured([Lipschitz(noises=20)])
+        exposure_rows([Lipschitz(noises=20)])
     assert both == around.call_count - both == 4  # of all together, and of each of three

@@ -38,15 +38,15 @@ def network(alive: bool) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def measured(measure: Measure, alive: bool) -> dict[str, float]:
+def compute_measure(measure: Measure, alive: bool) -> dict[str, float]:
     inputs = torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
     return measure.compute(network(alive), squared_error, inputs, torch.tensor([1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize("measure", SMALLER_IS_MORE, ids=repr)
 def test_what_does_not_depend_on_the_inputs_is_not_exposed_most(measure: Measure) -> None:
-    assert all(math.isnan(value) for value in measured(measure, alive=False).values())
-    assert measured(measure, alive=True)["max"] > 1e-4
+    assert all(math.isnan(value) for value in compute_measure(measure, alive=False).values())
+    assert compute_measure(measure, alive=True)["max"] > 1e-4
 
 
 def test_a_gradient_that_noise_stretches_and_never_turns_exposes_nothing_by_its_angle() -> None:
@@ -99,9 +99,9 @@ def test_an_example_that_is_learnt_has_the_angles_that_float64_finds_and_no_eige
 
 
 def test_where_more_is_exposed_at_larger_values_or_at_less_than_a_share_of_1_it_is_so_told() -> None:
-    assert measured(JacobianNorm(), alive=False) == {"norm": 0}
-    assert measured(Sensitivity(), alive=False) == {"mean": 0}
-    assert measured(ExpectedError(), alive=False)["share"] == 1
+    assert compute_measure(JacobianNorm(), alive=False) == {"norm": 0}
+    assert compute_measure(Sensitivity(), alive=False) == {"mean": 0}
+    assert compute_measure(ExpectedError(), alive=False)["share"] == 1
 
 
 def test_a_single_number_has_one_eigenvalue_and_cannot_turn() -> None:

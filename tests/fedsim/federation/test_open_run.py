@@ -23,7 +23,7 @@ Counts = Counter[str]
 
 
 @pytest.fixture(scope="module")
-def made(
+def finished_run(
     tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     config = tiny_config(attack=[{"name": "shared-model"}], adversary={"when": "at-end", "workers": 1})
@@ -31,8 +31,8 @@ def made(
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "run"))
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counts:
     def count(owner: Any, name: str, what: str) -> None:
         real = getattr(owner, name)
 
-        def counted(*arguments: Any) -> Any:
+        def count_call(*arguments: Any) -> Any:
             counts[what] += 1
             return real(*arguments)
 
-        monkeypatch.setattr(owner, name, counted)
+        monkeypatch.setattr(owner, name, count_call)
 
     count(ManifestFile, "_parse", "manifest")
     count(open_run, "read_toml", "settings")

@@ -18,7 +18,7 @@ from fedsim.federation.properties import Property, property_records
 CLIENTS = 3
 
 
-def made(count: int, start: int) -> Examples:
+def make_examples(count: int, start: int) -> Examples:
     """Rows `number, red, blue` of distinct numbers; every third is red, every fourth is Ann's."""
     number = torch.arange(start, start + count)
     red = number % 3 == 0
@@ -30,8 +30,8 @@ def made(count: int, start: int) -> Examples:
 def dataset() -> Dataset:
     return Dataset(
         name="rows",
-        train=made(60, 0),
-        test=made(40, 60),
+        train=make_examples(60, 0),
+        test=make_examples(40, 60),
         num_classes=2,
         source="",
         licence="",

@@ -61,7 +61,7 @@ def attack(name: str = "inverting-gradients", **settings: Any) -> GradientInvers
     return cast("GradientInversion", registry.build("attacks", name, given, name))
 
 
-def found(by: GradientInversion, build: Any = network) -> tuple[Reconstruction, int]:
+def invert_update(by: GradientInversion, build: Any = network) -> tuple[Reconstruction, int]:
     """What the attack claims of a client of two steps, and how often it computed the loss."""
     model, loss = build(), Counted()
     inputs = torch.rand((len(LABELS), *TASK.input_shape), generator=generator("inputs"))
@@ -103,9 +103,9 @@ def test_it_pays_on_an_accelerator_alone() -> None:
     "name", ["inverting-gradients", "sme", "long-strides", "dlfa", "sapag", "see-through-gradients"]
 )
 def test_restarts_at_once_find_what_they_find_one_after_the_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    apart, many = found(attack(name))
+    apart, many = invert_update(attack(name))
     monkeypatch.setattr(matching, "batching_pays", lambda device: True)
-    whole, few = found(attack(name))
+    whole, few = invert_update(attack(name))
     check_same(apart, whole)
     assert few < 0.6 * many
 
@@ -113,18 +113,18 @@ def test_restarts_at_once_find_what_they_find_one_after_the_other(name: str, mon
 @pytest.mark.usefixtures("at_once")
 def test_as_many_are_computed_at_once_as_the_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     def calls_of_iterations() -> int:
-        return found(attack(iterations=ITERATIONS))[1] - found(attack(iterations=1))[1]
+        return invert_update(attack(iterations=ITERATIONS))[1] - invert_update(attack(iterations=1))[1]
 
     sizes: list[int] = []
     measure = batched_restarts.BatchEntry.from_task
 
-    def measured(matching: Any) -> Any:
+    def note_size(matching: Any) -> Any:
         entry = measure(matching)
         sizes.append(entry.bytes_per_restart)
         return entry
 
-    monkeypatch.setattr(batched_restarts.BatchEntry, "from_task", measured)
-    whole, _ = found(attack())
+    monkeypatch.setattr(batched_restarts.BatchEntry, "from_task", note_size)
+    whole, _ = invert_update(attack())
     for budget, calls in (
         (batched_restarts.MEMORY_BUDGET, 1),
         (4 * sizes[0], 2),
@@ -133,15 +133,15 @@ def test_as_many_are_computed_at_once_as_the_memory_allows(monkeypatch: pytest.M
     ):
         monkeypatch.setattr(batched_restarts, "MEMORY_BUDGET", budget)
         assert calls_of_iterations() == calls * (ITERATIONS - 1)
-        check_same(whole, found(attack())[0])
+        check_same(whole, invert_update(attack())[0])
 
 
 def test_a_model_that_cannot_be_computed_for_several_is_computed_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    apart, _ = found(attack(), branching)
+    apart, _ = invert_update(attack(), branching)
     monkeypatch.setattr(matching, "batching_pays", lambda device: True)
-    again, _ = found(attack(), branching)
+    again, _ = invert_update(attack(), branching)
     assert "restarts are computed one after the other" in caplog.text
     assert torch.equal(apart.data, again.data)
 
@@ -149,7 +149,7 @@ def test_a_model_that_cannot_be_computed_for_several_is_computed_one_after_the_o
 def test_values_that_differ_at_once_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    apart, _ = found(attack())
+    apart, _ = invert_update(attack())
     monkeypatch.setattr(matching, "batching_pays", lambda device: True)
     compute = batched_restarts._BatchedCall.compute
 
@@ -157,7 +157,7 @@ def test_values_that_differ_at_once_are_not_used(
         return [1.1 * tensor for tensor in compute(self, *given)]
 
     monkeypatch.setattr(batched_restarts._BatchedCall, "compute", off)
-    again, _ = found(attack())
+    again, _ = invert_update(attack())
     assert "several at once gave other values" in caplog.text
     assert torch.equal(apart.data, again.data)
 
@@ -172,14 +172,14 @@ def test_small_slopes_that_differ_are_not_taken_for_the_same() -> None:
 def test_a_memory_that_does_not_last_for_several_lasts_for_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    apart, _ = found(attack())
+    apart, _ = invert_update(attack())
     monkeypatch.setattr(matching, "batching_pays", lambda device: True)
 
     def full(self: Any, *given: Any) -> list[Tensor]:
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(batched_restarts._BatchedCall, "compute", full)
-    again, _ = found(attack())
+    again, _ = invert_update(attack())
     assert "restarts are computed one after the other (out of memory)" in caplog.text
     assert torch.equal(apart.data, again.data)
 
@@ -194,8 +194,8 @@ def test_a_restart_that_diverges_leaves_the_others_alone(monkeypatch: pytest.Mon
             self.dummy.fill_(torch.nan)
 
     monkeypatch.setattr(Restart, "__init__", starts)
-    apart, _ = found(attack())
+    apart, _ = invert_update(attack())
     monkeypatch.setattr(matching, "batching_pays", lambda device: True)
-    whole, _ = found(attack())
+    whole, _ = invert_update(attack())
     assert apart.data.isfinite().all()
     check_same(apart, whole)

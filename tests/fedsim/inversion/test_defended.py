@@ -66,7 +66,7 @@ def data(victim: int) -> tuple[Tensor, Tensor]:
     return DIGITS.train.inputs(rows), DIGITS.train.labels[rows]
 
 
-def sent(build: Build, sends: str, victim: int, *defenses: Defense) -> Update:
+def make_update(build: Build, sends: str, victim: int, *defenses: Defense) -> Update:
     """What the client sends of its four digits: a gradient, or its weights after six local steps."""
     (inputs, labels), before, key = data(victim), copy_state(build()), ("client", victim)
     if sends == "gradient":
@@ -103,12 +103,12 @@ def known(build: Build, victim: int, *defenses: Defense, **more: Any) -> Knowled
     return replace(granted, **more)
 
 
-def found(build: Build, sends: str, defense: Defense, *, adaptive: bool) -> float:
+def mean_psnr(build: Build, sends: str, defense: Defense, *, adaptive: bool) -> float:
     """Mean PSNR in dB over the victims."""
     kind: type[GradientInversion] = InvertingGradients if sends == "gradient" else SurrogateModelExtension
     attack, scores = kind(iterations=ITERATIONS, step_size=0.1), list[Tensor]()  # type: ignore[call-arg]
     for victim in range(VICTIMS):
-        update = sent(build, sends, victim, defense)
+        update = make_update(build, sends, victim, defense)
         granted = known(build, victim, *([defense] if adaptive else []))
         finding = attack.invert(update, granted, generator("attack", victim), lambda *_: None)
         scores.append(psnr(pair_examples(finding.data, data(victim)[0]), data(victim)[0]))
@@ -136,7 +136,7 @@ def found(build: Build, sends: str, defense: Defense, *, adaptive: bool) -> floa
 )
 def test_who_knows_the_defense_finds_more(build: Build, sends: str, defense: Defense, margin: float) -> None:
     """By more than `margin` dB, which is at most half of what was measured."""
-    naive, adaptive = (found(build, sends, defense, adaptive=knows) for knows in (False, True))
+    naive, adaptive = (mean_psnr(build, sends, defense, adaptive=knows) for knows in (False, True))
     assert adaptive > naive + margin
 
 
@@ -156,7 +156,7 @@ def test_at_the_true_data_every_distance_is_smaller_for_who_knows_the_defense(
     distance: Distance, defense: Defense
 ) -> None:
     """It would be zero but for the half of what was not sent; nothing in it is NaN, nor is its slope."""
-    update = sent(mlp, "gradient", 0, defense)
+    update = make_update(mlp, "gradient", 0, defense)
     inputs, labels = data(0)
     values = []
     for defenses in ((), (defense,)):
@@ -182,7 +182,7 @@ def test_one_graph_serves_victims_with_other_masks_and_none_serves_both_adversar
     attack, defense = InvertingGradients(iterations=3, step_size=0.1), TopK(fraction=0.1)
     for defenses, graphs in (((), 1), ((defense,), 2)):
         for victim in range(2):
-            update, granted = sent(mlp, "gradient", victim, defense), known(mlp, victim, *defenses)
+            update, granted = make_update(mlp, "gradient", victim, defense), known(mlp, victim, *defenses)
             eager, fast = (
                 replace(attack, compile=fast).invert(update, granted, generator(0), lambda *_: None)
                 for fast in (False, True)
@@ -221,7 +221,7 @@ def test_only_what_a_defense_can_have_left_out_is_filled_in() -> None:
 def test_who_knows_the_defense_counts_labels_better(sends: str, defense: Defense) -> None:
     right = {False: 0.0, True: 0.0}
     for victim in range(8):
-        update, labels = sent(mlp, sends, victim, defense), data(victim)[1]
+        update, labels = make_update(mlp, sends, victim, defense), data(victim)[1]
         for knows in right:
             granted = known(mlp, victim, *([defense] if knows else []), labels=None)
             scene = build_problem(update, granted)
@@ -236,7 +236,7 @@ def test_who_knows_the_defense_counts_labels_better(sends: str, defense: Defense
 
 def test_a_last_bias_that_was_never_sent_is_told(caplog: pytest.LogCaptureFixture) -> None:
     defense = LayerFreeze(layers=("3.bias",))
-    update, granted = sent(mlp, "weights", 0, defense), known(mlp, 0, defense, labels=None)
+    update, granted = make_update(mlp, "weights", 0, defense), known(mlp, 0, defense, labels=None)
     scene = build_problem(update, granted)
     before, after = (dict(zip(scene.parameter_names, state, strict=True)) for state in (scene.before, scene.after))
     assert len(count_labels(update, granted, scene.model, before, after, generator(0))) == COUNT

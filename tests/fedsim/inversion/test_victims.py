@@ -151,7 +151,7 @@ class Federation:
         finally:
             logging.getLogger("fedsim").removeHandler(listener)
 
-    def alone(self, by: Attack, order: VictimTask) -> Finding:
+    def run_alone(self, by: Attack, order: VictimTask) -> Finding:
         """What comes of one that is attacked by itself, as on a CPU."""
         return by.run(replace(order.target, rng=generator("attack", order.target.victim)))
 
@@ -186,7 +186,7 @@ def test_victims_at_once_are_found_as_they_are_one_after_the_other(
 ) -> None:
     some = Federation(tmp_path / "recording", ROWS if name == "tableak" else IMAGES)
     by, orders = attack(name), [some.order(client) for client in SIZES]
-    apart = {order.target.victim: some.alone(by, order) for order in orders}
+    apart = {order.target.victim: some.run_alone(by, order) for order in orders}
     many, some.loss.calls = some.loss.calls, 0
     at_once()
     whole = outcomes(by, orders)
@@ -239,7 +239,7 @@ def test_victims_that_are_not_alike_are_not_computed_with_one_another(
     doubled.factor = 2.0
     orders = [some.order(3), some.order(5, learning_rate=0.2), other.order(8), some.order(5, loss=doubled)]
     by = attack("sapag")
-    apart = [some.alone(by, order) for order in orders]
+    apart = [some.run_alone(by, order) for order in orders]
     some.heard.clear()
     at_once()
     whole = dict(by.run_several(orders))
@@ -265,7 +265,7 @@ def test_one_that_cannot_be_attacked_leaves_the_others_alone(at_once: Callable[[
     ]
     whole = outcomes(attack("sme"), orders)
     for client in (3, 11):
-        check_same(whole[client], some.alone(attack("sme"), some.order(client)))
+        check_same(whole[client], some.run_alone(attack("sme"), some.order(client)))
     assert "client 4" in str(whole[4])
     assert isinstance(whole[5], AttackError)
     assert "1 labels are granted" in str(whole[5])
@@ -277,7 +277,7 @@ def test_one_that_diverges_leaves_the_others_alone(
     monkeypatch: pytest.MonkeyPatch, at_once: Callable[[], None], tmp_path: Path
 ) -> None:
     some, by = Federation(tmp_path / "recording"), attack("inverting-gradients", restarts=1, iterations=6)
-    apart = {client: some.alone(by, some.order(client)) for client in (3, 8)}
+    apart = {client: some.run_alone(by, some.order(client)) for client in (3, 8)}
     at_once()
     step = Restart.project
 
@@ -297,7 +297,7 @@ def test_one_that_raises_on_its_way_leaves_the_others_alone(
     monkeypatch: pytest.MonkeyPatch, at_once: Callable[[], None], tmp_path: Path
 ) -> None:
     some, by = Federation(tmp_path / "recording"), attack("sme", alpha_step_size=0.2)
-    apart = {client: some.alone(by, some.order(client)) for client in (3, 8)}
+    apart = {client: some.run_alone(by, some.order(client)) for client in (3, 8)}
     at_once()
     step = Restart.project
 
@@ -316,7 +316,7 @@ def test_one_that_raises_on_its_way_leaves_the_others_alone(
 def test_one_that_is_at_its_end_earlier_is_given_then(at_once: Callable[[], None], tmp_path: Path) -> None:
     some, by = Federation(tmp_path / "recording"), attack(restarts=1, patience=2, iterations=60)
     clients = (3, 5, 8)
-    apart = {client: cast("Reconstruction", some.alone(by, some.order(client))) for client in clients}
+    apart = {client: cast("Reconstruction", some.run_alone(by, some.order(client))) for client in clients}
     lengths = {client: len(found.trace["objective"]) for client, found in apart.items()}
     assert len(set(lengths.values())) > 1
     at_once()
@@ -331,7 +331,7 @@ def test_a_model_that_cannot_be_computed_for_several_is_told_of_each_victim(
     at_once: Callable[[], None], tmp_path: Path
 ) -> None:
     some, by = Federation(tmp_path / "recording", build=branching), attack("sme")
-    apart = {client: some.alone(by, some.order(client)) for client in (3, 5)}
+    apart = {client: some.run_alone(by, some.order(client)) for client in (3, 5)}
     some.heard.clear()
     some.told.clear()
     at_once()
@@ -350,7 +350,7 @@ def test_one_that_gives_other_values_at_once_is_computed_alone(
     monkeypatch: pytest.MonkeyPatch, at_once: Callable[[], None], tmp_path: Path
 ) -> None:
     some, by = Federation(tmp_path / "recording"), attack(restarts=2)
-    apart = {client: some.alone(by, some.order(client)) for client in (3, 5, 8)}
+    apart = {client: some.run_alone(by, some.order(client)) for client in (3, 5, 8)}
     some.heard.clear()
     at_once()
     compute = batched_restarts._BatchedCall.compute
@@ -376,17 +376,17 @@ def test_as_many_victims_are_computed_at_once_as_the_memory_allows(
 ) -> None:
     some, by = Federation(tmp_path / "recording"), attack(restarts=2)
     clients = (3, 5, 8)
-    apart = {client: some.alone(by, some.order(client)) for client in clients}
+    apart = {client: some.run_alone(by, some.order(client)) for client in clients}
     at_once()
     size = batched_restarts.BatchEntry.from_task(by._prepare_task(*_single(some, by), generator(0))).bytes_per_restart
     monkeypatch.setattr(batched_restarts, "MEMORY_BUDGET", holds * size)
 
-    def counted(iterations: int) -> int:
+    def count_losses(iterations: int) -> int:
         some.loss.calls = 0
         outcomes(attack(restarts=2, iterations=iterations), [some.order(client) for client in clients])
         return some.loss.calls
 
-    assert counted(5) - counted(4) == calls
+    assert count_losses(5) - count_losses(4) == calls
     whole = outcomes(by, [some.order(client) for client in clients])
     for client, found in apart.items():
         check_same(whole[client], found)
@@ -397,7 +397,7 @@ def test_where_the_memory_ends_midway_fewer_are_computed_at_once_and_nothing_is_
 ) -> None:
     some, by = Federation(tmp_path / "recording"), attack("sme", restarts=2, alpha_every=2)
     clients, asked = (3, 5, 8), list[int]()
-    apart = {client: some.alone(by, some.order(client)) for client in clients}
+    apart = {client: some.run_alone(by, some.order(client)) for client in clients}
     some.told.clear()
     at_once()
 
@@ -468,7 +468,7 @@ def test_what_cannot_be_done_at_once_is_done_one_after_the_other(
 ) -> None:
     some, by = Federation(tmp_path / "recording"), attack(name, restarts=1, iterations=2)
     orders = [some.order(client, labels=torch.arange(4)) for client in (3, 5)]
-    apart = {order.target.victim: some.alone(by, order) for order in orders}
+    apart = {order.target.victim: some.run_alone(by, order) for order in orders}
     at_once()
     given = by.run_several(orders)
     first, outcome = next(given)

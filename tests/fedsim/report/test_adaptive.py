@@ -57,12 +57,12 @@ def rows(values: Sequence[float], *, knows: bool, title: str = "sme", **keys: An
     ]
 
 
-def made(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> list[ScoreReading]:
+def make_readings(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> list[ScoreReading]:
     return score_readings([*rows(naive, knows=False, **keys), *rows(adaptive, knows=True, **keys)], {})
 
 
 def pair_of(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> NaiveAdaptivePair:
-    [pair] = pair_readings(made(naive, adaptive, **keys))
+    [pair] = pair_readings(make_readings(naive, adaptive, **keys))
     return pair
 
 
@@ -182,17 +182,17 @@ def test_baselines_are_no_attacks() -> None:
 
 
 def test_a_metric_by_which_the_defense_is_worth_less_is_told_besides() -> None:
-    ssim = made(HELD, LEAKING, metric="ssim")
-    told = remarks([*made(HELD, HELD), *ssim], defended=True, granted=True)
+    ssim = make_readings(HELD, LEAKING, metric="ssim")
+    told = remarks([*make_readings(HELD, HELD), *ssim], defended=True, granted=True)
     assert ["by PSNR" in sentence for sentence in told] == [True, False]
     assert "by SSIM, the clients' defense beats only" in told[1]
-    assert len(remarks([*made(LEAKING, LEAKING), *ssim], defended=True, granted=True)) == 1
+    assert len(remarks([*make_readings(LEAKING, LEAKING), *ssim], defended=True, granted=True)) == 1
 
 
 def test_to_fail_is_worth_less_than_to_beat_the_naive_attack() -> None:
     leaking = [value / 20 for value in LEAKING]
-    ssim = made(leaking, leaking[::-1], metric="ssim", floor=0.5)
-    told = remarks([*made(HELD, LEAKING), *ssim], defended=True, granted=True)
+    ssim = make_readings(leaking, leaking[::-1], metric="ssim", floor=0.5)
+    told = remarks([*make_readings(HELD, LEAKING), *ssim], defended=True, granted=True)
     assert ["beats only" in sentence for sentence in told] == [True, False]
     assert "by SSIM, the clients' defense does not hold" in told[1]
 
@@ -209,29 +209,29 @@ def test_of_a_defended_run_it_is_said_that_only_naive_attacks_were_made() -> Non
 
 
 def test_attacks_that_read_no_defenses_are_named() -> None:
-    found = [*made(HELD, LEAKING), *score_readings(rows(HELD, knows=False, title="spear"), {})]
+    found = [*make_readings(HELD, LEAKING), *score_readings(rows(HELD, knows=False, title="spear"), {})]
     assert remarks(found, defended=True, granted=True)[1:] == [
         "Made by the naive adversary alone, because they read no defenses: spear."
     ]
-    assert "only naive attacks" not in " ".join(remarks(made(HELD, HELD), defended=True, granted=False))
+    assert "only naive attacks" not in " ".join(remarks(make_readings(HELD, HELD), defended=True, granted=False))
 
 
 def test_attacks_whose_scores_are_the_same_are_told_once() -> None:
-    alike, further = made(HELD, HELD), {"metric": "ssim"}
+    alike, further = make_readings(HELD, HELD), {"metric": "ssim"}
     assert equal_attacks(alike) == {"sme adaptive": "sme"}
     [once] = merge_equal_attacks(alike)
     assert once.summary.attack == "sme, naive and adaptive alike"
     assert (once.verdict, once.summary.text) == (alike[0].verdict, alike[0].summary.text)
-    other = made(HELD, [*HELD[:4], 9.1001]) + made(HELD, HELD, **further)
+    other = make_readings(HELD, [*HELD[:4], 9.1001]) + make_readings(HELD, HELD, **further)
     assert merge_equal_attacks(other) == other
-    by_one = [*alike, *made(HELD, LEAKING, **further)]
+    by_one = [*alike, *make_readings(HELD, LEAKING, **further)]
     assert merge_equal_attacks(by_one) == by_one
 
 
 def test_a_terminal_shows_one_table_of_what_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     monkeypatch.setattr(work_shown, "console", console)
-    for found, tables in ((made(HELD, HELD), 1), (made(HELD, LEAKING), 2)):
+    for found, tables in ((make_readings(HELD, HELD), 1), (make_readings(HELD, LEAKING), 2)):
         work_shown.show_scores(SimpleNamespace(readings=found, remarks=remarks(found, defended=True, granted=True)))  # type: ignore[arg-type]
         shown = console.export_text()
         assert shown.count("What leaked to sme") == tables

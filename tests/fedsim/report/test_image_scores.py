@@ -15,7 +15,7 @@ def key(victim="0", attack="sme", variant=""):
     return attack, variant, "1", victim, "0"
 
 
-def told(found):
+def ranked_images(found):
     return [(item.rank, item.key[3], item.image, item.value) for item in found]
 
 
@@ -26,7 +26,7 @@ def test_best_median_and_worst_are_taken_over_all_findings_of_the_attack_alone()
         key("2", attack="dlg"): {"psnr": [99.0]},
         key("2", variant="0a1b"): {"psnr": [1.0]},
     }
-    assert told(image_scores.extreme_examples(values, ("sme", ""))) == [
+    assert ranked_images(image_scores.extreme_examples(values, ("sme", ""))) == [
         ("best", "0", 1, 30.0),
         ("median", "1", 2, 15.0),
         ("worst", "1", 1, 9.0),
@@ -35,7 +35,7 @@ def test_best_median_and_worst_are_taken_over_all_findings_of_the_attack_alone()
 
 def test_a_small_distance_is_better_than_a_large_one():
     values = {key(): {"lpips": [0.5, 0.1, 0.9], "psnr": [1.0, 2.0, 3.0]}}
-    assert told(image_scores.extreme_examples(values, ("sme", ""), "lpips")) == [
+    assert ranked_images(image_scores.extreme_examples(values, ("sme", ""), "lpips")) == [
         ("best", "0", 1, 0.1),
         ("median", "0", 0, 0.5),
         ("worst", "0", 2, 0.9),
@@ -44,14 +44,16 @@ def test_a_small_distance_is_better_than_a_large_one():
 
 def test_an_image_that_is_the_same_is_best_and_one_without_a_score_is_none():
     values = {key(): {"psnr": [math.nan, 20.0, math.inf]}}
-    assert told(image_scores.extreme_examples(values, ("sme", ""))) == [
+    assert ranked_images(image_scores.extreme_examples(values, ("sme", ""))) == [
         ("best", "0", 2, math.inf),
         ("worst", "0", 1, 20.0),
     ]
 
 
 def test_one_example_is_told_once_and_none_not_at_all():
-    assert told(image_scores.extreme_examples({key(): {"mse": [0.5]}}, ("sme", ""), "psnr")) == [("best", "0", 0, 0.5)]
+    assert ranked_images(image_scores.extreme_examples({key(): {"mse": [0.5]}}, ("sme", ""), "psnr")) == [
+        ("best", "0", 0, 0.5)
+    ]
     assert image_scores.extreme_examples({key(): {"label_accuracy": [0.5]}}, ("sme", "")) == []
 
 

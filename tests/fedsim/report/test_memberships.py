@@ -9,7 +9,7 @@ from fedsim.report.memberships import roc_charts
 from fedsim.report.run_contents import FindingView
 
 
-def found(attack: str, true: list[float]) -> FindingView:
+def make_view(attack: str, true: list[float]) -> FindingView:
     """Of ten others."""
     curve = RocCurve(false_positive_rates=torch.linspace(0, 1, 11), true_positive_rates=torch.tensor(true))
     return FindingView(about={"attack": attack}, hash="", curves={}, num_examples=0, has_truth=True, roc=curve)
@@ -23,12 +23,12 @@ def test_without_such_findings_nothing_is_drawn() -> None:
 def test_a_chart_tells_the_mean_over_victims_with_its_extremes_and_chance() -> None:
     rising = [0.2 + 0.08 * step for step in range(11)]
     high = [min(1.0, share + 0.2) for share in rising]
-    [chart] = roc_charts([found("fedmia", rising), found("fedmia", high)], ["sme", "fedmia"]).drawn
+    [chart] = roc_charts([make_view("fedmia", rising), make_view("fedmia", high)], ["sme", "fedmia"]).drawn
     assert "false-positive rate 0.1: fedmia 0.38 (0.28 to 0.48); chance 0.1" in str(chart)
     assert "sme" not in str(chart)
 
 
 def test_an_attack_that_finds_nobody_at_low_rates_is_drawn_at_the_share_of_one_member() -> None:
     late = [0.0] * 6 + [0.2, 0.4, 0.6, 0.8, 1.0]
-    [chart] = roc_charts([found("membership-loss", late)], ["membership-loss"]).drawn
+    [chart] = roc_charts([make_view("membership-loss", late)], ["membership-loss"]).drawn
     assert "false-positive rate 0.1: membership-loss 0.2; chance 0.1" in str(chart)

@@ -79,7 +79,7 @@ def fingerprints(path: Path) -> set[str]:
     return {read_facts(file)["fingerprint"] for file in path.glob("findings/*/*.safetensors")}
 
 
-def told(page: str, term: str) -> str:
+def read_definition(page: str, term: str) -> str:
     [text] = re.findall(rf"<dt>{term}</dt><dd>(.*?)</dd>", page)
     return text
 
@@ -94,11 +94,11 @@ def test_the_files_of_a_page_make_the_same_run_the_same_findings_and_the_same_pa
     assert list(downloads(page)) == ["experiment.toml", "attack-1.toml", "attack-2.toml"]
 
     again, other = made_anew(page, tmp_path / "files")
-    assert Transcript(again).hash() == Transcript(run.path).hash() == told(page, "SHA-256 of the recording")
+    assert Transcript(again).hash() == Transcript(run.path).hash() == read_definition(page, "SHA-256 of the recording")
     assert claims(again) == claims(run.path)
     assert len(claims(again)) == 2 * 2 + 3
     assert fingerprints(again) == fingerprints(run.path)
-    assert told(other, "SHA-256 of all findings") == told(page, "SHA-256 of all findings")
+    assert read_definition(other, "SHA-256 of all findings") == read_definition(page, "SHA-256 of all findings")
     assert downloads(other) == downloads(page)
 
 
@@ -272,7 +272,7 @@ iterations = 3
     [one] = before
     assert read_facts(before[one])["fingerprint"] == read_facts(after[one])["fingerprint"]
     other = (again / "report.html").read_text(encoding="utf-8")
-    assert told(other, "SHA-256 of all findings") == told(page, "SHA-256 of all findings")
+    assert read_definition(other, "SHA-256 of all findings") == read_definition(page, "SHA-256 of all findings")
 
     pipeline.report(OpenRun(elsewhere))  # without the attack file, from the findings alone
     alone = (elsewhere / "report.html").read_text(encoding="utf-8")

@@ -72,26 +72,26 @@ def federation(plan: SweepPlan, store: Path) -> StoreEntry:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("store")
     assert work_off(store, plan_of(store)) == {}
     return store
 
 
 @pytest.fixture
-def own(made: Path, tmp_path: Path) -> Path:
+def own(finished_store: Path, tmp_path: Path) -> Path:
     """A copy of the store that a test may change."""
-    return Path(shutil.copytree(made, tmp_path / "store"))
+    return Path(shutil.copytree(finished_store, tmp_path / "store"))
 
 
 @pytest.fixture(scope="module")
-def expected(made: Path) -> dict[str, list[dict[str, str]]]:
-    return rows(plan_of(made))
+def expected(finished_store: Path) -> dict[str, list[dict[str, str]]]:
+    return rows(plan_of(finished_store))
 
 
-def test_a_cell_is_a_run_whose_recording_is_its_federations(made: Path) -> None:
-    plan = plan_of(made)
-    source, target = federation(plan, made).folder, cell(plan, made).folder
+def test_a_cell_is_a_run_whose_recording_is_its_federations(finished_store: Path) -> None:
+    plan = plan_of(finished_store)
+    source, target = federation(plan, finished_store).folder, cell(plan, finished_store).folder
     name = "transcript/round-000001.safetensors"
     assert (source.path / name).samefile(target.path / name)
     for folder in (source, target):
@@ -100,8 +100,8 @@ def test_a_cell_is_a_run_whose_recording_is_its_federations(made: Path) -> None:
     assert not (target.path / "findings" / "spear-ica").exists()
 
 
-def test_every_score_stands_beside_its_floor_accuracy_and_cost(made: Path) -> None:
-    found = plan_of(made).finished_cells[plan_of(made).cells[0].key].rows
+def test_every_score_stands_beside_its_floor_accuracy_and_cost(finished_store: Path) -> None:
+    found = plan_of(finished_store).finished_cells[plan_of(finished_store).cells[0].key].rows
     assert {row["victim"] for row in found} == {"0", "1"}
     psnr = next(row for row in found if row["metric"] == "psnr")
     assert float(psnr["value"]) > 0
@@ -113,12 +113,14 @@ def test_every_score_stands_beside_its_floor_accuracy_and_cost(made: Path) -> No
     assert (psnr["proved_epsilon"], psnr["measured_epsilon"]) == ("", "")
 
 
-def test_finished_cells_are_found_again_from_other_files(made: Path) -> None:
-    plan = plan_of(made, axes={"attack": [{"name": "spear-ica", "label": "exact"}, {"name": "sme", "iterations": 4}]})
+def test_finished_cells_are_found_again_from_other_files(finished_store: Path) -> None:
+    plan = plan_of(
+        finished_store, axes={"attack": [{"name": "spear-ica", "label": "exact"}, {"name": "sme", "iterations": 4}]}
+    )
     assert [c.point.labels["attack"] for c in plan.remaining_cells] == ["sme"]
     assert plan.remaining_federations == []
     assert plan.estimated_seconds is not None
-    assert plan_of(made).remaining_cells == []
+    assert plan_of(finished_store).remaining_cells == []
 
 
 def _flip(path: Path) -> None:
@@ -323,11 +325,11 @@ def failing(own: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception |
     shutil.rmtree(own)
 
     def arrange(error: Exception | None) -> None:
-        def measured(*arguments: object) -> list[str]:
+        def log_missing_epsilon(*arguments: object) -> list[str]:
             logging.getLogger("fedsim.test").error("no epsilon", exc_info=error)
             return ["no epsilon"]
 
-        monkeypatch.setattr(pipeline, "_measure_epsilon", measured)
+        monkeypatch.setattr(pipeline, "_measure_epsilon", log_missing_epsilon)
 
     return arrange
 

@@ -115,11 +115,11 @@ def test_a_federation_trains_them_at_once_and_those_with_canaries_alone(
 ) -> None:
     groups: list[int] = []
 
-    def counted(model: nn.Module, before: State, shares: list[LocalData], *rest: Any) -> Any:
+    def note_group_size(model: nn.Module, before: State, shares: list[LocalData], *rest: Any) -> Any:
         groups.append(len(shares))
         return local_updates(model, before, shares, *rest)
 
-    monkeypatch.setattr(clients.app, "local_updates", counted)
+    monkeypatch.setattr(clients.app, "local_updates", note_group_size)
     config = tiny_config(
         defense=[{"name": "dp-sgd", "noise_multiplier": 1.0}],
         federation={"clients": 6, "rounds": 1},

@@ -153,7 +153,7 @@ def test_what_is_measured_is_the_plain_loss(run: OpenRun) -> None:
     assert float(first[loss]) == pytest.approx(plain, rel=1e-4)
 
 
-def handed(run: OpenRun, **knowledge: Any) -> Knowledge:
+def attack_knowledge(run: OpenRun, **knowledge: Any) -> Knowledge:
     """What an attack of the run is handed."""
     config = run.read_experiment()
     assert config is not None
@@ -167,7 +167,7 @@ def handed(run: OpenRun, **knowledge: Any) -> Knowledge:
 
 def test_attacks_are_handed_the_loss_of_smoothed_labels_unless_it_is_withheld(run: OpenRun) -> None:
     outputs, labels = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), some_data()[1]
-    known, withheld = handed(run).loss, handed(run, label_smoothing=False).loss
+    known, withheld = attack_knowledge(run).loss, attack_knowledge(run, label_smoothing=False).loss
     assert known is not None
     assert withheld is cross_entropy
     torch.testing.assert_close(known(outputs, labels), by_hand(outputs, labels))

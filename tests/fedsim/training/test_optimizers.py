@@ -45,7 +45,7 @@ def tensors() -> list[Tensor]:
     return [torch.randn(shape, generator=rng).requires_grad_() for shape in ((3, 4), (5,), ())]
 
 
-def moved(optimizer: Any, own: list[Tensor], steps: int = 5) -> list[Tensor]:
+def take_steps(optimizer: Any, own: list[Tensor], steps: int = 5) -> list[Tensor]:
     """Where `own` are after steps along slopes of a function; the second tensor has none in every other step."""
     for step in range(steps):
         optimizer.zero_grad()
@@ -64,7 +64,7 @@ def test_the_bits_are_those_of_torch(name: str, groups: bool) -> None:
     for kind in PAIRS[name]:
         own = tensors()
         given: Any = [{"params": own[:2]}, {"params": own[2:], "lr": 0.3}] if groups else own
-        ends.append(moved(kind(given), own))
+        ends.append(take_steps(kind(given), own))
     for ours, theirs in zip(*ends, strict=True):
         assert torch.equal(ours, theirs)
         assert ours.isfinite().all()
@@ -73,13 +73,13 @@ def test_the_bits_are_those_of_torch(name: str, groups: bool) -> None:
 def test_an_optimizer_goes_on_from_its_memory() -> None:
     for kind in (lambda p: SGD(p, 0.1, momentum=0.9), lambda p: Adam(p, 0.1)):
         whole = tensors()
-        moved(kind(whole), whole, 4)
+        take_steps(kind(whole), whole, 4)
         first: Optimizer = kind(own := tensors())
-        moved(first, own, 2)
+        take_steps(first, own, 2)
         second: Optimizer = kind(own)
         second.memory = [{key: tensor.clone() for key, tensor in memory.items()} for memory in first.memory]
         second.param_groups[0]["lr"] = first.param_groups[0]["lr"]
-        assert all(map(torch.equal, moved(second, own, 2), whole))
+        assert all(map(torch.equal, take_steps(second, own, 2), whole))
 
 
 def test_no_optimizer_imports_the_compiler() -> None:

@@ -16,7 +16,7 @@ from fedsim.training.settings import LocalTraining
 LOSS: Any = nn.functional.cross_entropy
 
 
-def sent(*layers: nn.Module, training: LocalTraining | None = None) -> ClientMessage:
+def make_message(*layers: nn.Module, training: LocalTraining | None = None) -> ClientMessage:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), *layers, nn.Tanh(), nn.Linear(6, 3)).double()
     return ClientMessage.create(
@@ -27,11 +27,11 @@ def sent(*layers: nn.Module, training: LocalTraining | None = None) -> ClientMes
 @pytest.mark.parametrize(
     ("whole", "computed"),
     [
-        (sent(), 1),
-        (sent(nn.BatchNorm1d(6).eval()), 1),
-        (sent(nn.BatchNorm1d(6)), 4),
-        (sent(nn.Dropout()), 4),
-        (sent(training=LocalTraining(local_steps=3, batch_size=2)), 4),
+        (make_message(), 1),
+        (make_message(nn.BatchNorm1d(6).eval()), 1),
+        (make_message(nn.BatchNorm1d(6)), 4),
+        (make_message(nn.Dropout()), 4),
+        (make_message(training=LocalTraining(local_steps=3, batch_size=2)), 4),
     ],
     ids=["plain", "batch norm in eval mode", "batch norm in train mode", "dropout", "update"],
 )
@@ -54,7 +54,7 @@ def test_an_example_by_itself_is_what_it_is_among_the_others(whole: ClientMessag
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(6), nn.BatchNorm1d(6, track_running_stats=False).eval()])
 def test_where_outputs_do_not_show_that_examples_mix_they_do_all_the_same(norm: nn.Module) -> None:
     """A head of zeros gives the same outputs whatever it gets, and equal examples are their own mean."""
-    silent, equal = sent(norm), sent(norm)
+    silent, equal = make_message(norm), make_message(norm)
     nn.init.zeros_(silent.model[-1].weight)
     nn.init.zeros_(silent.model[-1].bias)
     equal = replace(equal, inputs=equal.inputs[:1].expand(4, -1), labels=equal.labels[:1].expand(4))
@@ -67,7 +67,7 @@ def test_a_head_of_zeros_leaves_open_whether_examples_mix() -> None:
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return inputs - inputs.mean(0)
 
-    whole = sent(Centred())
+    whole = make_message(Centred())
     nn.init.zeros_(whole.model[-1].weight)
     nn.init.zeros_(whole.model[-1].bias)
     assert len(whole.vary_one_example(2).inputs) == 4
@@ -84,7 +84,7 @@ def test_whatever_layer_draws_draws_the_same_each_time(layer: nn.Module) -> None
             found = self.layer(inputs)
             return found[0] if isinstance(found, tuple) else found
 
-    whole = sent(Only())
+    whole = make_message(Only())
     torch.testing.assert_close(whole(whole.unknown_inputs), whole(whole.unknown_inputs), rtol=0, atol=0)
     assert len(whole.vary_one_example(2).inputs) == 4
 

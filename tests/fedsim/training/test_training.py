@@ -543,13 +543,13 @@ BEFORE = {
 AFTER = {"weight": BEFORE["weight"] + np.float32(0.37), "scale": np.array(0.9), "count": np.array(8)}
 
 
-def sent(reply: Message) -> dict[str, np.ndarray[Any, Any]]:
+def read_weights(reply: Message) -> dict[str, np.ndarray[Any, Any]]:
     assert not reply.has_error(), reply.error
     return {name: array.numpy() for name, array in reply.content.array_records["weights"].items()}
 
 
 def test_the_mod_clips_the_update_and_lets_integers_pass() -> None:
-    got = sent(answer(as_mod(UpdateNoise(clip=0.25)), BEFORE, AFTER))
+    got = read_weights(answer(as_mod(UpdateNoise(clip=0.25)), BEFORE, AFTER))
     moved = {name: got[name].astype(np.float64) - BEFORE[name] for name in ("weight", "scale")}
     assert math.sqrt(sum((m**2).sum() for m in moved.values())) == pytest.approx(0.25, rel=1e-5)
     assert got["count"] == 8
@@ -557,21 +557,21 @@ def test_the_mod_clips_the_update_and_lets_integers_pass() -> None:
 
 
 def test_a_mod_that_changes_nothing_sends_the_very_same_bytes() -> None:
-    got = sent(answer(as_mod(Idle()), BEFORE, AFTER))
+    got = read_weights(answer(as_mod(Idle()), BEFORE, AFTER))
     assert {name: a.tobytes() for name, a in got.items()} == {name: a.tobytes() for name, a in AFTER.items()}
 
 
 def test_a_mod_without_a_seed_never_repeats_its_noise() -> None:
     defense = UpdateNoise(noise_multiplier=1.0)
-    one, two = (sent(answer(as_mod(defense), BEFORE, AFTER))["weight"] for _ in range(2))
+    one, two = (read_weights(answer(as_mod(defense), BEFORE, AFTER))["weight"] for _ in range(2))
     assert not np.array_equal(one, two)
-    same = [sent(answer(as_mod(defense, generator(5)), BEFORE, AFTER))["weight"] for _ in range(2)]
+    same = [read_weights(answer(as_mod(defense, generator(5)), BEFORE, AFTER))["weight"] for _ in range(2)]
     assert np.array_equal(*same)
 
 
 def test_the_mod_leaves_evaluation_and_errors_alone() -> None:
     mod = as_mod(UpdateNoise(clip=1e-9))
-    got = sent(answer(mod, BEFORE, AFTER, kind="evaluate"))
+    got = read_weights(answer(mod, BEFORE, AFTER, kind="evaluate"))
     assert np.array_equal(got["weight"], AFTER["weight"])
     assert answer(mod, BEFORE, "broken").error.reason == "broken"
 

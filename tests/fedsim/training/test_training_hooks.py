@@ -390,13 +390,18 @@ class AddsToo(Adds):
 def test_another_defense_changes_no_noise_on_the_update(
     tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
 ) -> None:
-    def sent(*names: str) -> State:
+    def defended_gradient(*names: str) -> State:
         defenses = [{"name": f"{__name__}:{name}"} for name in names]
         tables: dict[str, Any] = {"federation": {"clients": 1, "rounds": 1}, "defense": defenses, "attack": []}
         run = serial_run(tiny_config(**tables), tmp_path / "-".join(("run", *names)))
         return Transcript(run.path).update(1, 0).pseudo_gradient
 
-    plain, one, other, both = sent(), sent("Adds"), sent("AddsToo"), sent("AddsToo", "Adds")
+    plain, one, other, both = (
+        defended_gradient(),
+        defended_gradient("Adds"),
+        defended_gradient("AddsToo"),
+        defended_gradient("AddsToo", "Adds"),
+    )
     for name, start in plain.items():
         torch.testing.assert_close(both[name] - start, (one[name] - start) + (other[name] - start), rtol=0, atol=1e-4)
         assert not torch.allclose(one[name], other[name])

@@ -27,7 +27,7 @@ BENCHMARKS = PACKAGE_FOLDER.parent.parent / "benchmarks"
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def printed_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What the command prints on a wide terminal."""
     monkeypatch.setattr(command, "console", Console(width=200))
 
@@ -78,9 +78,9 @@ def test_a_geometry_from_trained_states_is_measured_once_unless_it_was_damaged(
 
 @pytest.mark.slow
 def test_a_sweep_is_run_and_compared_and_its_result_can_be_kept(
-    small_paper: Path, told: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    small_paper: Path, printed_output: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = told("p", "quick")
+    text = printed_output("p", "quick")
     assert "Left out, because scripts make them: p/typed." in text
     assert "p/images, quick: Two clients. About 1 min on one core." in text
     assert "All together about 2 min." in text
@@ -98,8 +98,8 @@ def test_a_sweep_is_run_and_compared_and_its_result_can_be_kept(
     assert written.read_text() == before
 
 
-def test_the_list_says_of_each_table_what_makes_it_again(small_paper: Path, told: Callable[..., str]) -> None:
-    lines = {line.split()[0]: line for line in told().splitlines() if line.strip().startswith("p/")}
+def test_the_list_says_of_each_table_what_makes_it_again(small_paper: Path, printed_output: Callable[..., str]) -> None:
+    lines = {line.split()[0]: line for line in printed_output().splitlines() if line.strip().startswith("p/")}
     assert "not measured" in lines["p/plane"]
     assert "quick, 1 min; full, 4 h" in lines["p/plane"]
     assert "by_hand.py, 5 min" in lines["p/typed"]
@@ -116,10 +116,10 @@ def test_the_list_says_of_each_table_what_makes_it_again(small_paper: Path, told
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_sentence(
-    name: str, scale: str | None, sentence: str, small_paper: Path, told: Callable[..., str]
+    name: str, scale: str | None, sentence: str, small_paper: Path, printed_output: Callable[..., str]
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
-        told(name, scale)
+        printed_output(name, scale)
 
 
 def test_a_result_says_what_is_not_in_its_figures_and_why() -> None:

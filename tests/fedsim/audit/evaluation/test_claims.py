@@ -31,7 +31,7 @@ PARTIAL = PartialRecords(**vars(HELD), column="c", features=slice(0, 2), categor
 SNAPSHOTS: dict[str, Any] = {"snapshots": torch.zeros(1, 2, 1, 4, 4), "snapshot_iterations": torch.tensor([0])}
 
 
-def owed(task: Task | None = IMAGES, **known: Any) -> FindingSpec:
+def make_spec(task: Task | None = IMAGES, **known: Any) -> FindingSpec:
     knowledge = Knowledge(**known)
     return FindingSpec(where="round 1, client 0", knowledge=knowledge, before=lambda: BEFORE, task=task, clients=3)
 
@@ -61,19 +61,19 @@ def present(*clients: int) -> PropertyPresence:
 @pytest.mark.parametrize(
     ("rule", "finding"),
     [
-        (owed(), data(2, 1, 4, 4, **SNAPSHOTS)),
-        (owed(), data(1, 1, 4, 4)),
-        (owed(), data(99, 1, 4, 4, claims="federation")),
-        (owed(), typical(7, 1, 4, 4)),
-        (owed(WORDS), words(2, 5)),
-        (owed(NUMBERS), data(2, 1, 4, 4, labels=torch.zeros(2))),
-        (owed(None), data(9, 8)),
-        (owed(None, input_shape=(8,)), data(9, 8)),
-        (owed(), LocalModel(state=BEFORE)),
-        (owed(records=HELD), inferred("source", 4, 0, 2)),
-        (replace(owed(), clients=None), inferred("source", 4, 0, (1 << 64) - 1)),
-        (owed(), present(0, 2)),
-        (owed(partial_records=PARTIAL), inferred("attribute", 4, 0, 1)),
+        (make_spec(), data(2, 1, 4, 4, **SNAPSHOTS)),
+        (make_spec(), data(1, 1, 4, 4)),
+        (make_spec(), data(99, 1, 4, 4, claims="federation")),
+        (make_spec(), typical(7, 1, 4, 4)),
+        (make_spec(WORDS), words(2, 5)),
+        (make_spec(NUMBERS), data(2, 1, 4, 4, labels=torch.zeros(2))),
+        (make_spec(None), data(9, 8)),
+        (make_spec(None, input_shape=(8,)), data(9, 8)),
+        (make_spec(), LocalModel(state=BEFORE)),
+        (make_spec(records=HELD), inferred("source", 4, 0, 2)),
+        (replace(make_spec(), clients=None), inferred("source", 4, 0, (1 << 64) - 1)),
+        (make_spec(), present(0, 2)),
+        (make_spec(partial_records=PARTIAL), inferred("attribute", 4, 0, 1)),
     ],
 )
 def test_a_finding_of_the_right_form_passes(rule: FindingSpec, finding: Finding) -> None:
@@ -83,45 +83,45 @@ def test_a_finding_of_the_right_form_passes(rule: FindingSpec, finding: Finding)
 @pytest.mark.parametrize(
     ("rule", "finding", "sentence"),
     [
-        (owed(), data(3, 2, 2), "examples of shape (2, 2), expected (1, 4, 4)"),
-        (owed(), typical(7, 4, 4), "examples of shape (4, 4), expected (1, 4, 4)"),
-        (owed(WORDS), words(2, 6), "examples of shape (6,), expected (5,)"),
-        (owed(), words(2, 5), "data that are texts, expected numbers"),
-        (owed(WORDS), data(2, 5), "data that are numbers, expected texts"),
-        (owed(NUMBERS), data(2, 1, 4, 4), "labels that are classes, expected targets of a regression"),
-        (owed(None, input_shape=(8,)), data(9, 7), "examples of shape (7,), expected (8,)"),
-        (owed(), data(2, 1, 4, 4, labels=torch.tensor([0, 3])), "labels up to 3, expected at most 2"),
+        (make_spec(), data(3, 2, 2), "examples of shape (2, 2), expected (1, 4, 4)"),
+        (make_spec(), typical(7, 4, 4), "examples of shape (4, 4), expected (1, 4, 4)"),
+        (make_spec(WORDS), words(2, 6), "examples of shape (6,), expected (5,)"),
+        (make_spec(), words(2, 5), "data that are texts, expected numbers"),
+        (make_spec(WORDS), data(2, 5), "data that are numbers, expected texts"),
+        (make_spec(NUMBERS), data(2, 1, 4, 4), "labels that are classes, expected targets of a regression"),
+        (make_spec(None, input_shape=(8,)), data(9, 7), "examples of shape (7,), expected (8,)"),
+        (make_spec(), data(2, 1, 4, 4, labels=torch.tensor([0, 3])), "labels up to 3, expected at most 2"),
         (
-            owed(WORDS),
+            make_spec(WORDS),
             Texts(tokens=torch.tensor([[0, 1, 2, 3, 9]] * 2), labels=torch.tensor([0, 1])),
             "tokens up to 9, expected at most 8",
         ),
         (
-            owed(),
+            make_spec(),
             LocalModel(state={"w": BEFORE["w"]}),
             "a model whose b is missing, expected of torch.float32, shape (2,)",
         ),
         (
-            owed(),
+            make_spec(),
             LocalModel(state={**BEFORE, "w": torch.zeros(3, 2)}),
             "a model whose w is of torch.float32, shape (3, 2), expected of torch.float32, shape (2, 3)",
         ),
         (
-            owed(),
+            make_spec(),
             LocalModel(state={**BEFORE, "b": torch.zeros(2, dtype=torch.float64)}),
             "a model whose b is of torch.float64, shape (2,), expected of torch.float32, shape (2,)",
         ),
         (
-            owed(),
+            make_spec(),
             LocalModel(state={**BEFORE, "v": torch.zeros(1)}),
             "a model whose v is of torch.float32, shape (1,), expected missing",
         ),
-        (owed(records=HELD), inferred("source", 5, 0, 2), "scores of records numbering 5, expected 4"),
-        (owed(records=HELD), inferred("source", 4, 0, 3), "candidates [0, 3], expected numbers from 0 to 2"),
-        (owed(), inferred("source", 1, 0, 1 << 63), f"candidates [0, {1 << 63}], expected numbers from 0 to 2"),
-        (owed(), present(1, 1 << 63), f"messages of clients up to {1 << 63}, expected at most 2"),
+        (make_spec(records=HELD), inferred("source", 5, 0, 2), "scores of records numbering 5, expected 4"),
+        (make_spec(records=HELD), inferred("source", 4, 0, 3), "candidates [0, 3], expected numbers from 0 to 2"),
+        (make_spec(), inferred("source", 1, 0, 1 << 63), f"candidates [0, {1 << 63}], expected numbers from 0 to 2"),
+        (make_spec(), present(1, 1 << 63), f"messages of clients up to {1 << 63}, expected at most 2"),
         (
-            owed(partial_records=PARTIAL),
+            make_spec(partial_records=PARTIAL),
             inferred("attribute", 4, 0, 1, 2),
             "candidates [0, 1, 2], expected numbers from 0 to 1",
         ),

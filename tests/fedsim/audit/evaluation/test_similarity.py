@@ -57,7 +57,9 @@ def by_hand(sent: AttackedUpdate, data: Tensor, alpha: float) -> float:
     return 1 - cosine_similarity(gradient, moved, dim=0).item()
 
 
-def judged(data: Tensor, sent: AttackedUpdate | None, trace: Mapping[str, Tensor] | None = None) -> dict[str, Score]:
+def scores_by_metric(
+    data: Tensor, sent: AttackedUpdate | None, trace: Mapping[str, Tensor] | None = None
+) -> dict[str, Score]:
     finding = Reconstruction(data=data, labels=LABELS, trace=trace or {})
     truth, public = (
         Truth(data=images(4), labels=LABELS),
@@ -98,16 +100,16 @@ def test_batch_norm_normalises_as_the_client_did() -> None:
 
 def test_what_an_attack_says_of_its_own_loss_is_not_believed() -> None:
     boast = {"l_sim": torch.zeros(3)}
-    assert "l_sim" not in judged(images(4, seed=3), None, boast)
+    assert "l_sim" not in scores_by_metric(images(4, seed=3), None, boast)
     sent = message(local_epochs=40)
-    item = judged(images(4, seed=3), sent, boast)["l_sim"]
+    item = scores_by_metric(images(4, seed=3), sent, boast)["l_sim"]
     assert item.value == pytest.approx(by_hand(sent, images(4, seed=3), 1.0), abs=1e-6)
     assert not item.higher_is_better
 
 
 def test_the_floor_is_the_best_guess_by_the_same_rule() -> None:
     sent = message(local_epochs=5)
-    scores = judged(images(4, seed=3), sent)
+    scores = scores_by_metric(images(4, seed=3), sent)
     noise, public = torch.Generator().manual_seed(1), images(9, seed=5)
     guesses = {
         "noise": torch.rand((4, 1, 6, 6), generator=noise),
@@ -152,7 +154,7 @@ def test_where_there_is_none_the_reason_stands_there_and_the_others_are_scored(
             num_examples=4,
         )
     broken = AttackedUpdate(model=change.get("model", sent.model), loss=cross_entropy, update=update, value_range=RANGE)
-    scores = judged(images(4, seed=3), broken)
+    scores = scores_by_metric(images(4, seed=3), broken)
     assert sentence in scores["l_sim"].missing
     assert math.isfinite(scores["psnr"].value)
 

@@ -41,7 +41,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def made(
+def make_dataset(
     labels: Array, groups: Array | None = None, name: str = "made", classes: int | None = None, **more: Any
 ) -> Dataset:
     count = len(labels)
@@ -59,18 +59,18 @@ def made(
 
 
 def regression() -> Dataset:
-    return made(rng().normal(size=100).astype(np.float32), name="prices", classes=0)
+    return make_dataset(rng().normal(size=100).astype(np.float32), name="prices", classes=0)
 
 
 @pytest.fixture(scope="module")
 def ten() -> Dataset:
     """2000 examples of 10 classes, sorted by class as the worst files are, and of 25 groups of 80."""
-    return made(np.repeat(np.arange(10), 200), np.resize(np.arange(25), 2000))
+    return make_dataset(np.repeat(np.arange(10), 200), np.resize(np.arange(25), 2000))
 
 
 @pytest.fixture(scope="module")
 def faces() -> Dataset:
-    return made(np.repeat(np.arange(40), 10), name="att-faces")
+    return make_dataset(np.repeat(np.arange(40), 10), name="att-faces")
 
 
 def adult(ages: Array, doctor: Array) -> Dataset:
@@ -82,7 +82,7 @@ def adult(ages: Array, doctor: Array) -> Dataset:
         Column(name="age", start=0, low=17.0, high=90.0),
         Column(name="education", start=1, categories=("Masters", "Doctorate")),
     )
-    return made(np.resize([0, 1], len(ages)), name="adult", raw=raw, columns=columns)
+    return make_dataset(np.resize([0, 1], len(ages)), name="adult", raw=raw, columns=columns)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_natural_clients_are_the_groups_in_their_order(ten: Dataset) -> None:
 
 def test_natural_clients_are_those_of_flower_datasets() -> None:
     groups = rng(3).integers(0, 12, 500)
-    ours = Natural().assign(made(np.zeros(500, np.int64), groups), 12, rng())
+    ours = Natural().assign(make_dataset(np.zeros(500, np.int64), groups), 12, rng())
     theirs = by_flower(partitioners.NaturalIdPartitioner("writer"), table(writer=groups), 12)
     assert {frozenset(share.tolist()) for share in ours} == {frozenset(share.tolist()) for share in theirs}
 
@@ -165,16 +165,16 @@ def test_fewer_natural_clients_are_whole_groups_drawn_by_chance(ten: Dataset) ->
 
 def test_small_groups_and_numbers_without_a_group_are_left_out() -> None:
     groups = np.array([4, 4, 4, 0, 7, 7, 7, 7, 0, 4])
-    shares = Natural(min_examples=3).assign(made(np.zeros(10, np.int64), groups), 2, rng())
+    shares = Natural(min_examples=3).assign(make_dataset(np.zeros(10, np.int64), groups), 2, rng())
     assert [share.tolist() for share in shares] == [[0, 1, 2, 9], [4, 5, 6, 7]]
 
 
 def test_natural_says_what_it_lacks(ten: Dataset) -> None:
     with pytest.raises(ConfigError, match="no natural clients; use iid or dirichlet, or a data set with") as caught:
-        Natural().assign(made(np.zeros(4, np.int64), name="digits"), 2, rng())
+        Natural().assign(make_dataset(np.zeros(4, np.int64), name="digits"), 2, rng())
     assert "'digits'" in sentence(caught)
     with pytest.raises(ConfigError, match=r"QMNIST; put qmnist-train-labels-idx2-int\.gz into the folder QMNIST/raw"):
-        Natural().assign(made(np.zeros(4, np.int64), name="mnist"), 2, rng())
+        Natural().assign(make_dataset(np.zeros(4, np.int64), name="mnist"), 2, rng())
     with pytest.raises(ConfigError, match="26 clients, but 'made' has 25 natural groups; lower") as caught:
         Natural().assign(ten, 26, rng())
     sentence(caught)
@@ -359,7 +359,7 @@ def test_adult_by_age_says_what_it_lacks(people: Dataset, ten: Dataset) -> None:
     with pytest.raises(DataError, match="'made' has no column 'education'"):
         AdultByAge().assign(ten, 10, rng())
     columns = (people.columns[0], Column(name="education", start=1, categories=("Masters", "PhD")))
-    other = made(np.resize([0, 1], 1000), raw=people.train.raw, columns=columns)
+    other = make_dataset(np.resize([0, 1], 1000), raw=people.train.raw, columns=columns)
     with pytest.raises(DataError, match=r"category 'Doctorate' .* 'made' does not have them; use data set adult"):
         AdultByAge().assign(other, 10, rng())
 
@@ -580,7 +580,7 @@ def test_with_distinct_labels_no_client_holds_a_class_twice(ten: Dataset) -> Non
 
 
 def test_of_a_class_too_small_for_all_clients_chance_says_who_goes_without() -> None:
-    few = made(np.array([0] * 40 + [1] * 3))
+    few = make_dataset(np.array([0] * 40 + [1] * 3))
     lucky = [
         {client for client, share in enumerate(Iid(distinct_labels=True).assign(few, 10, rng(s))) if 42 in share}
         for s in range(20)

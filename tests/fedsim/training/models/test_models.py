@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -720,13 +720,8 @@ def test_models_need_nothing_but_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_table_of_models_names_every_one_of_ours() -> None:
-    path = Path(__file__).parents[4] / "benchmarks" / "model_table.py"
-    spec = importlib.util.spec_from_file_location("model_table", path)
-    assert spec
-    assert spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_the_table_of_models_names_every_one_of_ours(load_script: Callable[[Path], ModuleType]) -> None:
+    script = load_script(Path(__file__).parents[4] / "benchmarks" / "model_table.py")
     ours = {
         n
         for n in registry.registered_names("models")
