@@ -70,8 +70,8 @@ def main() -> None:
     parser.add_argument("--memory-of", nargs=2, metavar=("NAME", "BATCH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.open_memory:
-        name, size = options.open_memory
+    if options.memory_of:
+        name, size = options.memory_of
         print(_growth(name, Client(int(size))))
         return
     if options.spectrum:

@@ -1,0 +1,193 @@
+"""One gradient of texts of Reuters R8, attacked; the tables and the picture of docs/dager.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adversaries.text.dager import Dager
+from adversaries.text.lamp import Lamp
+from adversaries.text.tag import Tag
+from adversaries.text.texts import TextInvertingGradients
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.statistics import confidence_interval
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base import text_metrics
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.data import Dataset
+from fedsim.data.reuters import ReutersR8
+from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.findings import Texts
+from fedsim.interfaces.modality import PublicExamples
+from fedsim.training.models.transformer import TransformerDecoder, TransformerEncoder
+from studies.messages import attack_updates, copy_parameters, data_folder, gradient_update, mean_gradient
+from studies.running import Row
+from studies.writing import markdown_table, save_picture, set_style
+
+NETWORKS: dict[str, Callable[..., Any]] = {
+    "encoder": TransformerEncoder,
+    "decoder": TransformerDecoder,
+    "decoder-lora": partial(TransformerDecoder, lora_rank=32),
+}
+WIDTHS, STEPS, BATCH, MOST_TEXTS, MOST_WORDS = (128, 256, 512), 100, 16, 16, 256
+"""The width is the smallest that is more than size x length + 8, or the largest."""
+ATTACKS: dict[str, Attack] = {
+    "dager": Dager(attempts=2),
+    "inverting-gradients-text": TextInvertingGradients(iterations=300, step_size=0.1),
+    "tag": Tag(iterations=300),
+    "lamp": Lamp(iterations=300, candidates=50, tries=10),
+}
+METRICS = ("exact", "floor", "rouge_1", "rouge_2", "labels")
+
+
+def applies(cell: Row) -> bool:
+    """Leave out batches of too many words."""
+    return bool(cell["size"] * cell["length"] <= MOST_WORDS)
+
+
+@cache
+def load_texts(length: int) -> Dataset:
+    """Load Reuters R8."""
+    return ReutersR8(length=length).load(data_folder())
+
+
+def text_order(data: Dataset, seed: int) -> Tensor:
+    """Return an order of the training texts: the first ones are the client's, the others train the network."""
+    return torch.randperm(len(data.train), generator=generator("dager", seed, "who"))
+
+
+@cache
+def build_network(name: str, weights: str, length: int, dim: int, seed: int) -> nn.Module:
+    """Build a network whose weights depend on these alone."""
+    data = load_texts(length)
+    with seed_globals("dager", seed):
+        model: nn.Module = NETWORKS[name](dim=dim).build(data.task)
+    if weights == "trained":
+        optimizer, rng = torch.optim.Adam(model.parameters(), 1e-3), generator("dager", seed, "train")
+        for _ in range(STEPS):
+            index = text_order(data, seed)[torch.randint(MOST_TEXTS, len(data.train), (BATCH,), generator=rng)]
+            optimizer.zero_grad()
+            cross_entropy(model(data.train.inputs(index)), data.train.labels[index]).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def measure(seed: int, size: int, length: int, network: str, weights: str, attack: str) -> Row:
+    """Attack one gradient, and score what is found."""
+    data = load_texts(length)
+    dim = next((width for width in WIDTHS if width > size * length + 8), WIDTHS[-1])
+    model = build_network(network, weights, length, dim, seed)
+    mine = text_order(data, seed)[:size]
+    tokens, labels = data.train.inputs(mine), data.train.labels[mine]
+    knowledge = Knowledge(
+        model=lambda: model, loss=cross_entropy, input_shape=(length,), num_classes=8,
+        learning_rate=1.0, local_epochs=1, batch_size=size,
+    )  # fmt: skip
+    update = gradient_update(copy_parameters(model), mean_gradient(model, tokens, labels), size)
+    try:
+        finding, seconds = attack_updates(ATTACKS[attack], [update], knowledge, generator(seed))
+    except AttackError as error:
+        print(error)
+        return {"dim": dim, "refused": 1, **dict.fromkeys(METRICS, ""), "seconds": 0.0}
+    assert isinstance(finding, Texts)
+    truth = Truth(data=tokens, labels=labels, padding=data.padding)
+    public = PublicExamples(data=data.test.inputs(), labels=data.test.labels)
+    scores = {score.metric: score for score in score_examples(finding, truth, public=public, rng=generator(0))}
+    paired = text_metrics.pair_texts(finding.tokens, tokens, data.padding)
+    rouge = {f"rouge_{n}": float(text_metrics.rouge(paired, tokens, data.padding, n).mean()) for n in (1, 2)}
+    exact = {"exact": scores["recovered"].value, "floor": scores["recovered"].floor}
+    labels_right = scores["label_accuracy"].value
+    return {"dim": dim, "refused": 0, **exact, **rouge, "labels": labels_right, "seconds": round(seconds, 2)}
+
+
+def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return a table for each attack and network, shares and ROUGE in percent, means over batches."""
+    parts = []
+    head = [
+        "b",
+        "length",
+        "width",
+        "batches",
+        "whole",
+        "exact %",
+        "floor %",
+        "ROUGE-1",
+        "ROUGE-2",
+        "labels %",
+        "seconds",
+    ]
+    for attack, network, weights in sorted({(row["attack"], row["network"], row["weights"]) for row in rows}):
+        settings = list_settings(rows, attack, network, weights)
+        lines = [setting_line(batches(rows, attack, network, weights, *setting)) for setting in settings]
+        parts.append(f"`{attack}`, {network}, {weights} weights:\n\n{markdown_table(head, lines, '---:')}")
+    return {"": "\n\n".join(parts)}
+
+
+def list_settings(rows: Sequence[Mapping[str, str]], *kind: str) -> list[tuple[int, int]]:
+    """Return length and number of texts of all batches of a kind, ascending."""
+    same = [row for row in rows if (row["attack"], row["network"], row["weights"]) == kind]
+    return sorted({(int(row["length"]), int(row["size"])) for row in same})
+
+
+def batches(
+    rows: Sequence[Mapping[str, str]], attack: str, network: str, weights: str, length: int, size: int
+) -> list[Mapping[str, str]]:
+    """Return the rows of one setting."""
+    wanted = {"attack": attack, "network": network, "weights": weights, "length": str(length), "size": str(size)}
+    return [row for row in rows if wanted.items() <= row.items()]
+
+
+def shares(rows: Sequence[Mapping[str, str]], metric: str) -> np.ndarray:
+    """Return a metric of each batch; one that the attack refused counts as nothing found."""
+    return np.array([float(row[metric] or 0) for row in rows])
+
+
+def setting_line(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Format the line of one setting."""
+    refused = sum(row["refused"] == "1" for row in rows)
+    exact, *others = (shares(rows, metric) for metric in METRICS)
+    text = f"{100 * exact.mean():.0f}"
+    if len(exact) > 1:
+        low, high = confidence_interval(exact, share=True)
+        text += f" ({100 * low:.0f} to {100 * high:.0f})"
+    count = f"{len(rows)} ({refused} refused)" if refused else str(len(rows))
+    seconds = fmean(float(row["seconds"]) for row in rows)
+    means = [f"{100 * values.mean():.0f}" for values in others]
+    setting = [rows[0]["size"], rows[0]["length"], rows[0]["dim"]]
+    return [*setting, count, str(sum(exact == 1)), text, *means, f"{seconds:.1f}"]
+
+
+def draw(rows: Sequence[Mapping[str, str]]) -> None:
+    """Draw what comes back against the number of texts, for each length."""
+    set_style()
+    figure, axes = plt.subplots(1, 4, figsize=(9, 2.8), sharey=True)
+    for axis, (network, weights) in zip(axes, product(("decoder", "encoder"), ("fresh", "trained")), strict=True):
+        kind = ("dager", network, weights)
+        for length, marker, colour in zip((8, 16, 32), "os^", ("C0", "C1", "C2"), strict=True):
+            sizes = [size for of_length, size in list_settings(rows, *kind) if of_length == length]
+            for metric, line in (("exact", "-"), ("rouge_1", ":")):
+                means = [shares(batches(rows, *kind, length, size), metric).mean() for size in sizes]
+                label = f"{length} words" if metric == "exact" else None
+                axis.plot(sizes, means, line, marker=marker, color=colour, label=label, markersize=4)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks((1, 2, 4, 8, 16), ["1", "2", "4", "8", "16"])
+        axis.set_xlim(0.9, 18)
+        axis.set_title(f"{network}, {weights}", fontsize=9)
+        axis.set_xlabel("texts b")
+    axes[0].set_ylabel("share")
+    axes[0].set_ylim(-0.03, 1.05)
+    axes[0].legend(frameon=False)
+    axes[-1].plot([], [], "k-", label="exact")
+    axes[-1].plot([], [], "k:", label="ROUGE-1")
+    axes[-1].legend(frameon=False, handles=axes[-1].get_lines()[-2:])
+    save_picture(figure, "dager.svg")

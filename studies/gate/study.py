@@ -1,0 +1,323 @@
+"""Federations with a gate at each client, and with what does the same at random.
+
+A gate's limit is chosen so that in round 1 it closes for a quarter, a half or three quarters of the clients
+(`strength`); with `drop-examples` that share of the examples of each client is left out. What does the same at random
+closes in each round as often as the gate did in that round. What leaks of a client is the mean, over all its examples,
+of how far the PSNR of the claim is above the best guess, at least 0, and 0 of what was not sent. Silence and noise at
+random leak what they leak on average over all choices, which is known exactly from the attacks on all clients; left out
+examples are drawn once.
+
+`withhold by quantile` follows each client's own past instead: it is to be silent in that share of its rounds
+(`strength` is 1 - quantile). What leaks is then the mean over all rounds, and the most of any round (`most`), of a
+client that alone has a gate: its values and what leaks of it are those of a federation without gates, attacked in each
+round.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import fedsim
+from clients.defenses.gate import Gate
+from fedsim.audit.audit import open_audit
+from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext, Memory
+from fedsim.recording.wire_format import State
+from fedsim.training.local_round import LocalRound
+from studies.running import Row, final_accuracy
+from studies.writing import markdown_table
+
+CLIENTS, ROUNDS, NOISE, RESAMPLED = 16, 10, 0.002, 2000
+STRENGTHS = (0.25, 0.5, 0.75)
+MEASURES: Mapping[str, dict[str, Any]] = {
+    "gradient-norm": {"name": "gradient-norm"},
+    "angular-lipschitz": {"name": "angular-lipschitz", "noises": 20},
+    "expected-error": {"name": "expected-error", "steps": 8},
+}
+BY_QUANTILE, MOST = "withhold by quantile", "-most"
+"""`MOST` after the name of an attack: what leaks in the round that leaks most."""
+SETTINGS = {"iterations": 100, "step_size": 0.1, "tv_weight": 0.001}
+ATTACKS = [{"name": "sme", **SETTINGS}, {"name": "inverting-gradients", "label": "ig", **SETTINGS}]
+Numbers = NDArray[np.float64]
+Leaks = dict[str, Numbers]
+"""By attack, what leaks in dB: `client`, or `round client`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomGate(Defense):
+    """Does what a gate does, but at random.
+
+    Args:
+        action: as of the gate.
+        rates: in each round, how probably it closes.
+        noise: as of the gate.
+        fraction: as of the gate.
+    """
+
+    action: Literal["withhold", "noise", "drop-examples"]
+    rates: tuple[float, ...] = ()
+    noise: float = 0.0
+    fraction: float = 0.0
+    paper = Paper(title="none", authors="nobody", venue="none", year=2000)
+
+    def on_data(self, local: LocalRound, context: LocalContext) -> Tensor:
+        """See Defense."""
+        count = len(local.labels)
+        if self.action == "drop-examples":
+            return torch.randperm(count, generator=context.rng)[int(self.fraction * count) :].sort().values
+        number = int(context.memory.get("rounds", torch.tensor(0)))
+        context.memory["rounds"] = torch.tensor(number + 1)
+        context.memory["closed"] = torch.rand((), generator=context.rng) < self.rates[number]
+        return torch.arange(count)[: 0 if context.memory["closed"] and self.action == "withhold" else count]
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        """See Defense."""
+        if not (self.noise and context.memory["closed"]):
+            return update
+        noisy = {}
+        for name, tensor in update.items():
+            noisy[name] = tensor + self.noise * torch.randn(tensor.shape, generator=context.rng)
+        return noisy
+
+
+def is_row_of(row: Mapping[str, str], cell: Row) -> bool:
+    """Tell whether a row is of a cell; a gate and what does the same at random are measured together."""
+    same = all(row[name] == str(cell[name]) for name in ("seed", "action", "measure"))
+    return same and float(row["strength"]) == cell["strength"]
+
+
+def measure(seed: int, action: str, measure: str, strength: float) -> list[Row]:
+    """Return a row for each arm, attack and client."""
+    if not strength:
+        accuracy, _ = federate(seed, [])
+        leaks = over_rounds(leaks_of(seed, "open rounds")) if action else leaks_of(seed, "plain")
+        return arm_rows("none", 0.0, accuracy, leaks)
+    if action == "drop-examples":
+        table: dict[str, Any] = {"name": "gate", "measure": MEASURES[measure]} if measure else {"name": random_gate()}
+        defense = [table | {"action": action, "fraction": strength}]
+        accuracy, _ = federate(seed, defense)
+        return arm_rows("gate" if measure else "random", strength, accuracy, first_round(attack_all(seed, defense)))
+    if action == BY_QUANTILE:
+        return follow_past(seed, measure, strength)
+    return close_past_limit(seed, action, measure, strength)
+
+
+def random_gate() -> str:
+    """Return the name by which an experiment finds the random gate."""
+    return "studies.gate.study:RandomGate"
+
+
+def close_past_limit(seed: int, action: str, measure: str, strength: float) -> list[Row]:
+    """Measure a gate that withholds or adds noise past a limit, and what does so at random."""
+    side, limit = find_limit(seed, measure, strength)
+    noise = {"noise": NOISE} if action == "noise" else {}
+    gate = {"name": "gate", "measure": MEASURES[measure], "action": action, side: limit, **noise}
+    accuracy, closed = federate(seed, [gate])
+    plain = leaks_of(seed, "plain")
+    protected = leaks_of(seed, "noisy") if action == "noise" else {name: 0 * leak for name, leak in plain.items()}
+    leaks = {name: np.where(closed[0], protected[name], plain[name]) for name in plain}
+    rows = arm_rows("gate", closed.mean(), accuracy, leaks)
+    rates = closed.mean(1)
+    accuracy, _ = federate(seed, [{"name": random_gate(), "action": action, "rates": rates.tolist(), **noise}])
+    leaks = {name: rates[0] * protected[name] + (1 - rates[0]) * plain[name] for name in plain}
+    return rows + arm_rows("random", rates.mean(), accuracy, leaks)
+
+
+def follow_past(seed: int, measure: str, strength: float) -> list[Row]:
+    """Measure a gate whose limit follows the client's own past; accuracy is that where all have it."""
+    accuracy, closed = federate(seed, [{"name": "gate", "measure": MEASURES[measure], "quantile": 1 - strength}])
+    alone = silent_rounds(seed, Gate(measure=MEASURES[measure], quantile=1 - strength))
+    open_rounds = leaks_of(seed, "open rounds")
+    sent = {name: np.where(alone, 0, leaks) for name, leaks in open_rounds.items()}
+    rows = arm_rows("gate", alone.mean(), accuracy, over_rounds(sent))
+    rates = [float(closed.mean())] * ROUNDS
+    accuracy, _ = federate(seed, [{"name": random_gate(), "action": "withhold", "rates": rates}])
+    return rows + arm_rows("random", closed.mean(), accuracy, over_rounds(open_rounds, silent=float(alone.mean())))
+
+
+def silent_rounds(seed: int, gate: Gate) -> NDArray[np.bool_]:
+    """Return in which rounds a client would be silent that alone has the gate, `round client`."""
+    values = exposures(seed, ROUNDS, tuple(MEASURES))
+    chosen = values[(values["measure"] == gate._measure_name) & (values["quantity"] == gate._quantity_name)]
+    by_round = chosen.pivot(index="round", columns="client", values="value").astype(float)
+    closed = np.zeros((ROUNDS, CLIENTS), dtype=bool)
+    for client in range(CLIENTS):
+        memory: Memory = {}
+        for place, value in enumerate(by_round[client]):
+            closed[place, client] = bool(gate._is_past_limit(torch.tensor([value], dtype=torch.float64), memory))
+    return closed
+
+
+def find_limit(seed: int, measure: str, strength: float) -> tuple[str, float]:
+    """Return by which setting and at which value a gate closes for that share of the clients in round 1."""
+    values = exposures(seed, 1, (measure,))
+    first = values[values["quantity"] == values["quantity"].iloc[0]]
+    more = first["larger_means"].iloc[0] == "more"
+    place = round(CLIENTS * (1 - strength if more else strength))
+    limit = np.sort(first["value"].to_numpy(dtype=float))[place - 1 : place + 1].mean()
+    return "above" if more else "below", float(limit)
+
+
+@cache
+def exposures(seed: int, rounds: int, names: tuple[str, ...]) -> pd.DataFrame:
+    """Return what clients measure in each round where nothing defends."""
+    tables = experiment_tables(seed, [], rounds=rounds) | {"measure": [MEASURES[name] for name in names]}
+    with tempfile.TemporaryDirectory() as folder:
+        return fedsim.run(tables, out=Path(folder) / "run").exposure
+
+
+@cache
+def leaks_of(seed: int, kind: str) -> Leaks:
+    """Return what leaks of each client: `plain` in round 1, `noisy` where all gates add noise, or in `open rounds`."""
+    if kind == "open rounds":
+        return attack_all(seed, [], rounds=ROUNDS)
+    gate = {"name": "gate", "measure": "gradient-norm", "above": 0.0, "action": "noise", "noise": NOISE}
+    return first_round(attack_all(seed, [] if kind == "plain" else [gate]))
+
+
+def experiment_tables(seed: int, defense: list[dict[str, Any]], *, rounds: int = ROUNDS, recorded: int = 1) -> Row:
+    """Return an experiment that records its first rounds."""
+    return {
+        "data": {"name": "mnist"},
+        "partition": {"name": "iid", "samples_per_client": 8},
+        "model": {"name": "mlp", "hidden": [100]},
+        "training": {"local_epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+        "federation": {
+            "engine": "serial", "clients": CLIENTS, "rounds": rounds, "seed": seed, "evaluate_every": rounds,
+            "vectorise": False,
+        },
+        "recording": {"rounds": list(range(1, recorded + 1))},
+        "adversary": {"when": "never"},
+        "defense": defense,
+    }  # fmt: skip
+
+
+def federate(seed: int, defense: list[dict[str, Any]]) -> tuple[float, NDArray[np.bool_]]:
+    """Return the accuracy after the last round, and `round client`, where gates closed."""
+    closed: list[bool] = []
+    decide = Gate._is_past_limit
+
+    def note_decision(gate: Gate, values: Tensor, memory: Memory) -> Tensor:
+        decision = decide(gate, values, memory)
+        if len(values) == 1:
+            closed.append(bool(decision))
+        return decision
+
+    with tempfile.TemporaryDirectory() as folder, patch.object(Gate, "_is_past_limit", note_decision):
+        accuracy = final_accuracy(fedsim.run(experiment_tables(seed, defense), out=Path(folder) / "run"))
+    trials = len(closed) % CLIENTS  # before the first round
+    return accuracy, np.array(closed[trials:]).reshape(-1, CLIENTS)
+
+
+def attack_all(seed: int, defense: list[dict[str, Any]], *, rounds: int = 1) -> Leaks:
+    """Return what leaks of each client in the first rounds, `round client`."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = fedsim.run(experiment_tables(seed, defense, rounds=rounds, recorded=rounds), out=Path(folder) / "run")
+        adversary = {"victims": "all", "rounds": list(range(1, rounds + 1)), "workers": 1}
+        spec = validate_tables(AttackFile, {"adversary": adversary, "attack": ATTACKS}, "gate")
+        audit = open_audit(run.path, spec, trust=True)  # the random gate is code that the run folder names
+        if failures := audit.run():
+            raise RuntimeError("; ".join(failures))
+        scores, examples = list(audit.score()), pd.read_csv(audit.folder.images)
+    psnr = examples[examples["metric"] == "psnr"].groupby(["attack", "round", "victim"])["value"]
+    leaks = {name: np.zeros((rounds, CLIENTS)) for name in ("sme", "ig")}
+    for score in scores:
+        if score["metric"] == "psnr":
+            number, client = int(score["round"]), int(score["victim"])
+            values = psnr.get_group((score["attack"], number, client)).to_numpy(dtype=float)
+            leaks[score["attack"]][number - 1, client] = np.maximum(values - score["floor"], 0).mean()
+    return leaks
+
+
+def first_round(leaks: Leaks) -> Leaks:
+    """Return what leaks in round 1."""
+    return {name: by_round[0] for name, by_round in leaks.items()}
+
+
+def over_rounds(leaks: Leaks, *, silent: float = 0.0) -> Leaks:
+    """Return the mean over rounds and the most of any; on average, if silence has that probability."""
+    found = {name: (1 - silent) * by_round.mean(0) for name, by_round in leaks.items()}
+    for name, by_round in leaks.items():
+        # The probability that the round that leaks k-th most is the first one sent.
+        first = (1 - silent) * silent ** np.arange(len(by_round))
+        found[f"{name}{MOST}"] = first @ -np.sort(-by_round, axis=0)
+    return found
+
+
+def arm_rows(arm: str, closed: float, accuracy: float, leaks: Leaks) -> list[Row]:
+    """Return the rows of one arm."""
+    rows = []
+    for attack, by_client in leaks.items():
+        for client, leak in enumerate(by_client):
+            about = {"arm": arm, "closed": float(closed), "accuracy": accuracy}
+            rows.append(about | {"attack": attack, "client": client, "leak": float(leak)})
+    return rows
+
+
+def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return what each gate leaks, and how much less that is than at random, with 95 % intervals."""
+    head = ["action", "measure", "strength", "clients", "closed", "accuracy (random)", "SME (random)", "difference"]
+    head += ["IG (random)", "difference"]
+    lines: list[list[str]] = []
+    for action in ("", "withhold", "noise", "drop-examples"):
+        lines += action_lines([row for row in rows if row["action"] == action], action or "none")
+    same = [row for row in rows if row["action"] == BY_QUANTILE]
+    by_quantile = [*action_lines(same, BY_QUANTILE), *action_lines(same, f"{BY_QUANTILE}, most", MOST)]
+    return {"limits": markdown_table(head, lines), "quantiles": markdown_table(head, by_quantile)}
+
+
+def action_lines(rows: Sequence[Mapping[str, str]], title: str, suffix: str = "") -> Iterator[list[str]]:
+    """Yield the lines of one action, by the attacks whose names end in `suffix`."""
+    attacks = [f"{name}{suffix}" for name in ("sme", "ig")]
+    if plain := [row for row in rows if row["arm"] == "none"]:
+        clients = len({(row["seed"], row["client"]) for row in plain})
+        leaks = [f"{mean_of([row for row in plain if row['attack'] == name], 'leak'):.2f}" for name in attacks]
+        measure = "" if title == "none" else "none"
+        accuracy = f"{mean_of(plain, 'accuracy'):.3f}"
+        yield [title, measure, "", str(clients), "0", accuracy, leaks[0], "", leaks[1], ""]
+    for measure, strength in product(MEASURES, STRENGTHS):
+        same = [row for row in rows if row["strength"] == str(strength)]
+        gate = [row for row in same if row["arm"] == "gate" and row["measure"] == measure]
+        random = [row for row in same if row["arm"] == "random" and row["measure"] in ("", measure)]
+        seeds = {row["seed"] for row in gate} & {row["seed"] for row in random}
+        gate, random = ([row for row in found if row["seed"] in seeds] for found in (gate, random))
+        if seeds:
+            accuracy = f"{mean_of(gate, 'accuracy'):.3f} ({mean_of(random, 'accuracy'):.3f})"
+            leaks = [text for attack in attacks for text in compare_arms(gate, random, attack)]
+            closed = f"{mean_of(gate, 'closed'):.2f}"
+            yield [title, measure, str(strength), str(len(seeds) * CLIENTS), closed, accuracy, *leaks]
+
+
+def mean_of(rows: Sequence[Mapping[str, str]], column: str) -> float:
+    """Return the mean of a column."""
+    return float(np.mean([float(row[column]) for row in rows]))
+
+
+def compare_arms(
+    gate: Sequence[Mapping[str, str]], random: Sequence[Mapping[str, str]], attack: str
+) -> tuple[str, str]:
+    """Format what leaks with a gate and at random, and the difference by drawing clients anew."""
+    leaks: list[dict[tuple[str, str], float]] = []
+    for rows in (gate, random):
+        leaks.append({(r["seed"], r["client"]): float(r["leak"]) for r in rows if r["attack"] == attack})
+    differences = np.array([leaks[0][who] - leaks[1][who] for who in leaks[0]])
+    rng = np.random.default_rng(0)
+    means = differences[rng.integers(len(differences), size=(RESAMPLED, len(differences)))].mean(1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    gate_mean, random_mean = (np.mean(list(by_client.values())) for by_client in leaks)
+    return f"{gate_mean:.2f} ({random_mean:.2f})", f"{differences.mean():+.2f} [{low:+.2f}, {high:+.2f}]"

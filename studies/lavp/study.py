@@ -1,0 +1,278 @@
+"""LAVP's networks and attack, which studies/lavp_measures and lavp_local read too; correlations and the picture."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+from torch import Tensor, nn
+
+from fedsim.audit.evaluation.perceptual_distance import lpips_distances
+from fedsim.base import metrics
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.randomness import generator
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import Config, validate_tables
+from fedsim.inversion.distances import Cosine, Distance, SquaredL2
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import TotalVariation
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.recipe import Recipe
+from fedsim.training.model_state import copy_state, load_state
+from studies.messages import (
+    data_folder,
+    gradient_update,
+    image_knowledge,
+    invert_update,
+    mean_gradient,
+    trained_states,
+)  # fmt: skip
+from studies.running import STUDIES, Row, read_rows
+from studies.writing import kept_details, kept_result, save_picture, spearman_of_rows
+
+DATA: dict[str, dict[str, Any]] = {
+    "cifar10": {"name": "cifar10"},
+    "cifar100": {"name": "cifar100"},
+    "photographs": {"name": "image-folder", "path": "imagenet-sample-224/val", "size": 64, "test_fraction": 0.5},
+}
+"""The photographs are 100 of ImageNet, one a class, at 64 x 64: networks train on every second of them."""
+MODELS: dict[str, dict[str, Any]] = {
+    "lenet": {"name": "lenet"},
+    "alexnet": {"name": "alexnet", "stride": 2, "channels": [32, 96, 192, 128, 128], "hidden": [512, 512]},
+    "vgg9": {"name": "vgg9", "batch_norm": True, "channels": [16, 32, 64, 64, 128, 128], "hidden": [256, 256]},
+    "resnet8": {"name": "resnet8", "channels": [16, 32, 64], "pool": "global", "hidden": 0},
+    "resnet18": {"name": "resnet18", "channels": 16, "stem": "imagenet"},
+    "shufflenet": {"name": "shufflenet-v2", "width": 0.5},
+}
+"""LAVP names its networks and no more. AlexNet and VGG9 have half their usual channels, ResNet18 a quarter, so that
+two cores can attack them, and VGG9 has batch norm, for the published learning rate of 0.1 is large for a network of
+nine layers without."""
+EPOCHS = {
+    "cifar10": {"lenet": 32, "alexnet": 16, "vgg9": 8, "resnet8": 8},
+    "cifar100": {"lenet": 40, "alexnet": 24, "vgg9": 12, "resnet8": 12},
+    "photographs": {"resnet18": 10, "shufflenet": 10},
+}
+"""The networks of each data set. As many epochs as about 25 minutes of one core allow; the paper's are 300, on all
+images. Ten on 50 photographs teach the networks little, but give batch norm its statistics."""
+BATCH_SIZE = {"cifar10": 32, "cifar100": 32, "photographs": 10}
+IMAGES = {"cifar10": 50, "cifar100": 25, "photographs": 20}
+SEED, DRAWN, RESTARTS, ITERATIONS = 1, 104, 3, 200
+DISTANCES: Mapping[str, Distance] = {"l2": SquaredL2(), "cosine": Cosine()}
+TV_WEIGHTS = {"l2": 100.0, "cosine": 0.3}
+"""By mean squared error on four images that are not in the study, of LeNet on CIFAR-10, never by a correlation."""
+SCORES = ("mse", "ssim", "psnr", "lpips")
+ByImage = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LavpMatching(GradientInversion):
+    """Gradient matching as LAVP's attack: Adam, total variation, pixels in their range.
+
+    Adam is fed the sign of each gradient, as in Geiping et al. 2020: on the four images that settings were tried on,
+    the L2 distance hardly fell without.
+
+    Args:
+        distance: `l2` or `cosine`.
+    """
+
+    distance: str
+
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        prior = (TV_WEIGHTS[self.distance], TotalVariation())
+        return Recipe(distance=DISTANCES[self.distance], priors=[prior], step_size=0.1, signed=True)
+
+
+def read_tables(data: str, model: str) -> dict[str, Any]:
+    """Return LAVP's central training: SGD from 0.1, a tenth of it after half and three quarters of the epochs."""
+    epochs = EPOCHS[data][model]
+    return {
+        "data": DATA[data],
+        "model": MODELS[model],
+        "training": {"local_epochs": 1, "learning_rate": 0.1, "batch_size": BATCH_SIZE[data]},
+        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
+        "states": {"epochs": [epochs], "decay_at": [epochs // 2, epochs * 3 // 4], "decay": 0.1},
+    }
+
+
+@cache
+def experiment_of(data: str, model: str) -> Experiment:
+    """Return the data set and the network."""
+    return Experiment(validate_tables(Config, read_tables(data, model), data))
+
+
+@cache
+def trained_network(data: str, model: str) -> nn.Module:
+    """Return the trained network in evaluation mode."""
+    epochs = EPOCHS[data][model]
+    states = trained_states("lavp", f"{data}-{model}", (epochs,), lambda: read_tables(data, model))
+    network = experiment_of(data, model).new_model()
+    load_state(network, states[epochs])
+    return network.eval()
+
+
+def study_images(data: str, model: str) -> list[int]:
+    """Return places in the test set, the same for all networks."""
+    count = len(experiment_of(data, model).dataset.test)
+    order = torch.randperm(count, generator=generator(SEED, "lavp images"))[:DRAWN].tolist()
+    return order[: 50 if (data, model) == ("cifar100", "lenet") else IMAGES[data]]
+
+
+def example(data: str, model: str, image: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return one test image in [0, 1], in model units, and its label; a batch of one each."""
+    test = experiment_of(data, model).dataset.test
+    inputs = test.inputs(slice(image, image + 1))
+    return inputs, experiment_of(data, model).data.to_model(inputs), test.labels[image : image + 1]
+
+
+def cells() -> Iterator[Row]:
+    """Yield all images of each network and distance."""
+    for data, models in EPOCHS.items():
+        for model, distance in product(models, DISTANCES):
+            for image in study_images(data, model):
+                yield {"data": data, "model": model, "distance": distance, "image": image}
+
+
+def measure(data: str, model: str, distance: str, image: int) -> Row:
+    """Reconstruct one image; NaN where there is nothing to match."""
+    network, experiment = trained_network(data, model), experiment_of(data, model)
+    true, inputs, labels = example(data, model, image)
+    update = gradient_update(copy_state(network), mean_gradient(network, inputs, labels, experiment.loss), 1)
+    knowledge = image_knowledge(experiment, labels, model=lambda: network)
+    attack = LavpMatching(distance=distance, iterations=ITERATIONS, restarts=RESTARTS)
+    try:
+        found = invert_update(attack, update, knowledge, generator(SEED, "lavp attack", image))
+    except AttackError as error:
+        print(f"{data}, {model}: {error}")
+        return dict.fromkeys((*SCORES, "objective"), math.nan)
+    perceived = lpips_distances(found.data, true, data_folder() / "weights")
+    if isinstance(perceived, str):
+        raise ConfigError(f"LPIPS: {perceived}")
+    row = {name: float(getattr(metrics, name)(found.data, true)) for name in ("mse", "ssim", "psnr")}
+    return row | {"lpips": float(perceived), "objective": float(found.trace["objective"][-1])}
+
+
+# What follows from the rows.
+
+TABLES = {"cifar10": "table1-cifar10", "cifar100": "table1-cifar100", "photographs": "table2"}
+PAPER_NAMES = {
+    "gradient-norm.norm": "grad_norm", "lavp.max": "max", "lavp.min": "min", "lavp.ang_max": "ang_max",
+    "lavp.ang_min": "ang_min", "lavp.fusion": "sqrt(max ang_min)",
+}  # fmt: skip
+"""What LAVP calls the measures that it has, too."""
+ENERGY = "distance from the mean, no gradient"
+"""What expected-error says where the gradient tells nothing: the mean square of the inputs."""
+FEWEST, RESAMPLED = 20, 1000
+"""Images of a network from which on a correlation says something."""
+COMMAND = "export FEDSIM_DATA=DIR OMP_NUM_THREADS=1\npython -m studies lavp lavp_measures --only data={}"
+
+
+def qualities() -> Mapping[tuple[str, str, str, str], ByImage]:
+    """Return by data, model, distance and score the value of each image that has one."""
+    values: dict[tuple[str, str, str, str], dict[str, float]] = defaultdict(dict)
+    for row in read_rows(STUDIES / "lavp" / "results.csv"):
+        for score in SCORES:
+            if not math.isnan(float(row[score])):
+                values[row["data"], row["model"], row["distance"], score][row["image"]] = float(row[score])
+    return values
+
+
+def measures() -> Mapping[tuple[str, str, str], ByImage]:
+    """Return by data, model and measure the value of each image that has one."""
+    values: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    for row in read_rows(STUDIES / "lavp_measures" / "results.csv"):
+        if not math.isnan(float(row["value"])):
+            values[row["data"], row["model"], row["measure"]][row["image"]] = float(row["value"])
+    for (data, model, measure), errors in list(values.items()):
+        if measure == "expected-error-cosine.error":
+            shares = values[data, model, "expected-error-cosine.share"]
+            values[data, model, ENERGY] = {image: error / shares[image] for image, error in errors.items()}
+    return values
+
+
+def figures() -> dict[str, Any]:
+    """Return our figures in the place of the paper's Tables 1 to 4."""
+    from studies.lavp_local.study import local_table
+
+    quality, measured, kept = qualities(), measures(), []
+    for data, distance in product(DATA, DISTANCES):
+        counts = {model: len(quality.get((data, model, distance, "mse"), ())) for model in EPOCHS[data]}
+        note = "Spearman's correlation within each of these networks, averaged; images reconstructed: "
+        note += ", ".join(f"{model} {count}" for model, count in counts.items()) + "."
+        for name, rows in correlation_rows(data, distance, quality, measured).items():
+            kept.append(kept_result(f"{TABLES[data]}-{distance}", name, COMMAND.format(data), rows, note))
+    command = "export FEDSIM_DATA=DIR OMP_NUM_THREADS=1 # after the above; ten minutes of one core\n"
+    details = kept_details("local", f"{command}python -m studies lavp_local", *local_table(measured))
+    return {"paper": "lavp", "kept": kept, "details": [details]}
+
+
+def correlation_rows(
+    data: str, distance: str, quality: Mapping[Any, ByImage], measured: Mapping[tuple[str, str, str], ByImage]
+) -> dict[str, dict[str, dict[str, str]]]:
+    """Return by the networks and the steps to the minimum, by measure and score, the mean correlation over networks."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for measure in dict.fromkeys(name for of, _, name in measured if of == data):
+        sampled = []
+        for model in EPOCHS[data]:
+            both = measured.get((data, model, measure), {}).keys() & quality[data, model, distance, "mse"]
+            if len(both) >= FEWEST:
+                sampled.append(model)
+        if sampled:
+            row, steps = paper_name(measure)
+            texts = found.setdefault(f"{', '.join(sampled)}{steps}", {}).setdefault(row, {})
+            for score in SCORES:
+                pairs = [(measured[data, model, measure], quality[data, model, distance, score]) for model in sampled]
+                texts[score] = format_correlation(pairs)
+    return found
+
+
+def paper_name(measure: str) -> tuple[str, str]:
+    """Return LAVP's name of a measure, or ours, and how many steps its minimum took."""
+    label, _, quantity = measure.partition(".")
+    kind, _, steps = label.partition("-")
+    if kind != "lavp":
+        return PAPER_NAMES.get(measure, measure), ""
+    return PAPER_NAMES[f"lavp.{quantity}"], f"; {steps or 100} steps"
+
+
+def format_correlation(pairs: Sequence[tuple[ByImage, ByImage]]) -> str:
+    """Format Spearman's within each network, averaged, and the interval by drawing images anew, the same for all."""
+    images = sorted(set().union(*(set(values) & set(others) for values, others in pairs)))
+    values = np.array([[[by_image.get(image, np.nan) for image in images] for by_image in pair] for pair in pairs])
+    drawn = np.random.default_rng(SEED).integers(len(images), size=(RESAMPLED, len(images)))
+    rows = np.concatenate([np.arange(len(images))[None], drawn])
+    means = np.mean([spearman_of_rows(first[rows], second[rows]) for first, second in values], 0)
+    low, high = np.nanquantile(means[1:], (0.025, 0.975))  # a draw of equal values alone has no correlation
+    return f"{means[0]:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def draw(rows: Sequence[Mapping[str, str]]) -> None:
+    """Draw measures against the MSE, CIFAR-10, as the paper's Fig. 2."""
+    mpl.rcParams["svg.hashsalt"] = "fedsim"
+    quality, measured = qualities(), measures()
+    names = [*PAPER_NAMES, "expected-error-l2.error", "expected-error-cosine.error"]
+    names = [name for name in names if any(name == measure for _, _, measure in measured)]
+    colours = dict(zip(EPOCHS["cifar10"], ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), strict=True))
+    figure, axes = plt.subplots(2, len(names), figsize=(2.2 * len(names), 4.4), sharey="row", sharex="col")
+    for line, distance in zip(axes, DISTANCES, strict=True):
+        for axis, name in zip(line, names, strict=True):
+            for model, colour in colours.items():
+                values = measured.get(("cifar10", model, name), {})
+                mse = quality.get(("cifar10", model, distance, "mse"), {})
+                images = [image for image in values if image in mse and values[image] > 0]
+                x, y = [values[image] for image in images], [mse[image] for image in images]
+                axis.scatter(x, y, s=3, color=colour, label=model, linewidths=0)
+            axis.set(xscale="log", yscale="log")
+        line[0].set_ylabel(f"MSE by {distance}")
+    for axis, name in zip(axes[-1], names, strict=True):
+        axis.set_xlabel(PAPER_NAMES.get(name, name), fontsize=7)
+    axes[0][0].legend(fontsize=6, markerscale=2)
+    save_picture(figure, "lavp.svg")

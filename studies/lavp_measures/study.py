@@ -1,0 +1,51 @@
+"""What each measure says of the images of studies/lavp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from fedsim.plugins import registry
+from studies.lavp.study import EPOCHS, example, experiment_of, study_images, trained_network
+from studies.running import Row
+
+ESTIMATED = {"exact": 0, "probes": 4, "steps": 40}
+MEASURES: dict[str, dict[str, Any]] = {
+    "gradient-norm": {"name": "gradient-norm"},
+    "jacobian-norm": {"name": "jacobian-norm", "probes": 50},
+    "sensitivity": {"name": "sensitivity"},
+    "lipschitz": {"name": "lipschitz", "noises": 200},
+    "angular-lipschitz": {"name": "angular-lipschitz", "noises": 200},
+    "lavp": {"name": "lavp"},
+    "lavp-10": {"name": "lavp", "steps": 10},
+    "lavp-1000": {"name": "lavp", "steps": 1000},
+    "expected-error-l2": {"name": "expected-error", "distance": "l2"},
+    "expected-error-cosine": {"name": "expected-error", "distance": "cosine"},
+    "spectrum-l2": {"name": "spectrum", "distance": "l2", **ESTIMATED},
+    "spectrum-cosine": {"name": "spectrum", "distance": "cosine", **ESTIMATED},
+}
+"""Tables of the measures by label; fewer noises and probes than by default, for two cores."""
+
+
+def cells() -> Iterator[Row]:
+    """Yield all images of each network and measure."""
+    for data, models in EPOCHS.items():
+        for model, label in product(models, MEASURES):
+            for image in study_images(data, model):
+                yield {"data": data, "model": model, "image": image, "label": label}
+
+
+def is_row_of(row: Mapping[str, str], cell: Row) -> bool:
+    """Tell whether a row is of one of the values of a measure."""
+    names = ("data", "model", "image")
+    return row["measure"].split(".")[0] == cell["label"] and all(row[name] == str(cell[name]) for name in names)
+
+
+def measure(data: str, model: str, image: int, label: str) -> list[Row]:
+    """Return a row for each value of one measure."""
+    settings = dict(MEASURES[label])
+    by = registry.build("measures", settings.pop("name"), settings, label)
+    _, inputs, labels = example(data, model, image)
+    values = by.compute(trained_network(data, model), experiment_of(data, model).loss, inputs, labels)
+    return [{"measure": f"{label}.{name}", "value": value} for name, value in values.items()]

@@ -1,0 +1,165 @@
+"""Write what follows from the rows of studies: tables of docs/, pictures, and figures beside published ones."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import tomli_w
+from matplotlib import pyplot as plt
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from fedsim.api.reproduce.papers import PACKAGE_FOLDER
+from fedsim.audit.evaluation.statistics import format_mean
+from studies.running import PivotTable, Study, matches, read_rows
+
+DOCS = Path(__file__).parent.parent / "docs"
+KEPT_HEAD = "# Written by `python -m studies {} --write` out of studies/{}.\n"
+
+
+def write_study(study: Study, *, pictures: bool) -> None:
+    """Write all that follows from the rows of a study."""
+    for page, marked in page_tables(study).items():
+        text = page.read_text(encoding="utf-8")
+        for name, table in marked.items():
+            text = replace_marked(text, name, table)
+        page.write_text(text, encoding="utf-8")
+    if hasattr(study.module, "figures"):
+        tables = study.module.figures()
+        path = PACKAGE_FOLDER / "kept" / f"{tables['paper']}-computed.toml"
+        path.write_text(KEPT_HEAD.format(study.name, study.name) + tomli_w.dumps(with_days(path, tables)))
+    if pictures and hasattr(study.module, "draw"):
+        study.module.draw(read_rows(study.results))
+
+
+def page_tables(study: Study) -> dict[Path, dict[str, str]]:
+    """Return the tables of a study, by page and by the name in the marks."""
+    rows, pages = read_rows(study.results), defaultdict[Path, dict[str, str]](dict)
+    for table in study.file.table:
+        pages[DOCS / table.page][f"{study.name} {table.name}".strip()] = pivot(table, study.file.titles, rows)
+    if hasattr(study.module, "tables"):
+        for name, text in study.module.tables(rows).items():
+            pages[DOCS / study.file.page][f"{study.name} {name}".strip()] = text.strip()
+    return pages
+
+
+def replace_marked(text: str, name: str, table: str) -> str:
+    r"""Put a table between the two marks of a page.
+
+    >>> replace_marked("a <!-- study x: begin --> <!-- study x: end --> b", "x", "new")
+    'a <!-- study x: begin -->\n\nnew\n\n<!-- study x: end --> b'
+    """
+    begin, end = f"<!-- study {name}: begin -->", f"<!-- study {name}: end -->"
+    before, found, rest = text.partition(begin)
+    if not found or end not in rest:
+        raise ValueError(f"the page has no place for the table; write '{begin}' and '{end}' where it belongs")
+    return f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], align: str = "---") -> str:
+    """Format a table in Markdown.
+
+    >>> print(markdown_table(["a", "b"], [["1", "2"]]))
+    | a | b |
+    |---|---|
+    | 1 | 2 |
+    """
+    first, *body = (re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(line)} |") for line in (head, *lines))
+    return "\n".join([first, f"|{f'{align}|' * len(head)}", *body])
+
+
+def pivot(table: PivotTable, titles: Mapping[str, str], rows: Iterable[Mapping[str, str]]) -> str:
+    """Format means over clients and seeds, a line and a column for each value; empty where nothing was measured."""
+    means: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[tuple[str, str], float]] = {}
+    floor = (table.floor,)
+    for row in rows:
+        line, column = (tuple(row.get(name, "") for name in names) for names in (table.lines, table.across))
+        if not matches(row, table.where) or {*line, *column} & {*table.hide}:
+            continue
+        who = (row[table.client], row["seed"])
+        means.setdefault((line, column), {})[who] = float(row["value"])
+        if table.floor:
+            # Attacks on the same victims have the same floor; where they do not, the first one's is shown.
+            place = (floor, column) if table.floor_is_a_line else (line, floor)
+            means.setdefault(place, {}).setdefault(who, float(row["floor"]))
+    order = [table.floor, *titles]
+
+    def rank(names: tuple[str, ...]) -> list[int]:
+        return [order.index(name) if name in order else len(order) for name in names]
+
+    def title(names: Iterable[str]) -> str:
+        return ", ".join(filter(None, (titles.get(name, name) for name in names)))
+
+    columns = sorted(dict.fromkeys(column for _, column in means), key=rank)
+    lines = []
+    for line in sorted(dict.fromkeys(line for line, _ in means), key=rank):
+        cells = [format_mean(means[line, column]) if (line, column) in means else "" for column in columns]
+        lines.append([*(title([name]) for name in line), *cells])
+    return markdown_table([*table.lines.values(), *map(title, columns)], lines)
+
+
+def with_days(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
+    """Add the day of each result: that in the file if its figures are the same, else today."""
+    before = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    for part in ("kept", "details"):
+        for result in tables.get(part, ()):
+            figures = ("table", "name", "head", "rows")
+            same = (old["date"] for old in before.get(part, ()) if all(old.get(k) == result.get(k) for k in figures))
+            result["date"] = next(same, today)
+    return tables
+
+
+def without_day(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result in a file as it is computed."""
+    return {key: value for key, value in result.items() if key != "date"}
+
+
+def kept_result(table: str, name: str, command: str, rows: Mapping[str, Any], note: str) -> dict[str, Any]:
+    """Return our results for a paper's table, as they stand in fedsim/api/reproduce/kept."""
+    return {"table": table, "name": name, "command": command, "note": note, "rows": rows}
+
+
+def kept_details(name: str, command: str, head: list[str], lines: list[list[str]]) -> dict[str, Any]:
+    """Return a table of ours that no paper has, as it stands there."""
+    return {"name": name, "command": command, "head": head, "rows": lines}
+
+
+def spearman_of_rows(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the correlation of the ranks in each row, leaving out what is NaN in either; NaN where all are equal."""
+    known = ~np.isnan(first) & ~np.isnan(second)
+    centred = []
+    for values in (first, second):
+        ranks = np.where(known, rankdata(np.where(known, values, np.inf), axis=1), np.nan)
+        centred.append(ranks - np.nanmean(ranks, 1, keepdims=True))
+    squares = np.nansum(centred[0] ** 2, 1) * np.nansum(centred[1] ** 2, 1)
+    return np.asarray(np.nansum(centred[0] * centred[1], 1) / np.sqrt(squares))
+
+
+def set_style(size: int = 9) -> None:
+    """Set the look of all pictures; the same figures give the same bytes."""
+    mpl.rcParams.update(
+        {"font.size": size, "svg.hashsalt": "fedsim", "axes.spines.top": False, "axes.spines.right": False}
+    )
+
+
+def save_picture(figure: plt.Figure, name: str) -> None:
+    """Save a picture of docs/."""
+    figure.tight_layout()
+    figure.savefig(DOCS / name, metadata={"Date": None})
+    plt.close(figure)
+
+
+def cycle_marks(colours: Sequence[str], markers: str) -> Iterator[tuple[str, str]]:
+    """Yield pairs of a colour and a marker that tell many series apart."""
+    for marker in markers:
+        for colour in colours:
+            yield colour, marker
