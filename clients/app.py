@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import platform
+import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -36,6 +37,8 @@ from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.settings import LocalTraining
 
 log = logging.getLogger("fedsim." + __name__)
+_thread_cache = threading.local()
+"""`parse_experiment`: each thread has experiments of its own, as it trains in their networks."""
 _CLIENT_CODE = "code of a client (its model, loss, a defense or a measure)"
 
 
@@ -251,12 +254,14 @@ def evaluate_client(message: Message, context: Context) -> Message:
 
 def _load_experiment(message: Message) -> Experiment:
     simulation = message.content["simulation"]
-    return _parse_experiment(str(simulation["experiment"]), str(simulation.get("run")))
+    if not hasattr(_thread_cache, "parse_experiment"):
+        _thread_cache.parse_experiment = lru_cache(maxsize=4)(_parse_experiment)
+    experiment: Experiment = _thread_cache.parse_experiment(str(simulation["experiment"]), str(simulation.get("run")))
+    return experiment
 
 
-@lru_cache(maxsize=4)
 def _parse_experiment(experiment: str, run: str) -> Experiment:
-    """Return the experiment, cached by run, because data and partitions are costly to make.
+    """Return the experiment, to be cached by run, because data and partitions are costly to make.
 
     Another run of the same experiment is parsed anew, because code or a file that it names may have
     changed.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fedsim  # noqa: F401  (imported here as a program does, or autodoc would import it as a type checker does)
+from fedsim.base.papers import list_citations
 from fedsim.interfaces.knowledge import FACTS, Knowledge
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ def _prepare(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines:
     if thing is Knowledge:
         at = lines.index("Attributes:") + 1
         lines[at:at] = [f"    {fact}: {about.about}." for fact, about in FACTS.items()]
+    # Papers that the docstring quotes by key follow in full.
+    for citation in list_citations("\n".join(lines)):
+        lines += ["", f"- {citation}"]
 
 
 def setup(app: Sphinx) -> None:

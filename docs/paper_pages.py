@@ -1,9 +1,10 @@
-"""Writes papers/*.md and paper-numbers.md: `python docs/paper_pages.py`. A test sees that they are up to date.
+"""Writes papers/*.md, paper-numbers.md and bibliography.md: `python docs/paper_pages.py`.
 
-Figures come from `fedsim/api/reproduce/papers` (what is published) and `fedsim/api/reproduce/kept` (what we got),
-words from
-the templates `papers/*.md.j2`, in which `setting`, `comparison` and `details` stand for tables. Figures in `kept/` that
-follow from the tables in `benchmarks/results` are written by `python benchmarks/kept_figures.py`.
+A test sees that they are up to date. Figures come from `fedsim/api/reproduce/papers` (what is
+published) and `fedsim/api/reproduce/kept` (what we got), citations from `fedsim/base/papers.bib`,
+words from the templates `papers/*.md.j2`, in which `setting`, `comparison` and `details` stand for
+tables. Figures in `kept/` that follow from the rows of studies are written by
+`python -m studies lavp angular --write`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fedsim.api.reproduce.papers import (
     KeptResult,
     PublishedPaper,
     PublishedTable,
+    commit_sentence,
     compare_figures,
     count_verdicts,
     read_papers,
@@ -29,9 +31,17 @@ from fedsim.api.reproduce.papers import (
 )
 from fedsim.api.reproduce.recipes import find_recipe, how_to_reproduce
 from fedsim.base.errors import ConfigError, join_first
+from fedsim.base.papers import cite, read_bibliography
 
 HERE = Path(__file__).parent
 INDEX = HERE / "paper-numbers.md"
+BIBLIOGRAPHY = HERE / "bibliography.md"
+BIBLIOGRAPHY_HEAD = """<!-- Written by `python docs/paper_pages.py` from fedsim/base/papers.bib. -->
+# Bibliography
+
+What fedsim builds on. Docstrings cite a paper by its key, as in `[Zhu2019], Sect. 4`; a report has the BibTeX of the
+papers that its run used.
+"""
 WRITTEN = "<!-- Written by `python docs/paper_pages.py`; words are in {}.md.j2, figures in fedsim/api/reproduce. -->\n"
 HEAD = """# Published figures beside ours
 
@@ -42,8 +52,8 @@ to the tolerance; *above* is better by more than that, which points to another s
 whose setting differs by too much, and the page says in what. Every result has the command that makes it again.
 
 `fedsim reproduce` lists the same tables, `fedsim reproduce PAPER/TABLE` shows one, and with `--scale quick` or `full`
-runs it; what was run before is not run again. The other tables were made by a script of `benchmarks/`, and their page
-has its arguments.
+runs it; what was run before is not run again. The other tables are made by a study of `studies/`. Where files that only
+an older commit has made figures, their page names the commit.
 
 **All {count} quick runs together take about {minutes} minutes of one core, the longest {longest}**, and less on two
 cores, which make cells side by side. Aimed at are two hours on two cores, and 15 minutes for each. These are sums
@@ -131,7 +141,7 @@ class Page:
             template
         )
         text = made.render(
-            cite=self.paper.cite,
+            cite=cite(self.paper.key),
             title=lambda table: self.paper.table[table].title,
             measured=dict.fromkeys(kept.table for kept in self.results.kept),
             setting=self.setting,
@@ -194,7 +204,8 @@ def _notes(chosen: Sequence[KeptResult]) -> Iterator[str]:
 
 
 def _commands(chosen: Sequence[KeptResult | Details]) -> list[str]:
-    return ["```sh", *dict.fromkeys(one.command.strip() for one in chosen), "```"]
+    lines = ["```sh", *dict.fromkeys(one.command.strip() for one in chosen), "```"]
+    return [*lines, "", sentence] if (sentence := commit_sentence(chosen)) else lines
 
 
 def index() -> str:
@@ -203,7 +214,7 @@ def index() -> str:
     parts = [HEAD.format(count=len(quick), minutes=f"{sum(quick):.0f}", longest=f"{max(quick):.0f}")]
     for name, paper in read_papers().items():
         parts.append(
-            f"\n## [{paper.title}](papers/{name}.md)\n\n{paper.cite}.\n\n" + "\n".join(_result_table(name, paper))
+            f"\n## [{paper.title}](papers/{name}.md)\n\n{cite(paper.key)}\n\n" + "\n".join(_result_table(name, paper))
         )
     return WRITTEN.format("papers/*") + "\n".join(parts) + "\n"
 
@@ -220,9 +231,19 @@ def _result_table(name: str, paper: PublishedPaper) -> list[str]:
     return _table(["", "", "last result", "kept", "quick run", "made again by"], rows)
 
 
+def format_bibliography() -> str:
+    """Write out all papers that fedsim builds on, each under its key."""
+    sections = [BIBLIOGRAPHY_HEAD]
+    for key, paper in read_bibliography().items():
+        address = f" <{paper.url}>" if paper.url else ""
+        sections.append(f"## {key}\n\n{paper}{address}\n")
+    return "\n".join(sections)
+
+
 def pages() -> dict[Path, str]:
     """Every page by its place."""
-    return {INDEX: index(), **{HERE / "papers" / f"{name}.md": Page(name).text() for name in read_papers()}}
+    of_papers = {HERE / "papers" / f"{name}.md": Page(name).text() for name in read_papers()}
+    return {INDEX: index(), BIBLIOGRAPHY: format_bibliography(), **of_papers}
 
 
 if __name__ == "__main__":

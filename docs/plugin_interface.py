@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import data
-from fedsim.base import task
+from fedsim.audit.evaluation import case, display, evaluator, score, truth
+from fedsim.base import constraints, task
 from fedsim.data import partitions
 from fedsim.exposure import measure
-from fedsim.interfaces import attack, defense, findings, knowledge, local_context
+from fedsim.federation.engines import engine
+from fedsim.interfaces import attack, defense, findings, knowledge, local_context, metric, modality, panel
+from fedsim.modalities import guesses
 from fedsim.plugins.factories import RETURN_TYPES
 from fedsim.recording import payloads, transcript, wire_format
+from fedsim.report import charts, reported_run, run_contents, summary
 from fedsim.training import local_round
 
 PAGE = Path(__file__).with_name("plugin-interface.md")
@@ -26,6 +30,14 @@ out of the code, so that it cannot go stale. [add-a-plugin.md](add-a-plugin.md) 
 NAME` tells the settings of a plug-in.
 """
 PARTS = {
+    "Settings": (
+        "Fields are settings, and their types say which values are accepted: "
+        f"{', '.join(f'`{name}`' for name in constraints.__all__ if name.endswith(('Float', 'Int', 'Share', 'One')))} "
+        "of `fedsim.base.constraints`, "
+        "`Annotated` with a constraint of `annotated_types`, or `Literal`.",
+        [constraints.CheckedSettings],
+        [],
+    ),
     "An attack": (
         "Derive a frozen dataclass from `Attack` and implement `_run`. Fields are settings.",
         [
@@ -59,6 +71,34 @@ PARTS = {
         ],
         [findings.client_ids],
     ),
+    "A finding of a new kind": (
+        "What none of these can claim is a kind of its own: a frozen dataclass that derives from `Finding`, and its "
+        "evaluator, which `fedsim.findings` registers under the finding's `kind`. An attack returns the finding. The "
+        "evaluator alone gets the truth. 1. `form` refuses, against a `FindingSpec`, a finding that cannot be judged. "
+        "2. `truth` says which of a victim's data it is about. 3. `judge` reads them by the `EvaluationContext` and "
+        "returns scores, each by a declared metric ([A metric](#a-metric)) and beside the best guess. 4. `show` "
+        "returns a `Display`, whose numbers, tables and matrices suit any kind. `my_finding.py` in "
+        "[add-a-plugin.md](add-a-plugin.md#4-other-plug-ins) is an example.",
+        [
+            findings.Finding,
+            evaluator.Evaluator,
+            evaluator.FindingSpec,
+            evaluator.EvaluationContext,
+            case.Case,
+            truth.Truth,
+            evaluator.Judgement,
+            score.Score,
+            display.Display,
+            display.DisplayTable,
+            display.DisplayMatrix,
+            display.ImageGrid,
+            display.TableRows,
+            display.TextPair,
+            display.ClaimedWord,
+            display.RocCurve,
+        ],
+        [],
+    ),
     "A defense": (
         "Derive a frozen dataclass from `Defense` and override a hook; each is the identity by default.",
         [
@@ -77,11 +117,43 @@ PARTS = {
         [measure.Measure],
         [],
     ),
+    "A metric": (
+        "Derive a class from `ExampleMetric` and implement `measure`, or from `Metric` for what an evaluator computes. "
+        "Each finding is scored by the metrics of all installed packages.",
+        [metric.Metric, metric.ExampleMetric, metric.ExampleContext],
+        [metric.find_metric],
+    ),
+    "An engine": (
+        "Derive a frozen dataclass from `Engine` and implement `carry`. `[federation] engine` names it.",
+        [engine.Engine, engine.FederationJob],
+        [],
+    ),
+    "A panel": (
+        "Derive a class from `Panel` and implement `render`. Each report shows the panels of all installed packages.",
+        [
+            panel.Panel,
+            reported_run.ReportedRun,
+            run_contents.Recording,
+            run_contents.FindingView,
+            summary.ScoreReading,
+            charts.Curve,
+            charts.ChartPoint,
+            charts.HeatMapCell,
+            charts.Look,
+        ],
+        [charts.draw_curves, charts.draw_points, charts.draw_heat_map],
+    ),
     "A data set": (
         "A class with `load(folder: Path | None) -> Dataset`, or a function annotated to return "
         f"{RETURN_TYPES['datasets']}.",
         [data.Dataset, data.Examples, data.Column],
         [],
+    ),
+    "A modality": (
+        "Derive a frozen dataclass without fields from `Modality` and implement `guess_examples`, and `draw_example` "
+        "where a page is to draw. A data set names it.",
+        [modality.Modality, modality.GuessMaterial, modality.PublicExamples],
+        [guesses.general_guesses, guesses.class_means],
     ),
     "A partition": (
         "A class with `assign`, as a frozen dataclass whose fields are settings.",

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from fedsim.api.in_memory import attack
     from fedsim.api.runs import Run, open, run
     from fedsim.api.sweeping import Sweep, sweep
-    from fedsim.audit.evaluation.evaluator import Evaluator
+    from fedsim.audit.evaluation.display import Display, DisplayMatrix, DisplayTable
+    from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, FindingSpec, Judgement
+    from fedsim.audit.evaluation.score import Score
     from fedsim.audit.evaluation.truth import write_truth
     from fedsim.base.errors import FedsimError
     from fedsim.base.task import Task
     from fedsim.data import Dataset, Examples
     from fedsim.exposure.measure import Measure
     from fedsim.federation.config import Config
+    from fedsim.federation.engines.engine import Engine, FederationJob
+    from fedsim.federation.engines.serial import InProcessGrid
     from fedsim.interfaces.attack import Attack, Knowledge, Paper, Target
     from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson, Setting
     from fedsim.interfaces.findings import (
@@ -37,9 +41,13 @@ if TYPE_CHECKING:
         Texts,
     )
     from fedsim.interfaces.local_context import LocalContext
+    from fedsim.interfaces.metric import ExampleContext, ExampleMetric, Metric
+    from fedsim.interfaces.modality import Modality
+    from fedsim.interfaces.panel import Panel
     from fedsim.recording.payloads import Payload
     from fedsim.recording.transcript import Transcript
     from fedsim.recording.wire_format import Update
+    from fedsim.report.reported_run import ReportedRun
 
     Curious: Any
     CuriousGrid: Any
@@ -53,26 +61,42 @@ _HOMES = {
     "Curious": "strategies.curious",
     "CuriousGrid": "strategies.curious_grid",
     "Dataset": "fedsim.data",
+    "Display": "fedsim.audit.evaluation.display",
+    "DisplayMatrix": "fedsim.audit.evaluation.display",
+    "DisplayTable": "fedsim.audit.evaluation.display",
     "Defense": "fedsim.interfaces.defense",
+    "Engine": "fedsim.federation.engines.engine",
+    "EvaluationContext": "fedsim.audit.evaluation.evaluator",
     "Evaluator": "fedsim.audit.evaluation.evaluator",
+    "ExampleContext": "fedsim.interfaces.metric",
+    "ExampleMetric": "fedsim.interfaces.metric",
     "Examples": "fedsim.data",
+    "FederationJob": "fedsim.federation.engines.engine",
     "FedsimError": "fedsim.base.errors",
     "Finding": "fedsim.interfaces.findings",
+    "FindingSpec": "fedsim.audit.evaluation.evaluator",
     "Guarantee": "fedsim.interfaces.defense",
+    "InProcessGrid": "fedsim.federation.engines.serial",
     "Inference": "fedsim.interfaces.findings",
+    "Judgement": "fedsim.audit.evaluation.evaluator",
     "Knowledge": "fedsim.interfaces.attack",
     "LabelDistribution": "fedsim.interfaces.findings",
     "LocalContext": "fedsim.interfaces.local_context",
     "LocalModel": "fedsim.interfaces.findings",
     "Measure": "fedsim.exposure.measure",
     "Membership": "fedsim.interfaces.findings",
+    "Metric": "fedsim.interfaces.metric",
+    "Modality": "fedsim.interfaces.modality",
+    "Panel": "fedsim.interfaces.panel",
     "Paper": "fedsim.interfaces.attack",
     "Payload": "fedsim.recording.payloads",
     "Poisson": "fedsim.interfaces.defense",
     "Participation": "fedsim.interfaces.defense",
+    "Score": "fedsim.audit.evaluation.score",
     "Setting": "fedsim.interfaces.defense",
     "PropertyPresence": "fedsim.interfaces.findings",
     "Reconstruction": "fedsim.interfaces.findings",
+    "ReportedRun": "fedsim.report.reported_run",
     "Representatives": "fedsim.interfaces.findings",
     "Run": "fedsim.api.runs",
     "Sweep": "fedsim.api.sweeping",
@@ -92,11 +116,15 @@ _HOMES = {
 }
 """Module of each public name."""
 __all__ = [
-    "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Evaluator", "Examples",
-    "FedsimError", "Finding", "Guarantee", "Inference", "Knowledge", "LabelDistribution", "LocalContext", "LocalModel",
-    "Measure", "Membership", "Paper", "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction",
-    "Representatives", "Run", "Setting", "Sweep", "Target", "Task", "Texts", "Transcript", "Update", "attack",
-    "compare", "open", "partition_mod", "record_app", "run", "sweep", "write_truth",
+    "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Display",
+    "DisplayMatrix", "DisplayTable", "Engine", "EvaluationContext", "Evaluator", "ExampleContext",
+    "ExampleMetric", "Examples", "FederationJob", "FedsimError", "Finding", "FindingSpec",
+    "Guarantee", "InProcessGrid", "Inference", "Judgement", "Knowledge", "LabelDistribution",
+    "LocalContext", "LocalModel", "Measure", "Membership", "Metric", "Modality", "Panel", "Paper",
+    "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction", "ReportedRun",
+    "Representatives", "Run", "Score", "Setting", "Sweep", "Target", "Task", "Texts",
+    "Transcript", "Update", "attack", "compare", "open", "partition_mod", "record_app", "run",
+    "sweep", "write_truth",
 ]  # fmt: skip
 
 

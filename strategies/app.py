@@ -31,6 +31,7 @@ from fedsim.federation.config import FederationTable
 from fedsim.federation.engines.arrays import LazyArray, make_record, read_state
 from fedsim.federation.engines.client_state import ClientStateStore
 from fedsim.federation.engines.cohort import CohortGrid, straggler_reason
+from fedsim.federation.engines.engine import build_engine
 from fedsim.federation.engines.gc_pause import exclude_existing_objects
 from fedsim.federation.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.federation.open_run import OpenRun
@@ -99,7 +100,7 @@ def _federate_without_exit(experiment: Experiment, folder: OpenRun, grid: Grid, 
 
 def _num_nodes(experiment: Experiment, settings: Mapping[str, Any]) -> int:
     federation = experiment.config.federation
-    return int(settings.get("nodes", federation.supernodes if federation.engine == "flower" else 1))
+    return int(settings.get("nodes", build_engine(federation).least_nodes(federation)))
 
 
 def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: bool, nodes: int) -> None:
@@ -145,10 +146,10 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
 
             # Write the round; its checkpoint last, because a resumed run begins after it.
             rows += round_rows
-            folder.write_table(folder.metrics, (*METRICS_COLUMNS, *ledger.columns), rows)
+            folder.write_table(folder.metrics, (*METRICS_COLUMNS, *ledger.columns), rows, settle=False)
             if config.measure:
                 exposure_rows += _pop_exposures(client_grid.client_state, number)
-                folder.write_table(folder.exposure, EXPOSURE, exposure_rows)
+                folder.write_table(folder.exposure, EXPOSURE, exposure_rows, settle=False)
             save_state(number, arrays, round_rows[0])
             checkpoint = Checkpoint.capture(number, arrays, strategy.strategy, fresh, client_grid.client_state.states)
             checkpoint.save(folder.checkpoint, recording.fsync, partial(folder.manifest.announce, folder.checkpoint))
@@ -207,8 +208,7 @@ def _client_grid(
     federation, simulation = experiment.config.federation, _simulation_record(experiment)
     nodes = wait_for_nodes(grid, expected)
     check_nodes(grid, nodes, simulation)
-    # Flower's engine starts a process for each message, so a round is not split there.
-    steps = _PROGRESS_STEPS if federation.engine != "flower" else 0
+    steps = _PROGRESS_STEPS if build_engine(federation).splits_rounds else 0
     # Under secure aggregation, no update of a single client may be written to disk.
     parking = folder.path if experiment.config.secure_aggregation is None else None
     megabytes = federation.reply_memory
@@ -242,7 +242,7 @@ def _run_round(
         _check_messages(messages, experiment)
         if ledger:
             ledger.record_round(number, _training_of_clients(messages, experiment, number))
-            folder.write_table(folder.ledger, COLUMNS, ledger.rows)
+            folder.write_table(folder.ledger, COLUMNS, ledger.rows, settle=False)
 
         # Replies stream through: check each, log failures, sum groups under secure aggregation.
         failed: set[int] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from flwr.app import Array, Error, Message, MessageType, RecordDict
@@ -229,11 +228,12 @@ class Exchange:
             isinstance(reply, str) or reply.has_only_numbers for reply in self._replies.values()
         )
 
-    @cached_property
+    @property
     def facts(self) -> tuple[dict[str, Any], str]:
         """Return the facts that all clients were sent alike, and the names of those that differ.
 
-        The names of differing facts are also among the facts, as `DIFFERS_BY_CLIENT`.
+        The names of differing facts are also among the facts, as `DIFFERS_BY_CLIENT`. Both may
+        change when another message is absorbed.
         """
         # Nearly always there is one content, which all messages share.
         contents = {id(message.content): message.content for message in self.server_messages}

@@ -33,9 +33,8 @@ class FedSgd(FedAvg):
         weighted_by_key: the metric in which clients report N.
 
     References:
-        McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data,
-        AISTATS 2017, Sect. 2 (FedSGD). Differs: a client's gradient is that of one mini-batch, as
-        in Li et al. (TGIAs-RO); where B is at least N, it is that of all the client's data, as in
+        [McMahan2017], Sect. 2 (FedSGD). Differs: a client's gradient is that of one mini-batch, as
+        in [Li2023b] (TGIAs-RO); where B is at least N, it is that of all the client's data, as in
         the paper.
     """
 

@@ -1,9 +1,8 @@
 """Unmasking of the sum that a server learns under Flower's SecAgg+, instead of single updates.
 
 The server sees public keys, masked vectors, and the shares of secrets that unmask the sum of these
-vectors; see `flwr.server.workflow.SecAggPlusWorkflow` and Bell et al., "Secure Single-Server
-Aggregation with (Poly)Logarithmic Overhead", CCS 2020. The computation here is the server's own,
-with Flower's functions.
+vectors; see `flwr.server.workflow.SecAggPlusWorkflow` and [Bell2020]. The computation here is the
+server's own, with Flower's functions.
 """
 
 from __future__ import annotations

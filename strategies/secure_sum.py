@@ -21,8 +21,7 @@ not unmask it. If enough answer, the masks of those that dropped out are removed
 left out.
 
 References:
-    Bell et al.: Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020;
-    Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017.
+    [Bell2020]; [Bonawitz2017].
     Differs: all pairs of a group share keys.
 """
 

@@ -1,17 +1,15 @@
-"""What every test needs: quiet libraries, one thread, an experiment that runs in a blink."""
+"""What every test needs: quiet libraries, one thread, a cache of its own, shared assertions."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import functools
+import itertools
 import os
 import signal
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 # Flower and Ray read these when they are imported.
 os.environ |= {
@@ -26,9 +24,14 @@ os.environ |= {
 
 import pytest
 import torch
+from hypothesis import settings
 
-from fedsim.federation.config import Config, validate_tables
-from fedsim.federation.open_run import OpenRun
+from fedsim.data import Dataset
+from fedsim.data.digits import Digits
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
+from tests.support.commands import Call, call_fedsim
+from tests.support.recordings import Record, record_updates
 
 with warnings.catch_warnings(), contextlib.suppress(ImportError):
     # Warnings of Flower's own dependencies at import are theirs; here, warnings are errors.
@@ -37,97 +40,9 @@ with warnings.catch_warnings(), contextlib.suppress(ImportError):
     import flwr.serverapp.strategy
     import flwr.simulation  # noqa: F401
 
-TINY: dict[str, Any] = {
-    "data": {"name": "digits"},
-    "partition": {"name": "iid", "samples_per_client": 24},
-    "model": {"name": "mlp", "hidden": [16]},
-    "training": {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.1},
-    "federation": {"engine": "serial", "seed": 3, "clients": 4, "rounds": 2},
-    "strategy": {"name": "fedavg"},
-    "adversary": {"when": "never"},
-}
-
-
-def make_tiny_config(**tables: Any) -> Config:
-    """The tiny experiment with keys of its tables replaced.
-
-    `federation={"rounds": 5}` changes one key; a table with another `name`, and a list, is replaced
-    whole; a key set to None is removed.
-    """
-    merged = dict(TINY)
-    for table, keys in tables.items():
-        old = TINY.get(table, {})
-        if not isinstance(keys, dict) or keys.get("name", old.get("name")) != old.get("name"):
-            merged[table] = keys
-        else:
-            merged[table] = {key: value for key, value in {**old, **keys}.items() if value is not None}
-    return validate_tables(Config, merged, "tiny")
-
-
-def run_serial(config: Config, path: Path, **options: bool) -> OpenRun:
-    """Federate `config` into the run folder `path`, attack and report nothing."""
-    from fedsim.federation.simulation import run_federation
-
-    folder = OpenRun(path)
-    run_federation(config, folder, **options)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def load_script() -> Callable[[Path], ModuleType]:
-    """Load a Python file that is no module of a package, such as a script of docs/ or benchmarks/."""
-
-    def load_file(path: Path) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses look for the module of an annotation
-        spec.loader.exec_module(module)
-        return module
-
-    return load_file
-
-
-@pytest.fixture(scope="session")
-def tiny_config() -> Callable[..., Config]:
-    """`tiny_config(federation={"rounds": 5}, ...)`: digits, an MLP, four clients, two rounds."""
-    return make_tiny_config
-
-
-@pytest.fixture(scope="session")
-def serial_run() -> Callable[..., OpenRun]:
-    """`serial_run(config, path, resume=False, overwrite=False)`: federate, then the run folder."""
-    return run_serial
-
-
-@pytest.fixture(scope="session")
-def descendants() -> Callable[[int], list[int]]:
-    """`descendants(pid)`: the processes that it started, those that they started, and so on; told by /proc."""
-
-    def find_descendants(pid: int) -> list[int]:
-        parents: dict[int, list[int]] = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it has just ended
-                parent = stat.read_text().rpartition(")")[2].split()[1]
-                parents.setdefault(int(parent), []).append(int(stat.parent.name))
-        children = parents.get(pid, [])
-        return [*children, *(later for child in children for later in find_descendants(child))]
-
-    return find_descendants
-
-
-@pytest.fixture(scope="session")
-def lives() -> Callable[[int], bool]:
-    """`lives(pid)`: whether there is such a process, and it has not ended; told by /proc."""
-
-    def is_alive(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
-
-    return is_alive
+# How long an example takes says how busy the machine is, and nothing of fedsim.
+settings.register_profile("fedsim", deadline=None)
+settings.load_profile("fedsim")
 
 
 @pytest.fixture
@@ -144,6 +59,39 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSIM_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
+    """`call(*words)`: run `fedsim WORDS...` in this process; return its exit code and what it printed."""
+    return functools.partial(call_fedsim, capfd=capfd)
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    """The data set of the tiny experiment, which comes with scikit-learn."""
+    return Digits().load(None)
+
+
+@pytest.fixture
+def server_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name the task that makes them, as in a ServerApp."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Each call writes its updates into a new recording."""
+    numbers = itertools.count()
+
+    def write(updates: Update | Iterable[Update]) -> Transcript:
+        listed = [updates] if isinstance(updates, Update) else updates
+        return record_updates(tmp_path / f"recording-{next(numbers)}" / "transcript", listed)
+
+    return write
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,7 +42,7 @@ LINES_ALLOWED = {
 
 
 @pytest.fixture(scope="module")
-def measure(load_script: Callable[[Path], ModuleType]) -> ModuleType:
+def measure() -> ModuleType:
     return load_script(ROOT / "tests" / "language" / "code_figures.py")
 
 

@@ -35,13 +35,12 @@ class Analytic(Attack):
     which is rare.
 
     References:
-        Phong et al.: Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, IEEE
-        TIFS 2018, Sect. 3. Differs: for batches and updates of several steps, where the paper has
+        [Phong2018], Sect. 3. Differs: for batches and updates of several steps, where the paper has
         one example and its gradient.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    paper: ClassVar[Paper] = cite("phong2018privacy")
+    paper: ClassVar[Paper] = cite("Phong2018")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=False)

@@ -36,7 +36,7 @@ class FirstLayerAttack(Attack):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    paper: ClassVar[Paper] = cite("dimitrov2024spear")
+    paper: ClassVar[Paper] = cite("Dimitrov2024")
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Cocktail party attack: inputs as independent components of an update (Kariyappa et al. 2023)."""
+"""Cocktail party attack: inputs as independent components of an update [Kariyappa2023]."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from adversaries.exact.components import separate_components
 from adversaries.exact.layer import read_first_layer
 from adversaries.exact.mixture import InputMixture
 from adversaries.exact.refinement import refine_inputs
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.constraints import PositiveInt
+from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.inversion.settings import check_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,22 +38,17 @@ class CocktailParty(Attack):
             a unit silent (ours); needs ReLU.
 
     References:
-        Kariyappa et al.: Cocktail Party Attack, ICML 2023. Differs: scikit-learn's FastICA finds
-        the components, where the paper descends on an objective with priors on images; signs and
-        sizes are those with which the inputs add up to the update of the bias.
+        [Kariyappa2023]. Differs: scikit-learn's FastICA finds the components, where the paper
+        descends on an objective with priors on images; signs and sizes are those with which the
+        inputs add up to the update of the bias.
     """
 
     of: Literal["values", "differences"] = "values"
-    iterations: int = 400
+    iterations: PositiveInt = 400
     refine: bool = False
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    paper: ClassVar[Paper] = cite("kariyappa2023cocktail")
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        if self.iterations < 1:
-            raise ConfigError(f"iterations: expected at least 1, got {self.iterations}")
+    paper: ClassVar[Paper] = cite("Kariyappa2023")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=self.refine)

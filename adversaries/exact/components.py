@@ -19,7 +19,7 @@ def separate_components(
 
     Inputs that are images are hardly independent, because neighbouring pixels are similar and all
     images are brighter in the middle. The differences between neighbours nearly are, and sparse
-    (Kariyappa et al.: Cocktail Party Attack, ICML 2023, for pixels; differences are ours).
+    ([Kariyappa2023], for pixels; differences are ours).
 
     Args:
         mixtures: `mixture value`, linearly independent.

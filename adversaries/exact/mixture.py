@@ -5,8 +5,8 @@ where X holds one input a row and D, `example unit`, the loss's gradient with re
 number of steps of gradient descent, momentum and clipping included, only adds up such products, so
 the update of W is D^T X with D summed over the steps. A singular value decomposition gives D^T = U
 Q and X = Q^-1 R for some unknown Q, `example example`. A column q of Q is known by its zeros: if
-the ReLU behind a unit is silent for an example in all steps, U q is zero (Dimitrov et al.: SPEAR,
-NeurIPS 2024, for one step).
+the ReLU behind a unit is silent for an example in all steps, U q is zero ([Dimitrov2024], SPEAR,
+for one step).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SPEAR: exact inputs from the zeros of ReLU, by sampling (Dimitrov et al. 2024)."""
+"""SPEAR: exact inputs from the zeros of ReLU, by sampling [Dimitrov2024]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from adversaries.exact.consistency import find_sum_column, repair_columns
 from adversaries.exact.layer import FirstLayer
 from adversaries.exact.mixture import InputMixture
 from adversaries.exact.silence import draw_columns
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.constraints import PositiveInt
+from fedsim.base.errors import AttackError
 
 _DRAWS_A_STEP = 20_000
 
@@ -33,17 +34,12 @@ class Spear(FirstLayerAttack):
         draws: at most; it stops when all columns are found.
 
     References:
-        Dimitrov et al.: SPEAR, NeurIPS 2024, Algorithm 1. Differs: a column is accepted by its
-        zeros alone, see `InputMixture.refine_column`, so that no greedy choice among candidates is
-        needed, and it is computed from all of its zeros again; it reads updates of several local
-        steps as well.
+        [Dimitrov2024], Algorithm 1. Differs: a column is accepted by its zeros alone, see
+        `InputMixture.refine_column`, so that no greedy choice among candidates is needed, and it is
+        computed from all of its zeros again; it reads updates of several local steps as well.
     """
 
-    draws: int = 2_000_000
-
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise ConfigError(f"draws: expected at least 1, got {self.draws}")
+    draws: PositiveInt = 2_000_000
 
     @property
     def progress_steps(self) -> int:

@@ -13,7 +13,7 @@ from adversaries.exact.components import ComponentSource, separate_components
 from adversaries.exact.layer import FirstLayer
 from adversaries.exact.mixture import InputMixture
 from adversaries.exact.silence import draw_columns, draw_guided_column, fit_trimmed_column, follow_estimates
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import NonNegativeInt, PositiveInt
 
 _GUIDED_DRAWS, _DRAWS_FACTOR, _MAX_GUIDED_DRAWS = 150, 6, 10_000
 """Draws of sets of units for each example, their factor after each pass without a new column, and
@@ -41,20 +41,15 @@ class SpearIca(FirstLayerAttack):
         draws: blind draws of sets of units, in all.
 
     References:
-        Dimitrov et al.: SPEAR, NeurIPS 2024, for the zeros; Kariyappa et al.: Cocktail Party
-        Attack, ICML 2023, for independent components. Differs: both are for one step, this reads
-        local steps; the components are those of differences, silence comes from estimates, inputs
-        are taken away as they are found, and some are certified.
+        [Dimitrov2024] (SPEAR), for the zeros; [Kariyappa2023], for independent components. Differs:
+        both are for one step, this reads local steps; the components are those of differences,
+        silence comes from estimates, inputs are taken away as they are found, and some are
+        certified.
     """
 
-    passes: int = 40
-    patience: int = 4
-    draws: int = 20_000
-
-    def __post_init__(self) -> None:
-        for name, least in (("passes", 1), ("patience", 1), ("draws", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+    passes: PositiveInt = 40
+    patience: PositiveInt = 4
+    draws: NonNegativeInt = 20_000
 
     @property
     def progress_steps(self) -> int:

@@ -25,7 +25,7 @@ class SpearIcaRounds(SpearIca):
         passes, patience, draws: as of `spear-ica`.
 
     References:
-        Dimitrov et al.: SPEAR, NeurIPS 2024; Kariyappa et al.: Cocktail Party Attack, ICML 2023.
+        [Dimitrov2024] (SPEAR); [Kariyappa2023].
         Differs: as `spear-ica`, and it reads several rounds together.
     """
 

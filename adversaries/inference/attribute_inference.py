@@ -1,7 +1,7 @@
 """AIA: inference of one attribute of records whose other features and label are known.
 
-`ModelAttributeInference` reads a model (Driouich et al. 2022), `GradientAttributeInference` matches
-gradients (Lyu, Chen 2021).
+`ModelAttributeInference` reads a model [Driouich2022], `GradientAttributeInference` matches
+gradients [Lyu2021].
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from adversaries.local_models.model_sources import (
     match_state,
     unpack_records,
 )
+from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import (
@@ -43,7 +44,6 @@ from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, m
 from fedsim.inversion.local_updates import PAPER
 from fedsim.inversion.named_states import named_states
 from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
-from fedsim.inversion.settings import check_positive
 from fedsim.recording.wire_format import State, Update, non_finite_names
 
 
@@ -67,11 +67,9 @@ class ModelAttributeInference(ModelAttack):
             or `optimal` for the victim's true optimal local model, which only the evaluator has.
 
     References:
-        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses,
-        2022, Eq. 3 and Prop. 4, after Kasiviswanathan et al. 2013; for regressions Diana et al.:
-        Attribute Inference Attacks for Federated Regression Tasks, AAAI 2025, whose passive attack
-        on least squares is this one with `lmra-linear` as source. Differs: the papers do not say
-        how they evaluate networks whose BatchNorm statistics are not shared.
+        [Driouich2022], Eq. 3 and Prop. 4, after [Kasiviswanathan2013]; for regressions [Diana2025],
+        whose passive attack on least squares is this one with `lmra-linear` as source. Differs: the
+        papers do not say how they evaluate networks whose BatchNorm statistics are not shared.
     """
 
     paper: ClassVar[Paper] = PAPER
@@ -141,36 +139,28 @@ class GradientAttributeInference(Attack):
             these were shared.
 
     References:
-        Lyu, Chen: A Novel Attribute Reconstruction Attack in Federated Learning, FTL-IJCAI 2021, as
-        run in Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their
-        Uses, 2022, Eq. 2 and App. C.2. Differs: the papers say neither how the attributes are kept
-        in their range, nor the start, nor the number of iterations; they sum over all inspected
-        rounds, as `rounds = None` does, and take the smaller learning rates above.
+        [Lyu2021], as run in [Driouich2022], Eq. 2 and App. C.2. Differs: the papers say neither how
+        the attributes are kept in their range, nor the start, nor the number of iterations; they
+        sum over all inspected rounds, as `rounds = None` does, and take the smaller learning rates
+        above.
     """
 
-    iterations: int = 100
-    learning_rate: float = 0.1
-    rounds: int | None = 10
-    start: float = 0.0
-    restarts: int = 1
-    patience: int = 0
+    iterations: PositiveInt = 100
+    learning_rate: PositiveFloat = 0.1
+    rounds: PositiveInt | None = 10
+    start: NonNegativeFloat = 0.0
+    restarts: PositiveInt = 1
+    patience: NonNegativeInt = 0
     batch_statistics: bool = True
 
-    paper: ClassVar[Paper] = cite("lyu2021novel")
+    paper: ClassVar[Paper] = cite("Lyu2021")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "partial_records"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
-        for name, least in (("iterations", 1), ("restarts", 1), ("patience", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if self.rounds is not None and self.rounds < 1:
-            raise ConfigError(f"rounds: expected at least 1, got {self.rounds}; leave it out to use all")
-        check_positive(self, "learning_rate")
-        if not 0 <= self.start < math.inf:
-            raise ConfigError(f"start: expected a finite value of at least 0, got {self.start}")
+        super().__post_init__()
         if self.restarts > 1 and not self.start:
             raise ConfigError(
                 f"restarts: with start = 0 all {self.restarts} begin at the same point; set start above 0"

@@ -30,17 +30,16 @@ class FedMia(Attack):
             the score is the mean number of deviations.
 
     References:
-        Zhu et al.: FedMIA: An Effective Membership Inference Attack Exploiting "All for One"
-        Principle in Federated Learning, CVPR 2025. Differs: outliers among the other clients are
-        not filtered, since among up to ten values none is three of their own deviations from their
-        mean; mean and deviation are those of the same candidate, which the released evaluation
-        confuses for non-members by shuffling them client by client.
+        [Zhu2025]. Differs: outliers among the other clients are not filtered, since among up to ten
+        values none is three of their own deviations from their mean; mean and deviation are those
+        of the same candidate, which the released evaluation confuses for non-members by shuffling
+        them client by client.
     """
 
     measure: Literal["cosine", "loss"] = "cosine"
     probability: bool = True
 
-    paper: ClassVar[Paper] = cite("zhu2025fedmia")
+    paper: ClassVar[Paper] = cite("Zhu2025")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL

@@ -27,11 +27,10 @@ class LabelCounts(Attack):
     simulated training; the server needs no data.
 
     References:
-        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022. Differs: see
-        `count_labels`; the counts of several rounds are averaged.
+        [Dimitrov2022]. Differs: see `count_labels`; the counts of several rounds are averaged.
     """
 
-    paper: ClassVar[Paper] = cite("dimitrov2022data")
+    paper: ClassVar[Paper] = cite("Dimitrov2022")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"learning_rate", "local_epochs", "batch_size", "defenses"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL

@@ -33,12 +33,11 @@ class LabelLeakage(Attack):
     4. Until there are N labels, claim the class with the smallest sum and subtract the impact.
 
     References:
-        Wainakh et al.: User-Level Label Leakage from Gradients in Federated Learning, PoPETs 2022,
-        LLG, the variant that uses the shared gradient alone. Differs: one label an example,
-        whatever the number of local steps; shares are averaged over rounds.
+        [Wainakh2022], LLG, the variant that uses the shared gradient alone. Differs: one label an
+        example, whatever the number of local steps; shares are averaged over rounds.
     """
 
-    paper: ClassVar[Paper] = cite("wainakh2022user")
+    paper: ClassVar[Paper] = cite("Wainakh2022")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 

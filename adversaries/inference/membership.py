@@ -32,7 +32,7 @@ from fedsim.training.gradients import example_gradients, flatten_examples
 
 _MIN_CLIENTS_PER_ROUND = 3
 """The victim and two other clients, the fewest that have a mean and a standard deviation."""
-PASSIVE_INFERENCE_PAPER = cite("li2023effective")
+PASSIVE_INFERENCE_PAPER = cite("Li2023a")
 _GRADIENT_CHUNK_NUMEL = 1 << 25
 """Most numbers in the candidates' gradients that are in memory at once, 128 MB."""
 _FORWARD_CHUNK = 1000

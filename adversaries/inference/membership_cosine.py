@@ -22,9 +22,8 @@ class MembershipCosine(Attack):
     3. Average over rounds (`score_victim`).
 
     References:
-        Li, Li, Ribeiro: Effective Passive Membership Inference Attacks in Federated Learning
-        against Overparameterized Models, ICLR 2023, the cosine attack. Differs: scores are averaged
-        over rounds, which is the cosine series that FedMIA (Zhu et al., CVPR 2025) compares with.
+        [Li2023a], the cosine attack. Differs: scores are averaged over rounds, which is the cosine
+        series that FedMIA [Zhu2025] compares with.
     """
 
     paper: ClassVar[Paper] = PASSIVE_INFERENCE_PAPER

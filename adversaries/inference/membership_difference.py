@@ -31,11 +31,9 @@ class MembershipDifference(Attack):
     This is the contribution in steps of plain SGD; where clients train otherwise, the attack warns.
 
     References:
-        Li, Li, Ribeiro: Effective Passive Membership Inference Attacks in Federated Learning
-        against Overparameterized Models, ICLR 2023, the gradient difference attack. Differs: the
-        gradient is scaled to the contribution of one example, without which |h|^2 dominates
-        wherever learning rate x T / N is far from 1; momentum is ignored; scores are averaged over
-        rounds.
+        [Li2023a], the gradient difference attack. Differs: the gradient is scaled to the
+        contribution of one example, without which |h|^2 dominates wherever learning rate x T / N is
+        far from 1; momentum is ignored; scores are averaged over rounds.
     """
 
     paper: ClassVar[Paper] = PASSIVE_INFERENCE_PAPER

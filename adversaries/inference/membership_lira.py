@@ -26,13 +26,12 @@ class MembershipLira(Attack):
     3. Average over rounds.
 
     References:
-        Carlini et al.: Membership Inference Attacks From First Principles, IEEE S&P 2022, the
-        offline attack with a global variance. Differs: no shadow models are trained, other clients'
-        models, which start from the same w_t, take their place; scores are averaged over rounds,
-        which are no independent trials.
+        [Carlini2022], the offline attack with a global variance. Differs: no shadow models are
+        trained, other clients' models, which start from the same w_t, take their place; scores are
+        averaged over rounds, which are no independent trials.
     """
 
-    paper: ClassVar[Paper] = cite("carlini2022membership")
+    paper: ClassVar[Paper] = cite("Carlini2022")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL

@@ -20,13 +20,12 @@ class MembershipLoss(Attack):
     (`score_victim`).
 
     References:
-        Yeom et al.: Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting, CSF
-        2018, Adversary 1; over rounds as the loss series of Zhu et al.: FedMIA, CVPR 2025, Table 1.
+        [Yeom2018], Adversary 1; over rounds as the loss series of [Zhu2025] (FedMIA), Table 1.
         Differs: Yeom et al. threshold the loss at the mean training loss, which is one point of the
         ROC curve that all thresholds make.
     """
 
-    paper: ClassVar[Paper] = cite("yeom2018privacy")
+    paper: ClassVar[Paper] = cite("Yeom2018")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL

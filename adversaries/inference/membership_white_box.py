@@ -1,8 +1,7 @@
-"""White-box membership inference by a classifier trained on known records (Nasr et al.)."""
+"""White-box membership inference by a classifier trained on known records [Nasr2019]."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from adversaries.inference.membership import CandidateScorer
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.constraints import PositiveFloat, PositiveInt
+from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import (
     ALL,
@@ -45,26 +45,19 @@ class MembershipWhiteBox(Attack):
             small where few records are known.
 
     References:
-        Nasr, Shokri, Houmansadr: Comprehensive Privacy Analysis of Deep Learning, IEEE S&P 2019,
-        the passive global attack in the supervised setting. Differs: of gradients only norms are
-        features, of outputs the confidence in the candidate's class and the entropy, and the attack
-        model is linear; the paper feeds whole gradients and activations to a network of
+        [Nasr2019], the passive global attack in the supervised setting. Differs: of gradients only
+        norms are features, of outputs the confidence in the candidate's class and the entropy, and
+        the attack model is linear; the paper feeds whole gradients and activations to a network of
         convolutions and encoders, for which it knows thousands of records.
     """
 
-    layers: int | None = None
-    strength: float = 0.1
+    layers: PositiveInt | None = None
+    strength: PositiveFloat = 0.1
 
-    paper: ClassVar[Paper] = cite("nasr2019comprehensive")
+    paper: ClassVar[Paper] = cite("Nasr2019")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates", "known_candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-
-    def __post_init__(self) -> None:
-        if self.layers is not None and self.layers < 1:
-            raise ConfigError(f"layers: expected at least 1, got {self.layers}")
-        if not 0 < self.strength < math.inf:
-            raise ConfigError(f"strength: expected a finite value above 0, got {self.strength}")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         knowledge = target.knowledge

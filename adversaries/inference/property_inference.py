@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool1d
 
 from adversaries.simulated import SimulatedClients
+from fedsim.base.constraints import PositiveShare, ShareBelowOne
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import (
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 _MAX_FEATURES = 20_000
 """Features that the classifier takes; longer updates are pooled to this length."""
 _MIN_LEAF_SIZE = 5
-_LEAST_SETTINGS = {"simulated": 2 * _MIN_LEAF_SIZE, "trees": 50}
+_MIN_TREES = 50
 """With fewer trees a simulated client may be in every bootstrap sample, out of bag of no tree."""
 
 
@@ -66,20 +68,19 @@ class PropertyInference(Attack):
         trees: of the random forest, each with leaves of at least five simulated clients.
 
     References:
-        Melis et al.: Exploiting Unintended Feature Leakage in Collaborative Learning, IEEE S&P
-        2019, passive property inference; details as in the released code. Differs: the server
-        attacks, who sees each client's update, where the paper's adversary is a client; a
+        [Melis2019], passive property inference; details as in the released code. Differs: the
+        server attacks, who sees each client's update, where the paper's adversary is a client; a
         classifier for each round instead of one for all; classes are balanced, since properties of
         tables correlate with them; an update of more than 20 000 numbers is max-pooled.
     """
 
-    present: float = 0.5
-    absent: float = 0.0
+    present: PositiveShare = 0.5
+    absent: ShareBelowOne = 0.0
     same_classes: bool = True
-    simulated: int = 100
-    trees: int = 100
+    simulated: Annotated[int, Ge(2 * _MIN_LEAF_SIZE)] = 100
+    trees: Annotated[int, Ge(_MIN_TREES)] = 100
 
-    paper: ClassVar[Paper] = cite("melis2019exploiting")
+    paper: ClassVar[Paper] = cite("Melis2019")
     needs: ClassVar[frozenset[str]] = frozenset(
         {"model", "loss", "property_records", "learning_rate", "local_epochs", "batch_size"}
     )
@@ -88,13 +89,9 @@ class PropertyInference(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
-        if not 0 <= self.absent < self.present <= 1:
-            raise ConfigError(
-                f"absent: expected shares with 0 <= absent < present <= 1, got {self.absent} and {self.present}"
-            )
-        for name, least in _LEAST_SETTINGS.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        super().__post_init__()
+        if self.absent >= self.present:
+            raise ConfigError(f"absent: expected a smaller share than present = {self.present}, got {self.absent}")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         property_records = target.knowledge.property_records

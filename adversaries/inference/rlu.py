@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from adversaries.inference.label_distribution import infer_label_distribution
 from adversaries.local_models.model_sources import LoadableNetwork, compute_outputs
 from adversaries.simulated import training_plan
-from fedsim.base.errors import AttackError, ConfigError, RunError
+from fedsim.base.constraints import NonNegativeInt
+from fedsim.base.errors import AttackError, RunError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import (
     ALL,
@@ -66,22 +67,18 @@ class LabelsFromUpdates(Attack):
         simulations: number of simulated trainings; 0 claims the first pi.
 
     References:
-        Chen and Vikalo: Recovering Labels from Local Updates in Federated Learning, ICML 2024.
+        [Chen2024].
         Differs: of the paper only abstract and summaries were available; where it draws each
         epoch's logits from distributions that it updates (Monte Carlo), whole trainings are
         simulated; steps of SGD only, where the paper takes any optimizer.
     """
 
-    simulations: int = 10
+    simulations: NonNegativeInt = 10
 
-    paper: ClassVar[Paper] = cite("chen2024recovering")
+    paper: ClassVar[Paper] = cite("Chen2024")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "auxiliary", "learning_rate", "local_epochs", "batch_size"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"defenses", "label_smoothing", "loss"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-
-    def __post_init__(self) -> None:
-        if self.simulations < 0:
-            raise ConfigError(f"simulations: expected at least 0, got {self.simulations}")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         knowledge = target.knowledge

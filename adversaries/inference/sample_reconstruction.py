@@ -1,7 +1,7 @@
 """SRA: reconstruction of typical images of each class.
 
-`ModelSampleReconstruction` inverts a model (Fredrikson et al. 2015), `GradientSampleReconstruction`
-an update (Geiping et al. 2020).
+`ModelSampleReconstruction` inverts a model [Fredrikson2015], `GradientSampleReconstruction` an
+update [Geiping2020].
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import ClassVar, Literal
 import torch
 
 from adversaries.local_models.model_sources import ModelAttack, compute_outputs
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, Reconstruction, Representatives
@@ -25,7 +26,7 @@ from fedsim.inversion.priors import TotalVariation, total_variation
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
 from fedsim.inversion.recipe import INPUT_MOMENTS, Recipe, constant_schedule, step_decay_schedule
 from fedsim.inversion.restart import Restart
-from fedsim.inversion.settings import check_choices, check_not_negative, check_positive
+from fedsim.modalities import known_modality, smooth_dimensions
 from fedsim.recording.wire_format import Update
 from fedsim.training.optimizers import SGD, Adam
 
@@ -55,32 +56,21 @@ class ModelSampleReconstruction(ModelAttack):
             or `optimal` for the victim's true optimal local model, which only the evaluator has.
 
     References:
-        Fredrikson, Jha, Ristenpart: Model Inversion Attacks that Exploit Confidence Information and
-        Basic Countermeasures, CCS 2015, Algorithm 1, as run in Driouich et al.: Local Model
-        Reconstruction Attacks in Federated Learning and their Uses, 2022, Eq. 5 and App. C.2.
+        [Fredrikson2015], Algorithm 1, as run in [Driouich2022], Eq. 5 and App. C.2.
         Differs: leaves out the processing of images (denoising, sharpening) and the auxiliary term,
         as Driouich et al. do; they give no number of iterations. The defaults are not theirs, with
         which images stay grey.
     """
 
-    iterations: int = 1000
+    iterations: PositiveInt = 1000
     objective: Literal["probability", "log-probability"] = "log-probability"
     optimizer: Literal["sgd", "adam"] = "sgd"
-    learning_rate: float = 1.0
-    tv_weight: float = 0.0
-    patience: int = 0
+    learning_rate: PositiveFloat = 1.0
+    tv_weight: NonNegativeFloat = 0.0
+    patience: NonNegativeInt = 0
 
-    paper: ClassVar[Paper] = cite("fredrikson2015model")
+    paper: ClassVar[Paper] = cite("Fredrikson2015")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "input_shape", "value_range", "num_classes"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choices(self)
-        for name, least in (("iterations", 1), ("patience", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        check_positive(self, "learning_rate")
-        check_not_negative(self, "tv_weight")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         knowledge = target.knowledge
@@ -89,6 +79,7 @@ class ModelSampleReconstruction(ModelAttack):
         assert knowledge.num_classes is not None
         where = f"client {target.victim}, model source {self.source}"
         model = self._load_network(target).requires_grad_(False)
+        dimensions = smooth_dimensions(known_modality(knowledge))
         axes = [-1] + [1] * (len(knowledge.input_shape) - 1)
         low, high = (torch.as_tensor(end, device=knowledge.device).reshape(axes) for end in knowledge.value_range)
         images = torch.full((knowledge.num_classes, *knowledge.input_shape), 0.5, device=knowledge.device)
@@ -109,8 +100,9 @@ class ModelSampleReconstruction(ModelAttack):
             class_objectives = 1 - log_p.exp() if self.objective == "probability" else -log_p
             # A sum, so that the step of one class does not depend on how many there are.
             objective = class_objectives.sum()
-            if self.tv_weight and images.ndim == 4:
-                objective = objective + self.tv_weight * len(images) * total_variation(images)
+            if self.tv_weight and dimensions:
+                variation = total_variation(images, dimensions)
+                objective = objective + self.tv_weight * len(images) * variation
             (images.grad,) = torch.autograd.grad(objective, images)
             return {"objective": objective / len(classes)}
 
@@ -152,30 +144,22 @@ class GradientSampleReconstruction(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Geiping et al.: Inverting Gradients, NeurIPS 2020, as run in Driouich et al.: Local Model
-        Reconstruction Attacks in Federated Learning and their Uses, 2022, Eq. 4 and App. C.2.
+        [Geiping2020], as run in [Driouich2022], Eq. 4 and App. C.2.
         Differs: total variation is a mean over pixels and images, not a sum over images; the papers
         do not say how labels are optimised; defaults are Geiping et al.'s.
     """
 
-    round: int | None = None
+    round: PositiveInt | None = None
     optimizer: Literal["sgd", "adam"] = "adam"
-    step_size: float = 0.1
-    label_step_size: float = 0.1
+    step_size: PositiveFloat = 0.1
+    label_step_size: PositiveFloat = 0.1
     signed: bool = True
-    tv_weight: float = 0.01
+    tv_weight: NonNegativeFloat = 0.01
 
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | {"num_classes", "batch_size"}
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size", "label_step_size")
-        check_not_negative(self, "tv_weight")
-        if self.round is not None and self.round < 1:
-            raise ConfigError(f"round: expected a round, counted from 1, got {self.round}")
 
     def _update(self, target: Target) -> Update:
         """Return the update of the chosen round, as if the victim had one batch of data."""

@@ -1,4 +1,4 @@
-"""SIA: source inference, which client a record comes from (Hu et al. 2021)."""
+"""SIA: source inference, which client a record comes from [Hu2021]."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class SourceInference(ModelAttack):
     1. In each inspected round, compute each record's loss on the model of every client
        (`_RecordLosses`). The client with the smallest loss wins the round; clients that tie all
        win.
-    2. Claim the client that wins most rounds (Driouich et al., App. C.2). The score is the number
-       of rounds won, plus a fraction that decides ties in favour of the smaller mean loss.
+    2. Claim the client that wins most rounds ([Driouich2022], App. C.2). The score is the number of
+       rounds won, plus a fraction that decides ties in favour of the smaller mean loss.
 
     With every other source each candidate client has one model, and the score is minus the record's
     loss on it.
@@ -69,16 +69,15 @@ class SourceInference(ModelAttack):
             refused.
 
     References:
-        Hu et al.: Source Inference Attacks in Federated Learning, ICDM 2021, Sect. IV, as completed
-        in Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses,
-        2022, Sect. 2.3 and App. C.2. Differs: rounds that are not inspected do not count, and in a
-        round only the clients that took part in it are compared; ties are broken as above, which
-        the paper leaves open; Hu et al. themselves report the best round in hindsight.
+        [Hu2021], Sect. IV, as completed in [Driouich2022], Sect. 2.3 and App. C.2. Differs: rounds
+        that are not inspected do not count, and in a round only the clients that took part in it
+        are compared; ties are broken as above, which the paper leaves open; Hu et al. themselves
+        report the best round in hindsight.
     """
 
     source: str = RETURNED
 
-    paper: ClassVar[Paper] = cite("hu2021source")
+    paper: ClassVar[Paper] = cite("Hu2021")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "records"})
     transcript_sources: ClassVar[tuple[str, ...]] = (RETURNED, LAST_RETURNED)
 

@@ -1,4 +1,4 @@
-"""DLFA: data leakage in federated averaging (Dimitrov, Balunović, Konstantinov, Vechev 2022)."""
+"""DLFA: data leakage in federated averaging [Dimitrov2022]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedsim.base.metrics import match_examples
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
@@ -18,7 +18,6 @@ from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import EpochConsistency, SoftBounds, SquaredTotalVariation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe
-from fedsim.inversion.settings import check_not_negative, check_positive
 from fedsim.inversion.update_models import UnrolledTraining
 
 
@@ -54,30 +53,22 @@ class DataLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022; hyperparameters from its
-        released code. Differs: the order prior compares mean images for all data sets (the code
-        takes maxima of random features for CIFAR); labels are in one random order, the same in each
-        epoch.
+        [Dimitrov2022]; hyperparameters from its released code. Differs: the order prior compares
+        mean images for all data sets (the code takes maxima of random features for CIFAR); labels
+        are in one random order, the same in each epoch.
     """
 
-    iterations: int = 400
-    step_size: float = 0.4
-    decay: float = 0.995
-    emphasis: tuple[float, float] = (1.0, 2.0)
-    emphasis_iterations: int = 200
-    tv_weight: float = 0.001
-    bounds_weight: float = 2.0
-    order_weight: float = 1000.0
+    iterations: PositiveInt = 400
+    step_size: PositiveFloat = 0.4
+    decay: PositiveFloat = 0.995
+    emphasis: tuple[PositiveFloat, PositiveFloat] = (1.0, 2.0)
+    emphasis_iterations: PositiveInt = 200
+    tv_weight: NonNegativeFloat = 0.001
+    bounds_weight: NonNegativeFloat = 2.0
+    order_weight: NonNegativeFloat = 1000.0
 
-    paper: ClassVar[Paper] = cite("dimitrov2022data")
+    paper: ClassVar[Paper] = cite("Dimitrov2022")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size", "decay", "emphasis_iterations")
-        if len(self.emphasis) != 2 or not all(0 < value < math.inf for value in self.emphasis):
-            raise ConfigError(f"emphasis: expected two finite values above 0, got {list(self.emphasis)}")
-        check_not_negative(self, "tv_weight", "bounds_weight", "order_weight")
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         first, last = self.emphasis

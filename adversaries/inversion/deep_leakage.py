@@ -1,4 +1,4 @@
-"""DLG: deep leakage from gradients (Zhu, Liu, Han 2019), and iDLG (Zhao, Mopuri, Bilen 2020)."""
+"""DLG: deep leakage from gradients [Zhu2019], and iDLG [Zhao2020]."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Paper
 from fedsim.inversion.distances import SquaredL2
@@ -15,7 +16,6 @@ from fedsim.inversion.labels.gradients import sign_rule
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule
-from fedsim.inversion.settings import check_positive
 from fedsim.recording.wire_format import Update
 
 
@@ -40,21 +40,16 @@ class DeepLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1. Differs: dummy data
-        are drawn in standardised units where clients standardise; pixels are clamped only in the
-        finding.
+        [Zhu2019], Algorithm 1. Differs: dummy data are drawn in standardised units where clients
+        standardise; pixels are clamped only in the finding.
     """
 
-    iterations: int = 300
-    step_size: float = 1.0
+    iterations: PositiveInt = 300
+    step_size: PositiveFloat = 1.0
 
-    paper: ClassVar[Paper] = cite("zhu2019deep")
+    paper: ClassVar[Paper] = cite("Zhu2019")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS | {"num_classes"}
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS | {"defenses"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size")
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return _lbfgs_recipe(self.step_size, joint_labels=True)
@@ -78,19 +73,14 @@ class ImprovedDeepLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Zhao, Mopuri, Bilen: iDLG, 2020. Differs: as `dlg`; the sign is that of the last bias, not
-        of its weights.
+        [Zhao2020]. Differs: as `dlg`; the sign is that of the last bias, not of its weights.
     """
 
-    iterations: int = 300
-    step_size: float = 1.0
+    iterations: PositiveInt = 300
+    step_size: PositiveFloat = 1.0
 
-    paper: ClassVar[Paper] = cite("zhao2020idlg")
+    paper: ClassVar[Paper] = cite("Zhao2020")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size")
 
     def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
         if knowledge.labels is not None:

@@ -1,17 +1,17 @@
-"""IG: inverting gradients with cosine similarity (Geiping et al. 2020)."""
+"""IG: inverting gradients with cosine similarity [Geiping2020]."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedsim.base.constraints import NonNegativeFloat, PositiveFloat
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe, constant_schedule, step_decay_schedule
-from fedsim.inversion.settings import check_not_negative, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +36,17 @@ class InvertingGradients(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Geiping et al.: Inverting Gradients, NeurIPS 2020, as run in Zhu et al.: Surrogate Model
-        Extension, ICML 2023, Sect. 3.1 and App. D. Differs: the defaults are those of the latter,
-        which compares the two under equal settings; Geiping et al. themselves use step_size 0.1,
-        signed, and more iterations.
+        [Geiping2020], as run in [Zhu2023] (SME), Sect. 3.1 and App. D. Differs: the defaults are
+        those of the latter, which compares the two under equal settings; Geiping et al. themselves
+        use step_size 0.1, signed, and more iterations.
     """
 
-    step_size: float = 1.0
-    tv_weight: float = 0.01
+    step_size: PositiveFloat = 1.0
+    tv_weight: NonNegativeFloat = 0.01
     signed: bool = False
     decay: bool = True
 
-    paper: ClassVar[Paper] = cite("geiping2020inverting")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size")
-        check_not_negative(self, "tv_weight")
+    paper: ClassVar[Paper] = cite("Geiping2020")
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe, constant_schedule, step_decay_schedule
-from fedsim.inversion.settings import check_not_negative, check_positive
 from fedsim.inversion.update_models import MidpointTraining
 
 
@@ -36,24 +35,17 @@ class LongStrides(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Unpublished. Differs: from SME (Zhu et al., ICML 2023), whose settings it has, by a curved
-        path in place of the line; from DLFA (Dimitrov et al., TMLR 2022) by strides in place of
-        local steps, and by one dummy image an example.
+        Unpublished. Differs: from SME [Zhu2023], whose settings it has, by a curved path in place
+        of the line; from DLFA [Dimitrov2022] by strides in place of local steps, and by one dummy
+        image an example.
     """
 
-    step_size: float = 1.0
-    tv_weight: float = 0.01
+    step_size: PositiveFloat = 1.0
+    tv_weight: NonNegativeFloat = 0.01
     decay: bool = True
-    strides: int = 2
+    strides: PositiveInt = 2
 
-    paper: ClassVar[Paper] = cite("fedsim2026long")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size")
-        check_not_negative(self, "tv_weight")
-        if self.strides < 1:
-            raise ConfigError(f"strides: expected at least 1, got {self.strides}")
+    paper: ClassVar[Paper] = cite("Fedsim2026")
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

@@ -1,17 +1,17 @@
-"""SAPAG: a self-adaptive privacy attack from gradients (Wang et al. 2020)."""
+"""SAPAG: a self-adaptive privacy attack from gradients [Wang2020b]."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.inversion.distances import GaussianKernel
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, step_decay_schedule
-from fedsim.inversion.settings import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +33,17 @@ class SelfAdaptiveLeakage(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Wang et al.: SAPAG, 2020. Written from its description as a baseline in TGIAs-RO (Sect.
-        4.1): DLG with a Gaussian kernel in place of the squared distance. Differs: Adam, bounded
-        pixels, labels that are granted or counted; all layers weigh the same; see `GaussianKernel`
-        for its width.
+        [Wang2020b], written from its description as a baseline in TGIAs-RO ([Li2023b], Sect. 4.1):
+        DLG with a Gaussian kernel in place of the squared distance. Differs: Adam, bounded pixels,
+        labels that are granted or counted; all layers weigh the same; see `GaussianKernel` for its
+        width.
     """
 
-    iterations: int = 1000
-    step_size: float = 0.1
+    iterations: PositiveInt = 1000
+    step_size: PositiveFloat = 0.1
 
-    paper: ClassVar[Paper] = cite("wang2020sapag")
+    paper: ClassVar[Paper] = cite("Wang2020b")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size")
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(distance=GaussianKernel(), step_size=self.step_size, schedule=step_decay_schedule, one_step=True)

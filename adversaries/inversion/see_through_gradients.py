@@ -1,4 +1,4 @@
-"""GradInversion: see through gradients (Yin et al. 2021)."""
+"""GradInversion: see through gradients [Yin2021]."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Paper
@@ -16,7 +17,6 @@ from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import BatchNormStatistics, GroupConsistency, MeanSquare, TotalVariation
 from fedsim.inversion.problem import InversionProblem, build_problem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
-from fedsim.inversion.settings import check_not_negative, check_positive
 from fedsim.inversion.update_models import GradientAtBroadcast, UnrolledTraining
 from fedsim.recording.wire_format import Update
 
@@ -54,32 +54,26 @@ class SeeThroughGradients(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Yin et al.: See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021;
-        hyperparameters from `breaching`'s preset where the paper's were not available. Differs:
-        gradients are compared by squared distances, pixels and the group by mean squared distances;
-        the group's mean is taken without registration; the final iterate of the best restart is the
-        finding; labels may repeat, since they are granted or counted; several local steps may be
-        simulated, with `exact_statistics`; 2000 iterations and 8 restarts by default.
+        [Yin2021]; hyperparameters from `breaching`'s preset where the paper's were not available.
+        Differs: gradients are compared by squared distances, pixels and the group by mean squared
+        distances; the group's mean is taken without registration; the final iterate of the best
+        restart is the finding; labels may repeat, since they are granted or counted; several local
+        steps may be simulated, with `exact_statistics`; 2000 iterations and 8 restarts by default.
     """
 
-    iterations: int = 2000
-    restarts: int = 8
-    step_size: float = 0.1
-    gradient_weight: float = 1e-4
-    tv_weight: float = 1e-4
-    norm_weight: float = 1e-6
-    bn_weight: float = 0.1
-    group_weight: float = 0.01
-    noise: float = 0.01
+    iterations: PositiveInt = 2000
+    restarts: PositiveInt = 8
+    step_size: PositiveFloat = 0.1
+    gradient_weight: PositiveFloat = 1e-4
+    tv_weight: NonNegativeFloat = 1e-4
+    norm_weight: NonNegativeFloat = 1e-6
+    bn_weight: NonNegativeFloat = 0.1
+    group_weight: NonNegativeFloat = 0.01
+    noise: NonNegativeFloat = 0.01
     exact_statistics: bool = False
 
-    paper: ClassVar[Paper] = cite("yin2021through")
+    paper: ClassVar[Paper] = cite("Yin2021")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size", "gradient_weight")
-        check_not_negative(self, "tv_weight", "norm_weight", "bn_weight", "group_weight", "noise")
 
     def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
         return build_problem(update, knowledge, use_batch_statistics=self.exact_statistics)

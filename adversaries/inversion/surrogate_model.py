@@ -1,18 +1,17 @@
-"""SME: surrogate model extension (Zhu, Yao, Blaschko 2023)."""
+"""SME: surrogate model extension [Zhu2023]."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe, constant_schedule, step_decay_schedule
-from fedsim.inversion.settings import check_not_negative, check_positive
 from fedsim.inversion.update_models import SurrogatePoint
 
 
@@ -45,29 +44,20 @@ class SurrogateModelExtension(GradientInversion):
             the last one. Saves the gradients of all weights in the second pass. [1]
 
     References:
-        Zhu, Yao, Blaschko: Surrogate Model Extension (SME), ICML 2023, Eq. 5, Algorithm 1, App. D.
+        [Zhu2023], Eq. 5, Algorithm 1, App. D.
         Differs: Eq. 11 as printed has w_T - w_0, which fits the opposite sense of alpha (the weight
         of w_T, as in the released code); with Eq. 5's alpha the factor is w_0 - w_T.
     """
 
-    step_size: float = 1.0
-    tv_weight: float = 0.01
+    step_size: PositiveFloat = 1.0
+    tv_weight: NonNegativeFloat = 0.01
     signed: bool = False
     decay: bool = True
-    alpha: float = 0.5
-    alpha_step_size: float = 0.001
-    alpha_every: int = 1
+    alpha: Share = 0.5
+    alpha_step_size: PositiveFloat = 0.001
+    alpha_every: PositiveInt = 1
 
-    paper: ClassVar[Paper] = cite("zhu2023surrogate")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size", "alpha_step_size")
-        check_not_negative(self, "tv_weight")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha: expected a value in [0, 1], got {self.alpha}")
-        if self.alpha_every < 1:
-            raise ConfigError(f"alpha_every: expected at least 1, got {self.alpha_every}")
+    paper: ClassVar[Paper] = cite("Zhu2023")
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

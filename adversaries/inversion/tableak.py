@@ -1,4 +1,4 @@
-"""TabLeak: tabular data leakage by relaxed categories and an ensemble (Vero et al. 2023)."""
+"""TabLeak: tabular data leakage by relaxed categories and an ensemble [Vero2023]."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adversaries.inversion.data_leakage import average_epochs, num_epochs
+from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.base.table_metrics import assign_rows, compare_rows
@@ -24,7 +25,6 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe, constant_schedule
 from fedsim.inversion.relaxed import RelaxedScaling
 from fedsim.inversion.restart import Restart
-from fedsim.inversion.settings import check_not_negative, check_positive
 from fedsim.inversion.update_models import UnrolledTraining
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
@@ -60,27 +60,21 @@ class TabLeak(GradientInversion):
         precision: `bfloat16` computes linear layers in it.
 
     References:
-        Vero et al.: TabLeak: Tabular Data Leakage in Federated Learning, ICML 2023, and its
-        released code. Differs: starts are Gaussian instead of uniform in [-1, 1]; the best start is
-        the one with the smallest objective of relaxed rows, the code rounds rows first; the code
-        assigns across classes; the median of an even number of starts is the mean of the middle
-        two; the released code picks order_weight for each setting by the true error, and knows how
-        labels are ordered into mini-batches, here neither is known.
+        [Vero2023], and its released code. Differs: starts are Gaussian instead of uniform in
+        [-1, 1]; the best start is the one with the smallest objective of relaxed rows, the code
+        rounds rows first; the code assigns across classes; the median of an even number of starts
+        is the mean of the middle two; the released code picks order_weight for each setting by the
+        true error, and knows how labels are ordered into mini-batches, here neither is known.
     """
 
-    iterations: int = 1500
-    restarts: int = 30
-    step_size: float = 0.06
-    order_weight: float = 0.01
+    iterations: PositiveInt = 1500
+    restarts: PositiveInt = 30
+    step_size: PositiveFloat = 0.06
+    order_weight: NonNegativeFloat = 0.01
 
-    paper: ClassVar[Paper] = cite("vero2023tableak")
+    paper: ClassVar[Paper] = cite("Vero2023")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | {"columns"}
     main_metric: ClassVar[str] = "columns_right"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size")
-        check_not_negative(self, "order_weight")
 
     def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
         columns, shape = knowledge.columns or (), knowledge.input_shape or ()

@@ -1,12 +1,13 @@
-"""TGIAs-RO: inversion of several gradients of one mini-batch (Li et al. 2023)."""
+"""TGIAs-RO: inversion of several gradients of one mini-batch [Li2023b]."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Le, Lt
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,6 +19,7 @@ from adversaries.inversion.sent_gradients import (
     format_rounds,
     problems_with_other_labels,
 )
+from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import (
@@ -43,7 +45,6 @@ from fedsim.inversion.lbfgs import ValuesAndGradients, minimise
 from fedsim.inversion.priors import total_variation
 from fedsim.inversion.problem import InversionProblem, warn_of_dropout
 from fedsim.inversion.recipe import INPUT_MOMENTS, cosine_schedule
-from fedsim.inversion.settings import check_choices, check_not_negative, check_positive
 from fedsim.inversion.temporal import temporal_objective
 from fedsim.training.optimizers import Adam
 
@@ -109,7 +110,7 @@ class TemporalInversion(Attack):
         vectorise: compute the gradients at all w_t in one call; otherwise in a loop.
 
     References:
-        Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, 2023, Algorithm 1.
+        [Li2023b], Algorithm 1.
         Differs: distances are divided by the norm of the recorded gradient, which makes the step
         sizes independent of the state of training; L-BFGS is restarted in each iteration; an
         estimate that is not finite is left out of the aggregation; pixels are kept in their range;
@@ -119,51 +120,40 @@ class TemporalInversion(Attack):
         (`training.dropout`); against clients that drop units a reconstruction is poor.
     """
 
-    gradients: int = 10
-    fewest: int | None = None
-    iterations: int = 300
-    local_iterations: int = 20
+    gradients: PositiveInt = 10
+    fewest: PositiveInt | None = None
+    iterations: PositiveInt = 300
+    local_iterations: PositiveInt = 20
     optimizer: Literal["lbfgs", "adam"] = "lbfgs"
-    step_size: float = 1.0
+    step_size: PositiveFloat = 1.0
     aggregation: Literal["median", "trimmed-mean", "krum", "mean"] = "median"
-    trim: float = 0.2
-    invalid: int = 2
+    trim: Annotated[float, Ge(0), Lt(0.5)] = 0.2
+    invalid: NonNegativeInt = 2
     distance: Literal["l2", "cosine"] = "l2"
     layers: Literal["increasing", "decreasing", "equal", "relative"] = "increasing"
-    tv_weight: float = 0.0
-    bn_weight: float = 0.0
+    tv_weight: NonNegativeFloat = 0.0
+    bn_weight: NonNegativeFloat = 0.0
     labels: Literal["optimisation", "bias", "column"] = "optimisation"
     align: bool = True
-    similarity: float = 0.7
+    similarity: Annotated[float, Ge(-1), Le(1)] = 0.7
     bounded: bool = True
     batch_statistics: bool | None = None
     vectorise: bool = True
 
-    paper: ClassVar[Paper] = cite("li2023temporal")
+    paper: ClassVar[Paper] = cite("Li2023b")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | {"labels", "defenses"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name in ("gradients", "iterations", "local_iterations"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if self.fewest is not None and not 1 <= self.fewest <= self.gradients:
-            raise ConfigError(f"fewest: expected 1 to gradients = {self.gradients}, got {self.fewest}")
-        if not 0 <= self.trim < 0.5:
-            raise ConfigError(f"trim: expected a value in [0, 0.5), got {self.trim}")
-        if self.invalid < 0:
-            raise ConfigError(f"invalid: expected at least 0, got {self.invalid}")
+        super().__post_init__()
+        if self.fewest is not None and self.fewest > self.gradients:
+            raise ConfigError(f"fewest: expected at most gradients = {self.gradients}, got {self.fewest}")
         if self.aggregation == "krum" and self._min_gradients < 2 * self.invalid + 3:
             raise ConfigError(
                 f"{'gradients' if self.fewest is None else 'fewest'}: krum with invalid = {self.invalid} needs at "
                 f"least {2 * self.invalid + 3}, got {self._min_gradients}"
             )
-        if not -1 <= self.similarity <= 1:
-            raise ConfigError(f"similarity: expected a value in [-1, 1], got {self.similarity}")
-        check_positive(self, "step_size")
-        check_not_negative(self, "tv_weight", "bn_weight")
 
     @property
     def _min_gradients(self) -> int:
@@ -302,7 +292,7 @@ class TemporalInversion(Attack):
         def set_gradient(iteration: int) -> Curves:
             values, gradients = evaluate(points)
             gradient = self._aggregate(_normalise_gradients(gradients), problems, iteration + 1)
-            estimate.grad = self._add_total_variation(gradient, estimate).sign()
+            estimate.grad = self._add_total_variation(gradient, estimate, problems[0].smooth_dimensions).sign()
             return {"objective": values[values.isfinite()].mean()}
 
         def minimise_and_aggregate(iteration: int) -> Curves:
@@ -348,13 +338,13 @@ class TemporalInversion(Attack):
             vectorise=self.vectorise,
         )
 
-    def _add_total_variation(self, gradient: Tensor, estimate: Tensor) -> Tensor:
+    def _add_total_variation(self, gradient: Tensor, estimate: Tensor, dimensions: Sequence[int]) -> Tensor:
         """Add the gradient of total variation to the aggregated gradient, both normalised."""
         if not self.tv_weight:
             return gradient
         with torch.enable_grad():
             images = estimate.detach().requires_grad_(True)
-            (tv_gradient,) = torch.autograd.grad(total_variation(images), images)
+            (tv_gradient,) = torch.autograd.grad(total_variation(images, dimensions), images)
         gradient = _normalise_gradients(gradient[None])[0]
         tv_gradient = _normalise_gradients(tv_gradient[None])[0]
         return gradient.add(tv_gradient, alpha=self.tv_weight)
@@ -362,8 +352,10 @@ class TemporalInversion(Attack):
     def _check_priors(self, problems: Sequence[InversionProblem], estimate: Tensor) -> None:
         """Check that priors suit the data and model, and that the distance is differentiable."""
         first = problems[0]
-        if self.tv_weight and estimate.ndim != 4:
-            raise AttackError("tv_weight is a prior on images, and the inputs are none; set tv_weight = 0")
+        if self.tv_weight and not first.smooth_dimensions:
+            raise AttackError(
+                "tv_weight is a prior on images and series, and the inputs are neither; set tv_weight = 0"
+            )
         if self.bn_weight:
             layers = [name for name, module in first.model.named_modules() if isinstance(module, _BatchNorm)]
             if not layers or any(not problem.returned_buffers for problem in problems):

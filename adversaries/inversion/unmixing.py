@@ -1,4 +1,4 @@
-"""Unmixing: records from mixtures reconstructed from gradients (after Carlini et al. 2021)."""
+"""Unmixing: records from mixtures reconstructed from gradients (after [Carlini2021])."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, CLIENT, Knowledge, Paper, Progress, RoundsNeeded, Target
@@ -18,7 +19,6 @@ from fedsim.inversion.linear_mixtures import MAX_RECORDS, unmix_records
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import InputScaling, InversionProblem, build_problem
 from fedsim.inversion.recipe import Recipe
-from fedsim.inversion.settings import check_positive
 from fedsim.recording.wire_format import Update
 
 _MIN_CLASS_WEIGHT = 0.3
@@ -55,23 +55,18 @@ class Unmixing(GradientInversion):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Carlini et al.: Is Private Learning Possible with Instance Encoding?, S&P 2021. Differs: the
-        encoded images are not given but reconstructed from gradients; which mixtures share a record
-        is read off their soft labels, which needs records of different classes, where the paper
-        learns it; the equations are solved by least squares from many starts instead of gradient
-        descent.
+        [Carlini2021]. Differs: the encoded images are not given but reconstructed from gradients;
+        which mixtures share a record is read off their soft labels, which needs records of
+        different classes, where the paper learns it; the equations are solved by least squares from
+        many starts instead of gradient descent.
     """
 
-    iterations: int = 1500
-    step_size: float = 0.1
+    iterations: PositiveInt = 1500
+    step_size: PositiveFloat = 0.1
 
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-    paper: ClassVar[Paper] = cite("carlini2021private")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size")
+    paper: ClassVar[Paper] = cite("Carlini2021")
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(step_size=self.step_size, label_step_size=self.step_size, bounded=False, one_step=True)

@@ -1,4 +1,4 @@
-"""Gradient disaggregation: clients' updates from sums over known groups (Lam et al. 2021)."""
+"""Gradient disaggregation: clients' updates from sums over known groups [Lam2021]."""
 
 from __future__ import annotations
 
@@ -59,14 +59,13 @@ class Disaggregation(Attack):
     norm; it is missing if there are as many equations as unknowns.
 
     References:
-        Lam et al.: Gradient Disaggregation: Breaking Privacy in Federated Learning by
-        Reconstructing the User Participant Matrix, ICML 2021. Differs: a server that runs the
-        protocol knows who took part, so that the matrix need not be reconstructed (their Sect. 4),
-        and only the regression on it is left; clients are weighted by N, which is estimated from
-        the totals; clients are solved for one by one, where P has less than full rank.
+        [Lam2021]. Differs: a server that runs the protocol knows who took part, so that the matrix
+        need not be reconstructed (their Sect. 4), and only the regression on it is left; clients
+        are weighted by N, which is estimated from the totals; clients are solved for one by one,
+        where P has less than full rank.
     """
 
-    paper: ClassVar[Paper] = cite("lam2021gradient")
+    paper: ClassVar[Paper] = cite("Lam2021")
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUPS})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 

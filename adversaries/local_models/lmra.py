@@ -15,12 +15,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.interfaces.attack import CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, LocalModel
 from fedsim.inversion.descent import Curves, Trial, descend, make_optimizer_step, offset_progress
 from fedsim.inversion.local_updates import PAPER, LocalUpdates, UpdateSpan, read_updates
-from fedsim.inversion.settings import check_choices
 from fedsim.training.optimizers import Adam
 
 log = logging.getLogger("fedsim." + __name__)
@@ -81,16 +81,16 @@ class LocalModelReconstruction(Attack):
         space: `span` or `full`, see above.
 
     References:
-        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses,
-        2022, Algorithm 2. Differs: hyperparameters are selected as above, not given for each client
-        (the paper does not say how it found them); inputs and updates are normalised; the span.
+        [Driouich2022], Algorithm 2. Differs: hyperparameters are selected as above, not given for
+        each client (the paper does not say how it found them); inputs and updates are normalised;
+        the span.
     """
 
     hidden: str | None = None
-    learning_rate: float | None = None
-    epochs: int = 1000
-    minimise_learning_rate: float | None = None
-    minimise_epochs: int = 2000
+    learning_rate: PositiveFloat | None = None
+    epochs: PositiveInt = 1000
+    minimise_learning_rate: PositiveFloat | None = None
+    minimise_epochs: PositiveInt = 2000
     start: Literal["last-returned", "global"] = "last-returned"
     space: Literal["span", "full"] = "span"
 
@@ -100,16 +100,9 @@ class LocalModelReconstruction(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = 3  # a mapping is learnt from some, validated on others
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         if self.hidden is not None and not _SHAPE_PATTERN.fullmatch(self.hidden):
             raise ConfigError(f"hidden: expected AxB, units of a layer by layers, such as 64x2, got {self.hidden!r}")
-        for name in ("epochs", "minimise_epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "minimise_learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name}: expected a finite value above 0, got {value}")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         """Run Algorithm 2."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from adversaries.local_models.input_span import InputSpan, row_span
 from adversaries.local_models.model_sources import match_state
-from fedsim.base.errors import AttackError, ConfigError, RunError, first_line
+from fedsim.base.constraints import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, PositiveShare
+from fedsim.base.errors import AttackError, RunError, first_line
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, LocalModel
@@ -23,7 +24,6 @@ from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, m
 from fedsim.inversion.local_updates import PAPER, LocalUpdates, read_updates
 from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.inversion.recipe import cosine_schedule
-from fedsim.inversion.settings import check_not_negative, check_positive
 from fedsim.recording.wire_format import match_names
 from fedsim.training.first_layer import find_first_layer
 from fedsim.training.local_optimum import train_to_convergence
@@ -98,41 +98,27 @@ class DummyDataReconstruction(Attack):
             client's last-returned model, parameter by parameter.
 
     References:
-        After Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their
-        Uses, 2022. Differs: ours; needs to know the model and the loss, which the paper's adversary
-        does too (Sect. 2.2).
+        After [Driouich2022]. Differs: ours; needs to know the model and the loss, which the paper's
+        adversary does too (Sect. 2.2).
     """
 
-    examples: int | None = None
-    sets: int = 4
-    iterations: int = 300
-    messages: int = 2
-    spread: float = 1.0
-    step_size: float = 0.1
-    label_step_size: float = 0.1
-    sharpness: float = 10.0
-    length_weight: float = 0.1
-    training_iterations: int = 300
-    mix: float = 0.2
+    examples: Annotated[int, Ge(2)] | None = None
+    sets: PositiveInt = 4
+    iterations: PositiveInt = 300
+    messages: PositiveInt = 2
+    spread: PositiveFloat = 1.0
+    step_size: PositiveFloat = 0.1
+    label_step_size: PositiveFloat = 0.1
+    sharpness: Annotated[FiniteFloat, Ge(1)] = 10.0
+    length_weight: NonNegativeFloat = 0.1
+    training_iterations: PositiveInt = 300
+    mix: PositiveShare = 0.2
 
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-
-    def __post_init__(self) -> None:
-        for name in ("sets", "iterations", "messages", "training_iterations"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if self.examples is not None and self.examples < 2:
-            raise ConfigError(f"examples: expected at least 2, got {self.examples}")
-        check_positive(self, "spread", "step_size", "label_step_size")
-        check_not_negative(self, "length_weight")
-        if not 0 < self.mix <= 1:
-            raise ConfigError(f"mix: expected a share in (0, 1], got {self.mix}")
-        if not 1 <= self.sharpness < math.inf:
-            raise ConfigError(f"sharpness: expected a finite value of at least 1, got {self.sharpness}")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         knowledge, rng = target.knowledge, target.rng

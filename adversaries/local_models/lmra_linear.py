@@ -1,4 +1,4 @@
-"""LMRA for linear models: the optimal local model by linear algebra (Driouich et al. 2022)."""
+"""LMRA for linear models: the optimal local model by linear algebra [Driouich2022]."""
 
 from __future__ import annotations
 
@@ -61,12 +61,11 @@ class LinearLocalModel(Attack):
     has far more parameters than there are messages.
 
     References:
-        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses,
-        2022, Propositions 1 and 3, Eqs. 15 and 31. Differs: all messages are used for all rows of
-        W, which the proof of Proposition 3 estimates from disjoint sets of messages to have them
-        independent; models are centred first, so that the system is better conditioned; directions
-        that are lost in the rounding of the messages count as missing, and what the others
-        determine is claimed, where the paper's d + 1 messages are independent by assumption.
+        [Driouich2022], Propositions 1 and 3, Eqs. 15 and 31. Differs: all messages are used for all
+        rows of W, which the proof of Proposition 3 estimates from disjoint sets of messages to have
+        them independent; models are centred first, so that the system is better conditioned;
+        directions that are lost in the rounding of the messages count as missing, and what the
+        others determine is claimed, where the paper's d + 1 messages are independent by assumption.
     """
 
     paper: ClassVar[Paper] = PAPER

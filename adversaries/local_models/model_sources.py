@@ -47,6 +47,7 @@ class ModelAttack(Attack):
     """Sources that are in the transcript itself, not in the findings of another attack."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.source.strip():
             raise ConfigError(
                 f"source: expected {', '.join(self.transcript_sources)}, {OPTIMAL} or the title of an "

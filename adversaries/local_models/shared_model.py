@@ -21,8 +21,7 @@ class SharedModel(ModelAttack):
             inspected round.
 
     References:
-        Driouich et al.: Local Model Reconstruction Attacks in Federated Learning and their Uses,
-        2022, the proxies of Sect. 4 and Table 1. Differs: nothing.
+        [Driouich2022], the proxies of Sect. 4 and Table 1. Differs: nothing.
     """
 
     paper: ClassVar[Paper] = PAPER

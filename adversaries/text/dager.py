@@ -1,18 +1,20 @@
-"""DAGER: exact texts from a transformer's attention gradients (Petrov et al. 2024)."""
+"""DAGER: exact texts from a transformer's attention gradients [Petrov2024]."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor
 
 from adversaries.text.attention_span import AttentionBlocks
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne
+from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Paper, Progress, Target, warn
 from fedsim.interfaces.findings import Texts
@@ -60,27 +62,20 @@ class Dager(Attack):
         attempts: most starts for each text of an encoder.
 
     References:
-        Petrov, Dimitrov, Baader, Müller, Vechev: DAGER, NeurIPS 2024, Algorithms 1 to 4. Differs:
-        queries, keys and values are read jointly, because the queries' gradient at the first
-        position is 0; tolerances are swept; candidate words are those with a gradient in the
-        embedding; if more texts pass than the client has, those are claimed that explain most of
-        the gradient; an encoder's texts are found by a local search from the gradients of words and
-        positions, which are trained here, and of guessed texts, where the paper combines words
-        exhaustively.
+        [Petrov2024], Algorithms 1 to 4. Differs: queries, keys and values are read jointly, because
+        the queries' gradient at the first position is 0; tolerances are swept; candidate words are
+        those with a gradient in the embedding; if more texts pass than the client has, those are
+        claimed that explain most of the gradient; an encoder's texts are found by a local search
+        from the gradients of words and positions, which are trained here, and of guessed texts,
+        where the paper combines words exhaustively.
     """
 
-    tolerances: tuple[float, ...] = (1e-3, 5e-3, 2e-2, 5e-2)
-    attempts: int = 3
+    tolerances: Annotated[tuple[PositiveShareBelowOne, ...], MinLen(1)] = (1e-3, 5e-3, 2e-2, 5e-2)
+    attempts: PositiveInt = 3
 
-    paper: ClassVar[Paper] = cite("petrov2024dager")
+    paper: ClassVar[Paper] = cite("Petrov2024")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
     texts: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not self.tolerances or not all(0 < tolerance < 1 for tolerance in self.tolerances):
-            raise ConfigError(f"tolerances: expected one or more values between 0 and 1, got {list(self.tolerances)}")
-        if self.attempts < 1:
-            raise ConfigError(f"attempts: expected at least 1, got {self.attempts}")
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge

@@ -1,4 +1,4 @@
-"""LAMP without its language model: cosine matching with word reordering (Balunović et al. 2022)."""
+"""LAMP without its language model: cosine matching with word reordering [Balunovic2022]."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import Tensor
 
 from adversaries.text.embedding_space import problem_lexicon
 from adversaries.text.texts import SingleUpdateTextAttack
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.inversion.distances import MeanCosine
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe
-from fedsim.inversion.settings import check_not_negative, check_positive
 
 _STEPS_PER_DECAY = 50
 
@@ -53,35 +52,24 @@ class Lamp(SingleUpdateTextAttack):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Balunović, Dimitrov, Jovanović, Vechev: LAMP: Extracting Text from Gradients with Language
-        Model Priors, NeurIPS 2022, Algorithm 1, LAMP_cos. Differs: there is no language model, so
-        reorderings are compared by the cosine only, where the paper adds the perplexity under
-        GPT-2; the last estimate is claimed, not the best one; the lengths of texts are not known,
-        so all positions count as words; estimates are kept within the embedding's values; tensors
-        whose change is only rounding are not matched.
+        [Balunovic2022], Algorithm 1, LAMP_cos. Differs: there is no language model, so reorderings
+        are compared by the cosine only, where the paper adds the perplexity under GPT-2; the last
+        estimate is claimed, not the best one; the lengths of texts are not known, so all positions
+        count as words; estimates are kept within the embedding's values; tensors whose change is
+        only rounding are not matched.
     """
 
-    iterations: int = 2000
-    step_size: float = 0.2
-    decay: float = 0.89
-    norm_weight: float = 2.0
-    candidates: int = 500
-    every: int = 75
-    burn_in: float = 0.1
-    tries: int = 200
+    iterations: PositiveInt = 2000
+    step_size: PositiveFloat = 0.2
+    decay: PositiveFloat = 0.89
+    norm_weight: NonNegativeFloat = 2.0
+    candidates: PositiveInt = 500
+    every: PositiveInt = 75
+    burn_in: Share = 0.1
+    tries: NonNegativeInt = 200
 
-    paper: ClassVar[Paper] = cite("balunović2022lamp")
+    paper: ClassVar[Paper] = cite("Balunovic2022")
     uses: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size", "decay")
-        check_not_negative(self, "norm_weight")
-        for name, least in (("candidates", 1), ("every", 1), ("tries", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if not 0 <= self.burn_in <= 1:
-            raise ConfigError(f"burn_in: expected a share from 0 to 1, got {self.burn_in}")
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

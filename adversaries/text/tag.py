@@ -1,4 +1,4 @@
-"""TAG: inversion of text models by squared and absolute gradient differences (Deng et al. 2021)."""
+"""TAG: inversion of text models by squared and absolute gradient differences [Deng2021]."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adversaries.text.texts import TAG_PAPER, SingleUpdateTextAttack, TextAttack
+from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedsim.interfaces.attack import Paper
 from fedsim.inversion.distances import SquaredAndAbsolute
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, constant_schedule
-from fedsim.inversion.settings import check_not_negative, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,25 +38,20 @@ class Tag(SingleUpdateTextAttack):
         precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
-        Deng et al.: TAG: Gradient Attack on Transformer-based Language Models, 2021, Sect. 3;
-        defaults of Balunović et al.: LAMP, NeurIPS 2022, who run it as baseline. Differs: the paper
-        says only that the factor is larger near the inputs, here it decreases linearly; labels are
-        granted or counted, not optimised; plain Adam; estimates are kept within the embedding's
-        values; the gradient of the embedding is not matched; all positions count as words.
+        [Deng2021], Sect. 3; defaults of [Balunovic2022] (LAMP), whose authors run it as baseline.
+        Differs: the paper says only that the factor is larger near the inputs, here it decreases
+        linearly; labels are granted or counted, not optimised; plain Adam; estimates are kept
+        within the embedding's values; the gradient of the embedding is not matched; all positions
+        count as words.
     """
 
-    iterations: int = 2500
-    step_size: float = 0.1
-    absolute: float = 0.01
+    iterations: PositiveInt = 2500
+    step_size: PositiveFloat = 0.1
+    absolute: NonNegativeFloat = 0.01
 
     paper: ClassVar[Paper] = TAG_PAPER
     needs: ClassVar[frozenset[str]] = TextAttack.needs | MEAN_GRADIENT_FACTS
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"labels"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "step_size")
-        check_not_negative(self, "absolute")
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

@@ -29,7 +29,7 @@ from adversaries.text.embedding import (
 )
 from adversaries.text.embedding_space import EmbeddingSpace, problem_lexicon
 from adversaries.text.word_exchange import exchange_words
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import NonNegativeInt
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Reconstruction, Texts
@@ -40,7 +40,7 @@ from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS
 
 log = logging.getLogger("fedsim." + __name__)
-TAG_PAPER = cite("deng2021gradient")
+TAG_PAPER = cite("Deng2021")
 _NEEDS = frozenset({"model", "loss", "input_shape"})
 _EXCHANGE_GRADIENTS = 2
 """Number of gradients by which exchanges of words are compared; more take longer."""
@@ -88,17 +88,12 @@ class TemporalTextInversion(TextAttack, TemporalInversion):
             (1 + refinements) x iterations. The words with the smallest distance are claimed.
 
     References:
-        Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, 2023, App. B.4.2.
+        [Li2023b], App. B.4.2.
         Differs: as `tgias-ro`; the embedding is assumed to be the same in all rounds, that of the
         first; estimates are kept within the embedding's values; the paper does not refine.
     """
 
-    refinements: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.refinements < 0:
-            raise ConfigError(f"refinements: expected at least 0, got {self.refinements}")
+    refinements: NonNegativeInt = 0
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         messages = ClientUpdates.from_target(target)
@@ -151,8 +146,7 @@ class TextLeakage(SingleUpdateTextAttack, DeepLeakage):
     Has the settings of `dlg`, but optimises dummy embeddings and claims the nearest words.
 
     References:
-        Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019, Sect. 4.3, where the gradient is
-        that of BERT. Differs: as `dlg`.
+        [Zhu2019], Sect. 4.3, where the gradient is that of BERT. Differs: as `dlg`.
     """
 
     needs: ClassVar[frozenset[str]] = _NEEDS | MEAN_GRADIENT_FACTS | {"num_classes"}
@@ -167,8 +161,7 @@ class TextInvertingGradients(SingleUpdateTextAttack, InvertingGradients):
     optimises dummy embeddings and claims the nearest words.
 
     References:
-        Geiping et al.: Inverting Gradients, NeurIPS 2020. Differs: as `inverting-gradients`; the
-        paper has no texts.
+        [Geiping2020]. Differs: as `inverting-gradients`; the paper has no texts.
     """
 
     uses: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels"}
@@ -186,9 +179,8 @@ class EmbeddingRows(Attack):
     3. Take granted labels, or count them from the last layer.
 
     References:
-        Deng et al.: TAG: Gradient Attack on Transformer-based Language Models, 2021, for texts from
-        gradients. Differs: reads the embedding's rows, which that paper matches along with the
-        rest.
+        [Deng2021] (TAG), for texts from gradients. Differs: reads the embedding's rows, which that
+        paper matches along with the rest.
     """
 
     paper: ClassVar[Paper] = TAG_PAPER

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from fedsim.base.constraints import NonNegativeInt, Share
 from fedsim.base.errors import ConfigError, RunError, did_you_mean, first_line
 from fedsim.base.papers import cite
 from fedsim.base.randomness import seed_globals_with
@@ -41,31 +42,27 @@ class Augmentation(Defense):
             settings or these images, or the data are no images.
 
     References:
-        Gao et al.: Privacy-preserving Collaborative Learning with Automatic Transformation Search,
-        CVPR 2021. Differs: the policy is given, not searched for. Crop and flip are those commonly
+        [Gao2021]. Differs: the policy is given, not searched for. Crop and flip are those commonly
         used to train networks for CIFAR-10.
     """
 
-    padding: int = 4
-    flip: float = 0.5
+    padding: NonNegativeInt = 4
+    flip: Share = 0.5
     transforms: tuple[Mapping[str, Any], ...] = ()
 
     against: ClassVar[str] = "a server that reconstructs images: it finds them as they were transformed"
     cost: ClassVar[str] = "accuracy, where classes do not survive a transform; listed transforms cost time"
     value_range: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
-    paper: ClassVar[Paper] = cite("gao2021privacy")
+    paper: ClassVar[Paper] = cite("Gao2021")
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise ConfigError(f"padding: expected at least 0 pixels, got {self.padding}")
-        if not 0 <= self.flip <= 1:
-            raise ConfigError(f"flip: expected a probability, at least 0 and at most 1, got {self.flip}")
+        super().__post_init__()
         for index, table in enumerate(self.transforms):
             _build_transform(table, f"transforms.{index}")
 
     def check(self, setting: Setting) -> None:
         """Check that the data are images larger than the padding, and try each transform on one."""
-        if setting.task.kind != "image":
+        if setting.task.modality != "image":
             raise ConfigError("it transforms images, and the data set has none; leave it out")
         if self.padding >= min(setting.task.input_shape[1:]):
             raise ConfigError(

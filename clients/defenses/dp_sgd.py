@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clients.defenses.mixup import Mixup
+from fedsim.base.constraints import PositiveFloat, PositiveShareBelowOne
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
@@ -63,34 +64,27 @@ class DpSgd(Defense):
             one fixed mini-batch.
 
     References:
-        Abadi et al.: Deep Learning with Differential Privacy, CCS 2016 (Alg. 1); McMahan et al.: A
-        General Approach to Adding Differential Privacy to Iterative Training Procedures, 2018 (Sec.
-        3: clipping by layers).
-        Differs: noise is not drawn to be safe against attacks on floating-point numbers.
+        [Abadi2016], Alg. 1; [McMahan2018a], Sec. 3, for clipping by layers. Differs: noise is not
+        drawn to be safe against attacks on floating-point numbers.
     """
 
-    clip: float = 1.0
+    clip: PositiveFloat = 1.0
     clipping: Literal["flat", "per-layer"] = "flat"
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float = 1e-5
+    noise_multiplier: PositiveFloat | None = None
+    epsilon: PositiveFloat | None = None
+    delta: PositiveShareBelowOne = 1e-5
     accountant: Accountant = "rdp"
     with_mixing: bool = False
 
     promise: ClassVar[str] = "(epsilon, delta)-differential privacy of each example, over all rounds"
     against: ClassVar[str] = "the server and all who see what a client sends; N and its metrics are in clear"
     cost: ClassVar[str] = "accuracy; a step takes half as long again, in some networks several times as long"
-    paper: ClassVar[Paper] = cite("abadi2016deep")
+    paper: ClassVar[Paper] = cite("Abadi2016")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.noise_multiplier is None and self.epsilon is None:
             raise ConfigError("set noise_multiplier, or epsilon, from which it follows")
-        for name in ("clip", "noise_multiplier", "epsilon"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name}: expected a finite value above 0, got {value}; or leave the defense out")
-        if not 0 < self.delta < 1:
-            raise ConfigError(f"delta: expected a probability above 0, below 1, got {self.delta}")
 
     def check(self, setting: Setting) -> None:
         """Check that delta is below 1 / N for each client."""

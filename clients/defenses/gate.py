@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsim.base.constraints import FiniteFloat, PositiveFloat, PositiveInt, PositiveShareBelowOne, ShareBelowOne
 from fedsim.base.errors import ConfigError, PluginError, did_you_mean
 from fedsim.base.papers import cite
 from fedsim.exposure.measure import Measure
@@ -23,8 +24,6 @@ from fedsim.recording.wire_format import State
 from fedsim.training.local_round import LocalRound
 from fedsim.training.settings import LocalTraining
 
-_ACTIONS = ("withhold", "noise", "drop-examples")
-_ACCESS = ("white-box", "black-box")
 _NUM_PAST_VALUES = 1000
 """About how many of its past values a client keeps: the latest, in whole rounds."""
 _ROUNDING_ERROR = 1e-9
@@ -85,8 +84,8 @@ class Gate(Defense):
             is not known.
 
     References:
-        Foreseeing Privacy Threats from Gradient Inversion Through the Lens of Angular Lipschitz
-        Smoothness, Sec. 4 and Fig. 5: clients measure by gradients of inputs that they choose.
+        [Anonymous2023] (angular Lipschitz smoothness), Sec. 4 and Fig. 5: clients measure by
+        gradients of inputs that they choose.
         Differs: the paper proposes that a client computes its measure before it sends, and leaves
         open how it then acts; limits, the three actions and calibration by the client's own past
         are ours.
@@ -94,14 +93,14 @@ class Gate(Defense):
 
     measure: str | Mapping[str, Any] = field(hash=False)
     quantity: str = ""
-    above: float | None = None
-    below: float | None = None
-    quantile: float | None = None
-    fraction: float | None = None
+    above: FiniteFloat | None = None
+    below: FiniteFloat | None = None
+    quantile: PositiveShareBelowOne | None = None
+    fraction: ShareBelowOne | None = None
     action: Literal["withhold", "noise", "drop-examples"] = "withhold"
-    noise: float | None = None
+    noise: PositiveFloat | None = None
     access: Literal["white-box", "black-box"] = "white-box"
-    memory: int = 512
+    memory: PositiveInt = 512
 
     against: ClassVar[str] = (
         "the server and all who see what a client sends, as far as the measure tells when data are exposed; silence, "
@@ -111,14 +110,10 @@ class Gate(Defense):
         "accuracy: what is withheld, noised or left out is missing from the model, and is not missing at random; time: "
         "a measurement a round, from one gradient to thousands"
     )
-    paper: ClassVar[Paper] = cite("anonymous2023foreseeing")
+    paper: ClassVar[Paper] = cite("Anonymous2023")
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (("action", self.action, _ACTIONS), ("access", self.access, _ACCESS)):
-            if value not in allowed:
-                raise ConfigError(f"{name}: expected {', '.join(map(repr, allowed))}, got {value!r}")
-        if self.memory < 1:
-            raise ConfigError(f"memory: expected at least 1 MiB, got {self.memory}")
+        super().__post_init__()
         self._check_noise()
         self._check_one_limit()
         object.__setattr__(self, "measure", self._complete_measure_table())
@@ -215,8 +210,8 @@ class Gate(Defense):
     def _check_noise(self) -> None:
         if self.action != "noise" and self.noise is not None:
             raise ConfigError(f"noise: belongs to action 'noise', got action '{self.action}'; leave it out")
-        if self.action == "noise" and not (self.noise is not None and 0 < self.noise < math.inf):
-            raise ConfigError(f"noise: action 'noise' needs a finite standard deviation above 0, got {self.noise}")
+        if self.action == "noise" and self.noise is None:
+            raise ConfigError("noise: action 'noise' needs a standard deviation, which is not set")
 
     def _check_one_limit(self) -> None:
         limits = {name: getattr(self, name) for name in ("above", "below", "quantile", "fraction")}
@@ -224,18 +219,11 @@ class Gate(Defense):
         if len(given) != 1:
             got = " and ".join(given) or "none"
             raise ConfigError(f"expected exactly one of above, below, quantile and fraction, got {got}")
-        if self.quantile is not None and not 0 < self.quantile < 1:
-            raise ConfigError(f"quantile: expected a share above 0, below 1, got {self.quantile}")
         if self.fraction is not None and self.action != "drop-examples":
             raise ConfigError(
                 f"fraction: counts examples, which action '{self.action}' does not choose; use above, below or "
                 "quantile, or action 'drop-examples'"
             )
-        if self.fraction is not None and not 0 <= self.fraction < 1:
-            raise ConfigError(f"fraction: expected a share of at least 0, below 1, got {self.fraction}")
-        for name in ("above", "below"):
-            if limits[name] is not None and not math.isfinite(limits[name]):
-                raise ConfigError(f"{name}: expected a finite number, got {limits[name]}")
 
     def _check_quantile(self, quantile: float, values_per_round: Sequence[int], rounds: int) -> None:
         """Raise ConfigError if the gate stays open in all rounds.

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from clients.defenses.views import shrink_unsent, smallest_sent
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import ShareBelowOne
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
@@ -32,21 +32,16 @@ class GradientPrune(Defense):
         ConfigError: `pruned` is out of range.
 
     References:
-        Zhu, Liu, Han: Deep Leakage from Gradients, NeurIPS 2019 (Sec. 5.2: its attack fails above
-        20 %).
+        [Zhu2019] (Sec. 5.2: its attack fails above 20 %).
         Differs: the paper does not say whether the share is that of a tensor or of all; here it is
         that of a tensor.
     """
 
-    pruned: float = 0.3
+    pruned: ShareBelowOne = 0.3
 
     against: ClassVar[str] = "a server that inverts gradients without knowing that small numbers were set to zero"
     cost: ClassVar[str] = "accuracy, where much is pruned; no more bytes; a selection by size in each local step"
-    paper: ClassVar[Paper] = cite("zhu2019deep")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.pruned < 1:
-            raise ConfigError(f"pruned: expected a share of at least 0, below 1, got {self.pruned}")
+    paper: ClassVar[Paper] = cite("Zhu2019")
 
     def on_gradient(self, gradient: State, context: LocalContext) -> State:
         """Return the gradient with the smallest numbers of each tensor set to zero."""

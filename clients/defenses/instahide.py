@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from clients.defenses.mixing import Mixing
@@ -37,13 +38,12 @@ class InstaHide(Mixing):
             images with classes, or their values are of one sign.
 
     References:
-        Huang, Song, Li, Arora: InstaHide: Instance-hiding Schemes for Private Distributed Learning,
-        ICML 2020 (inside-dataset). Differs: mixes images of a mini-batch instead of the whole data
-        set, anew in each step; weights are absolute values of normal draws over their sum, drawn
-        again where one is above 0.65.
+        [Huang2020] (inside-dataset). Differs: mixes images of a mini-batch instead of the whole
+        data set, anew in each step; weights are absolute values of normal draws over their sum,
+        drawn again where one is above 0.65.
     """
 
-    k: int = 4
+    k: Annotated[int, Ge(2)] = 4
 
     flips_signs: ClassVar[bool] = True
     against: ClassVar[str] = (
@@ -51,11 +51,7 @@ class InstaHide(Mixing):
         "signs by absolute values, and may take the mixtures apart"
     )
     cost: ClassVar[str] = "much accuracy; no bytes, hardly any time"
-    paper: ClassVar[Paper] = cite("huang2020instahide")
-
-    def __post_init__(self) -> None:
-        if self.k < 2:
-            raise ConfigError(f"k: a mixture is of at least 2 images, got {self.k}")
+    paper: ClassVar[Paper] = cite("Huang2020")
 
     @property
     def records(self) -> int:
@@ -64,7 +60,7 @@ class InstaHide(Mixing):
 
     def check(self, setting: Setting) -> None:
         """Check that the data are images with classes whose values have both signs."""
-        if setting.task.kind != "image" or not setting.task.num_classes:
+        if setting.task.modality != "image" or not setting.task.num_classes:
             raise ConfigError("it hides images with classes, and the data set has none; leave it out, or use mixup")
         low, high = setting.value_range or ((-1.0,), (1.0,))
         if max(low) >= 0 or min(high) <= 0:

@@ -33,8 +33,7 @@ class LayerFreeze(Defense):
             match all of it.
 
     References:
-        Arivazhagan et al.: Federated Learning with Personalization Layers, 2019 (layers that stay
-        at the client).
+        [Arivazhagan2019] (layers that stay at the client).
         Differs: the client trains these layers in each round from the values in the server's model,
         and discards the result.
     """
@@ -44,9 +43,10 @@ class LayerFreeze(Defense):
     against: ClassVar[str] = "a server that needs the layers that are not sent; all others it sees as they are"
     cost: ClassVar[str] = "accuracy: these layers never learn; saves the bytes of these layers"
     encodes: ClassVar[bool] = True
-    paper: ClassVar[Paper] = cite("arivazhagan2019federated")
+    paper: ClassVar[Paper] = cite("Arivazhagan2019")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.layers:
             raise ConfigError('layers: nothing is named, so nothing would be kept; name tensors, as in ["*.bias"]')
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clients.defenses.mixing import Mixing
+from fedsim.base.constraints import NonNegativeFloat
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
@@ -37,25 +37,19 @@ class Mixup(Mixing):
             `regression` is not set, or batches or clients have fewer than two examples.
 
     References:
-        Zhang, Cisse, Dauphin, Lopez-Paz: mixup: Beyond Empirical Risk Minimization, ICLR 2018. As a
-        defense, with averages of pairs: Driouich et al.: Local Model Reconstruction Attacks in
-        Federated Learning and their Uses, App. D.4. Differs: the partner is never the example
-        itself, as it is in a random permutation for one example a batch on average, whose record is
-        then not mixed.
+        [Zhang2018a]. As a defense, with averages of pairs: [Driouich2022], App. D.4. Differs: the
+        partner is never the example itself, as it is in a random permutation for one example a
+        batch on average, whose record is then not mixed.
     """
 
-    alpha: float | None = None
+    alpha: NonNegativeFloat | None = None
     regression: bool = False
 
     against: ClassVar[str] = (
         "a server that reconstructs records: it finds mixtures; one that knows the defense may take these apart"
     )
     cost: ClassVar[str] = "accuracy, where classes do not mix well; no bytes, hardly any time"
-    paper: ClassVar[Paper] = cite("zhang2018mixup")
-
-    def __post_init__(self) -> None:
-        if self.alpha is not None and not 0 <= self.alpha < math.inf:
-            raise ConfigError(f"alpha: expected a finite value of at least 0, got {self.alpha}; leave it out for 1/2")
+    paper: ClassVar[Paper] = cite("Zhang2018a")
 
     @property
     def records(self) -> int:

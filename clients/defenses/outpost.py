@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clients.defenses.gradient_prune import zero_smallest
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import NonNegativeFloat, Share, ShareBelowOne
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
@@ -44,35 +43,23 @@ class Outpost(Defense):
         ConfigError: a setting is out of range.
 
     References:
-        Wang, Hugh, Li: More than Enough is Too Much: Adaptive Defenses against Gradient Leakage in
-        Production Federated Learning, INFOCOM 2023. The defaults are those of its code in the
-        framework Plato.
+        [Wang2023]. The defaults are those of its code in the framework Plato.
         Differs: the Fisher information is the elementwise square of the mini-batch's mean gradient;
         that code averages it over the first axis of each tensor. Steps are counted from 0 instead
         of 1.
     """
 
-    noise_scale: float = 0.8
-    noised: float = 0.4
-    pruned: float = 0.8
-    decay: float = 0.125
+    noise_scale: NonNegativeFloat = 0.8
+    noised: Share = 0.4
+    pruned: ShareBelowOne = 0.8
+    decay: NonNegativeFloat = 0.125
 
     against: ClassVar[str] = (
         "a server that inverts gradients without knowing of the noise; who knows which numbers are zero, or has many "
         "rounds to average, is left with more"
     )
     cost: ClassVar[str] = "accuracy, most in the first local steps of a round; no more bytes; a sort of each gradient"
-    paper: ClassVar[Paper] = cite("wang2023more")
-
-    def __post_init__(self) -> None:
-        for name in ("noise_scale", "decay"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ConfigError(f"{name}: expected a finite value of at least 0, got {value}")
-        if not 0 <= self.noised <= 1:
-            raise ConfigError(f"noised: expected a share from 0 to 1, got {self.noised}")
-        if not 0 <= self.pruned < 1:
-            raise ConfigError(f"pruned: expected a share of at least 0, below 1, got {self.pruned}")
+    paper: ClassVar[Paper] = cite("Wang2023")
 
     def on_gradient(self, gradient: State, context: LocalContext) -> State:
         """Return the gradient, in a step that is perturbed pruned and with noise."""

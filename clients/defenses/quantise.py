@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
@@ -41,24 +41,19 @@ class Quantise(Defense):
         ConfigError: `bits` is out of range.
 
     References:
-        Alistarh et al.: QSGD, NeurIPS 2017 (Sec. 3.1); Bernstein et al.: signSGD, ICML 2018;
-        Karimireddy et al.: Error Feedback Fixes SignSGD, ICML 2019 (the scale of signs); Wen et
-        al.: TernGrad, NeurIPS 2017.
+        [Alistarh2017] (QSGD), Sec. 3.1; [Bernstein2018] (signSGD); [Karimireddy2019] for the scale
+        of signs; [Wen2017] (TernGrad).
         Differs: integers are not coded by their frequencies; it acts on the update of a round,
         which for FedSGD is the gradient.
     """
 
     scheme: Literal["sign", "qsgd", "ternary", "fp16"] = "qsgd"
-    bits: int = 8
+    bits: Annotated[int, Ge(2), Le(16)] = 8
 
     against: ClassVar[str] = "a server that inverts the update and takes it for exact; with many bits it nearly is"
     cost: ClassVar[str] = "accuracy, where bits are few; saves two to four times the bytes, hardly any time"
     encodes: ClassVar[bool] = True
-    paper: ClassVar[Paper] = cite("alistarh2017qsgd")
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.bits <= 16:
-            raise ConfigError(f"bits: expected 2 to 16, the sign among them, got {self.bits}")
+    paper: ClassVar[Paper] = cite("Alistarh2017")
 
     def on_update(self, update: State, context: LocalContext) -> Payload:
         """Return the quantised update; a tensor of zeros stays zero."""

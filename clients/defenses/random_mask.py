@@ -9,6 +9,7 @@ import torch
 
 from clients.defenses.error_feedback import add_unsent, keep_unsent
 from clients.defenses.views import masked_by_chance
+from fedsim.base.constraints import ShareBelowOne
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
@@ -37,13 +38,12 @@ class RandomMask(Defense):
         ConfigError: `masked` is out of range, or `rescale` goes together with `error_feedback`.
 
     References:
-        Konecny et al.: Federated Learning: Strategies for Improving Communication Efficiency, 2016
-        (Sec. 2, random mask).
+        [Konecny2016], Sec. 2, random mask.
         Differs: the indices are sent with the numbers, where the paper's client sends the seed of
         its mask; `rescale` is off, as in TGIAs-RO's masking of gradients.
     """
 
-    masked: float = 0.4
+    masked: ShareBelowOne = 0.4
     rescale: bool = False
     error_feedback: bool = False
     common: bool = False
@@ -53,11 +53,10 @@ class RandomMask(Defense):
     )
     cost: ClassVar[str] = "accuracy or rounds, less with error feedback; saves bytes where less than half is sent"
     encodes: ClassVar[bool] = True
-    paper: ClassVar[Paper] = cite("konecny2016federated")
+    paper: ClassVar[Paper] = cite("Konecny2016")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.masked < 1:
-            raise ConfigError(f"masked: expected a probability of at least 0, below 1, got {self.masked}")
+        super().__post_init__()
         if self.rescale and self.error_feedback:
             raise ConfigError(
                 "rescale: what is left out is sent in later rounds under error_feedback, so nothing is to be made up "

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError, RunError, first_line
+from fedsim.base.constraints import ShareBelowOne
+from fedsim.base.errors import RunError, first_line
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
@@ -39,27 +40,22 @@ class Soteria(Defense):
         RunError: the model's features are not differentiable in its inputs.
 
     References:
-        Sun et al.: Soteria: Provable Defense against Privacy Leakage in Federated Learning from
-        Representation Perspective, CVPR 2021, with the L2 norm of the data (p = 2) and the count of
-        features (q = 0). Differs: the layer is always the last linear one. A batch has one set of
-        features that are left out, as in the released code, which sums ||dr_i/dX|| / r_i over the
-        batch and leaves out the smallest; here it is the mean of the paper's own |r_i| /
-        ||dr_i/dX||, largest first. So a feature that is zero counts nothing, where the released
-        code leaves it out before all others.
+        [Sun2021], with the L2 norm of the data (p = 2) and the count of features (q = 0). Differs:
+        the layer is always the last linear one. A batch has one set of features that are left out,
+        as in the released code, which sums ||dr_i/dX|| / r_i over the batch and leaves out the
+        smallest; here it is the mean of the paper's own |r_i| / ||dr_i/dX||, largest first. So a
+        feature that is zero counts nothing, where the released code leaves it out before all
+        others.
     """
 
-    pruned: float = 0.4
+    pruned: ShareBelowOne = 0.4
 
     against: ClassVar[str] = (
         "a server that finds data from the gradient of the last layer; gradients of the layers before are sent as they "
         "are, and who matches those alone is not kept from anything"
     )
     cost: ClassVar[str] = "a backward pass to the inputs for each feature in each local step; some accuracy"
-    paper: ClassVar[Paper] = cite("sun2021soteria")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.pruned < 1:
-            raise ConfigError(f"pruned: expected a share of at least 0, below 1, got {self.pruned}")
+    paper: ClassVar[Paper] = cite("Sun2021")
 
     def on_features(self, features: Tensor, inputs: Tensor, context: LocalContext) -> Tensor:
         """Return the features with the most revealing ones set to zero."""

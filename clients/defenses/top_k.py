@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from clients.defenses.error_feedback import add_unsent, keep_unsent
+from fedsim.base.constraints import NonNegativeInt, PositiveShare
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
@@ -34,13 +35,12 @@ class TopK(Defense):
         ConfigError: a setting is out of range, or the model has fewer than `k` numbers.
 
     References:
-        Aji and Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP 2017 (with
-        error feedback).
+        [Aji2017] (with error feedback).
         Differs: it acts on the update of a round, which for FedSGD is the gradient.
     """
 
-    fraction: float = 0.1
-    k: int = 0
+    fraction: PositiveShare = 0.1
+    k: NonNegativeInt = 0
     error_feedback: bool = False
 
     against: ClassVar[str] = (
@@ -48,13 +48,7 @@ class TopK(Defense):
     )
     cost: ClassVar[str] = "accuracy or rounds, less with error feedback; saves bytes where less than half is sent"
     encodes: ClassVar[bool] = True
-    paper: ClassVar[Paper] = cite("aji2017sparse")
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction: expected a share above 0, at most 1, got {self.fraction}")
-        if self.k < 0:
-            raise ConfigError(f"k: expected a count of at least 1, or 0 to leave it to fraction, got {self.k}")
+    paper: ClassVar[Paper] = cite("Aji2017")
 
     def check(self, setting: Setting) -> None:
         """Check that the update has at least k numbers."""

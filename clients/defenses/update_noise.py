@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveShare, ShareBelowOne
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
@@ -47,7 +48,7 @@ class UpdateNoise(Defense):
     - With Laplace noise the norm is L1; in each round, epsilon = 2 / sigma is lost, and delta = 0.
 
     The guarantee is one about real numbers: leaks through the rounding of floating-point noise
-    (Mironov, CCS 2012) are not covered.
+    [Mironov2012] are not covered.
 
     With `quantile`, C follows a client's own norms. After each round it is multiplied by
     exp(-clip_rate * (b - quantile)), where b is 1 if the norm was at most C, otherwise 0. A client
@@ -73,20 +74,18 @@ class UpdateNoise(Defense):
         ConfigError: a setting is out of range, or `bit_noise` is given without `quantile`.
 
     References:
-        McMahan et al.: Learning Differentially Private Recurrent Language Models, ICLR 2018
-        (clipping of updates); Andrew et al.: Differentially Private Learning with Adaptive
-        Clipping, NeurIPS 2021 (Sec. 2.1: C follows a quantile); Bun and Steinke: Concentrated
-        Differential Privacy, TCC 2016 (Prop. 1.3, 1.4, 1.6 and Lemma 1.7: the guarantee).
+        [McMahan2018b] (clipping of updates); [Andrew2021], Sec. 2.1 (C follows a quantile);
+        [Bun2016], Prop. 1.3, 1.4, 1.6 and Lemma 1.7 (the guarantee).
         Differs: each client adds its own noise, instead of the server once to the sum; C follows
         the norms of one client instead of those of all in a round, and stays with it.
     """
 
-    clip: float = 1.0
-    noise_multiplier: float = 0.0
+    clip: PositiveFloat = 1.0
+    noise_multiplier: NonNegativeFloat = 0.0
     noise: Literal["gaussian", "laplace"] = "gaussian"
-    quantile: float = 0.0
-    clip_rate: float = 0.2
-    bit_noise: float = 0.0
+    quantile: ShareBelowOne = 0.0
+    clip_rate: PositiveShare = 0.2
+    bit_noise: NonNegativeFloat = 0.0
 
     promise: ClassVar[str] = (
         "(epsilon, delta)-differential privacy of a client's whole data, over all rounds; nothing where "
@@ -99,23 +98,10 @@ class UpdateNoise(Defense):
         "accuracy: noise grows with the number of weights, and is averaged over few clients; no more bytes, one draw "
         "a weight and round"
     )
-    paper: ClassVar[Paper] = cite("mcmahan2018learning")
+    paper: ClassVar[Paper] = cite("McMahan2018b")
 
     def __post_init__(self) -> None:
-        if not (self.clip > 0 and math.isfinite(self.clip)):
-            raise ConfigError(f"clip: expected a finite value above 0, got {self.clip}")
-        for name in ("noise_multiplier", "bit_noise"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ConfigError(f"{name}: expected a finite value of at least 0, got {value}")
-        if self.noise not in _DRAW_NOISE:
-            raise ConfigError(f"noise: expected {' or '.join(map(repr, _DRAW_NOISE))}, got {self.noise!r}")
-        if not 0 <= self.quantile < 1:
-            raise ConfigError(
-                f"quantile: expected a share above 0, below 1, or 0 for a fixed clip, got {self.quantile}"
-            )
-        if not 0 < self.clip_rate <= 1:
-            raise ConfigError(f"clip_rate: expected a value above 0, at most 1, got {self.clip_rate}")
+        super().__post_init__()
         if self.bit_noise and not self.quantile:
             raise ConfigError(
                 f"bit_noise: expected 0 where the clip does not follow the norms, got {self.bit_noise}; set quantile, "

@@ -165,9 +165,9 @@ def _data_set(name: str, folder: Path | None) -> str:
 def _weights() -> MachineCheck:
     """Check the weights of the network behind LPIPS."""
     from fedsim.audit.evaluation.perceptual_distance import BACKBONES, check_backbone, find_backbone
-    from fedsim.federation.build import find_data_folder
+    from fedsim.federation.build import WEIGHTS_FOLDER, find_weights_folder
 
-    folder = (find_data_folder() or Path("$FEDSIM_DATA")) / "weights"
+    folder = find_weights_folder() or WEIGHTS_FOLDER
     backbone = find_backbone(folder)
     if backbone is None:
         files = " or ".join(known.files for known in BACKBONES)

@@ -18,6 +18,7 @@ from fedsim.base.progress import track
 from fedsim.exposure.of_clients import COLUMNS, MeasureSchedule
 from fedsim.federation.build import Experiment
 from fedsim.federation.exposing import TrainingMoment, measure_moments
+from fedsim.modalities import find_modality
 from fedsim.report.exposure import Who, draw_clients, draw_examples, mean_quantities
 
 TABLE = "exposure.csv"
@@ -81,7 +82,7 @@ def _draw_states(folder: Path, experiment: Experiment, rows: Sequence[dict[str, 
             write_bytes(path, draw_clients(clients))
             yield path
         examples = [item for item in mean_quantities(rows_at_state, of_examples=True) if item.values]
-        if experiment.dataset.task.kind == "image":
+        if find_modality(experiment.dataset.task.modality).shown_as == "images":
             for measure, of_measure in groupby(examples, key=lambda item: item.measure):
                 path = folder / f"examples-{state}-{measure}.png"
                 write_bytes(path, draw_examples(list(of_measure), partial(_image, experiment)))

@@ -1,7 +1,8 @@
 """Objects of a Python program in the tables of an experiment: some become names and settings, others stay objects.
 
-An object that can be made again from a name and settings is written that way, and works on every engine. Any other
-object stays in this process: only engine `serial` can use it, and a run made with it cannot be rebuilt from its file.
+An object that can be made again from a name and settings is written that way, and works on every
+engine. Any other object stays in this process: only an engine that plays clients there can use it,
+and a run made with it cannot be rebuilt from its file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def replace_objects(tables: dict[str, Any]) -> None:
 
     Raises:
         ConfigError: an object is not of the kind that belongs there; or it has to stay in this process, and the tables
-            name another engine than `serial`, attacks in the round, or several workers.
+            name an engine that works in other processes, attacks in the round, or several workers.
     """
     new_tables: dict[str, dict[str, Any]] = {}
     for key, group in _TABLES.items():
@@ -87,9 +88,11 @@ def _check_stays_in_process(tables: dict[str, Any], where: str) -> None:
     federation, adversary = tables.setdefault("federation", {}), tables.setdefault("adversary", {})
     if not isinstance(federation, dict) or not isinstance(adversary, dict):
         return  # the check of the tables reports this
-    if (engine := federation.get("engine", "serial")) != "serial":
+    engine = federation.get("engine", "serial")
+    name = engine.get("name") if isinstance(engine, Mapping) else engine
+    if isinstance(name, str) and not registry.load("engines", name).in_process:
         raise ConfigError(
-            f"federation.engine: '{engine}' works in other processes, which cannot get the object at {where}; "
+            f"federation.engine: '{name}' works in other processes, which cannot get the object at {where}; "
             f"use engine 'serial', or {remedy}"
         )
     if adversary.get("when") == "in-round":

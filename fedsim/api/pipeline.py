@@ -28,7 +28,8 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_exposures
 from fedsim.federation.simulation import run_federation
 from fedsim.recording.header import NODE_FAILED
-from fedsim.report.page import defense_remarks, write_report
+from fedsim.report.adaptive import defense_remarks
+from fedsim.report.page import write_report
 from fedsim.report.run_contents import read_attack_traits
 from fedsim.report.summary import ScoreReading, score_readings
 from fedsim.report.tensorboard import check_installed

@@ -21,7 +21,7 @@ from typing import Any
 from fedsim.audit import scores
 from fedsim.audit.cache import FindingCache
 from fedsim.audit.evaluation.case import Case
-from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingSpec, evaluator_of
+from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingSpec, check_claim
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.perceptual_distance import check_backbone
@@ -62,7 +62,7 @@ from fedsim.base.files import temporary_folder
 from fedsim.base.progress import track
 from fedsim.base.workers import run_in_processes
 from fedsim.data.cache import cache_folder
-from fedsim.federation.build import Experiment, build_attacks, find_data_folder
+from fedsim.federation.build import Experiment, build_attacks, find_data_folder, find_weights_folder
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_refusals
@@ -110,6 +110,11 @@ class Audit:
     base_folder: Path
     trust: bool = False
     command: str = "fedsim attack RUN"
+
+    @property
+    def config(self) -> Config | None:
+        """Return the settings of the federation; None where it was recorded elsewhere."""
+        return self.experiment.config if self.experiment else None
 
     @cached_property
     def case(self) -> Case:
@@ -230,7 +235,7 @@ class Audit:
         if self.case.is_described_by_file and self.folder.path.is_dir():
             self._check_fit()
         check_private_facts(self.spec.adversary, self.case)
-        check_backbone(_weights_folder())
+        check_backbone(find_weights_folder())
 
     @property
     def _possible_attacks(self) -> TitledAttacks:
@@ -256,7 +261,6 @@ class Audit:
         if new_refusals != old_refusals:
             rows = [{"attack": title, "why": reason} for title, reason in new_refusals.items()]
             self.folder.write_table(self.folder.refusals, ("attack", "why"), rows)
-            self.folder.settle_manifest()
 
     def _check_observations(self, attack: Attack) -> None:
         """Raise KnowledgeError where the server sees nothing that `attack` reads."""
@@ -334,7 +338,7 @@ class Audit:
                 recording=self.folder.path,
                 knowledge=full_knowledge(adversary, self.case, self.base_folder, app),
                 optimum=self.optimum,
-                weights=_weights_folder(),
+                weights=find_weights_folder(),
                 message_format=app,
             )
         return self._evaluation_contexts[key]
@@ -425,7 +429,7 @@ class Audit:
         if isinstance(outcome, BaseException):
             return outcome
         try:
-            evaluator_of(outcome).form(outcome, self._finding_spec(pending))
+            check_claim(outcome, self._finding_spec(pending))
             path = self.cache.finding_path(pending.job)
             self.cache.save(outcome, path, self._finding_metadata(pending, job_log))
         except FAILURES as error:
@@ -629,9 +633,3 @@ def _optimum_worker(
 
 def _ignore_progress(job: Any, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
     pass
-
-
-def _weights_folder() -> Path | None:
-    """Return the folder with the network weights that scores need, of LPIPS."""
-    folder = find_data_folder()
-    return folder / "weights" if folder else None

@@ -19,12 +19,13 @@ from fedsim.audit.variants import VARIANT_COLUMNS, variant_columns
 from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
 from fedsim.base.progress import track
 from fedsim.interfaces.findings import Finding
+from fedsim.interfaces.metric import list_metric_faults
 
 log = logging.getLogger(__name__)
 
 SCORE_COLUMNS = (
     "attack", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess", "nearest_public", "ceiling",
-    "higher_is_better", "examples", "seed", "missing", *VARIANT_COLUMNS,
+    "higher_is_better", "examples", "seed", "missing", "instrument", *VARIANT_COLUMNS,
 )  # fmt: skip
 """Columns of `scores.csv`."""
 IMAGE_SCORE_COLUMNS = ("attack", "victim", "round", "repeat", "image", "metric", "value", *VARIANT_COLUMNS)
@@ -49,6 +50,7 @@ def score_findings(
         The rows of `scores.csv`.
     """
     rows, image_rows, folder = [], [], cache.folder
+    failures += [f"not scored by one metric: {fault}" for fault in list_metric_faults()]
     # Read the metadata of all findings first: some scores compare all victims of an attack.
     metadata: dict[Path, dict[str, Any]] = {}
     for path in _finding_paths(folder.findings):
@@ -72,7 +74,6 @@ def score_findings(
                     image_rows.append(key_columns | {"metric": score.metric, "image": index, "value": value})
     folder.write_table(folder.scores, SCORE_COLUMNS, rows)
     folder.write_table(folder.images, IMAGE_SCORE_COLUMNS, image_rows)
-    folder.settle_manifest()
     return rows
 
 
@@ -157,4 +158,5 @@ def _finding_paths(folder: Path) -> list[Path]:
 def _score_row(score: Score, examples: int) -> dict[str, Any]:
     row = {field.name: getattr(score, field.name) for field in dataclasses.fields(score)}
     del row["per_image"]
-    return row | {"examples": examples, "ceiling": "" if score.ceiling is None else score.ceiling}
+    ceiling = "" if score.ceiling is None else score.ceiling
+    return row | {"examples": examples, "ceiling": ceiling, "higher_is_better": score.higher_is_better}

@@ -78,7 +78,7 @@ def grant_knowledge(
             registry.load_object(app.outputs, base_folder)
         binary = adversary.knowledge.loss == "bce"
         values["model"] = replace(model, outputs=app.outputs, frozen=app.frozen, binary=binary)
-    return Knowledge(**values)
+    return Knowledge(**values, modality=case.task.modality if case.task else "")
 
 
 def full_knowledge(

@@ -6,11 +6,15 @@ their worker processes need not wait for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 _SSIM_WINDOWS = {1.5: 11, 0.5: 5}
 """Standard deviations of SSIM's Gaussian window and its sides in pixels, the usual one first."""
+Misfits = Callable[[Tensor, Tensor], Tensor]
+"""Function of claimed and true examples that gives `true claimed`, how badly each pair fits."""
 _EQUAL_MSE = 1e-10
 """Mean squared error (100 dB) below which images count as equal when they are paired."""
 
@@ -23,37 +27,52 @@ def match_examples(candidates: Tensor, targets: Tensor) -> Tensor:
     return torch.from_numpy(linear_sum_assignment(cost.T.numpy())[1])
 
 
-def pair_examples(claimed: Tensor, true: Tensor) -> Tensor:
+def mean_squared_errors(claimed: Tensor, true: Tensor) -> Tensor:
+    """Return `true claimed`, the mean squared error of each pair of examples, in double precision.
+
+    >>> mean_squared_errors(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 1.0]]))
+    tensor([[0.5000, 0.5000]], dtype=torch.float64)
+    """
+    squared_distance = torch.cdist(true.flatten(1).double(), claimed.flatten(1).double()).square()
+    return squared_distance / true[0].numel()
+
+
+def image_misfits(claimed: Tensor, true: Tensor) -> Tensor:
+    """Return `true claimed`, the negative PSNR of each pair of images, up to a factor.
+
+    PSNR above 100 dB counts as 100, because that of exact copies is infinite.
+    """
+    return mean_squared_errors(claimed, true).clamp_min(_EQUAL_MSE).log10()
+
+
+def pair_examples(claimed: Tensor, true: Tensor, misfits: Misfits = image_misfits) -> Tensor:
     """Return the claimed example assigned to each true one; mid-grey for true ones left without.
 
-    The assignment is one-to-one (Hungarian algorithm), since attacks do not know the order. For
-    images it maximises the total PSNR, the metric that is reported; PSNR above 100 dB counts as
-    100, because that of exact copies is infinite. For rows of a table it minimises the total
-    squared error. If more examples are claimed than there are, those that fit worst are left over.
+    The assignment is one-to-one (Hungarian algorithm), since attacks do not know the order. By
+    default it maximises the total PSNR of images, the metric that is reported. If more examples are
+    claimed than there are, those that fit worst are left over.
+
+    Args:
+        claimed: `claimed ...`.
+        true: `true ...`.
+        misfits: gives `true claimed`, what the assignment of each pair costs.
     """
-    chosen = assign_examples(claimed, true)
+    chosen = assign_examples(claimed, true, misfits)
     is_assigned = chosen >= 0
     grey = torch.full_like(true, 0.5)
     return grey.index_put((is_assigned.nonzero()[:, 0],), claimed[chosen[is_assigned]])
 
 
-def assign_examples(claimed: Tensor, true: Tensor) -> Tensor:
+def assign_examples(claimed: Tensor, true: Tensor, misfits: Misfits = image_misfits) -> Tensor:
     """Return `true`, the index of the claimed example that `pair_examples` assigns; -1 for none."""
     from scipy.optimize import linear_sum_assignment
 
-    cost = _pairing_cost(true, claimed)
+    cost = misfits(claimed, true)
     if len(claimed) < len(true):
         # Some true examples stay mid-grey, so a claim is worth its gain over mid-grey.
-        cost = cost - _pairing_cost(true, torch.full_like(true[:1], 0.5))
+        cost = cost - misfits(torch.full_like(true[:1], 0.5), true)
     rows, columns = (torch.from_numpy(index) for index in linear_sum_assignment(cost.numpy()))
     return torch.full((len(true),), -1).index_put((rows,), columns)
-
-
-def _pairing_cost(true: Tensor, claimed: Tensor) -> Tensor:
-    """Return `true claimed`: the logarithm of the mean squared error for images, else the error."""
-    squared_distance = torch.cdist(true.flatten(1).double(), claimed.flatten(1).double()).square()
-    error = squared_distance / true[0].numel()
-    return error.clamp_min(_EQUAL_MSE).log10() if true.ndim == 4 else error
 
 
 def mse(claimed: Tensor, true: Tensor) -> Tensor:
@@ -75,7 +94,7 @@ def psnr(claimed: Tensor, true: Tensor) -> Tensor:
 def ssim(claimed: Tensor, true: Tensor) -> Tensor:
     """Return the structural similarity of each image, at most 1; higher is closer.
 
-    The Gaussian window has sigma 1.5 and 11 pixels (Wang et al. 2004). Values are averaged over the
+    The Gaussian window has sigma 1.5 and 11 pixels [Wang2004]. Values are averaged over the
     positions where it is wholly inside the image, as scikit-image does with `gaussian_weights=True`
     and `use_sample_covariance=False`. Images with a side below 11, for which there is no such
     position, get sigma 0.5 and 5 pixels. Below 5 the result is NaN, see `explain_missing_ssim`.

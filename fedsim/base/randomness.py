@@ -25,6 +25,8 @@ _call_lock = threading.RLock()
 _generators_lock = threading.RLock()
 """Held by the thread that draws from the global generators. It is not `_call_lock`, because a call
 may wait for threads that draw: Flower runs its ServerApp in one."""
+_seeded_blocks = threading.local()
+"""`depth`: how many blocks of `seed_globals` the current thread is in."""
 
 
 def derive_seed(*key: Key) -> int:
@@ -96,6 +98,7 @@ def seed_globals_with(seed: int) -> Iterator[None]:
     with _generators_lock:
         python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
         torch_state = torch.default_generator.get_state()
+        _seeded_blocks.depth = _seeded_depth() + 1
         try:
             random.seed(seed)
             np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -104,9 +107,31 @@ def seed_globals_with(seed: int) -> Iterator[None]:
                 torch.cuda.manual_seed_all(seed)
             yield
         finally:
+            _seeded_blocks.depth -= 1
             random.setstate(python_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
             torch.default_generator.set_state(torch_state)
+
+
+def _seeded_depth() -> int:
+    return getattr(_seeded_blocks, "depth", 0)
+
+
+@contextlib.contextmanager
+def lend_generators() -> Iterator[None]:
+    """Let other threads enter blocks of `seed_globals` while this one, which is in one, waits.
+
+    Nothing may be drawn in the block. Afterwards the generators are in the same states as before,
+    because each block of another thread restores them.
+    """
+    depth = _seeded_depth()
+    for _ in range(depth):
+        _generators_lock.release()
+    try:
+        yield
+    finally:
+        for _ in range(depth):
+            _generators_lock.acquire()
 
 
 @contextlib.contextmanager

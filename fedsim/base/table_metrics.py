@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 0.319
-"""Largest error of a correct number, in standard deviations (Vero et al., TabLeak, ICML 2023)."""
+"""Largest error of a correct number, in standard deviations (TabLeak [Vero2023])."""
 
 
 ROUNDING = 1e-4

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
@@ -26,27 +27,26 @@ class Task:
 
     Attributes:
         input_shape: shape of one example: `channel height width` for an image, `feature` for a row
-            of a table, `position` for a text.
+            of a table, `position` for a text, `channel time` for a series.
         num_classes: number of classes; 0 for a regression.
         vocabulary: number of different tokens of texts, whose inputs are integers; 0 otherwise.
         padding: the token that pads short texts at the end; None where there is none.
+        modality: name of the kind of examples; inferred where it is left out.
+
+    >>> Task((3, 32, 32), 10).modality
+    'image'
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     vocabulary: int = 0
     padding: int | None = None
+    modality: str = ""
 
-    @property
-    def kind(self) -> Literal["image", "table", "text"]:
-        """Return the kind of an example.
-
-        >>> Task((3, 32, 32), 10).kind
-        'image'
-        """
-        if self.vocabulary:
-            return "text"
-        return "image" if len(self.input_shape) == 3 else "table"
+    def __post_init__(self) -> None:
+        if not self.modality:
+            inferred = infer_modality(self.input_shape, has_tokens=self.vocabulary > 0)
+            object.__setattr__(self, "modality", inferred)
 
     @property
     def outputs(self) -> int:
@@ -57,6 +57,19 @@ class Task:
     def loss(self) -> Loss:
         """Return the cross-entropy, or the mean squared error for a regression."""
         return cross_entropy if self.num_classes else squared_error
+
+
+def infer_modality(input_shape: Sequence[int], *, has_tokens: bool = False) -> str:
+    """Return the modality of examples that nobody named one for; empty where none fits.
+
+    This is the one place where the number of axes says what examples are.
+
+    >>> infer_modality((6, 128))
+    'series'
+    """
+    if has_tokens:
+        return "text"
+    return {1: "table", 2: "series", 3: "image"}.get(len(input_shape), "")
 
 
 def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
@@ -75,8 +88,7 @@ def smooth_labels(loss: Loss, smoothing: float) -> Loss:
         ConfigError: `loss` is not the cross-entropy of classes.
 
     References:
-        Szegedy et al.: Rethinking the Inception Architecture for Computer Vision, CVPR 2016,
-            Section 7.
+        [Szegedy2016], Sect. 7.
     """
     if not smoothing:
         return loss

@@ -87,7 +87,7 @@ def _score_table(attack: str, base: str, name: str, differences: Sequence[Differ
     )
     missing = []
     for item in differences:
-        if item.base.missing or item.other.missing:
+        if item.missing:
             missing.append(f"{item.base.metric}: {item.remark}")
             continue
         difference = difference_text(item).replace(" [", "\n[").replace(" ± ", "\n± ")

@@ -24,8 +24,7 @@ def geometry(
     from fedsim.base.files import write_bytes
     from fedsim.federation.build import Experiment
     from fedsim.federation.open_run import OpenRun
-    from fedsim.report.figures import draw_diagram, style
-    from fedsim.report.geometry import geometries_of_updates, geometry_diagrams
+    from fedsim.report.geometry import draw_geometries, geometries_of_updates
 
     use_data_dir(data_dir)
     use_key(key)
@@ -52,8 +51,7 @@ def geometry(
             statistics = fmean(values), pstdev(values), min(values), max(values)
             table.add_row(name, *(f"{value:.3f}" for value in statistics))
         console.print(table)
-        diagrams = geometry_diagrams([item for _, _, item in geometries], style(0))
-        for name, panel in zip(("ratios", "cosines"), diagrams, strict=True):
+        for name, picture in draw_geometries([item for _, _, item in geometries]).items():
             path = run / f"geometry-{name}.png"
-            write_bytes(path, draw_diagram(panel))
+            write_bytes(path, picture)
             console.print(f"picture: {path}", soft_wrap=True, markup=False)

@@ -74,7 +74,7 @@ def show(
         str, typer.Argument(help="A plug-in of any kind, registered or module:Class.", autocompletion=complete_name)
     ],
 ) -> None:
-    """Show a plug-in: what it does, its settings and defaults, its paper, what it needs."""
+    """Show a plug-in: what it does, its settings and defaults, what it needs, its papers."""
     for group in registry.find_groups(name):
         description = describe_plugin(group, name)
         console.print(f"[bold]{escape(name)}[/]  ({group}, from {escape(registry.find_distribution(group, name))})\n")
@@ -89,5 +89,5 @@ def show(
             console.print(f"needs: {', '.join(description.needs)}")
         if description.uses:
             console.print(f"uses, where granted: {', '.join(description.uses)}", soft_wrap=True)
-        if description.paper:
-            console.print(f"paper: {description.paper}", markup=False, soft_wrap=True)
+        for paper in description.papers:
+            console.print(paper, markup=False, highlight=False, soft_wrap=True)

@@ -16,10 +16,9 @@ from fedsim.base.errors import ConfigError
 from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish, use_data_dir
 
 if TYPE_CHECKING:
+    from fedsim.api.reproduce.figures import FigureVerdict
     from fedsim.api.reproduce.papers import FigureComparison
     from fedsim.api.reproduce.recipes import Scale, ScaleName
-
-_COLOURS = {"met": "green", "missed": "red", "not comparable": "dim"}
 
 
 def reproduce(
@@ -83,7 +82,7 @@ def _list_tables(tables: Sequence[tuple[str, str]]) -> None:
 
 def _show_kept(tables: Sequence[tuple[str, str]]) -> None:
     """Print what is kept of each table, compared with the paper."""
-    from fedsim.api.reproduce.papers import compare_figures, read_papers, read_results
+    from fedsim.api.reproduce.papers import commit_sentence, compare_figures, read_papers, read_results
     from fedsim.api.reproduce.recipes import how_to_reproduce
 
     for paper, table in tables:
@@ -97,6 +96,8 @@ def _show_kept(tables: Sequence[tuple[str, str]]) -> None:
                 comparison = compare_figures(paper, table, kept.rows, f"kept: {paper}/{table}")
                 _print_comparison(paper, table, f"{kept.name}, {kept.date}", comparison)
                 console.print(f"{kept.note.strip()}\n{kept.command.strip()}", markup=False, highlight=False)
+                if sentence := commit_sentence([kept]):
+                    console.print(sentence, markup=False, highlight=False)
 
 
 def _run(
@@ -170,4 +171,19 @@ def _cells(comparison: FigureComparison) -> tuple[str, ...]:
     paper, ours, verdict = comparison.paper, comparison.ours, comparison.verdict
     if paper is None or verdict is None:
         return "", ours.text, "", ""
-    return paper.text, ours.text, difference_text(ours, paper), f"[{_COLOURS[verdict]}]{verdict}[/]"
+    return paper.text, ours.text, difference_text(ours, paper), f"[{_colour_of(verdict)}]{verdict}[/]"
+
+
+def _colour_of(verdict: FigureVerdict) -> str:
+    """Return the colour in which a verdict is printed; mypy sees that none is left out."""
+    from fedsim.api.reproduce.figures import FigureVerdict
+
+    match verdict:
+        case FigureVerdict.MET:
+            return "green"
+        case FigureVerdict.MISSED:
+            return "red"
+        case FigureVerdict.ABOVE:
+            return "yellow"
+        case FigureVerdict.NOT_COMPARABLE:
+            return "dim"

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from fedsim.audit.evaluation.evaluator import FindingSpec, evaluator_of
+from fedsim.audit.evaluation.evaluator import FindingSpec, check_claim
 from fedsim.audit.finding_files import finding_from_tensors, tensors_to_save
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.randomness import generator
@@ -47,10 +47,10 @@ def finishes_tiny_case(subject: CheckedPlugin) -> None:
     # Its evaluator accepts it.
     where = f"round {scene.transcript.rounds[0]}, client {VICTIM}"
     before = scene.transcript.update(scene.transcript.rounds[0], VICTIM).before
-    owed = FindingSpec(
+    spec = FindingSpec(
         where=where, knowledge=scene.knowledge, before=lambda: before, task=scene.task, clients=max(VICTIM, OTHER) + 1
     )
-    evaluator_of(finding).form(finding, owed)
+    check_claim(finding, spec)
     # It is the same after being saved and read.
     saved = tensors_to_save(finding)
     reread = tensors_to_save(finding_from_tensors(finding.kind, saved))
@@ -253,7 +253,8 @@ def _first_result(subject: CheckedPlugin) -> tuple[TinyRecording, Finding]:
 
 
 def _grant_only(knowledge: Knowledge, names: frozenset[str]) -> Knowledge:
-    return Knowledge(**{name: getattr(knowledge, name) for name in names}, models=knowledge.models)
+    granted = {name: getattr(knowledge, name) for name in names}
+    return Knowledge(**granted, models=knowledge.models, modality=knowledge.modality)
 
 
 def _expect_refusal(subject: CheckedPlugin, scene: TinyRecording, withheld: str) -> None:

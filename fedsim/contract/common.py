@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedsim.base.errors import FedsimError
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, expect
+from fedsim.contract.ranges import keeps_to_its_ranges
 from fedsim.interfaces.attack import Paper
 from fedsim.plugins import registry
 
@@ -80,7 +81,7 @@ def is_documented(subject: CheckedPlugin) -> None:
 
 _SEEDS = count(1_000_003)
 
-CHECKS = (is_made, is_a_frozen_dataclass, survives_copying, is_documented)
+CHECKS = (is_made, is_a_frozen_dataclass, keeps_to_its_ranges, survives_copying, is_documented)
 
 
 def _class_of(subject: CheckedPlugin) -> Any:

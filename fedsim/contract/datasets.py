@@ -11,6 +11,7 @@ from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
 from fedsim.data import Dataset, Examples
 from fedsim.federation.build import find_data_folder
+from fedsim.modalities import check_modality
 
 _SAMPLE_SIZE = 500
 """Number of examples of each part that are checked."""
@@ -59,6 +60,11 @@ def labels_fit(subject: CheckedPlugin) -> None:
         )
 
 
+def fits_its_modality(subject: CheckedPlugin) -> None:
+    """Its examples have the axes of the modality that it names."""
+    check_modality(_load_dataset(subject).task, subject.name)
+
+
 def is_deterministic(subject: CheckedPlugin) -> None:
     """It is the same when loaded again, split the same way, and uses no global generator."""
     first = _load_dataset(subject)
@@ -69,7 +75,7 @@ def is_deterministic(subject: CheckedPlugin) -> None:
         expect(same, f"loaded again, its {part} examples are others or in another order; split by a fixed key")
 
 
-CHECKS = (*common.CHECKS, names_its_source, inputs_are_in_their_range, labels_fit, is_deterministic)
+CHECKS = (*common.CHECKS, names_its_source, inputs_are_in_their_range, fits_its_modality, labels_fit, is_deterministic)
 
 
 def _load_dataset(subject: CheckedPlugin) -> Dataset:

@@ -11,9 +11,9 @@ from fedsim.contract.checks import CheckedPlugin, ContractViolation, expect
 from fedsim.interfaces.findings import Finding
 
 _PARAMETERS = {
-    "form": ("finding", "owed"),
+    "form": ("finding", "spec"),
     "truth": ("finding", "about", "case"),
-    "judge": ("finding", "about", "bench"),
+    "judge": ("finding", "about", "context"),
     "show": ("finding", "truth", "tokens", "metric"),
 }
 

@@ -25,6 +25,7 @@ _TASKS = (
     Task((12,), 7),
     Task((12,), 0),
     Task((20,), 7, vocabulary=30),
+    Task((2, 32), 7),
 )
 _EXAMPLES = 5
 

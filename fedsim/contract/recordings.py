@@ -104,6 +104,7 @@ def _base_knowledge(model: Callable[[], nn.Module], task: Task, inputs: Tensor, 
         proximal_mu=0.0,
         labels=labels.sort().values,
         records=Records(inputs=inputs, labels=labels),
+        modality=task.modality,
         candidates=Records(inputs=inputs, labels=labels),
         known_candidates=KnownCandidates(
             inputs=torch.cat([inputs, inputs.flip(-1)]),

@@ -26,8 +26,8 @@ class Examples:
     """Raw inputs and labels.
 
     Attributes:
-        raw: `example channel height width` images, `example feature` rows of a table or
-            `example position` tokens, as stored.
+        raw: `example ...` with the axes of the modality: `channel height width` of images,
+            `feature` of rows of a table, `channel time` of series, or tokens, as stored.
         labels: `example`, class indices (int64), or for a regression standardised targets
             (float32).
         scale: factor that turns raw values into inputs; None for tokens, which stay integers.
@@ -103,6 +103,8 @@ class Dataset:
         columns: columns of a table.
         tokens: the words or characters that the tokens of a text stand for.
         target: mean and standard deviation by which the targets of a regression were standardised.
+        modality: registered name of the kind of the examples, as `image`, `table`, `text` or
+            `series`; inferred where it is left out.
     """
 
     name: str
@@ -118,11 +120,13 @@ class Dataset:
     columns: tuple[Column, ...] = ()
     tokens: tuple[str, ...] = ()
     target: tuple[float, float] = (0.0, 1.0)
+    modality: str = ""
 
     @cached_property
     def task(self) -> Task:
         """Shapes of the inputs and outputs of a model for this data set."""
-        return Task(tuple(self.train.raw.shape[1:]), self.num_classes, self.vocabulary, self.padding)
+        shape = tuple(self.train.raw.shape[1:])
+        return Task(shape, self.num_classes, self.vocabulary, self.padding, self.modality)
 
     @property
     def padding(self) -> int | None:
@@ -131,13 +135,13 @@ class Dataset:
 
     @cached_property
     def input_bounds(self) -> tuple[Tensor, Tensor]:
-        """Lowest and highest value of an input: two numbers for images, `feature` each for a table.
+        """Lowest and highest value of an input: two numbers, for a table `feature` each.
 
         A table whose value range is [0, 1] was scaled column by column, so that each column has
         that range.
         """
         low, high = (torch.tensor(float(bound)) for bound in self.value_range)
-        if self.vocabulary or self.train.raw.ndim != 2 or self.value_range == (0, 1):
+        if self.task.modality != "table" or self.value_range == (0, 1):
             return low, high
         rows = torch.cat([self.train.inputs(), self.test.inputs()])
         low, high = rows.amin(0), rows.amax(0)

@@ -66,8 +66,6 @@ def _check_shape(examples: Examples) -> str:
         return "is empty"
     if len(examples.raw) != len(examples.labels):
         return f"holds {len(examples.raw)} inputs but {len(examples.labels)} labels"
-    if examples.raw.ndim not in (2, 4):
-        return f"has inputs of shape {tuple(examples.raw.shape[1:])}, expected (channel, height, width) or (feature,)"
     return ""
 
 

@@ -62,10 +62,10 @@ class Cifar10:
     log then says how many examples there are.
 
     References:
-        Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
+        [Krizhevsky2009].
     """
 
-    paper: ClassVar[Paper] = cite("krizhevsky2009learning")
+    paper: ClassVar[Paper] = cite("Krizhevsky2009")
 
     def load(self, folder: Path | None) -> Dataset:
         """Read the files in torchvision's layout, `cifar-10-batches-py`."""
@@ -77,6 +77,7 @@ class Cifar10:
         def parse() -> Dataset:
             return Dataset(
                 name="cifar10",
+                modality="image",
                 train=_read_examples(batches, folder, _SUMS_10, "labels"),
                 test=_read_examples([test], folder, _SUMS_10, "labels"),
                 num_classes=10,
@@ -99,10 +100,10 @@ class Cifar100:
         coarse: use the 20 superclasses as classes.
 
     References:
-        Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
+        [Krizhevsky2009].
     """
 
-    paper: ClassVar[Paper] = cite("krizhevsky2009learning")
+    paper: ClassVar[Paper] = cite("Krizhevsky2009")
 
     coarse: bool = False
 
@@ -118,6 +119,7 @@ class Cifar100:
         def parse() -> Dataset:
             return Dataset(
                 name="cifar100",
+                modality="image",
                 train=_read_examples([train], folder, _SUMS_100, f"{kind}_labels"),
                 test=_read_examples([test], folder, _SUMS_100, f"{kind}_labels"),
                 num_classes=20 if self.coarse else 100,

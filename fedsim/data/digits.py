@@ -18,10 +18,10 @@ class Digits:
     """1797 real handwritten digits, 8 x 8, grey, white on black; comes with scikit-learn.
 
     References:
-        Alpaydin and Kaynak: Optical Recognition of Handwritten Digits, 1998.
+        [Alpaydin1998].
     """
 
-    paper: ClassVar[Paper] = cite("alpaydin1998optical")
+    paper: ClassVar[Paper] = cite("Alpaydin1998")
 
     def load(self, folder: Path | None) -> Dataset:
         """Load the digits from scikit-learn; every fifth is a test example."""
@@ -33,6 +33,7 @@ class Digits:
         held_out = torch.arange(len(labels)) % 5 == 4
         return Dataset(
             name="digits",
+            modality="image",
             train=Examples(raw=raw[~held_out], labels=labels[~held_out], scale=1 / 16),
             test=Examples(raw=raw[held_out], labels=labels[held_out], scale=1 / 16),
             num_classes=10,

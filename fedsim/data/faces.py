@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge, Lt
 from PIL import Image
 from torch import Tensor
 
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.base.papers import Paper, cite
 from fedsim.data import Dataset, Examples
@@ -23,11 +25,11 @@ _REMEDY = "get the 'AT&T database of faces' (40 folders s1 to s40 of 10 PGM file
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttFaces:
+class AttFaces(CheckedSettings):
     """400 faces of 40 people, grey; the classes are the people, and so are the natural groups.
 
     Args:
-        size: height and width to resize to, bilinearly with antialiasing. LMRA (Driouich et al.,
+        size: height and width to resize to, bilinearly with antialiasing. LMRA ([Driouich2022],
             App. C.1) speaks of 70 x 80 pixels, width first, which are the default (80, 70); the
             files have 92 x 112 pixels, width first, which (112, 92) does not change.
         test_images: how many images of each person are test examples, from 1 to 9: the last ones,
@@ -35,22 +37,13 @@ class AttFaces:
             some.)
 
     References:
-        Samaria and Harter: Parameterisation of a Stochastic Model for Human Face Identification,
-        1994.
+        [Samaria1994].
     """
 
-    paper: ClassVar[Paper] = cite("samaria1994parameterisation")
+    paper: ClassVar[Paper] = cite("Samaria1994")
 
-    size: tuple[int, int] = (80, 70)
-    test_images: int = 2
-
-    def __post_init__(self) -> None:
-        if min(self.size) < 1:
-            raise ConfigError(f"size: expected a height and a width of at least 1, got {list(self.size)}")
-        if not 1 <= self.test_images < _IMAGES:
-            raise ConfigError(
-                f"test_images: expected 1 to {_IMAGES - 1} of each person's {_IMAGES} images, got {self.test_images}"
-            )
+    size: tuple[PositiveInt, PositiveInt] = (80, 70)
+    test_images: Annotated[int, Ge(1), Lt(_IMAGES)] = 2
 
     def load(self, folder: Path | None) -> Dataset:
         """Read `att_faces/s1/1.pgm` to `att_faces/s40/10.pgm`."""
@@ -76,6 +69,7 @@ class AttFaces:
         names = tuple(f"s{person}" for person in range(1, _PEOPLE + 1))
         return Dataset(
             name="att-faces",
+            modality="image",
             train=select(~held_out),
             test=select(held_out),
             num_classes=_PEOPLE,

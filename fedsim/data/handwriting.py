@@ -27,16 +27,15 @@ class Handwriting:
     """The digits that sixteen people wrote, 28 x 28, grey, white on black; comes with fedsim.
 
     A sample of MNIST's training digits (LeCun, Cortes, Burges), by writer according to QMNIST
-    (Yadav, Bottou 2019). Natural groups are the people: twelve wrote the training digits, four
-    others the test digits. Half of each are employees of the US Census Bureau (numbers below 2100),
-    half are high-school students.
+    [Yadav2019]. Natural groups are the people: twelve wrote the training digits, four others the
+    test digits. Half of each are employees of the US Census Bureau (numbers below 2100), half are
+    high-school students.
 
     References:
-        LeCun et al.: Gradient-Based Learning Applied to Document Recognition, 1998.
-        Yadav and Bottou: Cold Case: the Lost MNIST Digits, NeurIPS 2019.
+        [LeCun1998]; [Yadav2019].
     """
 
-    paper: ClassVar[Paper] = cite("lecun1998gradient")
+    paper: ClassVar[Paper] = cite("LeCun1998")
 
     def load(self, folder: Path | None) -> Dataset:
         """Read the sample in fedsim's own folder; the data folder is not used.
@@ -48,6 +47,7 @@ class Handwriting:
         names = [str(person["writer"]) for person in people]
         return Dataset(
             name="handwriting",
+            modality="image",
             train=_join_people(people, names, "train"),
             test=_join_people(people, names, "test"),
             num_classes=10,

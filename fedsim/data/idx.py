@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.base.constraints import CheckedSettings
 from fedsim.base.errors import DataError
 from fedsim.base.papers import Paper, cite
 from fedsim.data import Dataset, Examples
@@ -93,14 +94,14 @@ def _make_examples(raw: Tensor, labels: Tensor, groups: Tensor | None = None) ->
 class Mnist:
     """70 000 handwritten digits, 28 x 28, grey, white on black.
 
-    Their natural groups are the writers, where the label files of QMNIST (Yadav, Bottou 2019) are
-    in `QMNIST/raw`: 539 people wrote the training digits, 297 others the test digits.
+    Their natural groups are the writers, where the label files of QMNIST [Yadav2019] are in
+    `QMNIST/raw`: 539 people wrote the training digits, 297 others the test digits.
 
     References:
-        LeCun et al.: Gradient-Based Learning Applied to Document Recognition, 1998.
+        [LeCun1998].
     """
 
-    paper: ClassVar[Paper] = cite("lecun1998gradient")
+    paper: ClassVar[Paper] = cite("LeCun1998")
 
     def load(self, folder: Path | None) -> Dataset:
         """Read the files in torchvision's layout, `MNIST/raw`, unpacked or gzipped."""
@@ -130,6 +131,7 @@ def _parse_mnist(folder: Path, parts: list[_FilePair], writer_files: list[Path |
         examples.append(_make_examples(raw, labels, groups))
     return Dataset(
         name="mnist",
+        modality="image",
         train=examples[0],
         test=examples[1],
         num_classes=10,
@@ -157,11 +159,10 @@ class FashionMnist:
     """70 000 pictures of clothes in 10 classes, 28 x 28, grey, on black.
 
     References:
-        Xiao et al.: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
-        Algorithms, 2017.
+        [Xiao2017].
     """
 
-    paper: ClassVar[Paper] = cite("xiao2017fashion")
+    paper: ClassVar[Paper] = cite("Xiao2017")
 
     def load(self, folder: Path | None) -> Dataset:
         """Read the files in torchvision's layout, `FashionMNIST/raw`, unpacked or gzipped."""
@@ -173,6 +174,7 @@ class FashionMnist:
             train, test = (_make_examples(*part.read(folder, _FASHION_SUMS)) for part in parts)
             return Dataset(
                 name="fashion-mnist",
+                modality="image",
                 train=train,
                 test=test,
                 num_classes=10,
@@ -185,7 +187,7 @@ class FashionMnist:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Emnist:
+class Emnist(CheckedSettings):
     """Handwritten letters and digits, 28 x 28, grey, white on black, upright.
 
     Args:
@@ -198,10 +200,10 @@ class Emnist:
                 examples.
 
     References:
-        Cohen et al.: EMNIST: Extending MNIST to handwritten letters, 2017.
+        [Cohen2017].
     """
 
-    paper: ClassVar[Paper] = cite("cohen2017emnist")
+    paper: ClassVar[Paper] = cite("Cohen2017")
 
     split: Split = "letters"
     files: Literal["both", "test"] = "both"
@@ -232,6 +234,7 @@ class Emnist:
         names = tuple(_EMNIST_CLASSES[self.split])
         return Dataset(
             name="emnist",
+            modality="image",
             train=train,
             test=test,
             num_classes=len(names),

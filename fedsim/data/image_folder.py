@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError, DataError
+from fedsim.base.constraints import CheckedSettings, PositiveInt, PositiveShareBelowOne
+from fedsim.base.errors import DataError
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.checks import memory_complaint
@@ -35,7 +36,7 @@ _LabelledPaths = list[tuple[Path, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder:
+class ImageFolder(CheckedSettings):
     """Images of your own, colour: one folder a class, named as the class.
 
     Where there are folders `train` and `val` (or else `test`), they hold the class folders of the
@@ -53,14 +54,8 @@ class ImageFolder:
     """
 
     path: str = ""
-    size: int = 224
-    test_fraction: float = 0.2
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"size: expected at least 1, got {self.size}")
-        if not 0 < self.test_fraction < 1:
-            raise ConfigError(f"test_fraction: expected a value between 0 and 1, got {self.test_fraction}")
+    size: PositiveInt = 224
+    test_fraction: PositiveShareBelowOne = 0.2
 
     def load(self, folder: Path | None) -> Dataset:
         """Read all images below `path`.
@@ -102,6 +97,7 @@ class ImageFolder:
             labels = [labels[0][~held_out], labels[0][held_out]]
         return Dataset(
             name="image-folder",
+            modality="image",
             train=Examples(raw=images[0], labels=labels[0], scale=1 / 255),
             test=Examples(raw=images[1], labels=labels[1], scale=1 / 255),
             num_classes=len(names),

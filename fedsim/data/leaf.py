@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from annotated_types import Ge
+
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.base.papers import Paper, cite
+from fedsim.base.task import infer_modality
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.files import require_data_folder, verify_checksum
@@ -22,8 +26,8 @@ _MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaf:
-    """Any task in LEAF's JSON format (Caldas et al. 2018) with lists of numbers, or with texts.
+class Leaf(CheckedSettings):
+    """Any task in LEAF's JSON format [Caldas2018] with lists of numbers, or with texts.
 
     Lists of numbers are images or rows of a table, as they are in the file. Texts are sequences of
     characters, with LEAF's 80 characters as tokens; a label that is a character is the class of
@@ -41,14 +45,13 @@ class Leaf:
     """
 
     path: str = ""
-    shape: tuple[int, ...] | None = None
-    num_classes: int | None = None
+    shape: tuple[PositiveInt, ...] | None = None
+    num_classes: Annotated[int, Ge(2)] | None = None
 
     def __post_init__(self) -> None:
-        if self.shape is not None and (len(self.shape) not in (1, 3) or min(self.shape) < 1):
+        super().__post_init__()
+        if self.shape is not None and len(self.shape) not in (1, 3):
             raise ConfigError(f"shape: expected [channels, height, width] or [features], got {list(self.shape)}")
-        if self.num_classes is not None and self.num_classes < 2:
-            raise ConfigError(f"num_classes: expected at least 2, got {self.num_classes}")
 
     def load(self, folder: Path | None) -> Dataset:
         """Read the JSON files below `path`.
@@ -84,10 +87,10 @@ class Femnist:
             digits only.
 
     References:
-        Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
+        [Caldas2018].
     """
 
-    paper: ClassVar[Paper] = cite("caldas2018leaf")
+    paper: ClassVar[Paper] = cite("Caldas2018")
 
     folder: str = "femnist"
 
@@ -151,7 +154,7 @@ def _read_task(
         if shape is not None:
             raise ConfigError("shape: expected none for texts, whose length is that of the file; remove it")
         scale, shape = None, (reader.size,)
-        fields |= {"vocabulary": len(LETTERS), "tokens": tuple(LETTERS)}
+        fields |= {"vocabulary": len(LETTERS), "tokens": tuple(LETTERS), "modality": "text"}
     else:
         low = float(min(train.inputs.min(), test.inputs.min()))
         high = float(max(train.inputs.max(), test.inputs.max()))
@@ -161,8 +164,10 @@ def _read_task(
             raise ConfigError(
                 f"shape: {list(shape)} is for {math.prod(shape)} numbers, but {task_folder} has {reader.size}"
             )
-        fields["value_range"] = (0.0, 1.0) if len(shape) == 3 and in_unit_range else (low, high)
-        fields["columns"] = numeric_columns(reader.size) if len(shape) == 1 else ()
+        is_image = infer_modality(shape) == "image"
+        fields["modality"] = "image" if is_image else "table"
+        fields["value_range"] = (0.0, 1.0) if is_image and in_unit_range else (low, high)
+        fields["columns"] = () if is_image else numeric_columns(reader.size)
 
     for name, part in (("train", train), ("test", test)):
         raw = part.inputs.reshape(-1, *shape)

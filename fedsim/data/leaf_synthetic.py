@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
+from fedsim.base.constraints import CheckedSettings, NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import Paper, cite
 from fedsim.base.randomness import numpy_generator
@@ -30,8 +32,8 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeafSynthetic:
-    """LEAF's synthetic task (Caldas et al. 2018, App. A): a random linear model for each client.
+class LeafSynthetic(CheckedSettings):
+    """LEAF's synthetic task ([Caldas2018], App. A): a random linear model for each client.
 
     With d features, C classes, K clusters and N(m, s) of standard deviation s: Q ~ N(0, 1) of d + 1
     by C by K. Cluster k has a mean mu_k ~ N(m_k, 1)^K, m_k ~ N(0, 1). Client c belongs to a cluster
@@ -39,10 +41,10 @@ class LeafSynthetic:
     v ~ N(B, 1)^d, B ~ N(0, 1). Examples are x, with feature i = 1 ... d of variance i^decay around
     v_i, and y = argmax (1, x) W + N(0, noise).
 
-    The defaults are LMRA's (Driouich et al. 2023, App. C.1), except `classes`, which it does not
-    give (5 is LEAF's default). With many features the centres outweigh the rest: of the ten
-    clients, eight hold examples of one class only. With `decay = 2`, as in LMRA's released code,
-    all hold all five.
+    The defaults are LMRA's ([Driouich2022], App. C.1), except `classes`, which it does not give (5
+    is LEAF's default). With many features the centres outweigh the rest: of the ten clients, eight
+    hold examples of one class only. With `decay = 2`, as in LMRA's released code, all hold all
+    five.
 
     Clients are the natural groups. Each also has a quarter of its number of training examples
     (rounded up) to test on. Every client and part has its own key of random numbers: more clients
@@ -65,31 +67,20 @@ class LeafSynthetic:
         seed: seed of all random numbers; LEAF's default.
 
     References:
-        Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018.
+        [Caldas2018].
     """
 
-    paper: ClassVar[Paper] = cite("caldas2018leaf")
+    paper: ClassVar[Paper] = cite("Caldas2018")
 
-    features: int = 100
-    classes: int = 5
-    clusters: int = 5
-    clients: int = 10
-    examples_per_client: int | None = 2000
-    noise: float = 0.1
-    decay: float = -1.2
+    features: PositiveInt = 100
+    classes: Annotated[int, Ge(2)] = 5
+    clusters: PositiveInt = 5
+    clients: PositiveInt = 10
+    examples_per_client: PositiveInt | None = 2000
+    noise: NonNegativeFloat = 0.1
+    decay: Annotated[float, Ge(-10), Le(10)] = -1.2
     sensitive: bool = False
-    seed: int = 931231
-
-    def __post_init__(self) -> None:
-        least = {"features": 1, "classes": 2, "clusters": 1, "clients": 1, "examples_per_client": 1, "seed": 0}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ConfigError(f"{name}: expected at least {lowest}, got {value}")
-        if not 0 <= self.noise < float("inf"):
-            raise ConfigError(f"noise: expected a finite number from 0 on, got {self.noise}")
-        if not abs(self.decay) <= 10:
-            raise ConfigError(f"decay: expected from -10 to 10, got {self.decay}")
+    seed: NonNegativeInt = 931231
 
     def load(self, folder: Path | None) -> Dataset:
         """Generate the examples; no file is read."""
@@ -119,6 +110,7 @@ class LeafSynthetic:
             columns += (Column(name="sensitive", start=self.features, categories=("0", "1")),)
         return Dataset(
             name="leaf-synthetic",
+            modality="table",
             num_classes=self.classes,
             source=f"drawn after LEAF (Caldas et al. 2018), App. A, seed {self.seed}",
             licence="none needed",

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Gt
 
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.base.papers import Paper, cite
 from fedsim.data import PADDING, Dataset, Examples
@@ -22,10 +24,10 @@ _SPECIAL_TOKENS = (PADDING, "<unk>")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReutersR8:
+class ReutersR8(CheckedSettings):
     """5485 + 2189 Reuters news of 1987 on eight subjects, as words: the text task of TGIAs-RO.
 
-    The version with all terms (Cardoso-Cachopo 2007): lower case, no punctuation or numbers. A text
+    The version with all terms [CardosoCachopo2007]: lower case, no punctuation or numbers. A text
     is cut after `length` words, or filled up at its end with token 0, `<pad>`; words outside the
     vocabulary are token 1, `<unk>`.
 
@@ -35,19 +37,13 @@ class ReutersR8:
             texts (in full), alphabetically where equally frequent. The paper gives no number.
 
     References:
-        Cardoso-Cachopo: Improving Methods for Single-label Text Categorization, 2007.
+        [CardosoCachopo2007].
     """
 
-    paper: ClassVar[Paper] = cite("cardosocachopo2007improving")
+    paper: ClassVar[Paper] = cite("CardosoCachopo2007")
 
-    length: int = 30
-    vocabulary: int = 5000
-
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ConfigError(f"length: expected at least 1, got {self.length}")
-        if self.vocabulary <= len(_SPECIAL_TOKENS):
-            raise ConfigError(f"vocabulary: expected at least {len(_SPECIAL_TOKENS) + 1}, got {self.vocabulary}")
+    length: PositiveInt = 30
+    vocabulary: Annotated[int, Gt(len(_SPECIAL_TOKENS))] = 5000
 
     def load(self, folder: Path | None) -> Dataset:
         """Read `r8/r8-train-all-terms.txt` and `r8/r8-test-all-terms.txt`."""
@@ -76,6 +72,7 @@ class ReutersR8:
         train, test = (self._make_examples(*part, token_ids) for part in parts)
         return Dataset(
             name="reuters-r8",
+            modality="text",
             train=train,
             test=test,
             num_classes=len(_CLASSES),

@@ -28,10 +28,10 @@ class Svhn:
     """99 289 house numbers cut into digits, 32 x 32, colour: 73 257 to train, 26 032 to test.
 
     References:
-        Netzer et al.: Reading Digits in Natural Images with Unsupervised Feature Learning, 2011.
+        [Netzer2011].
     """
 
-    paper: ClassVar[Paper] = cite("netzer2011reading")
+    paper: ClassVar[Paper] = cite("Netzer2011")
 
     def load(self, folder: Path | None) -> Dataset:
         """Read torchvision's two files, in the data folder or in `SVHN` within it."""
@@ -43,6 +43,7 @@ class Svhn:
         def parse() -> Dataset:
             return Dataset(
                 name="svhn",
+                modality="image",
                 train=_read_examples(train, folder),
                 test=_read_examples(test, folder),
                 num_classes=10,

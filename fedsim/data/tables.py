@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fedsim.base.constraints import CheckedSettings, PositiveInt, PositiveShareBelowOne
 from fedsim.base.errors import ConfigError, DataError, did_you_mean
 from fedsim.base.papers import Paper, cite
 from fedsim.data import Dataset, Examples
@@ -36,15 +37,15 @@ _ADULT_COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adult:
+class Adult(CheckedSettings):
     """UCI Adult: which of 45 222 people of the 1994 US census earn more than 50 000 dollars a year.
 
     The two original files: 30 162 training and 15 060 test examples with 102 features in [0, 1]:
     four numbers, scaled by the training file (test values beyond it are clipped), and eight
     attributes as one feature a category.
 
-    LMRA (Driouich et al. 2023) reports 12 300 records with 53 features and does not say which. With
-    `drop = ["fnlwgt", "native-country"]` there are the 62 features of its released code.
+    LMRA [Driouich2022] reports 12 300 records with 53 features and does not say which. With `drop =
+    ["fnlwgt", "native-country"]` there are the 62 features of its released code.
 
     Args:
         missing: how to treat people with an unknown (`?`) workclass, occupation or country. `drop`
@@ -57,22 +58,22 @@ class Adult:
         max_examples: keep at most so many training examples, chosen at random; None keeps all.
 
     References:
-        Kohavi: Scaling Up the Accuracy of Naive-Bayes Classifiers: A Decision-Tree Hybrid, 1996.
+        [Kohavi1996].
     """
 
-    paper: ClassVar[Paper] = cite("kohavi1996scaling")
+    paper: ClassVar[Paper] = cite("Kohavi1996")
 
     missing: Literal["drop", "category"] = "drop"
     drop: tuple[str, ...] = ("fnlwgt", "education-num")
-    max_examples: int | None = None
+    max_examples: PositiveInt | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in self.drop:
             if name not in _ADULT_COLUMNS:
                 raise ConfigError(f"drop: Adult has no column '{name}', {did_you_mean(name, _ADULT_COLUMNS)}")
         if set(self.drop) == set(_ADULT_COLUMNS):
             raise ConfigError("drop: expected at least one column to be left, got all of them")
-        _check_limit(self.max_examples)
 
     def load(self, folder: Path | None) -> Dataset:
         """Read `adult/adult.data` and `adult/adult.test`."""
@@ -100,6 +101,7 @@ class Adult:
         train, test, columns = encode_columns(files[0], *tables)
         return Dataset(
             name="adult",
+            modality="table",
             train=choose_examples(Examples(raw=train, labels=labels[0], scale=1.0), self.max_examples, "adult"),
             test=Examples(raw=test, labels=labels[1], scale=1.0),
             num_classes=2,
@@ -111,11 +113,11 @@ class Adult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlightPrices:
+class FlightPrices(CheckedSettings):
     """Prices of 300 153 flights between six Indian cities in 2022: a regression, by airline.
 
-    A public stand-in for the Flight Prices of LMRA (Driouich et al. 2023), whose European bookings
-    are private: they have 10 airlines and 9 features, this has 6 airlines, which are the natural
+    A public stand-in for the Flight Prices of LMRA [Driouich2022], whose European bookings are
+    private: they have 10 airlines and 9 features, this has 6 airlines, which are the natural
     groups, and 31 features in [0, 1]: the six attributes departure_time, source_city, stops,
     arrival_time, destination_city and class as one feature a category, and the numbers duration
     (hours) and days_left. The airline is the owner of an example, not a feature; the flight number,
@@ -129,10 +131,7 @@ class FlightPrices:
             has 100 000 records.
     """
 
-    max_examples: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_limit(self.max_examples)
+    max_examples: PositiveInt | None = None
 
     def load(self, folder: Path | None) -> Dataset:
         """Read `flight-prices/Clean_Dataset.csv`, plain or gzipped."""
@@ -148,7 +147,14 @@ class FlightPrices:
             fields = _split_table(path, table, "price", "airline", fraction=0.2)
             train = choose_examples(fields.pop("train"), self.max_examples, "flight-prices")
             source = "Flight Price Prediction (fares collected from EaseMyTrip, 2022), Kaggle"
-            return Dataset(name="flight-prices", train=train, source=source, licence="see its page on Kaggle", **fields)
+            return Dataset(
+                name="flight-prices",
+                modality="table",
+                train=train,
+                source=source,
+                licence="see its page on Kaggle",
+                **fields,
+            )
 
         return load_cached(self, [path], parse)
 
@@ -160,7 +166,7 @@ _FLIGHT_COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Csv:
+class Csv(CheckedSettings):
     """A table of your own: text with a header line, plain or gzipped.
 
     Columns without any number become one feature a category. Other columns become one feature, which
@@ -187,13 +193,12 @@ class Csv:
     categorical: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     separator: str = ","
-    test_fraction: float = 0.2
+    test_fraction: PositiveShareBelowOne = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.separator) != 1 or self.separator in '"\r\n':
             raise ConfigError(f"separator: expected one character and no quote or line end, got {self.separator!r}")
-        if not 0 < self.test_fraction < 1:
-            raise ConfigError(f"test_fraction: expected more than 0 and less than 1, got {self.test_fraction}")
         if self.group is not None and self.group == self.target:
             raise ConfigError(f"group: expected another column than the target, got '{self.group}'")
         for name in (self.target, self.group):
@@ -226,14 +231,9 @@ class Csv:
                 categorical=self.categorical,
                 fraction=self.test_fraction,
             )
-            return Dataset(name="csv", source=path.name, licence="as its owner says", **fields)
+            return Dataset(name="csv", modality="table", source=path.name, licence="as its owner says", **fields)
 
         return load_cached(self, [path], parse)
-
-
-def _check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ConfigError(f"max_examples: expected at least 1, got {limit}")
 
 
 def _require_columns(path: Path, table: pd.DataFrame, names: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ class AngularLipschitz(NoiseMeasure):
     noise may cross a kink: it grows with `noises`, and `q99` is the steadier value.
 
     References:
-        Angular Lipschitz paper, Sec. 4.1, the equation of L^cos.
+        [Anonymous2023], Sec. 4.1, the equation of L^cos.
         Differs: 1 - cos(a, b) is half the squared chord |a / |a| - b / |b||, for at this size of
         noise one minus a cosine is rounding error in float32. `q99` is ours. The paper does not say
         in which units its images are. Noise that has deviation s in pixels of [0, 1] has s / d in
@@ -35,7 +35,7 @@ class AngularLipschitz(NoiseMeasure):
         for all channels.
     """
 
-    paper: ClassVar[Paper] = cite("anonymous2023foreseeing")
+    paper: ClassVar[Paper] = cite("Anonymous2023")
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"max": "less", "q99": "less"}
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne
 from fedsim.base.errors import ConfigError
 from fedsim.exposure.hessian import Distance, Hessian
 from fedsim.exposure.lanczos import lanczos_quadrature
@@ -47,15 +48,9 @@ class ExpectedError(Measure):
     """
 
     distance: Distance = "cosine"
-    damping: float = 1e-3
-    steps: int = 30
+    damping: PositiveShareBelowOne = 1e-3
+    steps: PositiveInt = 30
     quantities: ClassVar[Mapping[str, Meaning]] = {"error": "less", "share": "less"}
-
-    def __post_init__(self) -> None:
-        if not 0 < self.damping < 1:
-            raise ConfigError(f"damping: expected a share above 0, below 1, got {self.damping}")
-        if self.steps < 1:
-            raise ConfigError(f"steps: expected at least 1, got {self.steps}")
 
     def _compute(self, sent: ClientMessage) -> Mapping[str, float | Tensor]:
         sent.check_continuous()

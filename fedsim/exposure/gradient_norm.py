@@ -18,9 +18,9 @@ class GradientNorm(Measure):
     """L2 norm of the gradient of a batch's mean loss, or of an update (w_0 - w_T) / lr.
 
     `norm` is over all trained parameters together, in units of the loss over those of the weights.
-    Geiping et al. 2020 and Yin et al. 2021 take a larger one for more exposure; LAVP finds that it
-    often says nothing. For one example of a batch it is the norm of that example's share of the
-    gradient. A norm of exactly 0 is undefined, because the message then carries nothing.
+    [Geiping2020] and [Yin2021] take a larger one for more exposure; LAVP finds that it often says
+    nothing. For one example of a batch it is the norm of that example's share of the gradient. A
+    norm of exactly 0 is undefined, because the message then carries nothing.
     """
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"norm": "more"}

@@ -40,7 +40,7 @@ class Hessian:
         distance: the distance by which an attacker matches it.
 
     References:
-        Hong et al. 2023 (LAVP), Theorems 3 and 4, Eqs. 4 and 5.
+        [Hong2023] (LAVP), Theorems 3 and 4, Eqs. 4 and 5.
     """
 
     message: ClientMessage

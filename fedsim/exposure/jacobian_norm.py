@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import PositiveInt
 from fedsim.base.papers import Paper, cite
 from fedsim.base.randomness import generator
 from fedsim.exposure.measure import Meaning, Measure
@@ -36,22 +36,16 @@ class JacobianNorm(Measure):
         ConfigError: `probes` is out of range.
 
     References:
-        Mo et al.: Quantifying and Localizing Usable Information Leakage from Neural Network
-        Gradients, 2021.
-        Hutchinson: A Stochastic Estimator of the Trace of the Influence Matrix, 1990.
-        Differs: Mo et al. look at single layers, this at the whole message.
+        [Mo2021]; [Hutchinson1990] for the probes. Differs: Mo et al. look at single layers, this at
+        the whole message.
     """
 
-    paper: ClassVar[Paper] = cite("mo2021quantifying")
+    paper: ClassVar[Paper] = cite("Mo2021")
 
-    probes: int = 100
+    probes: PositiveInt = 100
     exact: bool = False
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"norm": "more"}
-
-    def __post_init__(self) -> None:
-        if self.probes < 1:
-            raise ConfigError(f"probes: expected at least 1, got {self.probes}")
 
     def _compute(self, sent: ClientMessage) -> Mapping[str, Tensor]:
         jacobian = sent.jacobian

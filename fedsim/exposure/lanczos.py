@@ -34,7 +34,7 @@ def lanczos_quadrature(hessian: Hessian, starts: Tensor, steps: int) -> tuple[Te
         both in float64.
 
     References:
-        Golub and Welsch 1969; Ubaru, Chen and Saad 2017, Section 3.
+        [Golub1969]; [Ubaru2017], Sect. 3.
     """
     rows = starts.double().reshape(-1, hessian.size)
     unit_rows = rows / rows.norm(dim=1, keepdim=True)
@@ -58,9 +58,7 @@ def smallest_by_power_iteration(hessian: Hessian, steps: int) -> float:
         steps: of power iteration, at least 1; about 4 sqrt(steps) products are computed.
 
     References:
-        Saad: Analysis of Some Krylov Subspace Approximations to the Matrix Exponential Operator,
-        1992; Sachdeva and Vishnoi: Faster Algorithms via Approximation Theory, 2014, Section 3,
-        for the degree.
+        [Saad1992]; [Sachdeva2014], Sect. 3, for the degree.
     """
     vector = hessian.start_vector[None] / hessian.start_vector.norm()
     products = min(steps, ceil(sqrt(_NEGLECTED_EXPONENT * steps))) + 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import nan, sqrt
 from typing import ClassVar
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import PositiveInt
 from fedsim.base.papers import Paper, cite
 from fedsim.exposure.hessian import Hessian
 from fedsim.exposure.lanczos import smallest_by_power_iteration
@@ -46,8 +46,7 @@ class Lavp(Measure):
         RunError: a layer cannot be differentiated twice, or Lanczos iteration did not converge.
 
     References:
-        Hong et al.: Foreseeing Reconstruction Quality of Gradient Inversion, 2023, Theorems 3 and
-        4, Eqs. 4 and 5, and Table 3 for the fusion.
+        [Hong2023], Theorems 3 and 4, Eqs. 4 and 5, and Table 3 for the fusion.
         Differs: J v is exact, by automatic differentiation, where the paper takes finite
         differences, which in networks with ReLU cross kinks. The printed Algorithm 1 does not
         compute what the text says, so it is not followed: it draws v anew in each pass, so it never
@@ -59,15 +58,11 @@ class Lavp(Measure):
         has the squared distance, of which it is twice as large.
     """
 
-    paper: ClassVar[Paper] = cite("hong2023foreseeing")
+    paper: ClassVar[Paper] = cite("Hong2023")
 
-    steps: int = 100
+    steps: PositiveInt = 100
 
     quantities: ClassVar[Mapping[str, Meaning]] = dict.fromkeys(("max", "min", "ang_max", "ang_min", "fusion"), "less")
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError(f"steps: expected at least 1, got {self.steps}")
 
     def _compute(self, sent: ClientMessage) -> Mapping[str, float]:
         largest, smallest = self._extreme_eigenvalues(Hessian(sent, "l2"))

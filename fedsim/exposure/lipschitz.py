@@ -28,13 +28,13 @@ class Lipschitz(NoiseMeasure):
     small noise.
 
     References:
-        Angular Lipschitz paper, Sec. 4.1, before Eq. of L^cos.
+        [Anonymous2023], Sec. 4.1, before the equation of L^cos.
         Differs: `q99` is ours. The paper does not say in which units its images are. Noise that has
         deviation s in pixels of [0, 1] has s / d in model units, where d is the deviation by which
         the data set is normalised, if it is the same for all channels; L for pixels is then L / d.
     """
 
-    paper: ClassVar[Paper] = cite("anonymous2023foreseeing")
+    paper: ClassVar[Paper] = cite("Anonymous2023")
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"max": "less", "q99": "less"}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
+from fedsim.base.constraints import CheckedSettings
 from fedsim.base.errors import RunError
 from fedsim.base.randomness import seed_globals, use_one_thread
 from fedsim.base.task import Loss
@@ -23,7 +24,7 @@ Meaning = Literal["more", "less"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure(ABC):
+class Measure(CheckedSettings, ABC):
     """Base of all measures: a frozen dataclass whose fields are its settings.
 
     A measure is a pure function of a model, a loss and a batch, by way of the message that a client

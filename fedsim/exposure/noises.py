@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator
 from fedsim.exposure.hessian import ROUNDING_FACTOR
@@ -36,15 +37,9 @@ class NoiseMeasure(Measure):
             inputs, or the message with it is not finite.
     """
 
-    sigma: float = 0.001
-    noises: int = 1000
+    sigma: PositiveFloat = 0.001
+    noises: PositiveInt = 1000
     black_box: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sigma < float("inf"):
-            raise ConfigError(f"sigma: expected a standard deviation above 0, got {self.sigma}")
-        if self.noises < 1:
-            raise ConfigError(f"noises: expected at least 1, got {self.noises}")
 
     def _compute(self, sent: ClientMessage) -> Mapping[str, float | Tensor]:
         sent.check_continuous()

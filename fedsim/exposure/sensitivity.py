@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedsim.base.constraints import PositiveInt
 from fedsim.base.papers import Paper, cite
 from fedsim.exposure.measure import Meaning
 from fedsim.exposure.noises import NoiseEffects, NoiseMeasure
@@ -23,15 +24,14 @@ class Sensitivity(NoiseMeasure):
     LAVP takes it for less, because attacks then do not converge.
 
     References:
-        Mo et al.: Quantifying and Localizing Usable Information Leakage from Neural Network
-        Gradients, 2021, as given by Hong et al. 2023 (LAVP), related work.
+        [Mo2021], as given by [Hong2023] (LAVP), related work.
         Differs: they look at single layers, this at the whole message; neither text gives the size
         of the noise.
     """
 
-    paper: ClassVar[Paper] = cite("mo2021quantifying")
+    paper: ClassVar[Paper] = cite("Mo2021")
 
-    noises: int = 100
+    noises: PositiveInt = 100
 
     quantities: ClassVar[Mapping[str, Meaning]] = {"mean": "more"}
 

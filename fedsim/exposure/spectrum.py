@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import PositiveInt, PositiveShare
 from fedsim.base.papers import Paper, cite
 from fedsim.base.randomness import generator
 from fedsim.exposure.hessian import MAX_EXACT_INPUTS, Distance, Hessian
@@ -57,19 +58,18 @@ class Spectrum(Measure):
         RunError: a layer cannot be differentiated twice.
 
     References:
-        Hong et al. 2023 (LAVP), Eqs. 4 and 5, for the Hessian; Ghorbani et al.: An Investigation
-        into Neural Net Optimization via Hessian Eigenvalue Density, ICML 2019, and Ubaru, Chen and
-        Saad 2017 for the quadrature; Roy and Vetterli 2007 for the effective rank.
+        [Hong2023] (LAVP), Eqs. 4 and 5, for the Hessian; [Ghorbani2019] and [Ubaru2017] for the
+        quadrature; [Roy2007] for the effective rank.
         Differs: LAVP uses the two ends of the spectrum only, in single precision.
     """
 
-    paper: ClassVar[Paper] = cite("hong2023foreseeing")
+    paper: ClassVar[Paper] = cite("Hong2023")
 
     distance: Distance = "l2"
-    exact: int = 1024
-    probes: int = 8
-    steps: int = 40
-    floor: float = 1e-3
+    exact: Annotated[int, Ge(0), Le(MAX_EXACT_INPUTS)] = 1024
+    probes: PositiveInt = 8
+    steps: PositiveInt = 40
+    floor: PositiveShare = 1e-3
 
     quantities: ClassVar[Mapping[str, Meaning]] = {
         "max": "less",
@@ -79,15 +79,6 @@ class Spectrum(Measure):
         "effective_rank": "more",
         "log_determinant": "more",
     }
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.exact <= MAX_EXACT_INPUTS:
-            raise ConfigError(f"exact: expected 0 to {MAX_EXACT_INPUTS} numbers, got {self.exact}")
-        for name in ("probes", "steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if not 0 < self.floor <= 1:
-            raise ConfigError(f"floor: expected a share above 0, at most 1, got {self.floor}")
 
     def _compute(self, sent: ClientMessage) -> Mapping[str, Tensor]:
         sent.check_continuous()

@@ -41,6 +41,7 @@ from fedsim.interfaces.defense import Defense, Participation, Setting, overrides
 from fedsim.interfaces.defense_calls import apply_on_data
 from fedsim.interfaces.defense_checks import check_defense, check_order, check_setting, name_of_defense
 from fedsim.interfaces.local_context import ClientRound, LocalContext
+from fedsim.modalities import check_modality
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.inline import find_object, is_object
@@ -67,6 +68,20 @@ def find_data_folder() -> Path | None:
         return Path(path).expanduser() if path else None
     except RuntimeError as error:
         raise ConfigError(f"FEDSIM_DATA: {path}: {first_line(error)}; write the path out") from error
+
+
+WEIGHTS_FOLDER = Path("$FEDSIM_DATA/weights")
+"""Where trained networks are looked for, as texts name it where no data folder is set."""
+
+
+def find_weights_folder() -> Path | None:
+    """Return the folder in which trained networks are looked for, such as those of LPIPS.
+
+    Raises:
+        ConfigError: see `find_data_folder`.
+    """
+    folder = find_data_folder()
+    return None if folder is None else folder / WEIGHTS_FOLDER.name
 
 
 class Experiment:
@@ -225,8 +240,8 @@ class Experiment:
     @cached_property
     def setting(self) -> Setting:
         """Return the setting in which defenses work."""
-        is_text = self.dataset.task.kind == "text"
-        low, high = ([], []) if is_text else self.data.value_range()
+        has_tokens = self.dataset.task.vocabulary > 0
+        low, high = ([], []) if has_tokens else self.data.value_range()
         floating = {name: tensor for name, tensor in self.initial_state().items() if tensor.is_floating_point()}
         return Setting(
             update={name: torch.zeros_like(tensor) for name, tensor in floating.items()},
@@ -235,7 +250,7 @@ class Experiment:
             rounds=self.config.federation.rounds,
             clients=self.config.federation.clients,
             num_examples=self.data.counts,
-            value_range=None if is_text else (tuple(low), tuple(high)),
+            value_range=None if has_tokens else (tuple(low), tuple(high)),
         )
 
     @cached_property
@@ -244,7 +259,9 @@ class Experiment:
         table = self.config.data
         plugin = registry.build("datasets", table.name, table.settings, "data")
         try:
-            return check_dataset(plugin.load(find_data_folder()), table.name)
+            dataset = check_dataset(plugin.load(find_data_folder()), table.name)
+            check_modality(dataset.task, table.name)
+            return dataset
         except (MemoryError, OverflowError) as error:
             raise ConfigError(
                 f"data: '{table.name}' with these settings does not fit into memory "

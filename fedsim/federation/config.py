@@ -120,7 +120,8 @@ class TrainingTable(Table):
 
 
 if not TYPE_CHECKING:
-    _SETTINGS = {item.name: (get_type_hints(LocalTraining)[item.name], item.default) for item in fields(LocalTraining)}
+    _TYPES = get_type_hints(LocalTraining, include_extras=True)
+    _SETTINGS = {item.name: (_TYPES[item.name], item.default) for item in fields(LocalTraining)}
     del _SETTINGS["proximal_mu"]
     TrainingTable = _add_keys(TrainingTable, **_SETTINGS)
 
@@ -128,6 +129,7 @@ if not TYPE_CHECKING:
 class FederationTable(Table):
     """[federation]: how many clients and rounds, on which engine.
 
+    `engine` is the name of an engine, or a table of its `name` and its own settings.
     `evaluate_every` is the number of rounds between two evaluations (0 for none at all; otherwise
     the last round has one, too), `evaluate_examples` the most test examples that the server
     evaluates on (default: all; the same ones, drawn by the seed, each time). `timeout` is how many
@@ -145,7 +147,7 @@ class FederationTable(Table):
     which no other user of this machine can reach, and which reaches no other network.
     """
 
-    engine: Literal["serial", "ray", "flower"] = "serial"
+    engine: str | PluginTable = "serial"
     seed: int = Field(default=0, ge=0)
     clients: int = Field(default=10, ge=1, le=10_000_000)
     rounds: int = Field(default=1, ge=1, le=1_000_000)
@@ -160,6 +162,11 @@ class FederationTable(Table):
     address: str | None = None
     gpus_per_actor: float = Field(default=1.0, gt=0, le=1024)
     supernodes: int = Field(default=2, ge=1, le=100_000)
+
+    @property
+    def engine_table(self) -> PluginTable:
+        """Return the engine as a table of its name and its settings."""
+        return PluginTable(name=self.engine) if isinstance(self.engine, str) else self.engine
 
 
 class SecureAggregationTable(Table):

@@ -37,7 +37,7 @@ class FederatedData:
             on.
         test_by: `sample`, each client tests on its own held-out examples; `client`, further
             clients, as many as make up the fraction of all, do not train, and the server tests on
-            their examples. (The two splits of LEAF, Caldas et al. 2018.)
+            their examples. (The two splits of LEAF [Caldas2018].)
         standardise: feed models with (x - mean) / std instead of x; tokens stay as they are.
     """
 

@@ -269,16 +269,29 @@ class OpenRun(RunFolder):
                     "run; put it back, or begin again with --overwrite"
                 )
 
-    def write_table(self, path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write a CSV file of the run in one step, and note it."""
+    def write_table(
+        self, path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, settle: bool = True
+    ) -> None:
+        """Write a CSV file of the run in one step, and note it.
+
+        Args:
+            path: of the file.
+            columns: in their order.
+            rows: values by column.
+            settle: the table that was there before is of the run no longer. Who writes a table many
+                times saves time without it, and calls `settle_manifest` at the end.
+        """
         text = as_csv(columns, rows)
         self.manifest.announce(path, hashlib.sha256(text.encode()).hexdigest())
         write_text(path, text)
+        if settle:
+            self.settle_manifest()
 
     def settle_manifest(self) -> None:
-        """Drop old hashes of announced files from the manifest, now that the files are written."""
-        with self.manifest.edit():
-            pass
+        """Drop the hashes that announced files had before from the manifest."""
+        if (noted := self.manifest.contents) is not None and noted.replaced:
+            with self.manifest.edit():
+                pass
 
 
 def _format_setting(value: Any) -> str:

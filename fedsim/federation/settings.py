@@ -118,7 +118,9 @@ def hash_experiment_code(config: Config) -> dict[str, str]:
             foreign_plugins[where] = registry.load(group, name)
     hashes = {where: hash_plugin_code(plugin) for where, plugin in foreign_plugins.items()}
     # Add code that settings name, by the path of the setting.
-    tables = config.model_dump(mode="json", exclude_none=True, exclude={"attack", "adversary"})
+    # What attacks, and what carries messages, changes no message.
+    excluded: Any = {"attack": True, "adversary": True, "federation": {"engine"}}
+    tables = config.model_dump(mode="json", exclude_none=True, exclude=excluded)
     plugin_names = {name for _, name in parts.values()}
     named = [pair for pair in find_references(tables) if pair[1] not in plugin_names]
     for path, references in groupby(sorted(named), key=itemgetter(0)):

@@ -42,9 +42,17 @@ def run_federation(config: Config, folder: OpenRun, *, resume: bool = False, ove
 def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite: bool) -> None:
     registry.check_installation()
     server_app, client_app = _load_app("server"), _load_app("client")
+    # Imported here, after `_load_app` has explained a Flower that is not installed.
+    from fedsim.federation.engines.engine import FederationJob, build_engine
+
+    engine = build_engine(config.federation)
     try:
         config = resolve(config if resume else config.for_new_run())
+        job = FederationJob(
+            config=config, server_app=server_app, client_app=client_app, folder=folder.path, resume=resume
+        )
         Experiment(config).check()
+        engine.check(job)
         if (canaries := config.canaries) is not None:
             count = canaries.count
             most = lower_bound(count, count, count, 0.0, canaries.confidence)  # all guesses are right
@@ -64,7 +72,7 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
             log.info("the run is finished: all %d rounds are done already", config.federation.rounds)
             return
         try:
-            _launch(server_app, client_app, config, folder, resume)
+            engine.carry(job)
         finally:
             folder.expire()  # the server app opened the folder for itself
 
@@ -109,38 +117,6 @@ def prepare_run(config: Config, folder: OpenRun, *, resume: bool = False, overwr
     folder.note_experiment(config)
 
 
-def _launch(server_app: Any, client_app: Any, config: Config, folder: OpenRun, resume: bool) -> None:
-    """Start the engine that `config` names, and wait for its end."""
-    engine = config.federation.engine
-    context = _make_context(config, folder, resume)
-    if engine == "serial":
-        from fedsim.federation.engines import serial
-
-        serial.launch(server_app, client_app, context)
-    elif engine == "flower":
-        from fedsim.federation.engines import flower
-
-        flower.launch(
-            context.run_config,
-            folder.path,
-            supernodes=config.federation.supernodes,
-            address=config.federation.address,
-        )
-    else:
-        from fedsim.federation.engines import ray
-
-        federation = config.federation
-        ray.launch(
-            server_app,
-            client_app,
-            context,
-            clients=federation.clients,
-            actors=federation.actors,
-            gpus_per_actor=federation.gpus_per_actor if federation.device == "cuda" else 0.0,
-            address=federation.address,
-        )
-
-
 def _is_finished(config: Config, folder: OpenRun) -> bool:
     """Tell whether nothing is left to train, so that no engine has to start.
 
@@ -151,17 +127,6 @@ def _is_finished(config: Config, folder: OpenRun) -> bool:
         return False
     header, _ = read_sealed_file(folder.checkpoint)
     return int(header["round"]) >= config.federation.rounds
-
-
-def _make_context(config: Config, folder: OpenRun, resume: bool) -> Any:
-    from flwr.app import Context, RecordDict
-
-    settings: dict[str, bool | bytes | float | int | str] = {
-        "experiment": config.model_dump_json(),
-        "out": str(folder.path.resolve()),
-        "resume": resume,
-    }
-    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)  # type: ignore[arg-type]
 
 
 def _load_app(side: str) -> Any:

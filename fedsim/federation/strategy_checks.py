@@ -102,7 +102,7 @@ def sample_size(settings: Mapping[str, Any], clients: int) -> int:
 def _check_robust(name: str, settings: Mapping[str, Any], sampled: int) -> None:
     """Check the papers' conditions: Krum needs more than 2 f + 2 updates, Bulyan 4 f + 3.
 
-    Krum's is from Blanchard et al. 2017.
+    Krum's is from [Blanchard2017].
     """
     malicious, selected = (
         settings.get("num_malicious_nodes", 0),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 import numpy as np
 import torch
 
+from fedsim.base.constraints import CheckedSettings
 from fedsim.base.errors import (
     AttackError,
     KnowledgeError,
@@ -104,7 +105,7 @@ Outcome = Finding | BaseException
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack(ABC):
+class Attack(CheckedSettings, ABC):
     """Base of all attacks: a frozen dataclass whose fields are its hyperparameters.
 
     A subclass names its `paper`, declares in `needs`, `uses` and `rounds_needed` what it reads, and

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import CheckedSettings, PositiveShare, check_field_constraints
 from fedsim.base.papers import Paper
 from fedsim.base.task import Task
 from fedsim.interfaces.local_context import DefenseKey, LocalContext
@@ -54,11 +54,10 @@ class Poisson:
         rate: probability of each example to be in a batch, above 0 and at most 1.
     """
 
-    rate: float
+    rate: PositiveShare
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"rate of Poisson sampling: expected a probability above 0, at most 1, got {self.rate}")
+        check_field_constraints(self, "Poisson sampling: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +138,7 @@ class Guarantee:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Defense(ABC):
+class Defense(CheckedSettings, ABC):
     """Base of all defenses: a frozen dataclass whose fields are its strengths.
 
     Each hook gets copies and returns tensors of the same names and shapes, which is checked. Its

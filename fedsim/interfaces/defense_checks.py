@@ -115,7 +115,7 @@ def check_order(defenses: Sequence[Defense]) -> None:
 def check_setting(defense: Defense, setting: Setting) -> None:
     """Raise ConfigError where `defense` does not fit `setting`, or one of its clients."""
     with _name_in_errors(defense):
-        if overrides(defense, "on_features") and setting.task.kind == "text":
+        if overrides(defense, "on_features") and setting.task.vocabulary:
             raise ConfigError(
                 "replaces features by how they change with the inputs, and texts are inputs that cannot be "
                 "differentiated; choose data of numbers, or leave it out"

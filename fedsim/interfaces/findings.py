@@ -27,8 +27,6 @@ examples of the victim. `federation`: all training examples of all clients."""
 MAX_CLASSES = 1 << 24
 """Upper limit of class indices and tokens: counting takes memory in proportion to the largest."""
 _CURVE_NAME = re.compile(r"\w[\w .+-]{0,39}")
-_EVALUATOR_CURVES = ("psnr",)
-"""Names of curves that the report computes from the truth; an attack must not use them."""
 _SHARE_TOLERANCE = 1e-4
 """Largest difference of a sum of shares from 1."""
 
@@ -506,8 +504,6 @@ def _check_trace(trace: Mapping[str, Tensor]) -> None:
             raise AttackError(
                 f"the attack calls a curve of its trace {name!r}, expected at most 40 letters, digits or any of ' .+-'"
             )
-        if name in _EVALUATOR_CURVES:
-            raise AttackError(f"the attack calls a curve of its trace '{name}', which only the evaluator can know")
         _check_tensor(f"a curve '{name}'", values)
         if values.ndim != 1 or not values.is_floating_point():
             raise _tensor_error(f"a curve '{name}'", values, "one floating point number an iteration")

@@ -224,6 +224,8 @@ class Knowledge:
 
     Attributes:
         models: by client, the local model that the attack named by `Attack.builds_on` claims.
+        modality: name of the kind of examples, which says what the axes of `input_shape` mean;
+            empty where nobody named one, and then it is inferred.
         device: the device on which the attack computes.
     """
 
@@ -330,6 +332,7 @@ class Knowledge:
         granted=False,
     )
     models: Mapping[int, State] | None = None
+    modality: str = ""
     device: torch.device = field(default_factory=_cpu)
 
     def granted_facts(self) -> list[str]:

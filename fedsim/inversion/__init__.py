@@ -1,1 +1,78 @@
-"""Engine of the attacks that optimise dummy data: problems, objectives and the descent."""
+"""Gradient inversion: find data whose update looks like the recorded one.
+
+An attack derives from `GradientInversion` and returns a `Recipe`, which is made of four parts. Each
+is a small class with one method or two; take one of those here, or write your own.
+
+======================  ==========================================================================
+`UpdateModel`           computes the update of the dummy data: at which weights, in how many steps
+`Distance`              compares it with the recorded update
+`Prior`                 a term of the objective that is small for data that look like data
+the descent             optimizer, step sizes, bounds: fields of the `Recipe`
+======================  ==========================================================================
+
+All of them read an `InversionProblem`: the victim's update as tensors in the order of the model's
+parameters, and what the adversary knows of the client's training. Dummy data are standardised;
+`InversionProblem.scaling` maps them to the model's inputs.
+
+The objective is the distance plus each prior times its weight. `GradientInversion` draws the dummy
+data, descends from several random starts, batches them on an accelerator, and claims the start that
+matches best. Nothing here can reach the truth.
+
+>>> import torch
+>>> from fedsim import inversion
+>>> gradient, target = [torch.tensor([2.0, 0.0])], [torch.tensor([0.0, 1.0])]
+>>> inversion.Cosine()(gradient, target)
+tensor(1.)
+>>> inversion.Recipe(distance=inversion.SquaredL2(), step_size=0.1).optimizer
+'adam'
+"""
+
+from fedsim.inversion.descent import Trial, descend, make_optimizer_step
+from fedsim.inversion.distances import (
+    Cosine,
+    Distance,
+    GaussianKernel,
+    MeanCosine,
+    SquaredAndAbsolute,
+    SquaredL2,
+    global_norm,
+)
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.priors import (
+    BatchNormStatistics,
+    EpochConsistency,
+    GroupConsistency,
+    MeanSquare,
+    Prior,
+    SoftBounds,
+    SquaredTotalVariation,
+    TotalVariation,
+    total_variation,
+)
+from fedsim.inversion.problem import OPTIMIZER_FACTS, InputScaling, InversionProblem, build_problem
+from fedsim.inversion.recipe import (
+    INPUT_MOMENTS,
+    MEAN_GRADIENT_FACTS,
+    DiscreteStep,
+    Recipe,
+    constant_schedule,
+    cosine_schedule,
+    step_decay_schedule,
+)
+from fedsim.inversion.update_models import (
+    GradientAtBroadcast,
+    MidpointTraining,
+    OptimisedVariable,
+    SurrogatePoint,
+    UnrolledTraining,
+    UpdateModel,
+)
+
+__all__ = [
+    "INPUT_MOMENTS", "MEAN_GRADIENT_FACTS", "OPTIMIZER_FACTS", "BatchNormStatistics", "Cosine", "DiscreteStep",
+    "Distance", "EpochConsistency", "GaussianKernel", "GradientAtBroadcast", "GradientInversion", "GroupConsistency",
+    "InputScaling", "InversionProblem", "MeanCosine", "MeanSquare", "MidpointTraining", "OptimisedVariable", "Prior",
+    "Recipe", "SoftBounds", "SquaredAndAbsolute", "SquaredL2", "SquaredTotalVariation", "SurrogatePoint",
+    "TotalVariation", "Trial", "UnrolledTraining", "UpdateModel", "build_problem", "constant_schedule",
+    "cosine_schedule", "descend", "global_norm", "make_optimizer_step", "step_decay_schedule", "total_variation",
+]  # fmt: skip

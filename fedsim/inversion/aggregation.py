@@ -30,7 +30,7 @@ def median(estimates: Tensor) -> Tensor:
 
 
 def trimmed_mean(estimates: Tensor, *, trim: float) -> Tensor:
-    """Return the coordinate-wise mean without the smallest and largest values (Yin et al. 2018).
+    """Return the coordinate-wise mean without the smallest and largest values [Yin2018].
 
     Args:
         estimates: `gradient example ...`.
@@ -41,7 +41,7 @@ def trimmed_mean(estimates: Tensor, *, trim: float) -> Tensor:
 
 
 def krum(estimates: Tensor, *, invalid: int) -> Tensor:
-    """Return the estimate that is closest to its neighbours (Blanchard et al. 2017).
+    """Return the estimate that is closest to its neighbours [Blanchard2017].
 
     The score of an estimate is the sum of squared Euclidean distances to its T - f - 2 nearest
     neighbours; the smallest score wins.

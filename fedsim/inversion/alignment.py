@@ -33,9 +33,8 @@ def align(
         Indices of the gradients, group by group; groups in the order of their first members.
 
     References:
-        Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, Sect. 3.4.2 and
-        4.2.2. Differs: the paper groups by equal labels first, and does not say how high a cosine
-        is high.
+        [Li2023b], Sect. 3.4.2 and 4.2.2. Differs: the paper groups by equal labels first, and does
+        not say how high a cosine is high.
 
     >>> align([torch.tensor([0, 1]), torch.tensor([2, 2]), torch.tensor([1, 0])])
     [(0, 2), (1,)]

@@ -94,7 +94,7 @@ class SquaredL2:
 class SquaredAndAbsolute:
     """Squared Euclidean distance to the mean gradient plus absolute differences (TAG, 2021).
 
-    TAG is Deng et al.: Gradient Attack on Transformer-based Language Models.
+    TAG is [Deng2021].
 
     Attributes:
         factor: of the absolute differences of the first tensor. It falls linearly from tensor to
@@ -121,8 +121,8 @@ class SquaredAndAbsolute:
 class MeanCosine:
     """Mean over tensors of one minus the cosine of gradient and update (LAMP, 2022).
 
-    LAMP is Balunović et al.: Extracting Private Text in Federated Learning. Tensors that did not
-    change are left out, and those that only rounding changed, as the key biases of attention.
+    LAMP is [Balunovic2022]. Tensors that did not change are left out, and those that only rounding
+    changed, as the key biases of attention.
     """
 
     def target(self, problem: InversionProblem) -> list[Tensor]:
@@ -145,10 +145,10 @@ class MeanCosine:
 class GaussianKernel:
     """Mean over tensors of one minus a Gaussian kernel of gradient and recorded gradient (SAPAG).
 
-    A tensor's term is 1 - exp(-||g - g'||^2 / sigma^2) (Wang et al. 2020). Here sigma^2 is the
-    variance of the tensor's recorded gradient times its number of entries: with the variance alone
-    the kernel of a large tensor would be flat wherever the dummy data start. A tensor of one entry
-    has no variance and counts as far off until it is matched exactly.
+    A tensor's term is 1 - exp(-||g - g'||^2 / sigma^2) [Wang2020b]. Here sigma^2 is the variance of
+    the tensor's recorded gradient times its number of entries: with the variance alone the kernel
+    of a large tensor would be flat wherever the dummy data start. A tensor of one entry has no
+    variance and counts as far off until it is matched exactly.
 
     Attributes:
         layers: weight of each tensor in the mean, in the model's order; None weighs all the same.

@@ -53,7 +53,7 @@ def minimise(evaluate: ValuesAndGradients, start: Tensor, *, steps: int, step_si
 
 
 def _two_loop_direction(gradient: Tensor, memory: list[tuple[Tensor, Tensor, Tensor]], scale: Tensor) -> Tensor:
-    """Return minus the inverse Hessian times the gradient (Nocedal, Wright 2006, Algorithm 7.4).
+    """Return minus the inverse Hessian times the gradient ([Nocedal2006], Algorithm 7.4).
 
     Args:
         memory: displacement s, change of the gradient y and 1 / (s y) of each step.

@@ -13,7 +13,7 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.target import Target
 from fedsim.recording.wire_format import State, Update, non_finite_names
 
-PAPER = cite("driouich2022local")
+PAPER = cite("Driouich2022")
 
 _STATISTICS = ("running_mean", "running_var")
 _BLOCK_SIZE = 1 << 16  # parameters that are computed at once, in float64

@@ -17,7 +17,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.constraints import NonNegativeInt, PositiveInt
+from fedsim.base.errors import AttackError
 from fedsim.interfaces.attack import (
     FAILURES,
     Attack,
@@ -52,7 +53,6 @@ from fedsim.inversion.restart import (
     objective_and_gradients,
 )
 from fedsim.inversion.round_robin import run_round_robin
-from fedsim.inversion.settings import check_choices
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
 
@@ -81,20 +81,14 @@ class GradientInversion(Attack):
         precision: `bfloat16` computes convolutions and linear layers in it, on hardware that can.
     """
 
-    iterations: int = 1000
-    restarts: int = 1
-    patience: int = 0
+    iterations: PositiveInt = 1000
+    restarts: PositiveInt = 1
+    patience: NonNegativeInt = 0
     compile: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels", "defenses"}
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        for name, least in (("iterations", 1), ("restarts", 1), ("patience", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
 
     # What a subclass may override.
 

@@ -26,32 +26,36 @@ class Prior(Protocol):
         ...
 
 
-def total_variation(images: Tensor) -> Tensor:
-    """Compute the mean absolute difference of neighbouring pixels, averaged over both directions.
+def total_variation(data: Tensor, dimensions: Sequence[int] = (2, 3)) -> Tensor:
+    """Compute the mean absolute difference of neighbouring values, averaged over the dimensions.
 
     It is anisotropic and does not wrap around, as in SME's released code (IG's code sums the
     directions).
 
     Args:
-        images: `example channel height width`.
+        data: `example ...`.
+        dimensions: those along which neighbours are alike, by default height and width of
+            `example channel height width`; without any, the result is 0.
 
     >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])).item()
     0.5
     """
-    across = (images[..., 1:] - images[..., :-1]).abs()
-    down = (images[..., 1:, :] - images[..., :-1, :]).abs()
-    # An image of one pixel in a direction has no neighbours there; the mean of nothing is NaN.
-    means = (steps.mean() if steps.numel() else steps.sum() for steps in (across, down))
-    return sum(means, start=images.new_zeros(())) / 2
+    total = data.new_zeros(())
+    for dimension in reversed(dimensions):
+        last = data.shape[dimension] - 1
+        steps = (data.narrow(dimension, 1, last) - data.narrow(dimension, 0, last)).abs()
+        # One value in a direction has no neighbours there; the mean of nothing is NaN.
+        total = total + (steps.mean() if steps.numel() else steps.sum())
+    return total / max(1, len(dimensions))
 
 
 @dataclass(frozen=True)
 class TotalVariation:
-    """Total variation of images, see `total_variation`; 0 for other inputs."""
+    """Total variation along the smooth axes of the modality, see `total_variation`."""
 
     def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
         """Return the total variation."""
-        return total_variation(dummy) if dummy.ndim == 4 else dummy.new_zeros(())
+        return total_variation(dummy, problem.smooth_dimensions)
 
 
 @dataclass(frozen=True)
@@ -151,16 +155,17 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True)
 class SquaredTotalVariation:
-    """Squared differences of neighbouring pixels, summed over pixels (DLFA's code).
+    """Squared differences of neighbouring values, summed over an example (DLFA's code).
 
-    Pixels at opposite edges are neighbours.
+    Neighbours are those along the smooth axes of the modality; values at opposite edges are
+    neighbours, too.
     """
 
     def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
-        """Return the mean over images; 0 for other inputs."""
-        if dummy.ndim != 4:
+        """Return the mean over examples; 0 where the modality has no smooth axes."""
+        if not problem.smooth_dimensions:
             return dummy.new_zeros(())
-        differences = (dummy - dummy.roll(1, axis) for axis in (2, 3))
+        differences = [dummy - dummy.roll(1, axis) for axis in problem.smooth_dimensions]
         squares = [difference.square().flatten(1).sum(1) for difference in differences]
         return torch.stack(squares).sum(0).mean()
 

@@ -19,6 +19,7 @@ from fedsim.data.checks import memory_complaint
 from fedsim.interfaces.attack import Attack, Knowledge, warn
 from fedsim.interfaces.defense import Defense, apply_adversary_views
 from fedsim.inversion.named_states import named_states, running_statistic_names
+from fedsim.modalities import known_modality, smooth_dimensions
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.example_independence import find_training_only_layer
 from fedsim.training.modes import normalise_by_instance
@@ -99,6 +100,8 @@ class InversionProblem:
         labels: `example`, class indices or targets of a regression; empty if they are
             optimised together with the data.
         scaling: maps the standardised dummy data to the model's inputs.
+        smooth_dimensions: dimensions of the dummy data along which neighbouring values are alike,
+            as the modality of the examples says; of images 2 and 3.
         num_examples: N.
         learning_rate: of local training, None if withheld.
         local_epochs: E, None if withheld.
@@ -145,6 +148,7 @@ class InversionProblem:
     defenses: Sequence[Defense] = ()
     mixing_defenses: Sequence[Defense] = ()
     uses_func_transforms: bool = False
+    smooth_dimensions: Sequence[int] = ()
     where: str = ""
 
     @property
@@ -155,6 +159,19 @@ class InversionProblem:
         if self.sent_pseudo_gradient is not None:
             return list(self.sent_pseudo_gradient)
         return [start - end for start, end in zip(self.before, self.after, strict=True)]
+
+    @property
+    def returned_weights(self) -> Sequence[Tensor]:
+        """Return w_T, in the order of `parameter_names`.
+
+        Raises:
+            AttackError: the client sent a gradient.
+        """
+        if self.sent_gradient is not None:
+            raise AttackError(
+                f"{self.where}: a gradient was sent, no weights; this attack needs the weights that a client returns"
+            )
+        return self.after
 
     @property
     def steps(self) -> int:
@@ -284,6 +301,7 @@ def build_problem(update: Update, knowledge: Knowledge, *, use_batch_statistics:
         sent_pseudo_gradient=pseudo_gradient,
         uses_batch_statistics=use_batch_statistics,
         defenses=knowledge.defenses or (),
+        smooth_dimensions=smooth_dimensions(known_modality(knowledge)),
         where=where,
     )
     _check_direction(scene)

@@ -57,7 +57,7 @@ def temporal_objective(
                     terms.append(prior(problem, images, images))
                 values = values + bn_weight * torch.stack(terms)
             if tv_weight:
-                variations = torch.stack([total_variation(images) for images in points])
+                variations = torch.stack([total_variation(data, problems[0].smooth_dimensions) for data in points])
                 values = values + tv_weight * variations
             (point_gradients,) = torch.autograd.grad(values.sum(), points, materialize_grads=True)
         return values.detach(), point_gradients

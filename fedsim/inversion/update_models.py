@@ -98,15 +98,7 @@ class SurrogatePoint(UpdateModel):
     gradient_interval: int = 1
 
     def variables(self, problem: InversionProblem) -> dict[str, OptimisedVariable]:
-        """Return alpha, one number or one for each parameter tensor.
-
-        Raises:
-            AttackError: a gradient was sent, so there is no w_T.
-        """
-        if problem.sent_gradient is not None:
-            raise AttackError(
-                f"{problem.where}: a gradient was sent, no weights; this attack needs the weights that a client returns"
-            )
+        """Return alpha, one number or one for each parameter tensor."""
         start = torch.tensor(self.alpha).to(problem.before[0])
         if self.per_layer:
             start = start.repeat(len(problem.before))
@@ -115,11 +107,15 @@ class SurrogatePoint(UpdateModel):
     def gradient(
         self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
     ) -> list[Tensor]:
-        """Compute the gradient of the dummy data at the surrogate model."""
+        """Compute the gradient of the dummy data at the surrogate model.
+
+        Raises:
+            AttackError: a gradient was sent, so there is no w_T.
+        """
         alpha = values["alpha"]
         alphas = alpha if self.per_layer else [alpha] * len(problem.before)
         surrogate = []
-        for a, start, end in zip(alphas, problem.before, problem.after, strict=True):
+        for a, start, end in zip(alphas, problem.before, problem.returned_weights, strict=True):
             surrogate.append(a * start + (1 - a) * end)
         return problem.gradient(surrogate, dummy, labels)
 

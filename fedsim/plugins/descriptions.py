@@ -1,8 +1,8 @@
 """Descriptions of plug-ins, cached for those that come with fedsim.
 
 Describing a plug-in imports its module, which takes seconds where that imports torch or Flower. The
-key of the cache is made of the path, size and time of each file of fedsim, and of the versions of
-its dependencies.
+key of the cache is made of the path, size and time of each file of fedsim and of its bibliography,
+and of the versions of its dependencies.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from inspect import Parameter, formatannotation, getdoc
+from inspect import Parameter, formatannotation, getdoc, isclass
 from pathlib import Path
-from typing import get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from fedsim.base.constraints import list_constraints, make_check
 from fedsim.base.errors import FedsimError
 from fedsim.base.files import cache_folder, replace_atomically
-from fedsim.base.papers import Paper
+from fedsim.base.papers import Paper, list_citations
 from fedsim.plugins import registry
 
 
@@ -36,10 +38,11 @@ class Description:
         needs: facts that an attack has to be granted.
         uses: further facts that an attack reads where they are granted.
         cited: first author and year of its paper; empty without one.
-        paper: full citation of its paper; empty without one.
+        papers: full citations of the papers that its docstring quotes, and of its own.
         promises: the guarantee of a defense; empty for other plug-ins.
         against: the adversary against whom a defense protects; may be empty.
         costs: the cost of a defense; may be empty.
+        facts: further sentences of the class about itself, a line each.
     """
 
     text: str
@@ -47,16 +50,17 @@ class Description:
     needs: list[str]
     uses: list[str]
     cited: str
-    paper: str
+    papers: list[str]
     promises: str
     against: str
     costs: str
+    facts: list[str]
 
     @property
     def statement(self) -> list[str]:
-        """Return promise, adversary and cost of a defense, a line each, where they are declared."""
+        """Return promise, adversary and cost of a defense, and further facts, a line each."""
         statements = {"promises": self.promises, "against": self.against, "costs": self.costs}
-        return [f"{label}: {text}" for label, text in statements.items() if text]
+        return [f"{label}: {text}" for label, text in statements.items() if text] + self.facts
 
 
 def describe_plugin(group: registry.Group, name: str) -> Description:
@@ -76,23 +80,32 @@ def describe_plugin(group: registry.Group, name: str) -> Description:
 
 def _describe_class(group: registry.Group, name: str) -> Description:
     cls = registry.load(group, name)
-    paper = getattr(cls, "paper", None)
+    text, paper = getdoc(cls) or "(no description)", getattr(cls, "paper", None)
     settings = []
     for key, parameter in registry.setting_parameters(cls).items():
         is_required = parameter.default is parameter.empty
         default = "required" if is_required else repr(parameter.default)
         settings.append([key, _format_type(cls, key, parameter), default])
     return Description(
-        text=getdoc(cls) or "(no description)",
+        text=text,
         settings=settings,
         needs=sorted(getattr(cls, "needs", None) or ()),
         uses=sorted(getattr(cls, "uses", None) or ()),
         cited=_cite_briefly(paper) if paper else "",
-        paper=f"{paper} {paper.url}" if paper else "",
+        papers=_list_papers(text, paper),
         promises=getattr(cls, "promise_or_default", str)(),
         against=getattr(cls, "against", "") if group == "defenses" else "",
         costs=getattr(cls, "cost", "") if group == "defenses" else "",
+        facts=getattr(cls, "describe_facts", list)(),
     )
+
+
+def _list_papers(text: str, paper: Paper | None) -> list[str]:
+    """List the papers that a docstring quotes, and the plug-in's own where that is none of them."""
+    citations = list_citations(text)
+    if paper is not None and not any(str(paper) in citation for citation in citations):
+        citations.append(f"{paper} {paper.url}".rstrip())
+    return citations
 
 
 def _cite_briefly(paper: Paper) -> str:
@@ -101,12 +114,34 @@ def _cite_briefly(paper: Paper) -> str:
 
 
 def _format_type(cls: type, key: str, parameter: Parameter) -> str:
-    """Return the type of a setting as text."""
+    """Return the type of a setting as text, with the range of its values."""
     try:
-        annotation = get_type_hints(cls).get(key, parameter.annotation)
+        annotation = get_type_hints(cls, include_extras=True).get(key, parameter.annotation)
     except NameError:  # an annotation that is imported for type checkers only
         annotation = parameter.annotation
-    return annotation if isinstance(annotation, str) else formatannotation(annotation)
+    return annotation if isinstance(annotation, str) else format_type(annotation)
+
+
+def format_type(kind: Any) -> str:
+    """Return a type with its constraints as text.
+
+    >>> from fedsim.base.constraints import PositiveFloat, PositiveInt, ShareBelowOne
+    >>> format_type(PositiveInt | None), format_type(PositiveFloat), format_type(ShareBelowOne)
+    ('int >= 1 | None', 'finite float > 0', 'float >= 0, < 1')
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        constraints = list(list_constraints(kind))
+        adjectives = [c.notation for c in constraints if callable(c.limit)]
+        ranges = [c.notation for c in constraints if not callable(c.limit)]
+        return " ".join([*adjectives, format_type(arguments[0]), ", ".join(ranges)]).strip()
+    if origin in (Union, UnionType):
+        return " | ".join(map(format_type, arguments))
+    if make_check(kind) is not None and isclass(origin):
+        return f"{origin.__name__}[{', '.join(map(format_type, arguments))}]"
+    if kind is type(None):
+        return "None"
+    return "..." if kind is Ellipsis else formatannotation(kind)
 
 
 @cache
@@ -138,7 +173,7 @@ def _cache_key() -> str:
     home = Path(__file__).resolve().parents[2]
     stamps = []
     for package in ("fedsim", *registry.COMPANION_PACKAGES):
-        for path in sorted((home / package).rglob("*.py")):
+        for path in sorted((*(home / package).rglob("*.py"), *(home / package).rglob("*.bib"))):
             stat = path.stat()
             stamps.append((str(path), stat.st_size, stat.st_mtime_ns))
     versions = [_package_version(name) for name in (registry.DISTRIBUTION, "flwr", "torch", "torchvision")]

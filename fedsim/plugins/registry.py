@@ -8,14 +8,16 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
+from fedsim.base.constraints import Constraint, find_constraint
 from fedsim.base.errors import (
     ConfigError,
     InstallationError,
@@ -29,7 +31,20 @@ from fedsim.plugins import inline
 from fedsim.plugins.allowed_code import check_allowed
 from fedsim.plugins.annotations import argument_types
 
-Group = Literal["attacks", "defenses", "strategies", "datasets", "partitions", "models", "findings", "measures"]
+Group = Literal[
+    "attacks",
+    "defenses",
+    "strategies",
+    "datasets",
+    "partitions",
+    "models",
+    "findings",
+    "measures",
+    "metrics",
+    "modalities",
+    "engines",
+    "panels",
+]
 GROUPS: tuple[Group, ...] = get_args(Group)
 DISTRIBUTION = "fedsim-curious"
 """Name of fedsim's distribution."""
@@ -43,6 +58,10 @@ PLUGIN_METHODS: Mapping[Group, str] = {
     "models": "build",
     "findings": "judge",
     "measures": "compute",
+    "modalities": "guess_examples",
+    "engines": "carry",
+    "metrics": "best_value",
+    "panels": "render",
 }
 """The method that a plug-in class of each group has."""
 _FACTORY_GROUPS: tuple[Group, ...] = ("models", "datasets")
@@ -106,6 +125,19 @@ def find_entry_point(group: Group, name: str) -> EntryPoint:
         owners = " and ".join(sorted(point.dist.name if point.dist else point.value for point in points))
         raise PluginError(f"{group}: '{name}' is registered by {owners}; uninstall one of them")
     return points[0]
+
+
+def find_builtin_entry_point(group: Group, name: str) -> EntryPoint | None:
+    """Return fedsim's own entry point called `name`, whoever else registers it; None without."""
+    for point in _entry_points(group).get(name, ()):
+        if point.dist is not None and _distribution_name(point.dist) == DISTRIBUTION:
+            return point
+    return None
+
+
+@cache
+def _distribution_name(distribution: Distribution) -> str:
+    return distribution.name  # which parses the metadata of the package each time
 
 
 def find_distribution(group: Group, name: str) -> str:
@@ -283,11 +315,13 @@ def construct(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> A
     if missing:
         raise ConfigError(f"{where}: '{name}' needs {', '.join(missing)}, which is not set")
     # Values are checked by pydantic, and then by the class itself.
+    is_dataclass = isinstance(cls, type) and dataclasses.is_dataclass(cls)
+    arguments = {} if is_dataclass else _validate_arguments(cls, known, settings, where)
     try:
-        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        if is_dataclass:
             content = _ANY_VALUE.dump_json(dict(settings))
             return _dataclass_adapter(cls).validate_json(content, strict=True)
-        return cls(**_validate_arguments(cls, known, settings, where))
+        return cls(**arguments)
     except ValidationError as error:
         keys, complaint = explain_validation_error(error, settings)
         raise ConfigError(f"{'.'.join((where, *keys))}: {complaint}") from error
@@ -357,8 +391,8 @@ def explain_validation_error(error: ValidationError, tables: Any) -> tuple[list[
     if first["type"] == "value_error":
         return keys, str(first["msg"]).removeprefix("Value error, ")
     # Join the complaints about the same value.
-    messages = [str(complaint["msg"]) for complaint in complaints if _keys_in(complaint["loc"], tables) == keys]
-    alternatives = [message.removeprefix("Input should be ") for message in messages[1:]]
+    messages = [_word_complaint(complaint) for complaint in complaints if _keys_in(complaint["loc"], tables) == keys]
+    alternatives = [message.removeprefix("Input should be ").removeprefix("expected ") for message in messages[1:]]
     sentence = " or ".join([messages[0], *alternatives])
     # Use the words of TOML, and cut a long value.
     sentence = sentence.replace("valid array", "list").replace("an object", "a table")
@@ -366,6 +400,14 @@ def explain_validation_error(error: ValidationError, tables: Any) -> tuple[list[
     if len(got) > _MAX_VALUE_LENGTH:
         got = f"{got[:_MAX_VALUE_LENGTH]}…"
     return keys, f"{sentence[0].lower()}{sentence[1:]}, got {got}"
+
+
+def _word_complaint(complaint: ErrorDetails) -> str:
+    """Return pydantic's complaint, for a constraint in the words that it has everywhere else."""
+    if complaint["type"] == "predicate_failed" and "isfinite" in complaint["msg"]:
+        return Constraint.finite().expectation
+    constraint = find_constraint(complaint.get("ctx", {}))
+    return constraint.expectation if constraint else str(complaint["msg"])
 
 
 def _keys_in(location: Sequence[int | str], tables: Any) -> list[str]:

@@ -58,9 +58,7 @@ def compute_epsilon(steps: tuple[Steps, ...], delta: float, accountant: Accounta
             into memory.
 
     References:
-        Mironov, Talwar, Zhang: Rényi Differential Privacy of the Sampled Gaussian Mechanism, 2019
-        (rdp).
-        Gopi, Lee, Wutschitz: Numerical Composition of Differential Privacy, NeurIPS 2021 (prv).
+        [Mironov2019] for `rdp`; [Gopi2021] for `prv`.
 
     >>> steps = Steps(noise_multiplier=1.0, rate=0.01, number=1000)
     >>> round(compute_epsilon((steps,), delta=1e-5), 2)

@@ -5,8 +5,8 @@ mechanism published guesses some of the coins. Nobody can guess too many of them
 mechanism keeps its promise, so many correct guesses refute every epsilon below some value.
 
 References:
-    Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023, the main
-    theorem for (epsilon, delta)-differential privacy with abstentions, and App. D.
+    [Steinke2023], the main theorem for (epsilon, delta)-differential privacy with abstentions, and
+    App. D.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedsim.audit.audit import Audit
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.report.summary import (
     LEAKS,
@@ -213,6 +214,13 @@ def _is_adaptive_form(adaptive: Summary, naive: Summary) -> bool:
         and adaptive.settings == naive.settings
         and adaptive.granted - {"defenses"} == naive.granted
     )
+
+
+def defense_remarks(readings: Sequence[ScoreReading], audit: Audit | None) -> list[str]:
+    """Return the `remarks` on the attacks of an audit; without one nobody knows of defenses."""
+    defended = audit is not None and audit.config is not None and bool(audit.config.defense)
+    granted = audit is not None and audit.spec.adversary.knowledge.defenses is True
+    return remarks(readings, defended=defended, granted=granted)
 
 
 def remarks(readings: Sequence[ScoreReading], *, defended: bool, granted: bool) -> list[str]:

@@ -9,13 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.audit.evaluation.evaluator import ClaimedWord, TextPair
+from fedsim.audit.evaluation.display import ClaimedWord, TextPair
+from fedsim.interfaces.metric import describe_metric
 from fedsim.report import adaptive, image_scores
 from fedsim.report.headline import reported_readings
 from fedsim.report.html import victim_and_round
 from fedsim.report.image_scores import ExtremeExample, FindingKey
 from fedsim.report.run_contents import FindingView
-from fedsim.report.summary import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, ScoreReading, metric_name
+from fedsim.report.summary import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, ScoreReading
 
 _IMAGE_WIDTH = 84
 """CSS pixels that an image on a card is wide, about."""
@@ -145,13 +146,13 @@ def _example(extreme: ExtremeExample, finding: FindingView | None) -> CardExampl
     """Return the example; None where the finding is gone, or does not show this example."""
     if finding is None:
         return None
-    name, _, unit = metric_name(extreme.metric).partition(", ")
-    value = f"{name} {extreme.value:.3g} {unit}".rstrip() if math.isfinite(extreme.value) else "identical"
+    facts = describe_metric(extreme.metric)
+    value = f"{facts.title} {extreme.value:.3g} {facts.unit}".rstrip() if math.isfinite(extreme.value) else "identical"
     caption = f"{value}; {victim_and_round(finding.about)}"
     if extreme.image in finding.card_images:
         claimed, true = finding.card_images[extreme.image]
         return CardExample(rank=extreme.rank, caption=caption, claimed=claimed, true=true)
-    if extreme.image in finding.card_texts and finding.bag == (extreme.metric == "words_found"):
+    if extreme.image in finding.card_texts and finding.bag != facts.of_examples:
         text = _truncate(finding.card_texts[extreme.image])
         return CardExample(rank=extreme.rank, caption=caption, text=text)
     return None
@@ -176,4 +177,4 @@ def _selection(extreme: ExtremeExample, values: image_scores.ExampleScores) -> s
     for key, metrics in values.items():
         if key[:2] == extreme.key[:2] and extreme.metric in metrics:
             count += sum(not math.isnan(value) for value in metrics[extreme.metric])
-    return f"from {count} by {metric_name(extreme.metric).partition(',')[0]}"
+    return f"from {count} by {describe_metric(extreme.metric).title}"

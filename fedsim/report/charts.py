@@ -63,8 +63,10 @@ class Curve:
     Attributes:
         name: what it shows.
         look: colour and dashes.
-        x, y: `point`, finite.
-        low, high: `point`, the ends of the band; empty where there is none.
+        x: `point`, finite.
+        y: `point`, finite.
+        low: `point`, the lower end of the band; empty where there is none.
+        high: `point`, its upper end.
         level: height of a thin dotted line to compare with; NaN for none.
     """
 
@@ -84,8 +86,10 @@ class ChartPoint:
     Attributes:
         name: what it shows, read with its values.
         look: its colour.
-        x, y: where it is, finite.
-        x_interval, y_interval: lowest and highest value.
+        x: where it is along the horizontal axis, finite.
+        y: where it is along the vertical axis, finite.
+        x_interval: lowest and highest `x`.
+        y_interval: lowest and highest `y`.
         label: text beside it where there is room; it is in the table in any case.
         marked: whether it is on the line that joins such points, and filled.
         href: target of its link; empty for none.

@@ -7,34 +7,27 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedsim.audit.audit import Audit
 from fedsim.base.errors import FedsimError
-from fedsim.base.papers import Paper, cite
+from fedsim.base.papers import Paper, cite, find_entry
+from fedsim.federation.config import Config
 from fedsim.plugins import registry
 from fedsim.report.summary import join_titles
 
 log = logging.getLogger(__name__)
 
-FLOWER = cite("beutel2020flower")
-_ENTRY_TYPES = {
-    "thesis": ("phdthesis", "school"),
-    "technical report": ("techreport", "institution"),
-    "journal|transactions|letters|arxiv|proceedings of the ieee": ("article", "journal"),
-    "repository|preprint|software": ("misc", "howpublished"),
-    "": ("inproceedings", "booktitle"),
-}
-"""Type of a BibTeX entry and field for the venue, by words in the venue; the first match counts."""
+FLOWER = cite("Beutel2020")
 
 
-def papers(audit: Audit | None, attacks: Mapping[str, Any], *, recorded: bool) -> list[tuple[str, Paper]]:
+def papers(config: Config | None, attacks: Mapping[str, Any], *, recorded: bool) -> list[tuple[str, Paper]]:
     """Return what to cite, each paper once, with what it is cited for.
 
     Args:
+        config: the settings of the experiment; None where it was recorded elsewhere.
         attacks: by title, the class of each attack, None where nobody knows it.
         recorded: whether there is a recording, which Flower's messages are in.
     """
     used = [(title, getattr(cls, "paper", None)) for title, cls in attacks.items()]
-    used += _papers_of_federation(audit) if audit else []
+    used += _papers_of_federation(config) if config else []
     used += [("Flower, which ran the federation", FLOWER)] if recorded else []
     titles_by_paper: dict[Paper, list[str]] = {}
     for title, paper in used:
@@ -43,11 +36,8 @@ def papers(audit: Audit | None, attacks: Mapping[str, Any], *, recorded: bool) -
     return [(join_titles(titles), paper) for paper, titles in titles_by_paper.items()]
 
 
-def _papers_of_federation(audit: Audit) -> Iterator[tuple[str, Paper | None]]:
+def _papers_of_federation(config: Config) -> Iterator[tuple[str, Paper | None]]:
     """Yield the papers of the parts of the federation, where fedsim ran it."""
-    if audit.experiment is None:
-        return
-    config = audit.experiment.config
     tables: list[tuple[registry.Group, str, str]] = [("defenses", table.name, table.name) for table in config.defense]
     tables += [("measures", table.name, table.title) for table in config.measure]
     tables += [("datasets", config.data.name, f"the data set {config.data.name}")]
@@ -59,10 +49,12 @@ def _papers_of_federation(audit: Audit) -> Iterator[tuple[str, Paper | None]]:
 
 
 def bibtex(paper: Paper) -> str:
-    """Format `paper` as a BibTeX entry; authors are listed by the surnames that `Paper` knows."""
-    entry_type, venue_field = next(
-        entry for words, entry in _ENTRY_TYPES.items() if re.search(words, paper.venue, re.IGNORECASE)
-    )
+    """Return the entry of `paper` in fedsim's bibliography, or an entry for a stranger's paper."""
+    return find_entry(paper) or _format_entry(paper)
+
+
+def _format_entry(paper: Paper) -> str:
+    """Format a paper that no bibliography has; what kind of publication it is nobody says."""
     # Braces keep BibTeX from splitting a surname of several words.
     authors = []
     for author in paper.authors.split(","):
@@ -71,12 +63,12 @@ def bibtex(paper: Paper) -> str:
     fields = {
         "author": " and ".join(authors),
         "title": f"{{{paper.title}}}",
-        venue_field: paper.venue,
+        "howpublished": paper.venue,
         "year": str(paper.year),
     }
     escaped = {name: re.sub(r"([&%$#_])", r"\\\1", text) for name, text in fields.items()} | {"url": paper.url}
     lines = [f"  {name} = {{{text}}}," for name, text in escaped.items() if text]
-    return "\n".join([f"@{entry_type}{{{_citation_key(paper)},", *lines, "}"])
+    return "\n".join([f"@misc{{{_citation_key(paper)},", *lines, "}"])
 
 
 def _citation_key(paper: Paper) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.report import charts
 from fedsim.report.charts import QUIET, Look
 
@@ -27,7 +28,6 @@ _TRACES = {
     "objective": ("What the attack minimises", "objective (dimensionless)"),
     "distance": ("Its gradient-matching part", "distance"),
     "l_sim": ("Direction of the gradient against the update", "L_sim = 1 − cosine (dimensionless)"),
-    "psnr": ("Closeness to the truth, known to the evaluator only", "mean PSNR (dB)"),
     "training_error": ("How far a learned mapping misses updates it has seen", "squared error / a constant's"),
     "validation_error": ("How far it misses updates held out from it", "squared error / a constant's"),
     "training_loss": ("Training a model on dummy data", "loss (mean over the dummy examples)"),
@@ -40,6 +40,8 @@ _TRACES = {
     ),
     "alpha": ("Place of the surrogate: 1 broadcast state, 0 returned state", "α (dimensionless)"),
 }
+_EARLY_TRACES = ("objective", "distance", "l_sim")
+"""Drawn before the curves of metrics; other traces come after them."""
 _LOGARITHMIC = ("objective", "distance", "l_sim")
 _BY_ROUND = ("score_with_property", "score_without_property")
 _IN_UNIT_RANGE = (*_BY_ROUND, "alpha")
@@ -145,29 +147,29 @@ def _curves_by_round(rows: Sequence[Mapping[str, str]], column: str, look: Look)
 
 
 def attack_charts(
-    findings: Sequence[tuple[str, Curves]], looks: Mapping[str, Look], floor: Mapping[str, float]
+    findings: Sequence[tuple[str, Curves]], looks: Mapping[str, Look], floors: Mapping[tuple[str, str], float]
 ) -> ChartGroup:
     """Draw one chart for each kind of curve, all attacks laid over one another.
 
     Args:
         findings: the attack and the curves of each finding.
         looks: how each attack is drawn.
-        floor: PSNR of the best guess for each attack, a dotted line.
+        floors: by metric and attack, the value of the best guess, a dotted line beside a curve of that metric.
     """
     present = {name for _, curves in findings for name in curves}
     drawn, levels = [], []
-    for name in [trace for trace in _TRACES if trace in present] + sorted(present - set(_TRACES)):
+    for name in _sort_curves(present):
         # One line for each attack.
         lines = []
         for attack, look in looks.items():
             attack_curves = [curves[name] for owner, curves in findings if owner == attack and name in curves]
             if attack_curves:
-                level = floor.get(attack, math.nan) if name == "psnr" else math.nan
+                level = floors.get((name, attack), math.nan) if _is_of_metric(name) else math.nan
                 lines.append(overlay_curves(attack, look, attack_curves, level))
         lines = [line for line in lines if len(np.asarray(line.x))]
         # The chart of these.
         if lines:
-            title, ylabel = _TRACES.get(name, (name, "value"))
+            title, ylabel = _curve_titles(name)
             limits, log = ((0.0, 1.0) if name in _IN_UNIT_RANGE else None), name in _LOGARITHMIC
             xlabel = "round" if name in _BY_ROUND else "iteration"
             drawn.append(charts.draw_curves(title, lines, xlabel=xlabel, ylabel=ylabel, limits=limits, log=log))
@@ -176,3 +178,24 @@ def attack_charts(
     return ChartGroup(
         drawn=drawn, legend=list(looks.items()), with_floor=any(map(math.isfinite, levels)), infinite=infinite
     )
+
+
+def _is_of_metric(name: str) -> bool:
+    """Return whether a curve is of a metric of examples, which the evaluator computed."""
+    return describe_metric(name).of_examples
+
+
+def _sort_curves(names: Collection[str]) -> list[str]:
+    """Return what attacks minimise first, then curves of metrics, then others."""
+    of_metrics = sort_metrics(name for name in names if _is_of_metric(name))
+    ordered = dict.fromkeys([*_EARLY_TRACES, *of_metrics, *_TRACES, *sorted(names)])
+    return [name for name in ordered if name in names]
+
+
+def _curve_titles(name: str) -> tuple[str, str]:
+    """Return the title of a chart and of its vertical axis."""
+    if not _is_of_metric(name):
+        return _TRACES.get(name, (name, "value"))
+    facts = describe_metric(name)
+    unit = f" ({facts.unit})" if facts.unit else ""
+    return "Closeness to the truth, known to the evaluator only", f"mean {facts.title}{unit}"

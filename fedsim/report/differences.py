@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.audit.evaluation import statistics
+from fedsim.interfaces.metric import describe_metric
 from fedsim.report.summary import (
-    NO_LEAKAGE,
     UNDECIDED,
     Summary,
     are_independent,
@@ -57,6 +57,7 @@ class Difference:
         low: where the 95 % confidence interval of `mean` begins; NaN where there is none.
         high: where it ends.
         verdict: one of this module's words; empty for a metric that says nothing about leakage.
+        missing: why the scores of the two runs are not compared; empty where they are.
         remark: the reason, and what else differs between the two attacks.
     """
 
@@ -72,6 +73,7 @@ class Difference:
     low: float
     high: float
     verdict: str
+    missing: str
     remark: str
 
 
@@ -178,9 +180,14 @@ def _names_by_settings(items: Iterable[Summary]) -> dict[tuple[str, str, frozens
 
 
 def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows, why_not_paired: str) -> Difference:
-    missing = base.missing or other.missing
-    unpaired = bool(why_not_paired)
-    result = _compare_unpaired(base, other) if unpaired else _compare_paired(base, other, base_rows, other_rows)
+    unlike, unpaired = _why_unlike(base, other), bool(why_not_paired)
+    missing = base.missing or other.missing or unlike
+    if unlike:
+        result = _ScoreDifferences(base.mean, other.mean, math.nan, math.nan, math.nan, 0, base.unit)
+    elif unpaired:
+        result = _compare_unpaired(base, other)
+    else:
+        result = _compare_paired(base, other, base_rows, other_rows)
     verdict, remark = ("", missing) if missing else _judge(base, result, why_not_paired)
     # What else differs between the two attacks.
     remarks = [remark]
@@ -203,7 +210,18 @@ def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows
         low=result.low,
         high=result.high,
         verdict=verdict,
+        missing=missing,
         remark="; ".join(filter(None, remarks)),
+    )
+
+
+def _why_unlike(base: Summary, other: Summary) -> str:
+    """Say why two scores by one metric cannot be compared; empty where they can."""
+    if base.instrument == other.instrument:
+        return ""
+    return (
+        f"measured with '{base.instrument}' in one run and with '{other.instrument}' in the other, whose values cannot "
+        "be compared; score both with the same"
     )
 
 
@@ -312,7 +330,7 @@ def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str) -> tup
     By a sign test over victims, or by Mann and Whitney's test where they are not paired. Unlike an interval of the
     mean, both hold for scores of any distribution, with infinite PSNR or all the same.
     """
-    if (meaning := NO_LEAKAGE.get(base.metric)) is not None:
+    if meaning := describe_metric(base.metric).meaning:
         return "", meaning
     if not result.count:
         return "", "no victim was attacked in both runs"

@@ -1,4 +1,8 @@
-"""Pictures as PNG bytes: diagrams and image sheets on white, in colours the colour-blind can tell apart."""
+"""Pictures as PNG bytes: diagrams and image sheets on white, in colours the colour-blind can tell apart.
+
+A page has its charts as SVG, see `fedsim.report.charts`. What is drawn here are files of their own, which commands
+write for papers and slides: there is no page whose colours they could follow, and no reader's mouse.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.report.charts import Curve
 from fedsim.report.pictures import images_as_bytes
 
 if TYPE_CHECKING:  # Matplotlib is imported when something is drawn, so that no federation carries it while it trains
@@ -24,8 +29,8 @@ Numbers = NDArray[np.float64]
 
 DPI = 192
 """Two device pixels for each CSS pixel."""
-_OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STROKES = ("solid", "dashed", "dotted")
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Colours of Okabe and Ito, which pages have as CSS variables, see `charts.Look`."""
 _INK, _GRID, _FRAME = "#333333", "#d9d9d9", "#cccccc"
 _IMAGE_SIDE, _GAP, _TEXT_HEIGHT, _NAMES_WIDTH = 104, 10, 34, 200
 """Image sheet in device pixels: largest side of an image, space around it, a line of text, names of rows."""
@@ -33,88 +38,22 @@ _GALLERY_WIDTH, _HEADING_HEIGHT = 1400, 56
 """Gallery in device pixels: its width, and the height of a heading."""
 
 
-@dataclass(frozen=True)
-class Style:
-    """Colour and stroke of an attack, the same everywhere in a report; the names are those of CSS, too."""
-
-    colour: str
-    stroke: str
-
-
-def style(place: int) -> Style:
-    """Return the style of the attack at `place`; 21 differ."""
-    cycle, colour = divmod(place, len(_OKABE_ITO))
-    return Style(_OKABE_ITO[colour], _STROKES[cycle % len(_STROKES)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurveBand:
-    """Curves of one group: their mean is drawn, in a band from the lowest to the highest.
-
-    Attributes:
-        x: `point`.
-        y: `curve point`, NaN where a curve has no value; every point has at least one.
-        style: colour and stroke.
-        level: height of a thin dotted line to compare with; NaN for none.
-    """
-
-    x: Numbers
-    y: Numbers
-    style: Style
-    level: float = float("nan")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagram:
-    """Diagram with its axes.
-
-    Attributes:
-        title: what it shows; the page has it above the diagram, not in it.
-        xlabel, ylabel: the axes, with units.
-        lines: what is drawn.
-        limits: lowest and highest y; None fits the lines.
-        log: logarithmic y where all values are positive and span a decade.
-    """
-
-    title: str
-    xlabel: str
-    ylabel: str
-    lines: Sequence[CurveBand]
-    limits: tuple[float, float] | None = None
-    log: bool = False
-
-
-def draw_diagram(panel: Diagram) -> bytes:
-    """Draw `panel` as a PNG, 480 CSS pixels wide."""
+def draw_curve(curve: Curve, *, xlabel: str, ylabel: str) -> bytes:
+    """Draw a curve and its band as a PNG, 480 CSS pixels wide; `charts.draw_curves` draws it in a page."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(5.0, 3.1), dpi=DPI, facecolor="white", layout="constrained")
     axes = figure.add_subplot()
-    for line in panel.lines:
-        (mean_line,) = axes.plot(
-            line.x, np.nanmean(line.y, 0), line.style.colour, linestyle=line.style.stroke, linewidth=1.6
-        )
-        if len(line.x) <= 20:
-            mean_line.set(marker="o", markersize=3.5)
-        if len(line.y) > 1:
-            low, high = np.nanmin(line.y, 0), np.nanmax(line.y, 0)
-            axes.fill_between(line.x, low, high, color=line.style.colour, alpha=0.15, linewidth=0)
-        if np.isfinite(line.level):
-            axes.axhline(line.level, color=line.style.colour, linewidth=1, linestyle=(0, (1, 2)))
-    values = np.concatenate([line.y.ravel() for line in panel.lines])
-    low, high = np.nanmin(values), np.nanmax(values)
-    if panel.log and low > 0 and high >= 10 * low:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
-    if panel.limits:
-        axes.set_ylim(*panel.limits)
-    axes.set_xlabel(panel.xlabel, color=_INK)
-    axes.set_ylabel(panel.ylabel, color=_INK)
-    is_whole = all((line.x == line.x.round()).all() for line in panel.lines)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=is_whole))
+    x, y = np.asarray(curve.x), np.asarray(curve.y)
+    (line,) = axes.plot(x, y, OKABE_ITO[0], linewidth=1.6)
+    if len(x) <= 20:
+        line.set(marker="o", markersize=3.5)
+    if len(np.asarray(curve.low)):
+        axes.fill_between(x, curve.low, curve.high, color=OKABE_ITO[0], alpha=0.15, linewidth=0)
+    axes.set_xlabel(xlabel, color=_INK)
+    axes.set_ylabel(ylabel, color=_INK)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=bool((x == x.round()).all())))
     _style_axes(axes, 8.5)
     return _png(figure)
 
@@ -278,7 +217,7 @@ def draw_ladders(panels: Sequence[Ladder]) -> bytes:
     figure = Figure(figsize=size, dpi=DPI, facecolor="white", layout="constrained")
     for position, panel in enumerate(panels, 1):
         axes = figure.add_subplot(rows, columns, position)
-        axes.plot(panel.values, range(len(panel.values)), "o", color=_OKABE_ITO[0], markersize=4)
+        axes.plot(panel.values, range(len(panel.values)), "o", color=OKABE_ITO[0], markersize=4)
         if min(panel.values) > 0 and max(panel.values) >= 100 * min(panel.values):
             axes.set_xscale("log")
         else:

@@ -1,4 +1,4 @@
-"""Geometry of recorded updates, for which local training is simulated once more, and its diagrams."""
+"""Geometry of recorded updates, for which local training is simulated once more, and its pictures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from fedsim.base.randomness import use_one_thread
 from fedsim.exposure.geometry import Geometry, compute_geometry
 from fedsim.federation.build import Experiment
 from fedsim.recording.transcript import Transcript
-from fedsim.report.figures import CurveBand, Diagram, Style
+from fedsim.report.charts import Look
+from fedsim.report.curves import overlay_curves
+from fedsim.report.figures import draw_curve
 from fedsim.training.sampling import round_batches
 
 
@@ -50,24 +52,16 @@ def geometries_of_updates(
             yield number, client, client_geometry
 
 
-def geometry_diagrams(geometries: Sequence[Geometry], style: Style) -> list[Diagram]:
-    """Return SME's Figures 3 and 4: the ratio by local step and the cosine by position.
+def draw_geometries(geometries: Sequence[Geometry]) -> dict[str, bytes]:
+    """Return SME's Figures 3 and 4 as PNGs by name: the ratio by local step and the cosine by position.
 
     A line is the mean over clients, in the band of all clients.
     """
     steps = min(len(item.ratios) for item in geometries)
-    ratios = CurveBand(
-        x=np.arange(steps, dtype=float), y=np.stack([item.ratios[:steps] for item in geometries]), style=style
-    )
-    cosines = CurveBand(x=geometries[0].alphas, y=np.stack([item.cosines for item in geometries]), style=style)
-    return [
-        Diagram(
-            title="Local gradients in their leading plane", xlabel="local step t", ylabel="‖P₂ g‖ / ‖g‖", lines=[ratios]
-        ),
-        Diagram(
-            title="Gradient on the line against the update",
-            xlabel="α: 0 returned state, 1 broadcast state",
-            ylabel="cosine",
-            lines=[cosines],
-        ),
-    ]
+    step_numbers = np.arange(steps, dtype=float)
+    ratios = overlay_curves("", Look(0), [(step_numbers, item.ratios[:steps]) for item in geometries])
+    cosines = overlay_curves("", Look(0), [(item.alphas, item.cosines) for item in geometries])
+    return {
+        "ratios": draw_curve(ratios, xlabel="local step t", ylabel="‖P₂ g‖ / ‖g‖"),
+        "cosines": draw_curve(cosines, xlabel="α: 0 returned state, 1 broadcast state", ylabel="cosine"),
+    }

@@ -1,9 +1,12 @@
-"""Headline of a report: the readings of all attacks in a few sentences."""
+"""Headline of a report: the readings of all attacks, accuracy and spent privacy in a few sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
+from fedsim.federation.config import Config
+from fedsim.report.curves import column_title, epsilon_columns
 from fedsim.report.summary import (
     BEYOND,
     GUESSING,
@@ -14,6 +17,7 @@ from fedsim.report.summary import (
     NOT_JUDGED,
     UNDECIDED,
     ScoreReading,
+    join_titles,
 )
 
 
@@ -124,3 +128,47 @@ def _enumerate_attacks(titles: Sequence[str]) -> str:
 
 def _enumerate(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = None) -> str:
+    """Say in a sentence how good the recorded model is; empty where nothing was evaluated.
+
+    It is that of the last evaluated round, on the public test set; where the server has no such figure, the plain mean
+    over clients, each on what it holds out.
+
+    Args:
+        rows: rows of `metrics.csv`.
+        config: settings of the experiment, where they are known.
+    """
+    max_examples = config.federation.evaluate_examples if config else None
+    test_set = f"at most {max_examples} examples of the public test set" if max_examples else "the public test set"
+    for name, unit in (("accuracy", ".1%"), ("loss", ".4g")):
+        evaluated = [row for row in rows if row.get(name)]
+        last = max((int(row["round"]) for row in evaluated), default=0)
+        values = {row["client"]: float(row[name]) for row in evaluated if int(row["round"]) == last}
+        server = values.pop("server", None)
+        if server is not None:
+            return f"The model's final {name} on {test_set} is {server:{unit}} (after round {last})."
+        if values:
+            held_out = (
+                "what one client holds out" if len(values) == 1 else f"what {len(values)} clients hold out, on average,"
+            )
+            return f"The model's final {name} on {held_out} is {fmean(values.values()):{unit}} (after round {last})."
+    return ""
+
+
+def final_epsilon(rows: Sequence[Mapping[str, str]]) -> str:
+    """Say in a sentence what the client that spent most has spent by the last round; empty where nothing is proved.
+
+    Args:
+        rows: rows of `metrics.csv`.
+    """
+    last_texts, last_round = dict[str, str](), ""
+    for row in rows:
+        for column in epsilon_columns(row):
+            if row[column]:
+                last_texts[column] = f"{column_title(column)} is {float(row[column]):.3g}"
+                last_round = row["round"]
+    return (
+        f"The largest proved {join_titles(list(last_texts.values()))} (after round {last_round})." if last_texts else ""
+    )

@@ -9,16 +9,12 @@ from typing import Any
 
 from fedsim.audit.scores import IMAGE_SCORE_COLUMNS
 from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.interfaces.metric import describe_metric, sort_metrics
 
 FindingKey = tuple[str, str, str, str, str]
 """Key of a finding: title and variant of the attack, round, victim and random start."""
 ExampleScores = Mapping[FindingKey, Mapping[str, Sequence[float]]]
 """By finding and metric, the value of each example; NaN where there is none."""
-CLOSENESS = {
-    "psnr": True, "class_psnr": True, "ssim": True, "class_ssim": True, "lpips": False, "columns_right": True,
-    "mse": False, "recover_rate": True, "tokens_found": True, "words_found": True,
-}  # fmt: skip
-"""Metrics of single examples or sets of words, the preferred first, and whether a higher value is closer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +44,15 @@ def finding_key(about: Mapping[str, Any]) -> FindingKey:
     return str(title), str(variant), str(number), str(victim), str(repeat)
 
 
+def sort_by_preference(metrics: Iterable[str]) -> list[str]:
+    """Return the metrics that rank examples, or findings as a whole, the preferred one first.
+
+    >>> sort_by_preference(["mse", "exact", "ssim"])
+    ['ssim', 'mse']
+    """
+    return sort_metrics(name for name in metrics if describe_metric(name).ranks_examples)
+
+
 def read_example_scores(folder: RunFolder) -> ExampleScores:
     """Read the scores of all examples; none where nothing was scored.
 
@@ -56,7 +61,7 @@ def read_example_scores(folder: RunFolder) -> ExampleScores:
     """
     scores: dict[FindingKey, dict[str, dict[int, float]]] = {}
     for row in read_rows(folder.images, IMAGE_SCORE_COLUMNS, ("value", "image")):
-        if row["metric"] in CLOSENESS:
+        if describe_metric(row["metric"]).ranks_examples:
             by_example = scores.setdefault(finding_key(row), {}).setdefault(row["metric"], {})
             by_example[int(float(row["image"]))] = float(row["value"])
     return {
@@ -64,22 +69,20 @@ def read_example_scores(folder: RunFolder) -> ExampleScores:
     }
 
 
-def add_word_sets(values: ExampleScores, rows: Iterable[Mapping[str, str]]) -> ExampleScores:
-    """Add the number of words that each finding got right: a finding that claims a set of words is one example.
+def add_whole_findings(values: ExampleScores, rows: Iterable[Mapping[str, str]]) -> ExampleScores:
+    """Add the scores by metrics of all examples together that rank findings: a finding is one example then.
+
+    An attack that claims a set of words is ranked by how many of them are right.
 
     Args:
         values: scores of single examples.
         rows: rows of `scores.csv`.
     """
-    words_found = {}
+    extended = {key: dict(metrics) for key, metrics in values.items()}
     for row in rows:
-        if row["metric"] == "words_found" and not row["missing"]:
-            words_found[finding_key(row)] = float(row["value"])
-    extended: dict[FindingKey, dict[str, Sequence[float]]] = {}
-    for key in dict.fromkeys([*values, *words_found]):
-        extended[key] = dict(values.get(key, {}))
-        if key in words_found:
-            extended[key]["words_found"] = [words_found[key]]
+        facts = describe_metric(row["metric"])
+        if facts.ranks_examples and not facts.of_examples and not row["missing"]:
+            extended.setdefault(finding_key(row), {})[row["metric"]] = [float(row["value"])]
     return extended
 
 
@@ -90,24 +93,24 @@ def _as_list(values: Mapping[int, float]) -> list[float]:
 def extreme_examples(values: ExampleScores, attack_key: tuple[str, str], first: str = "") -> list[ExtremeExample]:
     """Return the best, the median and the worst example of an attack over all its findings; fewer where it has fewer.
 
-    Examples with equal values are ranked by the other metrics, in the order of `CLOSENESS`.
+    Examples with equal values are ranked by the other metrics, in the order of preference.
 
     Args:
         values: of all attacks.
         attack_key: title and variant of the attack.
-        first: the metric to take if single examples have it, otherwise the first of `CLOSENESS` that they have.
+        first: the metric to take if single examples have it, otherwise the preferred one of those that they have.
     """
     findings = {key: metrics for key, metrics in values.items() if key[:2] == attack_key}
-    available = {metric for metrics in findings.values() for metric in metrics}
-    metric = next((name for name in (first, *CLOSENESS) if name in available), None)
-    if metric is None:
+    available = sort_by_preference({metric for metrics in findings.values() for metric in metrics})
+    if not available:
         return []
-    tie_breakers = [name for name in CLOSENESS if name in available and name != metric]
+    metric = first if first in available else available[0]
+    tie_breakers = [name for name in available if name != metric]
+    signs = [-1 if describe_metric(name).higher_is_better else 1 for name in (metric, *tie_breakers)]
 
     def rank(example: tuple[float, FindingKey, int]) -> tuple[object, ...]:
         value, key, number = example
         scores = [value, *(_value_or_zero(findings[key], name, number) for name in tie_breakers)]
-        signs = [-1 if CLOSENESS[name] else 1 for name in (metric, *tie_breakers)]
         return *(sign * score for sign, score in zip(signs, scores, strict=True)), (key, number)
 
     ranked = sorted(_scored_examples(findings, metric), key=rank)

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from fedsim.base.errors import ConfigError
 from fedsim.base.files import replace_atomically
 from fedsim.data import Dataset
-from fedsim.report.figures import DPI, style
+from fedsim.modalities import find_modality
+from fedsim.report.figures import DPI, OKABE_ITO
 from fedsim.report.partition_summary import PartitionSummary, printable_name
 
 Numbers = NDArray[np.float64]
 
 _INK = "#333333"
-_TRAIN, _HELD_OUT = style(0).colour, style(4).colour
+_TRAIN, _HELD_OUT = OKABE_ITO[0], OKABE_ITO[4]
 _MAX_NAMES, _BINS, _IMAGES_PER_CLIENT = 40, 60, 10
 """Most clients or classes whose names are written; bins of a histogram; images of a client."""
 _IMAGE_INCHES, _TITLE_INCHES, _FRAME_INCHES = 0.44, 0.9, 2.0
@@ -29,7 +30,7 @@ _IMAGE_INCHES, _TITLE_INCHES, _FRAME_INCHES = 0.44, 0.9, 2.0
 
 def draw_partition(summary: PartitionSummary) -> Figure:
     """Draw clients x classes (of a regression: x targets), examples of each client, and images where there are any."""
-    has_images = summary.dataset.task.kind == "image"
+    has_images = find_modality(summary.dataset.task.modality).shown_as == "images"
     rows = len(summary.clients)
     height = min(8.5, max(3.6, _FRAME_INCHES + 0.24 * rows))
     width = 11.5 if has_images else 7.5

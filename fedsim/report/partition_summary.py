@@ -22,6 +22,7 @@ from fedsim.federation.build import Experiment, find_data_folder
 from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.federated_data import FederatedData
 from fedsim.federation.reading import load_config, read_toml
+from fedsim.modalities import find_modality
 from fedsim.plugins import registry
 
 _ROWS = 20
@@ -203,10 +204,12 @@ def _facts(summary: PartitionSummary) -> list[tuple[str, str]]:
 def _inputs(dataset: Dataset) -> str:
     task = dataset.task
     shape = " x ".join(map(str, task.input_shape))
-    if task.kind == "text":
-        return f"texts of {shape} tokens out of {_thousands(task.vocabulary)}"
+    modality = find_modality(task.modality)
+    axes = f"({', '.join(modality.axes)})" if len(modality.axes) > 1 else f"{modality.axes[0]}s"
+    subject = f"{modality.plural} of {shape} {axes}"
+    if modality.has_tokens:
+        return f"{subject} out of {_thousands(task.vocabulary)}"
     low, high = dataset.value_range
-    subject = f"images of {shape} (channels, height, width)" if task.kind == "image" else f"rows of {shape} features"
     return f"{subject}, values from {low:.4g} to {high:.4g}"
 
 

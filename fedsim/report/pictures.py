@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.audit.evaluation.evaluator import ImageGrid
+from fedsim.audit.evaluation.display import ImageGrid
 from fedsim.audit.evaluation.examples import MAX_IMAGES
 from fedsim.base import metrics
-from fedsim.report.image_scores import CLOSENESS
+from fedsim.interfaces.metric import describe_metric
 
 Bytes = NDArray[np.uint8]
 
@@ -259,9 +259,10 @@ def _key(about: Mapping[str, Any], true: Bytes | None) -> tuple[str, ...]:
 def _keep_best(best: dict[str, list[float]], values: Mapping[str, Sequence[float]], columns: int) -> None:
     """Update by metric and image the closest value so far."""
     for metric, new_values in values.items():
-        if metric not in CLOSENESS or len(new_values) < columns:
+        facts = describe_metric(metric)
+        if not (facts.ranks_examples and facts.of_examples) or len(new_values) < columns:
             continue
-        closer = max if CLOSENESS[metric] else min
+        closer = max if facts.higher_is_better else min
         updated = []
         for old, new in zip(best.get(metric, [math.nan] * columns), new_values, strict=False):
             if math.isnan(old):

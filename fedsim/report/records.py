@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsim.audit.evaluation.evaluator import ClaimedWord, TableRows, TextPair
+from fedsim.audit.evaluation.display import ClaimedWord, TableRows, TextPair
 from fedsim.base.table_metrics import ROUNDING
 from fedsim.data import Column, Dataset
 

@@ -17,8 +17,9 @@ import tomli_w
 from fedsim.audit.audit import Audit
 from fedsim.base.errors import FedsimError
 from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.report.reported_run import ReportedRun
 from fedsim.report.reproduction_files import attack_files, attack_table, file_title
-from fedsim.report.reproduction_needs import ReferencedFiles, plugin_origins
+from fedsim.report.reproduction_needs import ReferencedFiles, metric_origins, plugin_origins
 from fedsim.report.run_contents import FindingView, Recording
 from fedsim.report.summary import join_titles
 
@@ -60,17 +61,12 @@ class Reproduction:
     hash: str
 
 
-def reproduction_of(audit: Audit | None, recording: Recording, findings: Sequence[FindingView]) -> Reproduction:
-    """Return the files that reproduce `findings`, each finding by one of the files.
-
-    Args:
-        audit: audit that the report was written with; None where nobody knows who attacked.
-        recording: the rounds that were attacked.
-    """
-    has_experiment = audit is not None and audit.experiment is not None
+def reproduction_of(run: ReportedRun) -> Reproduction:
+    """Return the files that reproduce the findings of `run`, each finding by one of the files."""
+    has_experiment = run.experiment is not None
     files, failed = ReferencedFiles(), list[str]()
     downloads, written_tables = list[Download](), list[Mapping[str, Any]]()
-    for tables, items in _tables_of_files(audit, recording, findings, failed):
+    for tables, items in _tables_of_files(run, failed):
         tables_without_paths = files.replace_paths(tables)
         attacks = attack_titles(items)
         try:
@@ -82,28 +78,28 @@ def reproduction_of(audit: Audit | None, recording: Recording, findings: Sequenc
             written_tables.append(tables_without_paths)
         except (FedsimError, TypeError, ValueError) as error:  # a stranger's finding may say anything of itself
             failed.append(f"{join_titles(attacks)}: what is said of how it was made fits no file ({error}).")
-    hashes = sorted((finding_name(item), item.hash) for item in findings)
+    hashes = sorted((finding_name(item), item.hash) for item in run.findings)
     hash_of_all = sha256("".join(f"{name} {digest}\n" for name, digest in hashes).encode()).hexdigest()
+    foreign_code = plugin_origins(written_tables) + metric_origins(row["metric"] for row in run.scores)
     return Reproduction(
         downloads=downloads,
-        requirements=[*files.sentences(), *plugin_origins(written_tables), *failed],
+        requirements=[*files.sentences(), *foreign_code, *failed],
         hashes=hashes,
         hash=hash_of_all if hashes else "",
     )
 
 
-def _tables_of_files(
-    audit: Audit | None, recording: Recording, findings: Sequence[FindingView], failed: list[str]
-) -> Iterator[tuple[dict[str, Any], list[FindingView]]]:
+def _tables_of_files(run: ReportedRun, failed: list[str]) -> Iterator[tuple[dict[str, Any], list[FindingView]]]:
     """Yield the tables of each file with the findings it makes: the run's own file, then files built from findings."""
-    run_audit, remaining = experiment_audit(audit) if audit else None, list(findings)
+    audit, remaining = run.audit, list(run.findings)
+    run_audit = experiment_audit(audit) if audit else None
     if run_audit:
-        yield _experiment_file(run_audit, recording, remaining)
+        yield _experiment_file(run_audit, run.recording, remaining)
     if unexplained := _take(remaining, lambda item: item.about["knowledge"] is None):
         failed.append(
             f"{join_titles(attack_titles(unexplained))}: findings of an earlier fedsim do not say what was granted."
         )
-    for tables, items in attack_files(remaining, findings, audit, _clients_by_round(recording)):
+    for tables, items in attack_files(remaining, run.findings, audit, _clients_by_round(run.recording)):
         truth = {"truth": audit.spec.truth} if audit and audit.spec.truth else {}
         yield tables | truth, items
 
@@ -118,9 +114,9 @@ def _clients_by_round(recording: Recording) -> dict[int, set[int]]:
 
 def experiment_audit(audit: Audit) -> Audit | None:
     """Return the audit that the run's own experiment describes; None for a recording made elsewhere."""
-    if audit.experiment is None or audit.spec is audit.experiment.config:
-        return audit if audit.experiment else None
-    return replace(audit, spec=audit.experiment.config, base_folder=audit.folder.path)
+    if audit.config is None or audit.spec is audit.config:
+        return audit if audit.config else None
+    return replace(audit, spec=audit.config, base_folder=audit.folder.path)
 
 
 def finding_name(finding: FindingView) -> str:

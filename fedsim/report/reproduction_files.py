@@ -101,8 +101,7 @@ def attack_files(
     for draft in sorted(drafts, key=lambda draft: (draft.scope, sorted(draft.attacks))):
         for table in list(draft.attacks.values()):
             _add_sources(draft, table, sources)
-        has_experiment = audit is not None and audit.experiment is not None
-        yield draft.tables(has_experiment=has_experiment), draft.findings
+        yield draft.tables(has_experiment=audit is not None and audit.config is not None), draft.findings
 
 
 def _add_sources(draft: _FileDraft, table: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> None:

@@ -101,6 +101,16 @@ def plugin_origins(files: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(filter(None, sentences)))
 
 
+def metric_origins(names: Iterable[str]) -> list[str]:
+    """Return a sentence for each metric that does not come with fedsim.
+
+    Args:
+        names: of metrics that scored the run.
+    """
+    foreign = [name for name in dict.fromkeys(names) if registry.find_builtin_entry_point("metrics", name) is None]
+    return [_origin("metrics", name) for name in foreign]
+
+
 def _origin(group: registry.Group, name: str) -> str:
     """Return a sentence on where a plug-in comes from; empty for one of fedsim."""
     if not name:

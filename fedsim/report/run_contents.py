@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.case import UnknownTruthError
-from fedsim.audit.evaluation.evaluator import Display, ImageGrid, RocCurve, TextPair, evaluator_of, guess_generator
+from fedsim.audit.evaluation.display import Display, DisplayMatrix, DisplayTable, ImageGrid, RocCurve, TextPair
+from fedsim.audit.evaluation.evaluator import evaluator_of, guess_generator
 from fedsim.audit.evaluation.examples import MAX_IMAGES
-from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.scoring import claimed_data
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.finding_files import load_claim, read_facts
@@ -32,6 +32,8 @@ from fedsim.federation.build import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.interfaces.findings import Finding, Reconstruction, Texts
+from fedsim.interfaces.metric import describe_metric, sort_metrics
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.plugins import registry
 from fedsim.recording.header import Header, hash_state
 from fedsim.recording.transcript import Transcript
@@ -69,9 +71,13 @@ class FindingView:
         bag: whether it claims which words occur, and no texts.
         pictured: whether it claims images, which a `Gallery` has.
         rows: the first rows of a claimed table.
+        drawings: SVG of the first examples, each claimed one over the true one.
         card_images: by example that a card of the page shows, the claimed image and the true one as PNGs.
         card_texts: likewise, the text or record.
         roc: the curve of an attack that tells members from others.
+        numbers: by name, what else the evaluator shows.
+        tables: likewise.
+        matrices: likewise.
     """
 
     about: Mapping[str, Any]
@@ -83,9 +89,13 @@ class FindingView:
     bag: bool = False
     pictured: bool = False
     rows: ShownRecords | None = None
+    drawings: Sequence[str] = ()
     card_images: Mapping[int, tuple[bytes, bytes]] = field(default_factory=dict)
     card_texts: Mapping[int, TextPair] = field(default_factory=dict)
     roc: RocCurve | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    tables: Sequence[DisplayTable] = ()
+    matrices: Sequence[DisplayMatrix] = ()
 
 
 @dataclass(kw_only=True)
@@ -233,9 +243,17 @@ def _sort_key(path: Path) -> tuple[list[list[int]], str]:
 
 
 def _best_guesses(folder: RunFolder) -> dict[FindingKey, str]:
-    """Return by finding the guess that sets its floor by PSNR, or by class PSNR where it claims classes."""
-    rows = [row for row in read_scores(folder) if row["metric"] in ("psnr", "class_psnr") and row["floor_guess"]]
-    return {image_scores.finding_key(row): row["floor_guess"] for row in rows}
+    """Return by finding the guess that sets its floor by the preferred metric of its examples."""
+    rows_by_metric: dict[str, list[dict[str, str]]] = {}
+    for row in read_scores(folder):
+        facts = describe_metric(row["metric"])
+        if facts.of_examples and facts.ranks_examples and row["floor_guess"]:
+            rows_by_metric.setdefault(row["metric"], []).append(row)
+    guesses: dict[FindingKey, str] = {}
+    for metric in sort_metrics(rows_by_metric):
+        for row in rows_by_metric[metric]:
+            guesses.setdefault(image_scores.finding_key(row), row["floor_guess"])
+    return guesses
 
 
 @dataclass(frozen=True)
@@ -265,6 +283,11 @@ class _Viewer:
         """Public data, which guesses are made of."""
         return self.audit.case.public() if self.audit else None
 
+    @property
+    def dataset(self) -> Dataset | None:
+        """Data set of the experiment, which names the columns of tables."""
+        return self.audit.experiment.dataset if self.audit and self.audit.experiment else None
+
     def guess(self, finding: Finding, about: Mapping[str, Any], truth: Truth) -> tuple[str, Tensor] | None:
         """Return name and images of the guess that sets the floor of `finding`; None where it is not scored."""
         name = self.guesses.get(image_scores.finding_key(about))
@@ -285,9 +308,9 @@ class _Viewer:
             reason = f"The truth about client {about['victim']} is not known: {error}."
         if truth is not None and isinstance(finding, Reconstruction | Texts):
             claimed, texts = claimed_data(finding), isinstance(finding, Texts)
-            if (truth.data.shape[1:], truth.is_text) != (claimed.shape[1:], texts):
+            if (truth.data.shape[1:], truth.has_tokens) != (claimed.shape[1:], texts):
                 shapes = f"{tuple(truth.data.shape[1:])}, but {about['attack']} claims {tuple(claimed.shape[1:])}"
-                kinds = "; they are not compared" if truth.is_text == texts else ", of another kind"
+                kinds = "; they are not compared" if truth.has_tokens == texts else ", of another kind"
                 truth, reason = None, f"Client {about['victim']} held examples of shape {shapes}{kinds}."
         if reason and reason not in self.notes:
             self.notes.append(reason)
@@ -340,8 +363,7 @@ def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer:
             scores=viewer.scores.get(key, {}),
         )
         card_images = _card_images(sheet, card_examples)
-    experiment = viewer.audit.experiment if viewer.audit else None
-    dataset = experiment.dataset if display.rows is not None and experiment else None
+    dataset = viewer.dataset if display.rows is not None else None
     shown_curves = {name: (x.double().numpy(), y.double().numpy()) for name, (x, y) in display.curves.items()}
     return FindingView(
         about=metadata,
@@ -353,9 +375,13 @@ def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer:
         bag=display.is_bag_of_words,
         pictured=sheet is not None,
         rows=None if display.rows is None else shown_records(display.rows, dataset),
+        drawings=display.drawings,
         card_images=card_images,
         card_texts=_card_texts(display, card_examples, dataset) if display.has_truth else {},
         roc=display.roc,
+        numbers=display.numbers,
+        tables=display.tables,
+        matrices=display.matrices,
     )
 
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedsim.audit.audit import Audit
 from fedsim.base.errors import FedsimError
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, PluginTable, SecureAggregationTable
-from fedsim.federation.run_folder import RunFolder, read_ledger
+from fedsim.federation.run_folder import read_ledger
 from fedsim.federation.secure_aggregation import SENT_MASKED
 from fedsim.interfaces.defense import NO_GUARANTEE, Defense, Participation, overrides
+from fedsim.modalities import find_modality
 from fedsim.privacy.ledger import (
     PrivacySpending,
     describe_spending,
@@ -24,7 +24,8 @@ from fedsim.privacy.ledger import (
 )
 from fedsim.report.free_settings import free_settings
 from fedsim.report.html import group_digits
-from fedsim.report.run_contents import FindingView, Recording
+from fedsim.report.reported_run import ReportedRun
+from fedsim.report.run_contents import Recording
 
 _MAX_NAMED_CLIENTS = 6
 
@@ -32,11 +33,12 @@ _MAX_NAMED_CLIENTS = 6
 _OPTIMIZER_SETTINGS = ("learning_rate", "momentum", "weight_decay", "label_smoothing")
 
 
-def run_facts(audit: Audit | None, recording: Recording, notes: list[str], failures: list[str]) -> dict[str, str]:
-    """Describe what was run, term by term; notes and failures get a sentence where the data set is not there."""
-    if audit is None or audit.experiment is None:
-        return recorded_facts(recording)
-    experiment, config = audit.experiment, audit.experiment.config
+def run_facts(run: ReportedRun) -> dict[str, str]:
+    """Describe what was run, term by term; the run gets a note and a failure where the data set is not there."""
+    experiment = run.experiment
+    if experiment is None:
+        return recorded_facts(run.recording)
+    config = experiment.config
     partition, federation = config.partition, config.federation
     limit = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
     stragglers = f", each a straggler with probability {p:g}" if (p := federation.straggler_probability) else ""
@@ -51,18 +53,19 @@ def run_facts(audit: Audit | None, recording: Recording, notes: list[str], failu
         "Defenses": "" if config.defense else "none",
         "Settings that defend": "",
         "Secure aggregation": _secure_aggregation(config.secure_aggregation),
-        "Seed, engine": f"{federation.seed}, {federation.engine}",
+        "Seed, engine": f"{federation.seed}, {federation.engine_table.name}",
     }
     try:
         data, shape = experiment.data.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
-        axes = {"image": "channel × height × width", "table": "features", "text": "tokens"}[data.task.kind]
+        axis_names = find_modality(data.task.modality).axes
+        axes = " × ".join(axis_names) if len(axis_names) > 1 else f"{axis_names[0]}s"
         goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
         facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
         facts["Settings that defend"] = free_settings(experiment)
         facts["Model"] += f": {group_digits(sum(p.numel() for p in experiment.model.parameters()))} parameters"
     except FedsimError as error:
-        notes.append(f"Not everything about this run can be told: {error}.")
-        failures.append(str(error))
+        run.notes.append(f"Not everything about this run can be told: {error}.")
+        run.failures.append(str(error))
     return facts
 
 
@@ -131,25 +134,23 @@ def _plugin_with_settings(table: PluginTable) -> str:
     return f"{table.name} ({settings})" if settings else table.name
 
 
-def defense_promises(
-    folder: RunFolder, audit: Audit | None, findings: Sequence[FindingView], notes: list[str]
-) -> list[str]:
+def defense_promises(run: ReportedRun) -> list[str]:
     """Say what each defense promises, and what the ledger says was spent: by all clients, and by the victims."""
-    if audit is None or audit.experiment is None or not audit.experiment.config.defense:
+    experiment = run.experiment
+    tables = experiment.config.defense if experiment else []
+    if experiment is None or not tables:
         return []
-    tables = audit.experiment.config.defense
     try:
-        rows, defenses = read_ledger(folder), audit.experiment.defenses
-        victims = sorted({int(str(finding.about["victim"])) for finding in findings})
+        rows, defenses = read_ledger(run.folder), experiment.defenses
+        victims = sorted({int(str(finding.about["victim"])) for finding in run.findings})
         sentences = []
-        for table, defense, label in zip(
-            tables, defenses, unique_labels([table.name for table in tables]), strict=True
-        ):
-            promise = _promise(audit.experiment, defense, spending_by_client(rows, label), victims)
+        labels = unique_labels([table.name for table in tables])
+        for table, defense, label in zip(tables, defenses, labels, strict=True):
+            promise = _promise(experiment, defense, spending_by_client(rows, label), victims)
             sentences.append(f"{_plugin_with_settings(table)}: {promise}")
         return sentences
     except FedsimError as error:
-        notes.append(f"Not everything about the defenses can be told: {error}.")
+        run.notes.append(f"Not everything about the defenses can be told: {error}.")
         return [_plugin_with_settings(table) for table in tables]
 
 

@@ -18,6 +18,7 @@ from fedsim.audit.evaluation import statistics
 from fedsim.audit.evaluation.imputation import IMPUTED_GUESS
 from fedsim.audit.variants import name_variants
 from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL
+from fedsim.interfaces.metric import describe_metric
 
 LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
 BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
@@ -27,70 +28,6 @@ MIN_VICTIMS = 5
 """Fewest victims from which anything is concluded: by chance, four are all beyond the floor in 1 of 16 cases."""
 _ROUNDING = 1e-9
 """Mean gains up to this are none: a guess that is right as often as its floor is no better than that."""
-_SCORES_OF_FEW_MESSAGES = ("property_accuracy", "property_client_accuracy")
-"""Metrics whose score of a victim is of one or a few messages."""
-_SHARES = {
-    "label_accuracy", "recover_rate", "tokens_found", "words_found", "source_accuracy", "attribute_accuracy",
-    "attribute_balanced_accuracy", "local_accuracy", "recovered",
-    "exact", "certified", "false_certificates", "columns_right",
-    "tpr_at_1_in_100", "tpr_at_1_in_1000", "property_accuracy", "property_client_accuracy",
-}  # fmt: skip
-"""Metrics that are shares of something, in [0, 1]."""
-_COMPARING_VICTIMS = {"property_auc", "property_client_auc"}
-"""Metrics that compare a victim with clients that are victims as well, so that their scores are not independent."""
-_COSINES = ("zest", "zest_other_start", "zest_of_optima")
-_RANGES = dict.fromkeys(("ssim", "class_ssim", *_COSINES), (-1.0, 1.0))
-_UNIT = (
-    "mse", "membership_auc", "membership_accuracy", "label_distance", "label_cosine", "property_auc",
-    "property_client_auc",
-)  # fmt: skip
-_RANGES |= dict.fromkeys(_UNIT, (0.0, 1.0))
-_RANGES |= dict.fromkeys(
-    ("psnr", "class_psnr", "lpips", "parameter_distance", "local_loss", "local_mape"), (0.0, math.inf)
-)
-"""Lowest and highest value of other metrics."""
-_NAMES = {
-    "psnr": "PSNR, dB",
-    "ssim": "SSIM",
-    "mse": "MSE",
-    "lpips": "LPIPS",
-    "l_sim": "L_sim",
-    "l_sim_line": "L_sim, best on the line",
-    "class_psnr": "class PSNR, dB",
-    "class_ssim": "class SSIM",
-    "zest": "Zest",
-    "zest_other_start": "Zest, other start",
-    "zest_of_optima": "Zest of the two optima",
-    "local_mape": "local MAPE, %",
-    "membership_auc": "membership AUC",
-    "membership_accuracy": "membership balanced accuracy",
-    "label_distance": "label distribution, total variation",
-    "label_cosine": "label distribution, cosine",
-    "property_auc": "property of messages, AUC",
-    "property_accuracy": "property of messages, accuracy",
-    "property_client_auc": "property of clients, AUC",
-    "property_client_accuracy": "property of clients, accuracy",
-    "tpr_at_1_in_100": "TPR at FPR 1 %",
-    "tpr_at_1_in_1000": "TPR at FPR 0.1 %",
-}
-NO_LEAKAGE = {
-    "l_sim": "how well the claims explain the message, not leakage",
-    "l_sim_line": "how well the claims explain the message, not leakage",
-    "certified": "what the attack itself is sure of, without the truth",
-    "false_certificates": "of those, what is not exact: above 0 the attack is wrong",
-}
-"""Metrics that say nothing about leakage, and what they say."""
-_OF_MODELS = {"parameter_distance", "zest", "local_loss", "local_accuracy", "local_mape"}
-"""Metrics whose `ceiling` is no bound, but the score of the victim's optimal local model."""
-
-
-def metric_name(metric: str) -> str:
-    """Return the name of a metric in a text, with its unit.
-
-    >>> metric_name("psnr"), metric_name("label_accuracy")
-    ('PSNR, dB', 'label accuracy')
-    """
-    return _NAMES.get(metric, metric.replace("_", " "))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +56,7 @@ class Summary:
         values: the score of each of `count`, by what is counted.
         settings: those that differ from the attack's defaults, as JSON.
         granted: names of the facts that the attack was handed.
+        instrument: what the metric measured with, see `ExampleMetric.instrument`.
     """
 
     attack: str
@@ -140,6 +78,7 @@ class Summary:
     values: Mapping[str, float]
     settings: str
     granted: frozenset[str]
+    instrument: str
 
     @property
     def knows_defenses(self) -> bool:
@@ -149,7 +88,7 @@ class Summary:
     @property
     def name(self) -> str:
         """The metric's name in a text, with its unit."""
-        return metric_name(self.metric)
+        return describe_metric(self.metric).label
 
     @property
     def interval_text(self) -> str:
@@ -188,8 +127,8 @@ class Summary:
         """The score of the best possible finding, or for local models that of the optimal local model."""
         if not math.isfinite(self.ceiling):
             return ""
-        if self.metric in _OF_MODELS:
-            return f"{self.ceiling:.4g} by the optimal local model"
+        if reference := describe_metric(self.metric).reference:
+            return f"{self.ceiling:.4g} by {reference}"
         return f"at {'most' if self.higher_is_better else 'least'} {self.ceiling:.4g}"
 
 
@@ -280,7 +219,7 @@ def judge_summary(item: Summary) -> tuple[str, str]:
     # No score, or none that says anything about leakage.
     if item.missing:
         return NOT_JUDGED, item.missing
-    if (meaning := NO_LEAKAGE.get(item.metric)) is not None:
+    if meaning := describe_metric(item.metric).meaning:
         return "", meaning
     if math.isnan(item.gain):
         return "", "no floor to compare with"
@@ -315,7 +254,7 @@ def _chance_ahead(item: Summary) -> float:
     Where a victim's score is of one message, and so 0 or 1, the guess is ahead of its floor whenever it is right: as
     often as the floor says. This is nearly so for a few messages.
     """
-    return max(0.5, item.floor) if item.metric in _SCORES_OF_FEW_MESSAGES else 0.5
+    return max(0.5, item.floor) if describe_metric(item.metric).evidence == "few messages" else 0.5
 
 
 def join_titles(titles: Sequence[str]) -> str:
@@ -369,6 +308,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         values=by_unit,
         settings=str(group[0]["settings"]),
         granted=frozenset(str(group[0]["granted"]).split()),
+        instrument=str(group[0]["instrument"]),
     )
 
 
@@ -397,7 +337,7 @@ def _array(by_unit: Mapping[str, float]) -> NDArray[np.float64]:
 
 def is_share(metric: str) -> bool:
     """Return whether a metric is a share of something."""
-    return metric in _SHARES
+    return describe_metric(metric).is_share
 
 
 def are_independent(metric: str, unit: str = "victim") -> bool:
@@ -407,7 +347,7 @@ def are_independent(metric: str, unit: str = "victim") -> bool:
     another: by the AUC of a property a message that is out of order costs its sender, and all of the other kind. An
     interval over such victims would hold the true mean in some 70 of 100 cases; other runs have to tell.
     """
-    return unit == "victim" and metric not in _COMPARING_VICTIMS
+    return unit == "victim" and describe_metric(metric).evidence != "compared victims"
 
 
 def compares_victims(metric: str, unit: str) -> bool:
@@ -423,11 +363,6 @@ def why_inconclusive(metric: str) -> str:
     return "too few to tell" if are_independent(metric) else "which are compared with one another"
 
 
-def value_range(metric: str) -> tuple[float, float]:
-    """Return the lowest and the highest value of a metric."""
-    return (0.0, 1.0) if is_share(metric) else _RANGES.get(metric, (-math.inf, math.inf))
-
-
 def interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> tuple[float, float]:
     """Compute the 95 % confidence interval of a metric's mean, by `confidence_interval`.
 
@@ -435,7 +370,7 @@ def interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> 
     """
     if compares_victims(metric, unit):
         return math.nan, math.nan
-    lowest, highest = value_range(metric)
+    lowest, highest = describe_metric(metric).value_range
     return statistics.confidence_interval(values, share=is_share(metric), lowest=lowest, highest=highest)
 
 

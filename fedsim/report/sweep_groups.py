@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.plan import ADAPTIVE
-from fedsim.report.summary import are_independent, interval, interval_text, is_share, number_of, value_range
+from fedsim.interfaces.metric import describe_metric
+from fedsim.report.summary import are_independent, interval, interval_text, is_share, number_of
 
 Labels = tuple[str, ...]
 _Key = tuple[str, str, Labels]
@@ -181,7 +182,7 @@ def _interval(metric: str, values: Mapping[tuple[str, str], float]) -> tuple[flo
     if len(victims) == 1 or len(seeds) == 1:
         return low, high
     mean, margin = statistics.mean_and_margin(values)
-    lowest, highest = value_range(metric)
+    lowest, highest = describe_metric(metric).value_range
     begin, end = max(mean - margin, lowest), min(mean + margin, highest)
     return (min(low, begin), max(high, end)) if is_share(metric) else (begin, end)
 

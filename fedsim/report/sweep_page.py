@@ -13,9 +13,10 @@ from markupsafe import Markup
 
 from fedsim.base.errors import RunError
 from fedsim.base.files import write_text
+from fedsim.interfaces.metric import describe_metric
 from fedsim.report.charts import ChartPoint, Curve, HeatMapCell, Look, draw_curves, draw_heat_map, draw_points
 from fedsim.report.html import group_digits, render_page
-from fedsim.report.summary import NO_LEAKAGE, interval_text, metric_name, number_of
+from fedsim.report.summary import interval_text, number_of
 from fedsim.report.sweep_groups import Labels, Row, ScoreGroup, accuracy, group_scores, report_address
 from fedsim.sweeps.table import read_cells, read_table
 
@@ -75,7 +76,7 @@ def write_sweep_page(folder: Path) -> Path:
         first_rows.setdefault(row["metric"], row)
     sections = []
     for metric, first_row in first_rows.items():
-        score_groups = group_scores(scores.rows, scores.axes, metric) if metric not in NO_LEAKAGE else []
+        score_groups = group_scores(scores.rows, scores.axes, metric) if not describe_metric(metric).meaning else []
         if score_groups:
             sections.append(_section(metric, score_groups, scores.axes, first_row["better"]))
     text = render_page(
@@ -133,7 +134,7 @@ def _range_text(texts: Iterable[str]) -> str:
 
 
 def _section(metric: str, score_groups: Sequence[ScoreGroup], axes: Sequence[str], better: str) -> MetricSection:
-    name, sign = metric_name(metric), 1 if better == "higher" else -1
+    name, sign = describe_metric(metric).label, 1 if better == "higher" else -1
     names = SettingNames.from_groups(axes, score_groups)
     # Settings that can be drawn against accuracy, by their strongest attack.
     strongest = _strongest_attacks(score_groups, sign)

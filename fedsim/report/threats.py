@@ -21,7 +21,8 @@ class GrantedFact:
         granted: whether it is granted.
         withheld: whether the threat model says that it is not; a fact that a federation does not have is neither.
         exclusive_to: the attacks that were handed it, where others that declare it were not.
-        needed_by, used_by: the attacks that cannot do without it, and the others that had it.
+        needed_by: the attacks that cannot do without it.
+        used_by: the others that had it.
     """
 
     name: str

@@ -13,7 +13,8 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cosine_similarity
 
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.constraints import PositiveFloat, PositiveInt
+from fedsim.base.errors import AttackError
 from fedsim.interfaces.attack import Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, Reconstruction
 
@@ -30,10 +31,10 @@ class Skeleton(Attack):
         Authors: Title, Venue, Year, Equation. Differs: say where you depart from it, and why.
     """
 
-    # The fields are the settings. An experiment file sets them by the same names, in values of
-    # these types.
-    iterations: int = 100
-    step_size: float = 0.05
+    # The fields are the settings. An experiment file sets them by the same names. Their types say
+    # which values are accepted; `fedsim.base.constraints` has more of them.
+    iterations: PositiveInt = 100
+    step_size: PositiveFloat = 0.05
 
     # What the report cites.
     paper: ClassVar[Paper] = Paper(title="Skeleton", authors="Nobody yet", venue="unpublished", year=2026)
@@ -45,12 +46,6 @@ class Skeleton(Attack):
     uses: ClassVar[frozenset[str]] = frozenset()
     # It reads one round of its victim. `ALL` would be all rounds to be attacked, at once.
     rounds_needed: ClassVar[RoundsNeeded] = 1
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ConfigError(f"iterations: expected at least 1, got {self.iterations}")
-        if not self.step_size > 0:
-            raise ConfigError(f"step_size: expected a value above 0, got {self.step_size}")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         # The victim's update: the broadcast weights w_t, the pseudo-gradient w_t - w_T or gradient,

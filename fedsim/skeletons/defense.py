@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import PositiveFloat
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import NO_GUARANTEE, Defense
 from fedsim.interfaces.local_context import LocalContext
@@ -30,9 +30,9 @@ class Skeleton(Defense):
         Authors: Title, Venue, Year, Equation. Differs: say where you depart from it, and why.
     """
 
-    # The fields are the settings. An experiment file sets them by the same names, in values of
-    # these types.
-    share: float = 0.5
+    # The fields are the settings. An experiment file sets them by the same names. Their types say
+    # which values are accepted; `fedsim.base.constraints` has more of them.
+    share: PositiveFloat = 0.5
 
     # The proved guarantee in a few words; override `guarantee` where there is an epsilon.
     promise: ClassVar[str] = NO_GUARANTEE
@@ -40,10 +40,6 @@ class Skeleton(Defense):
     cost: ClassVar[str] = "accuracy, more of it with more noise"
     # What the report cites.
     paper: ClassVar[Paper] = Paper(title="Skeleton", authors="Nobody yet", venue="unpublished", year=2026)
-
-    def __post_init__(self) -> None:
-        if not self.share > 0:
-            raise ConfigError(f"share: expected a value above 0, got {self.share}")
 
     # Other hooks: `on_data` (choice of examples), `sampling` (of batches), `on_batch`,
     # `on_features`, `on_examples` (per-example gradients) and `on_gradient` (in each local step).

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import PositiveInt
 from fedsim.base.randomness import generator
 from fedsim.exposure.measure import Meaning, Measure
 from fedsim.training.message_function import ClientMessage
@@ -30,16 +30,12 @@ class Skeleton(Measure):
         directions: number of random directions.
     """
 
-    # The fields are the settings. An experiment file sets them by the same names, in values of
-    # these types.
-    directions: int = 20
+    # The fields are the settings. An experiment file sets them by the same names. Their types say
+    # which values are accepted; `fedsim.base.constraints` has more of them.
+    directions: PositiveInt = 20
 
     # The names of the values, and whether a larger value means that `more` or `less` is exposed.
     quantities: ClassVar[Mapping[str, Meaning]] = {"change": "more"}
-
-    def __post_init__(self) -> None:
-        if self.directions < 1:
-            raise ConfigError(f"directions: expected at least 1, got {self.directions}")
 
     def _compute(self, sent: ClientMessage) -> Mapping[str, float | Tensor]:
         # `sent` is the client's message as a function of its inputs: `sent.vector` is the gradient

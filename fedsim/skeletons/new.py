@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
@@ -11,7 +12,10 @@ from pathlib import Path
 
 from fedsim.base.errors import ConfigError, did_you_mean
 
-PLUGINS = ("attack", "defense", "measure")
+INSTALLED: Mapping[str, str] = {"metric": "metrics", "panel": "panels"}
+"""Kinds of plug-ins that no experiment names, so that they are used as soon as they are installed,
+with their groups."""
+PLUGINS = ("attack", "defense", "measure", "modality", *INSTALLED)
 KINDS = ("experiment", *PLUGINS)
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _MAX_NAME_LENGTH = 100
@@ -25,14 +29,18 @@ class PluginTemplate:
     Attributes:
         kind: one of KINDS.
         name: small letters, digits, hyphens and underscores.
+        inversion: of attacks, whether it composes a gradient inversion of `fedsim.inversion`.
     """
 
     kind: str
     name: str
+    inversion: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"new: there is no skeleton of '{self.kind}', {did_you_mean(self.kind, KINDS)}")
+        if self.inversion and self.kind != "attack":
+            raise ConfigError(f"new: --inversion is a kind of attack; leave it out for a new {self.kind}")
         if len(self.name) > _MAX_NAME_LENGTH or not _NAME.fullmatch(self.name):
             raise ConfigError(
                 f"new: '{self.name}' cannot be the name of a file and a class; take at most {_MAX_NAME_LENGTH} "
@@ -66,9 +74,16 @@ class PluginTemplate:
     @property
     def commands(self) -> list[str]:
         """Return the commands that try it, without the leading `fedsim`."""
+        if self.kind in INSTALLED:
+            return [f"check {self.module}", f"run {self.experiment_file}"]
         check = [f"check {self.reference}"] if self.kind in PLUGINS else []
         expose = [f"expose {self.experiment_file}"] if self.kind == "measure" else []
         return [*check, *expose, f"run {self.experiment_file}"]
+
+    @property
+    def installation(self) -> str:
+        """Return the command that has to come first; empty where there is none."""
+        return f"pip install --no-deps -e ./{self.module}" if self.kind in INSTALLED else ""
 
     @property
     def file_contents(self) -> dict[Path, str]:
@@ -76,9 +91,20 @@ class PluginTemplate:
         experiment = self._fill_template("experiment.toml")
         if self.kind not in PLUGINS:
             return {self.experiment_file: experiment}
+        if self.kind in INSTALLED:
+            package = Path(self.module)
+            return {
+                package / f"{self.module}.py": self._fill_template(self._module_template),
+                package / "pyproject.toml": self._fill_template("package.toml"),
+                self.experiment_file: experiment,
+            }
+        module_file, plugin = Path(f"{self.module}.py"), self._fill_template(self._module_template)
+        if self.kind == "modality":
+            own_data = f'name = "{self.module}:make_examples" # yours\nmodality = "{self.reference}" # yours, too'
+            experiment = experiment.replace('name = "handwriting"', own_data)
+            return {module_file: plugin, self.experiment_file: experiment}
         table = f'\n[[{self.kind}]] # yours; its settings are the fields of the class\nname = "{self.reference}"\n'
-        module_file = Path(f"{self.module}.py")
-        return {module_file: self._fill_template(f"{self.kind}.py"), self.experiment_file: experiment + table}
+        return {module_file: plugin, self.experiment_file: experiment + table}
 
     def write(self, folder: Path) -> list[Path]:
         """Write the files into `folder` and return their paths relative to it.
@@ -91,6 +117,7 @@ class PluginTemplate:
             if (folder / path).exists():
                 raise ConfigError(f"new: {path} is there already and is left alone; choose another name, or remove it")
         for path, text in self.file_contents.items():
+            (folder / path).parent.mkdir(exist_ok=True)
             with (folder / path).open("x", encoding="utf-8") as file:
                 file.write(text)
         return list(self.file_contents)
@@ -99,8 +126,13 @@ class PluginTemplate:
     def _class_name(self) -> str:
         return "".join(word.capitalize() for word in self.module.split("_"))
 
+    @property
+    def _module_template(self) -> str:
+        return "inversion_attack.py" if self.inversion else f"{self.kind}.py"
+
     def _fill_template(self, template: str) -> str:
         """Return the text of a skeleton with the names of the new plug-in or experiment."""
         text = (files("fedsim.skeletons") / template).read_text(encoding="utf-8")
-        text = text.replace(f"fedsim.skeletons.{self.kind}", self.module)
+        text = text.replace(f"fedsim.skeletons.{self._module_template.removesuffix('.py')}", self.module)
+        text = text.replace("fedsim.groups", f"fedsim.{INSTALLED.get(self.kind, '')}")
         return text.replace("Skeleton", self._class_name).replace("skeleton", self.experiment_file.stem)

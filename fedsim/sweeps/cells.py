@@ -21,12 +21,19 @@ from fedsim.audit.threat_model import parse_device
 from fedsim.base.content_hashes import cached_file_hash, hash_files, hash_json
 from fedsim.base.errors import ConfigError, DataError, PluginError, error_reason
 from fedsim.data.cache import find_source_files
-from fedsim.federation.build import Experiment, build_attacks, find_data_folder, resolve
+from fedsim.federation.build import (
+    Experiment,
+    build_attacks,
+    find_data_folder,
+    find_weights_folder,
+    resolve,
+)
 from fedsim.federation.config import AdversaryTable, AttackFile, Config, validate_tables
 from fedsim.federation.reading import config_of
 from fedsim.federation.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
 from fedsim.federation.trust import check_trust
 from fedsim.interfaces.attack import BASELINE_SOURCES
+from fedsim.interfaces.metric import hash_metric_code
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import find_references
 from fedsim.plugins.code_hashes import hash_plugin_code, hash_referenced_code
@@ -219,8 +226,7 @@ def _attack_inputs(config: Config, title: str) -> dict[str, Any]:
     adversary = config.adversary.model_dump(mode="json", exclude_none=True, exclude={"when", "workers"})
     attacks = [table.model_dump(mode="json", exclude_none=True) for table in config.attack]
     settings = [adversary, *({**table, "name": None} for table in attacks)]
-    folder = find_data_folder()
-    backbone = find_backbone(None if folder is None else folder / "weights")
+    backbone = find_backbone(find_weights_folder())
     return {
         "adversary": adversary | {"device": str(parse_device(config.adversary.device))},
         "attack": attacks,
@@ -228,6 +234,7 @@ def _attack_inputs(config: Config, title: str) -> dict[str, Any]:
         "code": [hash_plugin_code(registry.load("attacks", table.name)) for table in config.attack],
         "named": hash_referenced_code(reference for _, reference in find_references(settings)),
         "weights": cached_file_hash(backbone[1]) if backbone else None,
+        "metrics": hash_metric_code(),
     }
 
 

@@ -19,6 +19,8 @@ SERIAL = ("engine", "actors", "address", "gpus_per_actor", "supernodes")
 """Keys of [federation] that a cell does not have, as it runs in one process."""
 OVERRIDDEN = (*(f"federation.{key}" for key in SERIAL), "adversary.when", "adversary.workers")
 """Keys of an experiment file whose values have no effect in a cell, for that reason."""
+CASE = "case"
+"""Axis whose values are tables of an experiment file, each with a label."""
 
 
 class SweepTable(Table):
@@ -26,8 +28,9 @@ class SweepTable(Table):
 
     `base` is an experiment file, relative to the sweep file; without it, the other tables of the
     sweep file are the experiment. Each of `axes` is a key of an experiment file with a list of
-    values; `zip` names axes that vary together, and `exclude` cells that are left out, by the
-    labels or values of axes. `seeds` are values of `federation.seed`.
+    values, or `case`, whose values are tables of such keys; `zip` names axes that vary together,
+    and `exclude` cells that are left out, by the labels or values of axes. Where `only` names
+    cells, all others are left out. `seeds` are values of `federation.seed`.
 
     Cells run in processes on this machine, `workers` of them at once (default: one a core), or on
     Ray with `on = "ray"`, where `address` is a cluster to join.
@@ -37,6 +40,7 @@ class SweepTable(Table):
     axes: dict[str, list[Any]] = Field(default_factory=dict)
     zip: list[list[str]] = Field(default_factory=list)
     exclude: list[dict[str, Any]] = Field(default_factory=list)
+    only: list[dict[str, Any]] = Field(default_factory=list)
     seeds: list[Annotated[int, Field(ge=0)]] | None = None
     on: Literal["processes", "ray"] = "processes"
     address: str | None = None
@@ -171,7 +175,11 @@ def _flatten_axes(axes: Mapping[str, Any], where: str, prefix: str = "") -> dict
 def _check_axes(sweep: SweepTable, where: str) -> None:
     """Raise ConfigError where an axis is invalid, whatever the experiment is."""
     for key, values in sweep.axes.items():
-        _check_key(key, f"{where}.axes: '{key}'")
+        if key == CASE:
+            for value in values:
+                _check_case(value, f"{where}.axes: '{CASE}'")
+        else:
+            _check_key(key, f"{where}.axes: '{key}'")
         keys = {key}
         for value in values:
             if isinstance(value, dict):
@@ -180,6 +188,22 @@ def _check_axes(sweep: SweepTable, where: str) -> None:
             _check_settable(full_key, f"{where}.axes: '{key}'")
         if not values:
             raise ConfigError(f"{where}.axes: '{key}': the list is empty; name values, or leave the axis out")
+
+
+def _check_case(value: Any, where: str) -> None:
+    """Raise ConfigError where a value of `case` is no table of an experiment file with a label."""
+    if not isinstance(value, dict) or not isinstance(value.get("label"), str):
+        raise ConfigError(
+            f"{where}: expected tables with a label and what differs, such as "
+            f'{{ label = "long", training.local_epochs = 5 }}, got {value!r}'
+        )
+    for table, settings in value.items():
+        if table == "label":
+            continue
+        _check_key(table, f"{where}: {value['label']}: '{table}'")
+        if isinstance(settings, dict):
+            for key in settings:
+                _check_settable(f"{table}.{key}", f"{where}: {value['label']}")
 
 
 def _check_seeds(sweep: SweepTable, where: str) -> None:

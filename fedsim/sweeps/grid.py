@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from fedsim.audit.plan import ADAPTIVE
 from fedsim.base.errors import ConfigError, did_you_mean
 from fedsim.federation.config import Config
 from fedsim.federation.reading import make_absolute, set_value
-from fedsim.sweeps.file import SweepFile
+from fedsim.sweeps.file import CASE, SweepFile
 from fedsim.sweeps.labels import label_values
 
 ATTACK, SEED = "attack", "seed"
@@ -78,7 +79,8 @@ class SweepGrid:
             ConfigError: the base has no such table to set a key of.
         """
         tables = deepcopy(dict(self.file.base))
-        for key in sorted(point.values, key=lambda key: key.count(".")):  # a table before the keys in it
+        # A table before the keys in it, and a case, which changes what other axes say, at the end.
+        for key in sorted(point.values, key=lambda key: (key == CASE, key.count("."))):
             _set_axis_value(tables, key, deepcopy(point.values[key]), f"{self.file.where}: sweep.axes: '{key}'")
         make_absolute(tables, self.file.where, self.file.folder)
         set_value(tables, "federation.seed", point.seed, self.file.where)
@@ -115,10 +117,17 @@ def build_grid(file: SweepFile) -> SweepGrid:
     for number, exclusion in enumerate(file.sweep.exclude):
         where = f"{file.where}: sweep.exclude.{number}"
         _check_exclusion(exclusion, labelled_axes, seeds, where)
-        remaining = [point for point in points if not _is_excluded(point, exclusion)]
+        remaining = [point for point in points if not _agrees_with(point, exclusion)]
         if len(remaining) == len(points):
             raise ConfigError(f"{where}: no cell is {exclusion}; leave it out")
         points = remaining
+    # Drop all but those that are asked for.
+    for number, wanted in enumerate(file.sweep.only):
+        _check_exclusion(wanted, labelled_axes, seeds, f"{file.where}: sweep.only.{number}")
+    if file.sweep.only:
+        points = [point for point in points if any(_agrees_with(point, wanted) for wanted in file.sweep.only)]
+        if not points:
+            raise ConfigError(f"{file.where}: sweep.only: no cell is any of these; name others, or leave it out")
     if not points:
         raise ConfigError(f"{file.where}: sweep.exclude: every cell is excluded; leave one of the exclusions out")
     attacks = list(axes[ATTACK])
@@ -210,7 +219,7 @@ def _check_exclusion(
     seeds: Sequence[int],
     where: str,
 ) -> None:
-    """Raise ConfigError where an exclusion names an unknown axis or value."""
+    """Raise ConfigError where an entry of `exclude` or `only` names an unknown axis or value."""
     if not exclusion:
         raise ConfigError(f"{where}: the table is empty; name axes and values, or leave it out")
     for axis, value in exclusion.items():
@@ -222,8 +231,9 @@ def _check_exclusion(
             raise ConfigError(f"{where}: {axis} = {value!r}: no value, {did_you_mean(str(value), known_labels)}")
 
 
-def _is_excluded(point: GridPoint, exclusion: Mapping[str, Any]) -> bool:
-    for axis, value in exclusion.items():
+def _agrees_with(point: GridPoint, wanted: Mapping[str, Any]) -> bool:
+    """Tell whether a point has all these values or labels."""
+    for axis, value in wanted.items():
         if axis == SEED:
             label, known = str(point.seed), point.seed
         else:
@@ -234,13 +244,21 @@ def _is_excluded(point: GridPoint, exclusion: Mapping[str, Any]) -> bool:
 
 
 def _matches(value: Any, label: str, known: Any) -> bool:
-    """Tell whether `value` is the value `known` of an axis, or its label."""
+    """Tell whether `value` is the value `known` of an axis, or its label, in which * stands for any text."""
+    if isinstance(value, str) and "*" in value:
+        return re.fullmatch(".*".join(map(re.escape, value.split("*"))), label) is not None
     return value == label or (value == known and isinstance(value, bool) == isinstance(known, bool))
 
 
 def _set_axis_value(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
     """Set `key` to a value of an axis; an empty list removes a table."""
     first, _, rest = key.partition(".")
+    if key == CASE:
+        settings = {table: keys for table, keys in value.items() if table != "label"}
+        merged = _merge_settings(tables, settings)
+        tables.clear()
+        tables.update(merged)
+        return
     if not rest and first not in _TABLES_WITH_LABEL:
         for table in value if isinstance(value, list) else [value]:
             if isinstance(table, dict):
@@ -251,3 +269,18 @@ def _set_axis_value(tables: dict[str, Any], key: str, value: Any, where: str) ->
         tables.pop(first, None)
     else:
         tables[first] = [value] if first in (*_LIST_TABLES, ATTACK) and isinstance(value, dict) else value
+
+
+def _merge_settings(old: Any, settings: Any) -> Any:
+    """Change settings; a table of another name takes the old one's place, and an empty list leaves a key out."""
+    if not (isinstance(old, Mapping) and isinstance(settings, Mapping)):
+        return settings
+    if "name" in settings and settings["name"] != old.get("name"):
+        return settings
+    merged = dict(old)
+    for key, value in settings.items():
+        if value == []:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge_settings(old.get(key), value)
+    return merged

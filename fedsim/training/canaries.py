@@ -6,13 +6,9 @@ client's own defense. Its gradient does not depend on the model: a single non-ze
 that any clipping cuts it, in a coordinate of its own.
 
 References:
-    Nasr et al.: Tight Auditing of Differentially Private Machine Learning, USENIX Security 2023
-        (gradients of a single number).
-    Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023 (many at
-        once).
-    Andrew et al.: One-shot Empirical Privacy Estimation for Federated Learning, ICLR 2024, and
-        Maddock et al.: CANIFE, ICLR 2023, have random or optimised directions instead, which in a
-        small model are not orthogonal.
+    [Nasr2023] for gradients of a single number; [Steinke2023] for many canaries at once.
+    [Andrew2024] and [Maddock2023] have random or optimised directions instead, which in a small
+    model are not orthogonal.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ gradients of all weights for each example are mostly time in memory. Opacus' own
 takes 1.6 to 2.4 times as long (`benchmarks/dp_sgd_step.py`), because it goes back twice.
 
 References:
-    Goodfellow: Efficient Per-Example Gradient Computations, 2015 (norms of linear layers).
-    Bu et al.: Differentially Private Optimization on Large Model at Small Cost, ICML 2023 (sums
-        from one backward pass). Differs: convolutions have their gradients computed.
+    [Goodfellow2015] for norms of linear layers; [Bu2023] for sums from one backward pass. Differs:
+    convolutions have their gradients computed.
 """
 
 from __future__ import annotations

@@ -6,12 +6,15 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
+from annotated_types import Ge, Le
+
+from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, ShareBelowOne, check_field_constraints
 from fedsim.base.errors import ConfigError
 
-_LARGEST_VALUES = {"local_epochs": 10**6, "local_steps": 10**6, "batch_size": 10**9}
-"""Largest values that are accepted; larger ones are typing errors."""
+_NumPasses = Annotated[int, Ge(1), Le(10**6)]
+"""Number of local epochs or steps; larger ones are typing errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +51,19 @@ class LocalTraining:
             sets it.
     """
 
-    local_epochs: int | None = None
-    local_steps: int | None = None
-    batch_size: int = 10
+    local_epochs: _NumPasses | None = None
+    local_steps: _NumPasses | None = None
+    batch_size: Annotated[int, Ge(1), Le(10**9)] = 10
     batches: Literal["reshuffled", "fixed"] = "reshuffled"
-    learning_rate: float = 0.01
+    learning_rate: PositiveFloat = 0.01
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: ShareBelowOne = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     batch_norm: Literal["train", "eval", "frozen"] = "train"
     batch_norm_statistics: Literal["shared", "withheld"] = "shared"
     dropout: bool = True
-    label_smoothing: float = 0.0
-    proximal_mu: float = 0.0
+    label_smoothing: ShareBelowOne = 0.0
+    proximal_mu: NonNegativeFloat = 0.0
     sends: Literal["weights", "gradient"] = "weights"
 
     @classmethod
@@ -77,27 +80,11 @@ class LocalTraining:
         return cls(**{name: values[name] for name in names if name in values})
 
     def __post_init__(self) -> None:
+        check_field_constraints(self, "training.")
         if self.sends == "gradient":
             self._check_one_gradient()
         if (self.local_epochs is None) == (self.local_steps is None):
             raise ConfigError("training: set local_epochs or local_steps, exactly one of them")
-        for name, largest in _LARGEST_VALUES.items():
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= largest:
-                expected = "at least 1" if value < 1 else f"at most {largest}"
-                raise ConfigError(f"training.{name}: expected {expected}, got {value}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"training.learning_rate: expected a finite value above 0, got {self.learning_rate}")
-        for name in ("momentum", "weight_decay", "proximal_mu"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
-                raise ConfigError(f"training.{name}: expected a finite value of at least 0, got {value}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(
-                f"training.label_smoothing: expected a share of at least 0, below 1, got {self.label_smoothing}"
-            )
-        if self.momentum >= 1:
-            raise ConfigError(f"training.momentum: expected less than 1, or steps grow for ever, got {self.momentum}")
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(f"training.momentum: belongs to optimizer 'sgd', got '{self.optimizer}'")
         if self.batch_norm_statistics == "withheld" and self.batch_norm != "train":

@@ -224,6 +224,21 @@ def test_images_are_enlarged_and_left_again_by_keyboard(images, look):
     assert page.evaluate("document.activeElement.matches('.grid .tile')")
 
 
+def test_images_are_sorted_from_the_best_in_the_direction_of_each_metric(images, look):
+    page = look(images).page
+    options = page.eval_on_selector_all(
+        "select.order option:not([value=''])", "all => all.map(one => [one.value, one.dataset.better])"
+    )
+    assert ["psnr", "higher"] in options
+    assert ["mse", "lower"] in options
+    originals = page.locator(".victim").first.locator("tr.original td")
+    for metric, better in options:
+        page.select_option("select.order", metric)
+        texts = originals.evaluate_all("(all, name) => all.map(one => one.getAttribute(name))", f"data-{metric}")
+        values = [float(text.replace("Infinity", "inf")) for text in texts if text != "NaN"]
+        assert values == sorted(values, reverse=better == "higher")
+
+
 def pixels(locator: Any) -> np.ndarray:
     """`height width` of what is seen of a tile, without the line around it."""
     grey = Image.open(io.BytesIO(locator.screenshot())).convert("L")

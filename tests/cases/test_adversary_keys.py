@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,11 @@ import pytest
 import fedsim
 from fedsim.audit import targets
 from fedsim.base.randomness import adversary_key, derive_seed, generator
+from tests.support.experiments import make_tiny_config
 
 
 def test_the_seed_of_an_attack_is_not_that_of_a_key_of_the_runs_seed(
-    tiny_config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed = []
 
@@ -24,7 +24,7 @@ def test_the_seed_of_an_attack_is_not_that_of_a_key_of_the_runs_seed(
 
     monkeypatch.setattr(targets, "generator", note)
     adversary = {"victims": [0], "when": "at-end"}
-    tables = tiny_config(federation={"rounds": 1}, adversary=adversary).model_dump(mode="json", exclude_none=True)
+    tables = make_tiny_config(federation={"rounds": 1}, adversary=adversary).model_dump(mode="json", exclude_none=True)
     tables["attack"] = [{"name": "label-counts"}]
     fedsim.run({key: value for key, value in tables.items() if value != []}, out=tmp_path / "run")
     ((first, *others),) = handed

@@ -13,6 +13,7 @@ from fedsim.audit.plausibility import warn_of_update_ranks
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
+from tests.support.recordings import build_update
 
 BATCHES, BATCH_SIZE, EPOCHS = 4, 8, 3
 
@@ -41,9 +42,7 @@ def test_an_update_of_a_rank_above_n_is_said_to_be_of_more_examples(
 ) -> None:
     torch.manual_seed(1)
     before = dict(network().state_dict())
-    update = Update(
-        round=1, client=0, before=before, payload=Payload.from_dense(trained(), "weights"), num_examples=told
-    )
+    update = build_update(before, trained(), num_examples=told)
     knowledge = Knowledge(model=network, input_shape=(1, 8, 8), value_range=([0.0], [1.0]))
     warn_of_update_ranks(network(), knowledge, [update])
     assert ("if clients count batches, say N with [app] num_examples" in caplog.text) == warns

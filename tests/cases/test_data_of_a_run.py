@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
 import fedsim
 from fedsim.base.errors import DataError
-from fedsim.cli.main import main
+from tests.support.commands import call_fedsim
 
 
 def write_table(path: Path, seed: int) -> None:
@@ -35,13 +34,6 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["fedsim", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
 @pytest.mark.parametrize("command", ["attack", "report", "expose", "resume"])
 def test_other_data_are_refused_by_every_use_of_a_run(
     command: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -55,9 +47,9 @@ def test_other_data_are_refused_by_every_use_of_a_run(
         "report": ["report", str(run)],
     } | words
     if command != "attack":
-        assert call(monkeypatch, *words[command]) == 0
+        assert call_fedsim(*words[command]).returncode == 0
     write_table(run.parent / "table.csv", 2)
-    assert call(monkeypatch, *words[command]) != 0
+    assert call_fedsim(*words[command]).returncode != 0
     told = capsys.readouterr()
     assert "others than those that the run was made with" in told.err + told.out
 

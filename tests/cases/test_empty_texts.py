@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.interfaces.findings import Texts
+from fedsim.interfaces.modality import PublicExamples
 
 PADDING = 0
 TEXTS = torch.tensor([[3, 4, 5], [6, 7, PADDING], [PADDING] * 3, [8, 9, 3]])

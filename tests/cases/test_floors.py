@@ -8,14 +8,14 @@ import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from fedsim.audit.evaluation.diverse_guesses import clusters_of_claims
-from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.statistics import is_more_than_half
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
 from fedsim.data.digits import Digits
 from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.modality import PublicExamples
+from fedsim.modalities.diverse_guesses import clusters_of_claims
 
 VICTIMS = 12
 

@@ -21,14 +21,13 @@ from fedsim.base.errors import AttackError, ConfigError, RunError
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.inversion.named_states import named_states
 from fedsim.inversion.priors import total_variation
-from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.training.stochastic_layers import find_stochastic_layers
+from tests.support.recordings import build_update
 
 KNOWN: dict[str, Any] = {
     "num_examples": 1,
@@ -241,7 +240,7 @@ def test_integers_and_booleans_that_the_server_sent_go_into_the_attacked_model(a
     after = step(network, inputs)
     if averaged:
         before = {name: tensor.float() for name, tensor in before.items()}
-    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=1)
+    update = build_update(before, after)
     attacked = Shuffled()
     named_states(update, attacked, "here")
     assert torch.equal(attacked.order, network.order)
@@ -257,9 +256,7 @@ def test_buffers_that_were_not_sent_and_differ_from_build_to_build_are_refused(t
     network = Shuffled()
     sent = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
     after = {name: tensor - 0.1 for name, tensor in sent.items()}
-    Recorder(tmp_path).write(
-        1, [Update(round=1, client=0, before=sent, payload=Payload.from_dense(after, "weights"), num_examples=1)]
-    )
+    Recorder(tmp_path).write(1, [build_update(sent, after)])
     with pytest.raises(ConfigError, match=r"model: its buffer 'order' has other values each time it is built"):
         check_fit(Transcript(tmp_path), Knowledge(model=Shuffled))
 

@@ -11,26 +11,21 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
-from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 import fedsim
 from fedsim.audit.plausibility import warn_of_replies
 from fedsim.base.errors import AttackError, ConfigError, TranscriptError
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript, find_run
 from fedsim.recording.wire_format import Update
+from tests.support.recordings import build_update
 
 Answer = Callable[[Message], RecordDict]
 
 
-@pytest.fixture(autouse=True)
-def server_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages are made in the name of a task of Flower's."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+pytestmark = pytest.mark.usefixtures("server_task")
 
 
 class OneByOne(Grid):
@@ -166,9 +161,7 @@ def test_a_folder_is_named_by_a_text_or_a_path(tmp_path: Path) -> None:
 
 
 def make_update(before: Tensor, after: Tensor) -> Update:
-    return Update(
-        round=1, client=0, before={"w": before}, payload=Payload.from_dense({"w": after}, "weights"), num_examples=1
-    )
+    return build_update({"w": before}, {"w": after})
 
 
 def test_attacks_read_one_type_and_lose_no_digits_of_float64(tmp_path: Path) -> None:
@@ -189,13 +182,7 @@ def test_a_server_that_sends_float64_is_read_as_its_clients_read_it(tmp_path: Pa
 
 def test_gradients_that_differ_are_not_said_to_be_identical(caplog: pytest.LogCaptureFixture) -> None:
     updates = [
-        Update(
-            round=1,
-            client=client,
-            before={"w": torch.zeros(2)},
-            payload=Payload.from_dense({"w": torch.full((2,), value)}, "gradient"),
-            num_examples=1,
-        )
+        build_update({"w": torch.zeros(2)}, {"w": torch.full((2,), value)}, "gradient", client=client)
         for client, value in enumerate((1.0, 2.0))
     ]
     warn_of_replies(updates)
@@ -263,7 +250,5 @@ def one_step(network: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int32])
 def test_integers_and_booleans_have_a_difference(kind: torch.dtype) -> None:
     before, after = torch.tensor([1, 0, 1]).to(kind), torch.tensor([0, 1, 1]).to(kind)
-    update = Update(
-        round=1, client=0, before={"b": before}, payload=Payload.from_dense({"b": after}, "weights"), num_examples=1
-    )
+    update = build_update({"b": before}, {"b": after})
     assert update.pseudo_gradient["b"].tolist() == [1, -1, 0]

@@ -7,7 +7,6 @@ import torch
 
 from fedsim.audit.evaluation.examples import display_examples
 from fedsim.audit.evaluation.own_run import OwnRun
-from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
@@ -15,6 +14,7 @@ from fedsim.data import Column, Dataset, Examples
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.report.image_scores import extreme_examples
 from fedsim.report.records import shown_records
 

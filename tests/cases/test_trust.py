@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedsim.base.errors import TrustError
-from fedsim.cli.main import main
-from fedsim.federation.run_folder import RunFolder
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import allow_code, find_references, restrict_code
+from tests.support.commands import call_fedsim
+from tests.support.experiments import make_tiny_config, run_serial
 
 GATES = {
     "table": '[[defense]]\nname = "gate"\nmeasure = { name = "evil_module:Measure" }\nlimit = 1.0\n',
@@ -31,19 +29,10 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def stranger(
-    tmp_path_factory: pytest.TempPathFactory, tiny_config: Callable[..., Any], serial_run: Callable[..., RunFolder]
-) -> Path:
-    folder = serial_run(tiny_config(federation={"rounds": 1}), tmp_path_factory.mktemp("stranger") / "run").path
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = run_serial(make_tiny_config(federation={"rounds": 1}), tmp_path_factory.mktemp("stranger") / "run").path
     (folder / "evil_module.py").write_text("from pathlib import Path\nPath('was-run').touch()\nclass Measure: ...\n")
     return folder
-
-
-def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["fedsim", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -56,7 +45,7 @@ def test_nested_code_of_a_run_folder_is_not_run(
     monkeypatch.chdir(stranger)
     try:
         experiment.write_text(before + GATES[gate])
-        assert run_command(COMMANDS[command], monkeypatch) == 2
+        assert call_fedsim(*COMMANDS[command]).returncode == 2
     finally:
         experiment.write_text(before)
     assert "'evil_module:Measure' is code that the run folder names" in capsys.readouterr().err
@@ -92,7 +81,7 @@ def test_a_run_folder_does_not_choose_whom_to_connect_to(
     monkeypatch.chdir(stranger)
     try:
         experiment.write_text(before.replace('engine = "serial"', 'engine = "ray"\naddress = "10.0.0.1:6379"'))
-        assert run_command(["run", "--resume", "."], monkeypatch) == 2
+        assert call_fedsim("run", "--resume", ".").returncode == 2
     finally:
         experiment.write_text(before)
     assert "federation.address: '10.0.0.1:6379' is a machine that the run folder names" in capsys.readouterr().err

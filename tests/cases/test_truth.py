@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import fedsim
 from fedsim.audit.audit import open_audit
-from fedsim.audit.evaluation.scoring import compute_text_metrics
+from fedsim.audit.evaluation.measurements import measure_claims
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import table_metrics
 from fedsim.federation.config import AttackFile, validate_tables
@@ -104,6 +104,6 @@ def test_numbers_that_public_rows_do_not_spread_are_right_where_they_are_exact()
 def test_words_behind_the_end_of_a_text_are_not_part_of_it() -> None:
     truth = Truth(data=torch.tensor([[5, 6, 0, 0]]), labels=torch.tensor([0]), padding=0)
     for claimed, whole in (([5, 6, 0, 0], 1.0), ([5, 6, 7, 0], 0.0)):
-        found = compute_text_metrics(torch.tensor([claimed]), truth)["recovered"]
+        found = measure_claims(torch.tensor([claimed]), truth, None)["recovered"]
         assert isinstance(found, Tensor)
         assert found.item() == whole

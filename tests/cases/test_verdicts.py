@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from scipy.stats import binomtest
 from fedsim.audit.evaluation import statistics
 from fedsim.cli.options import print_error
 from fedsim.report.summary import GUESSING, LEAKS, judge_summary, summarise
+from tests.support.experiments import make_tiny_config, run_serial
 
 
 @pytest.mark.parametrize(("successes", "count"), [(9, 12), (0, 7), (7, 7), (1, 40)])
@@ -28,6 +27,7 @@ def verdict_of(values: list[float], floor: float, metric: str = "property_client
             "attack": "a", "title": "a", "variant": "v", "victim": victim, "round": 1, "repeat": 0, "metric": metric,
             "value": value, "floor": floor, "floor_guess": "the kind of most", "nearest_public": "nan",
             "ceiling": "1.0", "higher_is_better": "True", "missing": "", "settings": "{}", "granted": "",
+            "instrument": "",
         }
         for victim, value in enumerate(values)
     ]  # fmt: skip
@@ -54,13 +54,11 @@ def test_who_is_always_right_leaks() -> None:
     assert verdict_of([1.0] * 20, 0.6) == LEAKS
 
 
-def test_what_canaries_can_show_is_said_before_the_run(
-    tiny_config: Callable[..., Any], serial_run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_canaries_can_show_is_said_before_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     defense = [{"name": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0}]
-    config = tiny_config(canaries={"count": 50, "clients": [0]}, defense=defense, federation={"rounds": 1})
+    config = make_tiny_config(canaries={"count": 50, "clients": [0]}, defense=defense, federation={"rounds": 1})
     with caplog.at_level("INFO"):
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     said = [record.getMessage() for record in caplog.records]
     (place,) = [place for place, text in enumerate(said) if "50 of them show an epsilon of at most 2.34" in text]
     assert place < next(place for place, text in enumerate(said) if text.startswith("round 1"))

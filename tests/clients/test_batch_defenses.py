@@ -23,13 +23,12 @@ from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.federation.build import Experiment, resolve
-from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.defense import Defense, Participation, Setting
 from fedsim.interfaces.defense_checks import check_defense, check_order, check_setting
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.transcript import Transcript
 from fedsim.training.settings import LocalTraining
+from tests.support.experiments import make_tiny_config, run_serial
 
 CLIENT = Participation(
     num_examples=4, batch_size=4, steps=1, rounds=1, num_classes=3, value_range=((-1.0, -2.0), (3.0, 2.0))
@@ -217,10 +216,10 @@ def test_what_does_not_fit_is_refused(defense: Defense, setting: Setting, expect
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda: Mixup(alpha=-1.0), "alpha: expected a finite value of at least 0, got -1.0"),
-        (lambda: InstaHide(k=1), "k: a mixture is of at least 2 images, got 1"),
-        (lambda: Augmentation(padding=-1), "padding: expected at least 0 pixels, got -1"),
-        (lambda: Augmentation(flip=1.5), "flip: expected a probability"),
+        (lambda: Mixup(alpha=-1.0), "alpha: expected at least 0, got -1.0"),
+        (lambda: InstaHide(k=1), "k: expected at least 2, got 1"),
+        (lambda: Augmentation(padding=-1), "padding: expected at least 0, got -1"),
+        (lambda: Augmentation(flip=1.5), "flip: expected at most 1, got 1.5"),
         (lambda: Augmentation(transforms=({"degrees": 3},)), "transforms.0: a table without 'name'"),
         (lambda: Augmentation(transforms=({"name": "RandomRotatoin"},)), "did you mean 'RandomRotation'?"),
         (lambda: Augmentation(transforms=({"name": "RandomRotation", "degree": 3},)), "does not take these settings"),
@@ -319,9 +318,6 @@ def test_the_range_of_values_has_to_be_known() -> None:
 
 # In the round loop.
 
-Tiny = Callable[..., Config]
-Run = Callable[..., RunFolder]
-
 
 @pytest.mark.parametrize(
     "tables",
@@ -334,7 +330,7 @@ Run = Callable[..., RunFolder]
 )
 @pytest.mark.parametrize("strategy", ["fedavg", "fedsgd"])
 def test_a_federation_trains_on_them_the_same_each_time(
-    tables: list[dict[str, Any]], strategy: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    tables: list[dict[str, Any]], strategy: str, tmp_path: Path
 ) -> None:
     how: dict[str, Any] = {"strategy": {"name": "fedavg"}}
     if strategy == "fedsgd":
@@ -344,9 +340,9 @@ def test_a_federation_trains_on_them_the_same_each_time(
         }
 
     def record_run(name: str, defense: list[dict[str, Any]]) -> Transcript:
-        config = tiny_config(federation={"vectorise": False}, defense=defense, **how)
+        config = make_tiny_config(federation={"vectorise": False}, defense=defense, **how)
         Experiment(resolve(config)).check()
-        return Transcript(serial_run(config, tmp_path / name).transcript)
+        return Transcript(run_serial(config, tmp_path / name).transcript)
 
     first, again, plain = record_run("first", tables), record_run("again", tables), record_run("plain", [])
     assert first.hash() == again.hash()

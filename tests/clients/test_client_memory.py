@@ -178,7 +178,7 @@ def test_who_fails_or_is_not_accepted_or_not_asked_keeps_what_it_had(nodes: int)
     room=st.sampled_from([0, 1 << 20]),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_client_counts_the_rounds_in_which_it_was_accepted(
     rounds: list[set[int]], nodes: int, together: int, size: int, room: int, data: st.DataObject
 ) -> None:

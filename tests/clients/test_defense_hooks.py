@@ -17,8 +17,6 @@ from fedsim.base.errors import PluginError, RunError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import HOOKS, Defense
 from fedsim.interfaces.defense_checks import check_defense
@@ -30,6 +28,7 @@ from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
+from tests.support.experiments import make_tiny_config, run_serial
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
@@ -380,8 +379,8 @@ def test_each_hook_of_former_versions_is_refused_and_its_call_is_told(hook: str)
     assert f"it is called as {call}, and context." in str(error.value)
 
 
-def test_an_experiment_refuses_a_defense_with_a_misspelt_hook(tiny_config: Callable[..., Config]) -> None:
-    config = tiny_config(defense=[{"name": f"{__name__}:Plural"}], attack=[])
+def test_an_experiment_refuses_a_defense_with_a_misspelt_hook() -> None:
+    config = make_tiny_config(defense=[{"name": f"{__name__}:Plural"}], attack=[])
     with pytest.raises(PluginError, match="did you mean"):
         _ = Experiment(config).defenses
 
@@ -402,22 +401,16 @@ def test_a_mod_refuses_a_defense_that_it_cannot_carry_out() -> None:
 
 @pytest.mark.parametrize("vectorise", [True, False])
 @pytest.mark.parametrize("strategy", [{"name": "fedavg"}, {"name": "fedsgd", "learning_rate": 0.1}])
-def test_a_federation_sends_a_zeroed_update_or_none(
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
-    tmp_path: Path,
-    vectorise: bool,
-    strategy: dict[str, Any],
-) -> None:
+def test_a_federation_sends_a_zeroed_update_or_none(tmp_path: Path, vectorise: bool, strategy: dict[str, Any]) -> None:
     tables = {
         "strategy": strategy,
         "training": {"local_epochs": None, "local_steps": 1, "learning_rate": 0.01},
         "federation": {"rounds": 1, "vectorise": vectorise},
         "attack": [],
     }
-    run = serial_run(tiny_config(defense=[{"name": f"{__name__}:ZeroInPlace"}], **tables), tmp_path / "zero")
+    run = run_serial(make_tiny_config(defense=[{"name": f"{__name__}:ZeroInPlace"}], **tables), tmp_path / "zero")
     for update in Transcript(run.path).updates():
         assert not any(tensor.any() for tensor in update.pseudo_gradient.values())
     with pytest.raises(RunError, match=r"all 4 clients failed .*LeavesOut.on_update: .* was left out"):
-        serial_run(tiny_config(defense=[{"name": f"{__name__}:LeavesOut"}], **tables), tmp_path / "less")
+        run_serial(make_tiny_config(defense=[{"name": f"{__name__}:LeavesOut"}], **tables), tmp_path / "less")
     assert list((tmp_path / "less" / "transcript").iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,9 +41,8 @@ from fedsim.training.model_state import copy_state
 from fedsim.training.models.lenet import LeNet
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
+from tests.support.experiments import make_tiny_config, run_serial
 
-Tiny = Callable[..., Config]
-Run = Callable[..., RunFolder]
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 TASK = Task((1, 16, 16), 10)
 CLIENT = Participation(num_examples=24, batch_size=8, steps=3, rounds=2)
@@ -147,7 +145,7 @@ def test_noise_of_a_wanted_epsilon_follows_from_what_the_client_does() -> None:
 def test_one_record_more_changes_one_mixture_and_adds_one(count: int) -> None:
     """All partners of a batch, with and without its last record, coupled by closing the circle where it stood."""
     with_it, without = {}, {}
-    for draw in range(4000):
+    for draw in range(4000 if count <= 3 else 400):  # of few, the shares are compared below
         pairs = draw_partners(count + 1, 2, generator("partners", count, draw))[:, 1].tolist()
         if count > 1:
             closed = tuple(pairs[count] if partner == count else partner for partner in pairs[:count])
@@ -187,14 +185,15 @@ def refused(config: Config, match: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_batch_normalisation_is_refused_with_its_name_and_the_remedy(tiny_config: Tiny) -> None:
+def test_batch_normalisation_is_refused_with_its_name_and_the_remedy() -> None:
     defense = [{"name": "dp-sgd", "noise_multiplier": 1.0}]
     model = {"name": "resnet8"}
     data: Any = {"model": model, "defense": defense}
     refused(
-        tiny_config(**data), r"layer '.*' \(BatchNorm2d\) normalises by the batch.*set training.batch_norm to 'eval'"
+        make_tiny_config(**data),
+        r"layer '.*' \(BatchNorm2d\) normalises by the batch.*set training.batch_norm to 'eval'",
     )
-    Experiment(tiny_config(training={"batch_norm": "eval"}, **data)).check()
+    Experiment(make_tiny_config(training={"batch_norm": "eval"}, **data)).check()
 
 
 class Mean(nn.Module):
@@ -269,14 +268,14 @@ def test_another_defense_that_mixes_without_saying_so_is_refused() -> None:
     ("settings", "match"),
     [
         ({}, "set noise_multiplier, or epsilon"),
-        ({"epsilon": 0.0}, "epsilon: expected a finite value above 0, got 0.0"),
-        ({"epsilon": -1.0}, "epsilon: expected a finite value above 0"),
-        ({"epsilon": math.inf}, "epsilon: expected a finite value above 0"),
-        ({"epsilon": 1.0, "delta": 0.0}, "delta: expected a probability above 0, below 1, got 0.0"),
-        ({"epsilon": 1.0, "delta": 1.0}, "delta: expected a probability"),
-        ({"noise_multiplier": 0.0}, "noise_multiplier: expected a finite value above 0, got 0.0; or leave"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier: expected a finite value above 0"),
-        ({"noise_multiplier": 1.0, "clip": math.inf}, "clip: expected a finite value above 0, got inf"),
+        ({"epsilon": 0.0}, "epsilon: expected a value above 0, got 0.0"),
+        ({"epsilon": -1.0}, "epsilon: expected a value above 0"),
+        ({"epsilon": math.inf}, "epsilon: expected a finite value"),
+        ({"epsilon": 1.0, "delta": 0.0}, "delta: expected a value above 0, got 0.0"),
+        ({"epsilon": 1.0, "delta": 1.0}, "delta: expected a value below 1, got 1.0"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier: expected a value above 0, got 0.0"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier: expected a finite value"),
+        ({"noise_multiplier": 1.0, "clip": math.inf}, "clip: expected a finite value, got inf"),
         ({"noise_multiplier": 1.0, "clipping": "by-layer"}, "clipping"),
         ({"noise_multiplier": 1.0, "accountant": "gdp"}, "accountant"),
     ],
@@ -322,13 +321,13 @@ def test_settings_out_of_range_are_one_sentence(settings: dict[str, Any], match:
     ],
 )
 def test_what_cannot_be_kept_is_refused_before_work(
-    settings: dict[str, Any], tables: dict[str, Any], match: str, tiny_config: Tiny
+    settings: dict[str, Any], tables: dict[str, Any], match: str
 ) -> None:
-    refused(tiny_config(defense=[{"name": "dp-sgd", **settings}], **tables), match)
+    refused(make_tiny_config(defense=[{"name": "dp-sgd", **settings}], **tables), match)
 
 
-def test_a_noise_multiplier_that_reaches_the_wanted_epsilon_is_used(tiny_config: Tiny) -> None:
-    config = tiny_config(defense=[{"name": "dp-sgd", "epsilon": 8.0, "noise_multiplier": 1.0}])
+def test_a_noise_multiplier_that_reaches_the_wanted_epsilon_is_used() -> None:
+    config = make_tiny_config(defense=[{"name": "dp-sgd", "epsilon": 8.0, "noise_multiplier": 1.0}])
     Experiment(config).check()
     (used,) = Experiment(config).client_defenses(0)
     assert used.noise_multiplier == 1.0  # type: ignore[attr-defined]
@@ -337,15 +336,13 @@ def test_a_noise_multiplier_that_reaches_the_wanted_epsilon_is_used(tiny_config:
 # Engines.
 
 
-def test_the_recording_is_the_same_however_clients_are_played(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_the_recording_is_the_same_however_clients_are_played(tmp_path: Path) -> None:
     """To the bit on any number of nodes; where many train at once or each by itself, up to the order of sums."""
     defense = [{"name": "dp-sgd", "epsilon": 8.0, "clipping": "per-layer"}, {"name": "update-noise", "clip": 0.5}]
 
     def run(name: str, vectorise: bool) -> RunFolder:
         federation = {"vectorise": vectorise, "clients": 9, "straggler_probability": 0.2}
-        return serial_run(tiny_config(defense=defense, federation=federation), tmp_path / name)
+        return run_serial(make_tiny_config(defense=defense, federation=federation), tmp_path / name)
 
     alone, together = run("alone", vectorise=False), run("together", vectorise=True)
     with pytest.MonkeyPatch.context() as patch:

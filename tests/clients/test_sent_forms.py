@@ -110,11 +110,11 @@ def test_signs_come_with_the_mean_absolute_value_of_their_tensor() -> None:
     ],
 )
 def test_random_rounding_is_right_on_average_and_never_off_by_more_than_a_level(defense: Quantise, levels: int) -> None:
-    rows = [values(defended_payload(defense, seed=seed))["w"] for seed in range(2000)]
+    rows = [values(defended_payload(defense, seed=seed))["w"] for seed in range(1000)]
     largest = UPDATE["w"].abs().max() if defense.scheme == "ternary" else UPDATE["w"].norm()
     level = largest / levels
     assert all((row - UPDATE["w"]).abs().max() <= level * 1.0001 for row in rows)
-    torch.testing.assert_close(torch.stack(rows).mean(0), UPDATE["w"], atol=0.06 * float(level) + 1e-6, rtol=0)
+    torch.testing.assert_close(torch.stack(rows).mean(0), UPDATE["w"], atol=0.085 * float(level) + 1e-6, rtol=0)
     steps = rows[0] / level
     torch.testing.assert_close(steps, steps.round(), atol=1e-4, rtol=0)
 
@@ -168,18 +168,18 @@ def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: TopK(fraction=0.0), "fraction: expected a share above 0"),
-        (lambda: TopK(k=-1), "k: expected a count"),
-        (lambda: RandomMask(masked=1.0), "masked: expected a probability of at least 0, below 1, got 1.0"),
+        (lambda: TopK(fraction=0.0), "fraction: expected a value above 0"),
+        (lambda: TopK(k=-1), "k: expected at least 0, got -1"),
+        (lambda: RandomMask(masked=1.0), "masked: expected a value below 1, got 1.0"),
         (lambda: RandomMask(rescale=True, error_feedback=True), "set one of them to false"),
-        (lambda: GradientPrune(pruned=1.0), "pruned: expected a share of at least 0, below 1, got 1.0"),
+        (lambda: GradientPrune(pruned=1.0), "pruned: expected a value below 1, got 1.0"),
         (lambda: LayerFreeze(), "layers: nothing is named"),
         (
             lambda: check_setting(LayerFreeze(layers=("c",)), SETTING),
             "layer-freeze: layers: 'c' matches nothing .* w, b",
         ),
         (lambda: check_setting(LayerFreeze(layers=("*",)), SETTING), "they are the whole model"),
-        (lambda: Quantise(bits=1), "bits: expected 2 to 16"),
+        (lambda: Quantise(bits=1), "bits: expected at least 2, got 1"),
         (lambda: check_setting(TopK(k=7), SETTING), "top-k: k: 7 numbers are to be sent, but an update has 6"),
         (lambda: check_order([Quantise(), UpdateNoise()]), "put quantise last"),
         (lambda: check_order([TopK(), Quantise()]), "top-k puts the update into another form"),

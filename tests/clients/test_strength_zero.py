@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,17 +12,15 @@ import pytest
 from fedsim.base.errors import ConfigError
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
 from fedsim.plugins import registry
-
-Tiny = Callable[..., Config]
-Run = Callable[..., RunFolder]
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.runs import hash_recording
 
 ZERO: list[tuple[str, dict[str, Any]]] = [
     ("augmentation", {"padding": 0, "flip": 0.0}),
     ("gate", {"measure": "gradient-norm", "above": 1e9}),
     ("gate", {"measure": "expected-error", "below": 0.0, "action": "noise", "noise": 1.0}),
-    ("gate", {"measure": {"name": "angular-lipschitz", "noises": 5}, "fraction": 0.0, "action": "drop-examples"}),
+    ("gate", {"measure": {"name": "angular-lipschitz", "noises": 2}, "fraction": 0.0, "action": "drop-examples"}),
     ("gradient-prune", {"pruned": 0.0}),
     ("mixup", {"alpha": 0.0}),
     ("outpost", {"noise_scale": 0.0, "pruned": 0.0}),
@@ -39,10 +36,10 @@ ZERO: list[tuple[str, dict[str, Any]]] = [
 ]
 """A defense, and settings with which it does nothing."""
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("dp-sgd", {"noise_multiplier": 0.0}, "noise_multiplier: expected a finite value above 0, got 0.0"),
-    ("instahide", {"k": 1}, "k: a mixture is of at least 2 images, got 1"),
+    ("dp-sgd", {"noise_multiplier": 0.0}, "noise_multiplier: expected a value above 0, got 0.0"),
+    ("instahide", {"k": 1}, "k: expected at least 2, got 1"),
     ("layer-freeze", {"layers": []}, "layers: nothing is named"),
-    ("quantise", {"bits": 32}, "bits: expected 2 to 16"),
+    ("quantise", {"bits": 32}, "bits: expected at most 16, got 32"),
 ]
 """A defense that always does something, the settings that would mean that it does not, and how it refuses them."""
 
@@ -55,22 +52,17 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-def defended(tiny_config: Tiny, strategy: str, *defenses: dict[str, Any]) -> Config:
+def defended(strategy: str, *defenses: dict[str, Any]) -> Config:
     """Clients train in loops of their own, as they do beside a defense that acts inside local training."""
-    return tiny_config(federation={"vectorise": False}, defense=list(defenses), **STRATEGIES[strategy])
-
-
-def file_hashes(folder: RunFolder) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
+    few = {"partition": {"samples_per_client": 16}, "federation": {"clients": 3, "vectorise": False}}
+    return make_tiny_config(defense=list(defenses), **few, **STRATEGIES[strategy])
 
 
 @pytest.fixture(scope="module")
-def undefended(
-    tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], dict[str, str]]:
+def undefended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
     @cache
     def of(strategy: str) -> dict[str, str]:
-        return file_hashes(serial_run(defended(tiny_config, strategy), tmp_path_factory.mktemp(strategy) / "run"))
+        return hash_recording(run_serial(defended(strategy), tmp_path_factory.mktemp(strategy) / "run"))
 
     return of
 
@@ -87,39 +79,27 @@ def test_each_defense_is_here() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("name", "settings"), ZERO)
 def test_strength_zero_leaves_the_recording_as_it_is(
-    name: str,
-    settings: dict[str, Any],
-    strategy: str,
-    tiny_config: Tiny,
-    serial_run: Run,
-    undefended: Callable[[str], dict[str, str]],
-    tmp_path: Path,
+    name: str, settings: dict[str, Any], strategy: str, undefended: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
-    config = defended(tiny_config, strategy, {"name": name, **settings})
-    found = file_hashes(serial_run(config, tmp_path / "run"))
+    config = defended(strategy, {"name": name, **settings})
+    found = hash_recording(run_serial(config, tmp_path / "run"))
     assert len(found) == 2
     assert found == undefended(strategy)
 
 
 @pytest.mark.parametrize(("name", "settings", "expected"), REFUSED)
 def test_a_defense_that_always_does_something_refuses_strength_zero(
-    name: str, settings: dict[str, Any], expected: str, tiny_config: Tiny
+    name: str, settings: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        Experiment(defended(tiny_config, "fedavg", {"name": name, **settings})).check()
+        Experiment(defended("fedavg", {"name": name, **settings})).check()
     assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_little_strength_is_seen(
-    strategy: str,
-    tiny_config: Tiny,
-    serial_run: Run,
-    undefended: Callable[[str], dict[str, str]],
-    tmp_path: Path,
-) -> None:
+def test_a_little_strength_is_seen(strategy: str, undefended: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
     """Else equal recordings would say nothing."""
     noise = {"name": "update-noise", "clip": 1e6, "noise_multiplier": 1e-9}
-    found = file_hashes(serial_run(defended(tiny_config, strategy, noise), tmp_path / "run"))
+    found = hash_recording(run_serial(defended(strategy, noise), tmp_path / "run"))
     assert found.keys() == undefended(strategy).keys()
     assert not found.items() & undefended(strategy).items()

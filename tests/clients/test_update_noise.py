@@ -69,7 +69,7 @@ def test_no_more_is_promised_than_holds_of_two_updates_that_are_2c_apart(
     """The hockey-stick divergence of the rounds together, by sampling privacy losses of one coordinate moved by 2C."""
     delta, moved = 1e-2, 2 / sigma
     got = promised(UpdateNoise(noise=noise, noise_multiplier=sigma), rounds, delta)
-    drawn = law.rvs(size=(40_000, rounds), random_state=1)
+    drawn = law.rvs(size=(10_000, rounds), random_state=1)
     losses = (law.logpdf(drawn) - law.logpdf(drawn - moved)).sum(1)
     divergence = (1 - torch.exp(got.epsilon - torch.from_numpy(losses))).clamp(min=0)
     assert divergence.mean().item() <= got.delta + 1e-9
@@ -95,9 +95,9 @@ def test_the_clip_takes_the_step_of_the_paper() -> None:
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
 def test_the_clip_goes_to_the_quantile_of_a_clients_norms(quantile: float) -> None:
-    norms = (10 * torch.rand(3000, generator=generator("norms"))).tolist()
+    norms = (10 * torch.rand(1500, generator=generator("norms"))).tolist()
     clips = rounds_of(UpdateNoise(quantile=quantile, clip_rate=0.05), norms)
-    assert sum(clips[1000:]) / 2000 == pytest.approx(10 * quantile, rel=0.1)
+    assert sum(clips[500:]) / 1000 == pytest.approx(10 * quantile, rel=0.1)
 
 
 def test_the_next_round_is_clipped_to_the_clip_that_is_remembered() -> None:
@@ -155,11 +155,11 @@ def test_the_view_of_a_gradient_of_zero_has_a_slope() -> None:
     ("settings", "expected"),
     [
         ({"noise": "cauchy"}, "noise: expected 'gaussian' or 'laplace', got 'cauchy'"),
-        ({"quantile": 1.0}, "quantile: expected a share above 0, below 1"),
-        ({"quantile": -0.5}, "quantile: expected a share above 0, below 1"),
-        ({"quantile": math.nan}, "quantile: expected a share above 0, below 1"),
-        ({"quantile": 0.5, "clip_rate": 0.0}, "clip_rate: expected a value above 0, at most 1"),
-        ({"quantile": 0.5, "bit_noise": -1.0}, "bit_noise: expected a finite value of at least 0"),
+        ({"quantile": 1.0}, "quantile: expected a value below 1, got 1.0"),
+        ({"quantile": -0.5}, "quantile: expected at least 0, got -0.5"),
+        ({"quantile": math.nan}, "quantile: expected at least 0, got nan"),
+        ({"quantile": 0.5, "clip_rate": 0.0}, "clip_rate: expected a value above 0, got 0.0"),
+        ({"quantile": 0.5, "bit_noise": -1.0}, "bit_noise: expected at least 0"),
         ({"bit_noise": 1.0}, "bit_noise: expected 0 where the clip does not follow the norms, got 1.0; set quantile"),
     ],
 )

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 import torch
+from annotated_types import Lt, MinLen
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg
+from markupsafe import Markup
 from torch import nn
 
 from fedsim.audit.evaluation.evaluator import Evaluator, Judgement
-from fedsim.base.errors import AttackError, ConfigError, PluginError
-from fedsim.contract import attacks, common, datasets, defenses, measures, models, partitions
+from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne, Share
+from fedsim.base.errors import AttackError, ConfigError, PluginError, RunError
+from fedsim.contract import attacks, common, datasets, defenses, engines, measures, models, panels, partitions
 from fedsim.contract import findings as kinds
 from fedsim.contract import strategies as strategy_checks
 from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check, run_checks
+from fedsim.contract.ranges import find_violation, keeps_to_its_ranges
 from fedsim.data import Dataset, Examples
 from fedsim.exposure.measure import Measure
+from fedsim.federation.engines.engine import Engine, FederationJob
+from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.interfaces.attack import Attack, Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.panel import Panel
 from fedsim.plugins import registry
 from fedsim.recording.wire_format import State
+from fedsim.report.reported_run import ReportedRun
 
 PAPER = Paper(title="An example", authors="Nobody", venue="nowhere", year=2026)
 
@@ -44,7 +55,7 @@ class Fine(Attack):
         Nobody.
     """
 
-    level: float = 0.5
+    level: Share = 0.5
     paper: ClassVar[Paper] = PAPER
     needs: ClassVar[frozenset[str]] = frozenset({"input_shape"})
 
@@ -206,6 +217,28 @@ class Unexplained(Fine):
     """
 
     further: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipsRanges(Fine):
+    """Check settings against each other, and forget the check of each."""
+
+    first: tuple[PositiveInt, ...] | None = None
+    last: int = 2
+
+    def __post_init__(self) -> None:
+        if self.first is not None and max(self.first) > self.last:
+            raise ConfigError("first: expected less than last")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainDots:
+    """Black images, of a class that checks nothing."""
+
+    test_fraction: PositiveShareBelowOne = 0.5
+
+    def load(self, folder: Path | None) -> Dataset:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,18 +439,28 @@ class Dots:
         labels: most of them.
         level: highest input.
         licence: of use.
+        modality: kind of the examples.
     """
 
     shuffled: bool = False
     labels: int = 1
     level: float = 1.0
     licence: str = "none"
+    modality: str = "table"
 
     def load(self, folder: Path | None) -> Dataset:
         raw = torch.linspace(0, self.level, 20)[:, None].repeat(1, 2)
         raw = raw[torch.randperm(20)] if self.shuffled else raw
         examples = Examples(raw=raw, labels=torch.arange(20) % (self.labels + 1), scale=1.0)
-        return Dataset(name="dots", train=examples, test=examples, num_classes=2, source="here", licence=self.licence)
+        return Dataset(
+            name="dots",
+            train=examples,
+            test=examples,
+            num_classes=2,
+            source="here",
+            licence=self.licence,
+            modality=self.modality,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -459,8 +502,10 @@ class Net:
     way: str = ""
 
     def build(self, task: Any) -> Any:
-        if task.kind != "table":
-            raise ConfigError("no" if self.way == "rude" else f"model: net takes rows, got {task.kind}s; choose mlp")
+        if task.modality != "table":
+            raise ConfigError(
+                "no" if self.way == "rude" else f"model: net takes rows, got {task.modality}s; choose mlp"
+            )
         net = nn.Linear(task.input_shape[0], task.outputs)
         if self.way == "unseeded":
             _SEEN.append(1)
@@ -518,7 +563,7 @@ class Odd(Evaluator[Reconstruction]):
 
     finding = Reconstruction
 
-    def form(self, finding: Any, owed: Any) -> None: ...
+    def form(self, finding: Any, spec: Any) -> None: ...
 
     def judge(self, finding: Any) -> Judgement:  # type: ignore[override]
         return Judgement()
@@ -554,6 +599,129 @@ class Wanders(FedAvg):
         return ArrayRecord({name: Array(array.numpy() + len(_SEEN)) for name, array in arrays.items()}), metrics
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrongSeed(Engine):
+    """Carry another experiment than the one it is given."""
+
+    def carry(self, job: FederationJob) -> None:
+        federation = job.config.federation.model_copy(update={"seed": 99})
+        other = replace(job, config=job.config.model_copy(update={"federation": federation}))
+        other.run_rounds(InProcessGrid(job.client_app))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeavesThread(Engine):
+    """Go away while a thread of it still works."""
+
+    def carry(self, job: FederationJob) -> None:
+        job.run_rounds(InProcessGrid(job.client_app))
+        threading.Thread(target=time.sleep, args=(2,), name="straggler").start()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hushes(Engine):
+    """End well whatever happened."""
+
+    def carry(self, job: FederationJob) -> None:
+        with contextlib.suppress(RunError):
+            job.run_rounds(InProcessGrid(job.client_app))
+
+
+class Carries:
+    """Have the method of an engine, and be none."""
+
+    def carry(self, job: FederationJob) -> None:
+        raise AssertionError
+
+
+class NamesRun(Panel):
+    """Say which run it is.
+
+    References:
+        Nobody.
+    """
+
+    title = "Name"
+
+    def render(self, run: ReportedRun) -> str | None:
+        return Markup("<p>{}</p>").format(run.name)
+
+
+class RawName(Panel):
+    """Take the name of a run for HTML."""
+
+    title = "Name"
+
+    def render(self, run: ReportedRun) -> str | None:
+        return Markup(f"<p>{run.name}</p>")
+
+
+class Throws(Panel):
+    """Throw dice."""
+
+    title = "Dice"
+
+    def render(self, run: ReportedRun) -> str | None:
+        return str(random.random())
+
+
+class AddsNotes(Panel):
+    """Change the run."""
+
+    title = "Notes"
+
+    def render(self, run: ReportedRun) -> str | None:
+        run.notes.append("seen")
+        return str(len(run.notes))
+
+
+class CountsCalls(Panel):
+    """Count on."""
+
+    title = "Count"
+
+    def render(self, run: ReportedRun) -> str | None:
+        _SEEN.append(1)
+        return str(len(_SEEN))
+
+
+class WritesFile(Panel):
+    """Leave a file in the run folder."""
+
+    title = "File"
+
+    def render(self, run: ReportedRun) -> str | None:
+        (run.folder.path / "panel.txt").write_text("here")
+        return None
+
+
+class ReturnsNumber(Panel):
+    """Return no text."""
+
+    title = "Number"
+
+    def render(self, run: ReportedRun) -> str | None:
+        return 3  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class HasSettings(Panel):
+    """Ask for what no file can say."""
+
+    title: ClassVar[str] = "Settings"
+    size: int = 3
+
+    def render(self, run: ReportedRun) -> str | None:
+        return None
+
+
+class Renders:
+    """Have the method of a panel, and be none."""
+
+    def render(self, run: ReportedRun) -> str | None:
+        raise AssertionError
+
+
 @pytest.fixture
 def check_class(tmp_path: Path) -> Callable[..., CheckResult]:
     """What a check says of a class of this module."""
@@ -568,6 +736,8 @@ def check_class(tmp_path: Path) -> Callable[..., CheckResult]:
 BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (common.is_made, "attacks", Fine, {"levle": 1}, "unknown setting"),
     (common.is_a_frozen_dataclass, "attacks", Thawed, {}, "Thawed is not frozen"),
+    (keeps_to_its_ranges, "attacks", SkipsRanges, {}, r"setting 'level' accepts -1; derive the class from"),
+    (keeps_to_its_ranges, "datasets", PlainDots, {}, r"setting 'test_fraction' accepts -1; derive .*CheckedSettings"),
     (common.survives_copying, "attacks", Forgets, {}, "are not equal"),
     (common.is_documented, "attacks", Unexplained, {}, "does not explain the setting 'further'"),
     (common.is_documented, "attacks", Reseeds, {}, "has no part 'References:'"),
@@ -623,6 +793,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (defenses.guarantee_is_valid, "defenses", SaysTooMuch, {}, "overrides no 'guarantee'"),
     (defenses.client_can_train, "defenses", Breaks, {}, "expected 'network.1.weight'|floating tensor of shape"),
     (datasets.inputs_are_in_their_range, "datasets", Dots, {"level": 2.0}, "go from 0.0 to 2.0"),
+    (datasets.fits_its_modality, "datasets", Dots, {"modality": "series"}, "modality 'series' has the axes channel"),
     (datasets.labels_fit, "datasets", Dots, {"labels": 4}, "labels go from 0 to 4, expected several from 0 to 1"),
     (datasets.is_deterministic, "datasets", Dots, {"shuffled": True}, "global generator|in another order"),
     (partitions.gives_each_client_its_examples, "partitions", Cut, {"ways": "few"}, "for 5 clients it gives 4"),
@@ -650,6 +821,18 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (strategy_checks.declares_messages, "strategies", Stuck, {}, "declares sends = 'postcards'"),
     (strategy_checks.aggregates_rounds, "strategies", Stuck, {}, "the model never changes"),
     (strategy_checks.is_deterministic, "strategies", Wanders, {}, "aggregated to another model"),
+    (engines.is_an_engine, "engines", Carries, {}, "Carries does not derive from fedsim.Engine"),
+    (engines.records_same_bytes, "engines", WrongSeed, {}, "its recording round-000001.safetensors is not that of"),
+    (engines.cleans_up, "engines", LeavesThread, {}, "it leaves a thread that nobody ends: straggler"),
+    (engines.reports_failures, "engines", Hushes, {}, "every client failed, and it went on as if none had"),
+    (panels.is_a_panel, "panels", Renders, {}, "Renders does not derive from fedsim.Panel"),
+    (panels.is_a_panel, "panels", HasSettings, {}, "HasSettings has settings, which no file could set"),
+    (panels.shows_something_or_nothing, "panels", ReturnsNumber, {}, "of a run with findings .*: .* returns int, exp"),
+    (panels.escapes_text, "panels", RawName, {}, "it shows .* of a run as it is; put it in by markupsafe"),
+    (panels.returns_the_same_bytes, "panels", Throws, {}, "it draws from Python's global generator"),
+    (panels.returns_the_same_bytes, "panels", AddsNotes, {}, "a second time it returns something else"),
+    (panels.returns_the_same_bytes, "panels", CountsCalls, {}, "a second time it returns something else"),
+    (panels.writes_no_files, "panels", WritesFile, {}, "it writes into the run folder"),
     (strategy_checks.is_made, "strategies", Nothing, {}, "Nothing is no flwr.serverapp.strategy.Strategy"),
 ]
 
@@ -680,13 +863,13 @@ def assert_says(said: str, sentence: str) -> None:
     ("group", "cls"),
     [
         ("attacks", Fine), ("defenses", Halves), ("datasets", Dots), ("partitions", Cut), ("models", Net),
-        ("measures", Mean),
+        ("measures", Mean), ("panels", NamesRun),
     ],
 )  # fmt: skip
 def test_what_keeps_to_it_passes_all(check_class: Callable[..., CheckResult], group: registry.Group, cls: type) -> None:
     """So a failure above is of the one thing that is broken."""
     asked = {"attacks": attacks, "defenses": defenses, "datasets": datasets, "partitions": partitions}
-    checks = ({**asked, "models": models, "measures": measures}[group]).CHECKS
+    checks = ({**asked, "models": models, "measures": measures, "panels": panels}[group]).CHECKS
     found = [check_class(check, group, cls) for check in checks if check is not common.is_documented]
     assert [outcome for outcome in found if not outcome.is_good] == []
 
@@ -715,7 +898,30 @@ def test_every_group_has_checks_and_a_name_that_nobody_registered_is_refused() -
             next(iter(run_checks(group, "nobodys", {})))
 
 
+@pytest.mark.parametrize(
+    ("kind", "violation"),
+    [
+        (int, None),
+        (PositiveInt, 0),
+        (PositiveInt | None, 0),
+        (Share, -1),
+        (tuple[PositiveInt, ...] | None, (0,)),
+        (tuple[PositiveInt, Share], (0, 0)),
+        (Annotated[tuple[str, ...], MinLen(1)], ()),
+        (Annotated[float, Lt(3)], 3),
+        (Literal["sum", "mean"] | None, "not one of the words"),
+    ],
+)
+def test_a_value_outside_of_a_range_is_found(kind: Any, violation: Any) -> None:
+    assert find_violation(kind) == violation
+
+
+def test_settings_without_a_range_need_no_check(check_class: Callable[..., CheckResult]) -> None:
+    found = check_class(keeps_to_its_ranges, "models", Net)
+    assert (found.verdict, found.reason) == ("does not apply", "no type of a setting has a range")
+
+
 def test_each_check_is_broken_by_something_here() -> None:
     tested = {case[0] for case in BROKEN}
-    parts = (attacks, defenses, datasets, partitions, models, measures, kinds, strategy_checks)
+    parts = (attacks, defenses, datasets, partitions, models, measures, kinds, strategy_checks, engines, panels)
     assert {check for part in parts for check in part.CHECKS} == tested

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -40,12 +41,17 @@ Figures = dict[str, Any]
 def machine() -> dict[str, str]:
     """What decides how sums are rounded."""
     processor = platform.processor()
-    if (told := Path("/proc/cpuinfo")).is_file():
-        processor = next((line for line in told.read_text().splitlines() if "model name" in line), processor)
+    if (cpu_info := Path("/proc/cpuinfo")).is_file():
+        # Processors of several generations share one name, so family and model count as well.
+        lines = cpu_info.read_text().splitlines()
+        values = [
+            line.partition(":")[2].strip() for line in lines if re.match(r"(cpu family|model|model name)\t", line)
+        ]
+        processor = ", ".join(dict.fromkeys(values)) or processor
     return {
         "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "processor": processor.partition(":")[2].strip() or platform.machine(),
+        "processor": processor or platform.machine(),
     }
 
 

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.scripts import load_script
+from tests.support.shared import make_once
+
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def golden(load_script: Callable[[Path], ModuleType]) -> ModuleType:
+def golden() -> ModuleType:
     return load_script(HERE / "golden.py")
 
 
@@ -32,8 +35,8 @@ def compare(golden: ModuleType) -> Callable[[str, dict[str, Any]], None]:
 
 @pytest.fixture(scope="module")
 def fedavg(golden: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("golden") / "fedavg"
-    return folder, golden.run("fedavg", folder)
+    folder = make_once(tmp_path_factory, "golden", lambda made: golden.run("fedavg", made / "fedavg")) / "fedavg"
+    return folder, golden.figures(folder)
 
 
 def test_fedavg_and_a_foreign_recording_of_it_have_not_moved(
@@ -58,8 +61,14 @@ def test_runs_have_not_moved(
 def test_ray_gives_the_same_recording_findings_and_scores(
     golden: ModuleType, fedavg: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    on_ray = ("--set", "federation.engine=ray", "--set", "federation.actors=1")
-    assert golden.run("fedavg", tmp_path / "ray", *on_ray) == fedavg[1]
+    """One attack will do: all read the same bytes of the same recording."""
+    tables = {"federation.engine": "ray", "federation.actors": "1", "attack": '[{ name = "sme", iterations = 5 }]'}
+    words = [word for key, value in tables.items() for word in ("--set", f"{key}={value}")]
+    found, expected = golden.run("fedavg", tmp_path / "ray", *words), fedavg[1]
+    assert found["messages"] == expected["messages"]
+    for kind in ("findings", "scores"):
+        assert found[kind] == {name: value for name, value in expected[kind].items() if name.startswith("sme/")}
+        assert found[kind]
 
 
 def test_what_moves_is_named(golden: ModuleType) -> None:

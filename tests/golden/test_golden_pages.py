@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.support.scripts import load_script
 
 HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("name", ["list", "show", "errors", "report", "sweep"])
-def test_what_people_read_has_not_moved(name: str, tmp_path: Path, load_script: Callable[[Path], ModuleType]) -> None:
+def test_what_people_read_has_not_moved(name: str, tmp_path: Path) -> None:
     golden = load_script(HERE / "golden.py")
     same_machine = json.loads(golden.EXPECTED.read_text())["machine"] == golden.machine()
     if name in ("report", "sweep") and not same_machine:

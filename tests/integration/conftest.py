@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from fedsim.federation.config import Config
+from fedsim.audit.isolation import Isolation, attempt
 from fedsim.federation.open_run import OpenRun
+from tests.support.experiments import make_tiny_config, run_serial
 
 
 @pytest.fixture(scope="module")
-def folder(
-    request: pytest.FixtureRequest,
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., OpenRun],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> OpenRun:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     """The run of the tables that the module calls `RUN`, without attacks."""
-    return serial_run(tiny_config(**request.module.RUN), tmp_path_factory.mktemp("own") / "run")
+    return run_serial(make_tiny_config(**request.module.RUN), tmp_path_factory.mktemp("own") / "run")
+
+
+@pytest.fixture(autouse=True)
+def attacks_run_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks of strangers run in this process, unless a test is marked `isolated`: importing torch takes seconds."""
+    if request.node.get_closest_marker("isolated") is None:
+        monkeypatch.setattr(Isolation, "attempt", lambda self, *order: attempt(*order))

@@ -14,8 +14,8 @@ import fedsim
 from fedsim.audit.audit import open_audit
 from fedsim.audit.finding_files import load_claim, load_finding, read_facts
 from fedsim.base.errors import ConfigError
-from fedsim.federation.config import AttackFile, Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.config import AttackFile, validate_tables
+from tests.support.experiments import make_tiny_config, run_serial
 
 INVERTING = {"name": "inverting-gradients", "iterations": 5}
 DECODING = {"name": "strangers_who_adapt:Decoder", "label": "decoder"}
@@ -59,16 +59,12 @@ class Sizes(Attack):
 
 
 @pytest.fixture(scope="module")
-def record_run(
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[], Path]:
+def record_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     """A new run folder with the same recording of defended clients each time."""
 
     def make(**tables: Any) -> Path:
-        config = tiny_config(defense=[{"name": "random-mask"}], federation={"rounds": 1}, attack=[], **tables)
-        return serial_run(config, tmp_path_factory.mktemp("runs") / "run").path
+        config = make_tiny_config(defense=[{"name": "random-mask"}], federation={"rounds": 1}, attack=[], **tables)
+        return run_serial(config, tmp_path_factory.mktemp("runs") / "run").path
 
     return make
 
@@ -113,11 +109,11 @@ def test_an_attack_is_made_without_and_with_the_defenses_and_only_the_one_is_han
         assert not torch.equal(naive, adaptive)
 
 
-def test_who_knows_a_defense_whose_view_is_the_gradient_itself_finds_the_same_to_the_bit(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
-    config = tiny_config(defense=[{"name": "dp-sgd", "noise_multiplier": 0.1}], federation={"rounds": 1}, attack=[])
-    run = serial_run(config, tmp_path / "run").path
+def test_who_knows_a_defense_whose_view_is_the_gradient_itself_finds_the_same_to_the_bit(tmp_path: Path) -> None:
+    config = make_tiny_config(
+        defense=[{"name": "dp-sgd", "noise_multiplier": 0.1}], federation={"rounds": 1}, attack=[]
+    )
+    run = run_serial(config, tmp_path / "run").path
     assert open_audit(run, spec(INVERTING, victims=[0])).run() == []
     naive, adaptive = findings(run).values()
     assert naive.keys() == adaptive.keys()
@@ -125,12 +121,12 @@ def test_who_knows_a_defense_whose_view_is_the_gradient_itself_finds_the_same_to
 
 
 def test_without_the_grant_or_a_defense_each_attack_is_made_once(
-    record_run: Callable[..., Path], tiny_config: Callable[..., Config], serial_run: Any, tmp_path: Path
+    record_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     withheld = record_run()
     assert open_audit(withheld, spec(INVERTING, defenses=False)).run() == []
     assert granted(withheld).keys() == {"inverting-gradients"}
-    bare = serial_run(tiny_config(federation={"rounds": 1}, attack=[]), tmp_path / "bare").path
+    bare = run_serial(make_tiny_config(federation={"rounds": 1}, attack=[]), tmp_path / "bare").path
     assert open_audit(bare, spec(INVERTING)).run() == []
     assert granted(bare).keys() == {"inverting-gradients"}
 
@@ -174,6 +170,7 @@ def test_a_program_gets_what_the_one_who_knows_found(record_run: Callable[..., P
     assert set(run.scores["attack"]) == {"inverting-gradients", "inverting-gradients adaptive"}
 
 
+@pytest.mark.isolated
 def test_a_stranger_is_handed_the_defenses_in_a_process_of_its_own(
     record_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ from fedsim.base.errors import ConfigError, DataError, KnowledgeError, PluginErr
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
 from fedsim.federation.build import Experiment, build_attacks
-from fedsim.federation.config import AdversaryTable, AttackFile, Config, validate_tables
+from fedsim.federation.config import AdversaryTable, AttackFile, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.findings import Reconstruction
@@ -40,25 +40,22 @@ from fedsim.recording.transcript import Transcript
 from fedsim.report import run_contents
 from fedsim.report.page import write_report
 from fedsim.report.summary import summarise
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.shared import make_once
 
 ATTACKS = [{"name": "sme", "iterations": 4}, {"name": "inverting-gradients", "label": "ig", "iterations": 4}]
 
 
 @pytest.fixture(scope="module")
-def recorded_run(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., OpenRun],
-) -> Path:
+def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two rounds with attacks in its file, none of them made yet."""
-    path = tmp_path_factory.mktemp("audit") / "run"
-    config = tiny_config(
+    config = make_tiny_config(
         federation={"seed": 0},
         partition={"samples_per_client": 6},
         adversary={"victims": [0, 2], "rounds": "all", "workers": 1},
         attack=ATTACKS,
     )
-    return serial_run(config, path).path
+    return make_once(tmp_path_factory, "audit", lambda folder: run_serial(config, folder / "run")) / "run"
 
 
 @pytest.fixture
@@ -891,6 +888,7 @@ def test_the_fingerprint_of_a_built_in_attack_knows_nothing_of_code(run: Path) -
     assert about["code"] is None
 
 
+@pytest.mark.isolated
 def test_an_attack_whose_code_is_in_no_file_is_refused(
     run: Path, strangers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -935,15 +933,10 @@ def own(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Dataset]) -> dict[s
     return {"name": f"{module.__name__}:make"}
 
 
-def test_a_regression_is_attacked_and_scored(
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., OpenRun],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_a_regression_is_attacked_and_scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     adversary = {"victims": [0], "rounds": [1], "workers": 1, "knowledge": {"labels": True}}
     tables = {"data": own(monkeypatch, numbers), "model": {"name": "linear"}}
-    run = serial_run(tiny_config(**tables, adversary=adversary, attack=ATTACKS), tmp_path / "regression")
+    run = run_serial(make_tiny_config(**tables, adversary=adversary, attack=ATTACKS), tmp_path / "regression")
     audit = open_audit(run.path, None, trust=True)
     assert audit.run() == []
     rows = audit.score()
@@ -958,11 +951,9 @@ def test_a_regression_is_attacked_and_scored(
     assert len(failures) == 1
 
 
-def test_an_attack_on_numbers_says_that_texts_are_none(
-    tiny_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_attack_on_numbers_says_that_texts_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tables = {"data": own(monkeypatch, texts), "model": {"name": "text-cnn"}}
-    experiment = Experiment(tiny_config(**tables, attack=ATTACKS))
+    experiment = Experiment(make_tiny_config(**tables, attack=ATTACKS))
     audit = Audit(folder=OpenRun(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
     with pytest.raises(
         KnowledgeError, match=r"^sme needs a value range, which the tokens of 'texts' do not have; choose"

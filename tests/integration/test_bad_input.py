@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.cli.main import main
+from tests.support.commands import call_fedsim
 
 FILE = """
 [model]
@@ -40,11 +40,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp
     (tmp_path / "x.toml").write_text(FILE)
 
     def program(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["fedsim", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, error = capfd.readouterr()
-        return int(end.value.code or 0), out, error
+        done = call_fedsim(*words, capfd=capfd)
+        return done.returncode, done.stdout, done.stderr
 
     return program
 
@@ -78,7 +75,7 @@ def sentence(result: tuple[int, str, str], code: int = 2) -> str:
         ("run x.toml --set federation.clinets=3", "x.toml: federation.clinets: unknown key, did you mean 'clients'?"),
         ("run x.toml --set attack.sme.iters=3", "iters: unknown setting for 'sme', did you mean 'iterations'?"),
         ("run x.toml --set iterations", "--set iterations: expected key=value"),
-        ("run x.toml --set federation.supernodes=0", "supernodes: input should be greater than or equal to 1"),
+        ("run x.toml --set federation.supernodes=0", "supernodes: expected at least 1, got 0"),
         ("run x.toml --set adversary.device=gpu", "adversary.device: 'gpu' is not usable here"),
         ("run x.toml --set adversary.knowledge.model=false", "sme needs model, which"),
         ("run x.toml --set data.name=mnist", "data: 'mnist' needs a data folder; give --data-dir DIR or set"),

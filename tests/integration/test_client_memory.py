@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +25,9 @@ from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
 from strategies.curious import Curious
-
-Run = Callable[..., OpenRun]
-Tiny = Callable[..., Config]
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.processes import wait_until
+from tests.support.runs import assert_same_runs, hash_recording
 
 PLUGINS = '''
 from dataclasses import dataclass
@@ -74,12 +71,10 @@ def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "remembering_plugins", raising=False)
 
 
-def remembering(
-    tiny_config: Tiny, *, fails_at: int = 0, strategy: dict[str, Any] | None = None, **federation: Any
-) -> Config:
+def remembering(*, fails_at: int = 0, strategy: dict[str, Any] | None = None, **federation: Any) -> Config:
     """Six clients, of which each round samples four; some straggle, and two defenses keep a memory each."""
     defense = {"name": "remembering_plugins:Feedback", "fails_at": fails_at}
-    return tiny_config(
+    return make_tiny_config(
         federation={"clients": 6, "rounds": 5, "straggler_probability": 0.2, **federation},
         strategy={"name": "fedavg", "fraction_train": 0.7, **(strategy or {})},
         defense=[
@@ -89,16 +84,6 @@ def remembering(
         ],
         attack=[],
     )
-
-
-def file_hashes(folder: OpenRun) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
-
-
-def assert_same(one: OpenRun, other: OpenRun) -> None:
-    """All that was recorded, the global model, and what each client keeps."""
-    assert file_hashes(one) == file_hashes(other)
-    assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
 
 
 def defense_counts(folder: OpenRun) -> dict[int, list[int]]:
@@ -116,12 +101,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenRun]:
 
 
 @pytest.fixture
-def serial(
-    whole: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory
-) -> OpenRun:
+def serial(whole: dict[str, OpenRun], tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     """The run that others are compared with, made once."""
     if not whole:
-        whole["serial"] = serial_run(remembering(tiny_config), tmp_path_factory.mktemp("serial") / "run")
+        whole["serial"] = run_serial(remembering(), tmp_path_factory.mktemp("serial") / "run")
     return whole["serial"]
 
 
@@ -136,21 +119,18 @@ def test_each_client_keeps_what_it_had_when_it_last_answered(serial: OpenRun) ->
 
 
 def test_without_its_memory_a_client_would_send_something_else(
-    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serial: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the tests below would show little."""
     monkeypatch.setattr("fedsim.federation.engines.client_state.ClientStateStore.pack", lambda memory, clients: {})
-    forgetful = serial_run(remembering(tiny_config), tmp_path / "run")
+    forgetful = run_serial(remembering(), tmp_path / "run")
     assert Transcript(forgetful.path).hash() != Transcript(serial.path).hash()
-    assert file_hashes(forgetful)["round-000001.safetensors"] == file_hashes(serial)["round-000001.safetensors"]
+    assert hash_recording(forgetful)["round-000001.safetensors"] == hash_recording(serial)["round-000001.safetensors"]
 
 
-def test_clients_that_train_at_once_keep_what_those_keep_that_train_alone(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_clients_that_train_at_once_keep_what_those_keep_that_train_alone(tmp_path: Path) -> None:
     together, alone = (
-        serial_run(remembering(tiny_config, vectorise=vectorise), tmp_path / str(vectorise))
-        for vectorise in (True, False)
+        run_serial(remembering(vectorise=vectorise), tmp_path / str(vectorise)) for vectorise in (True, False)
     )
     assert defense_counts(together) == defense_counts(alone)
     (header, one), (_, other) = read_sealed_file(together.checkpoint), read_sealed_file(alone.checkpoint)
@@ -161,11 +141,9 @@ def test_clients_that_train_at_once_keep_what_those_keep_that_train_alone(
 
 
 @pytest.mark.parametrize("vectorise", [True, False])
-def test_a_client_that_fails_keeps_what_it_had_also_for_the_defenses_before(
-    vectorise: bool, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = remembering(tiny_config, fails_at=2, vectorise=vectorise, straggler_probability=0.0)
-    folder = serial_run(config.model_copy(update={"defense": config.defense[::-1]}), tmp_path / "run")
+def test_a_client_that_fails_keeps_what_it_had_also_for_the_defenses_before(vectorise: bool, tmp_path: Path) -> None:
+    config = remembering(fails_at=2, vectorise=vectorise, straggler_probability=0.0)
+    folder = run_serial(config.model_copy(update={"defense": config.defense[::-1]}), tmp_path / "run")
     transcript = Transcript(folder.path)
     answered = Counter(client for number in transcript.rounds for client in transcript.clients(number))
     failures = [why for number in transcript.rounds for why in transcript.header(number).failures.values()]
@@ -174,9 +152,7 @@ def test_a_client_that_fails_keeps_what_it_had_also_for_the_defenses_before(
     assert defense_counts(folder) == {client: [count, count] for client, count in answered.items()}
 
 
-def test_a_reply_that_is_not_accepted_changes_no_memory(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_is_not_accepted_changes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, count = strategies.app._find_fault, Counter[str]()
 
     def refused(*arguments: Any) -> Any:
@@ -185,26 +161,26 @@ def test_a_reply_that_is_not_accepted_changes_no_memory(
 
     monkeypatch.setattr(strategies.app, "_find_fault", refused)
     everybody = {"fraction_train": 1.0}
-    config = remembering(tiny_config, strategy=everybody, rounds=1, straggler_probability=0.0)
-    assert defense_counts(serial_run(config, tmp_path / "run")) == {client: [1, 1] for client in range(4)}
+    config = remembering(strategy=everybody, rounds=1, straggler_probability=0.0)
+    assert defense_counts(run_serial(config, tmp_path / "run")) == {client: [1, 1] for client in range(4)}
 
 
-def test_clients_that_send_gradients_have_a_memory_too(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = tiny_config(
+def test_clients_that_send_gradients_have_a_memory_too(tmp_path: Path) -> None:
+    config = make_tiny_config(
         strategy={"name": "fedsgd", "learning_rate": 0.1},
         training={"local_epochs": None, "local_steps": 1, "learning_rate": 0.01},
         federation={"rounds": 3},
         defense=[{"name": "remembering_plugins:Feedback"}],
         attack=[],
     )
-    assert defense_counts(serial_run(config, tmp_path / "run")) == {client: [3] for client in range(4)}
+    assert defense_counts(run_serial(config, tmp_path / "run")) == {client: [3] for client in range(4)}
 
 
 # In nobody else's hands.
 
 
 def test_memory_is_in_no_message_of_the_strategy_and_in_no_recording(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Message] = []
     configure, aggregate = Curious.configure_train, Curious.aggregate_train
@@ -224,7 +200,7 @@ def test_memory_is_in_no_message_of_the_strategy_and_in_no_recording(
 
     monkeypatch.setattr(Curious, "configure_train", configured)
     monkeypatch.setattr(Curious, "aggregate_train", aggregated)
-    folder = serial_run(remembering(tiny_config), tmp_path / "run")
+    folder = run_serial(remembering(), tmp_path / "run")
     contents = [message.content for message in seen if message.has_content()]
     assert {tuple(sorted(content)) for content in contents} == {("arrays", "config"), ("arrays", "metrics")}
     for content in contents:
@@ -242,16 +218,14 @@ def test_memory_is_in_no_message_of_the_strategy_and_in_no_recording(
 # Interrupted.
 
 
-def test_a_resumed_run_goes_on_from_what_its_clients_kept(
-    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    serial_run(remembering(tiny_config, rounds=2), tmp_path / "run")
-    assert_same(serial_run(remembering(tiny_config), tmp_path / "run", resume=True), serial)
+def test_a_resumed_run_goes_on_from_what_its_clients_kept(serial: OpenRun, tmp_path: Path) -> None:
+    run_serial(remembering(rounds=2), tmp_path / "run")
+    assert_same_runs(run_serial(remembering(), tmp_path / "run", resume=True), serial)
     assert compare_with_manifest(OpenRun(tmp_path / "run")).differences == []
 
 
 def test_a_round_that_did_not_end_changes_no_memory(
-    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serial: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*arguments: Any, **keywords: Any) -> None:
         raise KeyboardInterrupt
@@ -265,15 +239,13 @@ def test_a_round_that_did_not_end_changes_no_memory(
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "save", saved)
         with pytest.raises(KeyboardInterrupt):
-            serial_run(remembering(tiny_config), tmp_path / "run")
+            run_serial(remembering(), tmp_path / "run")
     assert Transcript(tmp_path / "run").rounds == [1, 2, 3]
-    assert_same(serial_run(remembering(tiny_config), tmp_path / "run", resume=True), serial)
+    assert_same_runs(run_serial(remembering(), tmp_path / "run", resume=True), serial)
 
 
-def test_a_run_killed_without_warning_goes_on_from_what_its_clients_kept(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config, folder = remembering(tiny_config, rounds=30), tmp_path / "run"
+def test_a_run_killed_without_warning_goes_on_from_what_its_clients_kept(tmp_path: Path) -> None:
+    config, folder = remembering(rounds=30), tmp_path / "run"
     process = started(config, folder)
     recording = folder / "transcript"
     wait_until(lambda: process.poll() is not None or len(list(recording.glob("round-*"))) >= 4, 120)
@@ -282,11 +254,11 @@ def test_a_run_killed_without_warning_goes_on_from_what_its_clients_kept(
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     assert 4 <= len(Transcript(folder).rounds) < 30
-    assert_same(serial_run(config, folder, resume=True), serial_run(config, tmp_path / "whole"))
+    assert_same_runs(run_serial(config, folder, resume=True), run_serial(config, tmp_path / "whole"))
 
 
-def test_a_resume_without_what_clients_kept_is_refused(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    folder = serial_run(remembering(tiny_config, rounds=2), tmp_path / "run")
+def test_a_resume_without_what_clients_kept_is_refused(tmp_path: Path) -> None:
+    folder = run_serial(remembering(rounds=2), tmp_path / "run")
     header, stored = read_sealed_file(folder.checkpoint)
     del header["clients"]
     digest = write_sealed_file(
@@ -295,7 +267,7 @@ def test_a_resume_without_what_clients_kept_is_refused(tiny_config: Tiny, serial
     with folder.manifest.edit() as manifest:
         manifest.files[folder.checkpoint.name] = digest
     with pytest.raises(RunError, match="does not say its 'clients'; begin the run again with --overwrite") as error:
-        serial_run(remembering(tiny_config), folder.path, resume=True)
+        run_serial(remembering(), folder.path, resume=True)
     assert "\n" not in str(error.value)
 
 
@@ -304,19 +276,17 @@ def test_a_resume_without_what_clients_kept_is_refused(tiny_config: Tiny, serial
 
 @pytest.mark.ray
 @pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_ray_gives_the_same_bytes_with_any_number_of_actors(
-    actors: int, serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    assert_same(serial_run(remembering(tiny_config, engine="ray", actors=actors), tmp_path / "run"), serial)
+def test_ray_gives_the_same_bytes_with_any_number_of_actors(actors: int, serial: OpenRun, tmp_path: Path) -> None:
+    assert_same_runs(run_serial(remembering(engine="ray", actors=actors), tmp_path / "run"), serial)
 
 
 @pytest.mark.slow
-def test_supernodes_give_the_same_bytes(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    serial = serial_run(remembering(tiny_config, rounds=3), tmp_path / "serial")
-    process = started(remembering(tiny_config, rounds=3, engine="flower", supernodes=2), tmp_path / "run")
+def test_supernodes_give_the_same_bytes(tmp_path: Path) -> None:
+    serial = run_serial(remembering(rounds=3), tmp_path / "serial")
+    process = started(remembering(rounds=3, engine="flower", supernodes=2), tmp_path / "run")
     said = process.communicate(timeout=250)
     assert process.returncode == 0, said
-    assert_same(OpenRun(tmp_path / "run"), serial)
+    assert_same_runs(OpenRun(tmp_path / "run"), serial)
 
 
 def started(config: Config, folder: Path) -> subprocess.Popen[str]:
@@ -330,10 +300,3 @@ def started(config: Config, folder: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_until(true: Callable[[], Any], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)

@@ -8,9 +8,8 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from graphlib import TopologicalSorter
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,13 +19,11 @@ import pytest
 import tomli_w
 import yaml
 
-from fedsim.federation.config import Config
 from fedsim.federation.engines.processes import CommandProcess, Processes
 from fedsim.federation.run_folder import RunFolder
 from fedsim.recording.transcript import Transcript
-
-Run = Callable[..., RunFolder]
-Tiny = Callable[..., Config]
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -224,11 +221,11 @@ class Loopback:
         for name in TopologicalSorter({name: set(others) for name, others in needed.items()}).static_order():
             for other, condition in needed[name].items():
                 if condition == "service_healthy":
-                    wait_until(lambda other=other: self._passes(tests[other]) or started[other].has_ended)
+                    wait_until(lambda other=other: self._passes(tests[other]) or started[other].has_ended, 240)
                     assert not started[other].has_ended, started[other].read_output()
                 else:
                     assert condition == "service_completed_successfully"
-                    wait_until(lambda other=other: started[other].has_ended)
+                    wait_until(lambda other=other: started[other].has_ended, 240)
                     assert started[other].exit_code == 0, started[other].read_output()
             runtime_port = free_port()
             command = [self.here(word, runtime_port) for word in SERVICES[name]["command"]]
@@ -249,23 +246,16 @@ def free_port() -> int:
         return number
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
-
-
 @pytest.fixture
-def tiny_file(tiny_config: Tiny, tmp_path: Path) -> Path:
-    tables = tiny_config(federation={"timeout": 120.0}).model_dump(mode="json", exclude_none=True)
+def tiny_file(tmp_path: Path) -> Path:
+    tables = make_tiny_config(federation={"timeout": 120.0}).model_dump(mode="json", exclude_none=True)
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps({key: value for key, value in tables.items() if value != []}))
     return file
 
 
 def assert_submitted(world: Loopback, submit: CommandProcess, reference: RunFolder) -> None:
-    wait_until(lambda: submit.has_ended)
+    wait_until(lambda: submit.has_ended, 240)
     assert submit.exit_code == 0, submit.read_output()
     assert "round 2/2: accuracy" in submit.read_output()
     assert (world.runs / "tiny" / "report.html").is_file()
@@ -274,11 +264,9 @@ def assert_submitted(world: Loopback, submit: CommandProcess, reference: RunFold
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_plain_services_run_an_experiment(
-    tiny_file: Path, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plain_services_run_an_experiment(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    reference = serial_run(tiny_config(), tmp_path / "serial")
+    reference = run_serial(make_tiny_config(), tmp_path / "serial")
     world = Loopback(tmp_path, None, {"FEDSIM_EXPERIMENT": str(tiny_file), "FEDSIM_RUN": "tiny"})
     with Processes(world.logs, world.environment) as group:
         services = world.up(group, "submit")
@@ -289,15 +277,10 @@ def test_the_plain_services_run_an_experiment(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_tls_services_run_an_experiment_and_refuse_who_is_not_registered(
-    tiny_file: Path,
-    certificates: Path,
-    tiny_config: Tiny,
-    serial_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_file: Path, certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    reference = serial_run(tiny_config(), tmp_path / "serial")
+    reference = run_serial(make_tiny_config(), tmp_path / "serial")
     world = Loopback(tmp_path, certificates, {"FEDSIM_EXPERIMENT": str(tiny_file), "FEDSIM_RUN": "tiny"})
     with Processes(world.logs, world.environment) as group:
         services = world.up(group, "submit-tls")
@@ -309,7 +292,7 @@ def test_the_tls_services_run_an_experiment_and_refuse_who_is_not_registered(
             words = [word for word in SERVICES["supernode-1-tls"]["command"] if "private-key" not in word]
             command = [world.here(word, port) for port in [free_port()] for word in [*words, *filter(None, [key])]]
             refused = group.start(name, command)
-            wait_until(lambda refused=refused: refused.has_ended)
+            wait_until(lambda refused=refused: refused.has_ended, 240)
             assert refused.exit_code != 0
             assert "SuperNode ID" not in refused.read_output()
             assert "Failed to" in refused.last_error(), refused.read_output()

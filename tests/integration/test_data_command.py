@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedsim.cli.main import main
 from fedsim.data import Dataset, Examples
 from fedsim.data.partitions import Partition
 from fedsim.data.partitions.natural import Natural
@@ -24,26 +21,15 @@ from fedsim.federation.config import Config
 from fedsim.federation.federated_data import FederatedData
 from fedsim.report.partition_picture import draw_partition
 from fedsim.report.partition_summary import PartitionSummary, client_table, dataset_table, load_partition_summary
-
-Call = Callable[..., subprocess.CompletedProcess[str]]
+from tests.support.commands import Call, call_fedsim
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """`fedsim data ...` in an empty working folder, on a terminal of 80 columns, without a data folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FEDSIM_DATA", raising=False)
-
-    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-        arguments = ["fedsim", "data", *map(str, words)]
-        monkeypatch.setattr("sys.argv", arguments)
-        with pytest.raises(SystemExit) as end:
-            main()
-        os.environ.pop("FEDSIM_DATA", None)  # where --data-dir puts it
-        return subprocess.CompletedProcess(arguments, int(end.value.code or 0), *capfd.readouterr())
-
-    return run
+    return functools.partial(call, "data", columns=80)
 
 
 def cells(output: str) -> list[list[str]]:
@@ -350,12 +336,9 @@ def test_what_cannot_be_is_one_sentence(call: Call, tmp_path: Path, words: list[
     assert not list(tmp_path.glob("**/*.png"))
 
 
-def test_partitions_are_listed_and_shown(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_partitions_are_listed_and_shown(capfd: pytest.CaptureFixture[str]) -> None:
     for words in (["list", "partitions"], ["show", "quantity-skew"]):
-        monkeypatch.setattr("sys.argv", ["fedsim", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code
+        assert not call_fedsim(*words).returncode
     output = capfd.readouterr().out
     assert "does not load" not in output
     for name in ("natural", "pathological", "quantity-skew", "adult-by-age", "att-faces-by-person", "index-file"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -27,22 +26,15 @@ from fedsim.federation.engines import deployed, flower
 from fedsim.federation.engines.deployed import ServerAppRelay, serverapp_log
 from fedsim.federation.engines.processes import Processes, find_executable
 from fedsim.federation.engines.serial import InProcessGrid
-from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.recording.transcript import Transcript
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.processes import wait_until
+from tests.support.runs import assert_same_runs
 
-Run = Callable[..., RunFolder]
-Tiny = Callable[..., Config]
 Process = tuple[int, str]
 
 CLI = "from fedsim.cli.main import main; main()"
 SETTINGS: dict[str, Any] = {"experiment": "{}", "out": "out", "resume": False}
-
-
-def wait_until(true: Callable[[], Any], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def processes() -> dict[int, tuple[int, str, str]]:
@@ -277,9 +269,9 @@ def test_what_the_serverapp_says_is_said_again(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_the_serverapp_leaves_its_last_error_in_the_run_folder(
-    tiny_config: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = tiny_config(federation={"rounds": 2, "straggler_probability": 1.0, "supernodes": 1})
+    config = make_tiny_config(federation={"rounds": 2, "straggler_probability": 1.0, "supernodes": 1})
     serverapp_log(tmp_path).parent.mkdir()
     settings: Any = {"experiment": config.model_dump_json(), "out": str(tmp_path), "resume": False}
     with pytest.raises(RunError, match="all 4 clients failed"):
@@ -329,21 +321,6 @@ def rounds(folder: Path) -> int:
     return len(list((folder / "transcript").glob("round-*")))
 
 
-def file_hashes(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "transcript").iterdir()}
-
-
-def assert_same(one: Path, other: Path) -> None:
-    assert Transcript(one).hash() == Transcript(other).hash()
-    assert file_hashes(one) == file_hashes(other)
-    ours, theirs = (
-        [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(RunFolder(path).metrics)]
-        for path in (one, other)
-    )
-    assert ours == theirs
-    assert RunFolder(one).checkpoint.read_bytes() == RunFolder(other).checkpoint.read_bytes()
-
-
 def on_flower(config: Config, **keys: Any) -> Config:
     federation = config.federation.model_copy(update={"engine": "flower", "supernodes": 2, "timeout": 120.0, **keys})
     return config.model_copy(update={"federation": federation})
@@ -351,8 +328,8 @@ def on_flower(config: Config, **keys: Any) -> Config:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_same_seed_gives_the_same_bytes_from_supernodes(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = tiny_config(
+def test_the_same_seed_gives_the_same_bytes_from_supernodes(tmp_path: Path) -> None:
+    config = make_tiny_config(
         federation={"clients": 5, "straggler_probability": 0.3, "vectorise": False},  # else one SuperNode does it all
         strategy={"name": "fedadam", "fraction_train": 0.8},
         partition={"test_fraction": 0.2},
@@ -368,7 +345,7 @@ def test_the_same_seed_gives_the_same_bytes_from_supernodes(tiny_config: Tiny, s
     for name in ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp"):
         assert name in commands, "nothing to see in what is left"
     assert alive(known) == {}
-    assert_same(folder, serial_run(config, tmp_path / "serial").path)
+    assert_same_runs(folder, run_serial(config, tmp_path / "serial").path)
     assert "round 2/2: accuracy" in out
     assert "round 2/2: accuracy" in (folder / "log.txt").read_text()
     names = {path.name for path in (folder / "deployment").iterdir()}
@@ -378,8 +355,8 @@ def test_the_same_seed_gives_the_same_bytes_from_supernodes(tiny_config: Tiny, s
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_failed_run_is_the_serverapps_sentence(tiny_config: Tiny, tmp_path: Path) -> None:
-    driver = start(on_flower(tiny_config(federation={"straggler_probability": 1.0})), tmp_path / "run")
+def test_a_failed_run_is_the_serverapps_sentence(tmp_path: Path) -> None:
+    driver = start(on_flower(make_tiny_config(federation={"straggler_probability": 1.0})), tmp_path / "run")
     known = watch(driver, lambda: driver.poll() is not None)
     _, err = driver.communicate()
     assert driver.returncode == 1
@@ -390,9 +367,9 @@ def test_a_failed_run_is_the_serverapps_sentence(tiny_config: Tiny, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_goes_on_without_a_supernode_that_was_killed(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_a_run_goes_on_without_a_supernode_that_was_killed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    driver = start(on_flower(tiny_config(federation={"rounds": 3, "vectorise": False})), folder)
+    driver = start(on_flower(make_tiny_config(federation={"rounds": 3, "vectorise": False})), folder)
     known = watch(driver, lambda: rounds(folder) >= 1 or driver.poll() is not None)
     killed = {os.getpgid(one[0]) for one, what in alive(known).items() if "partition-id=1 " in what}
     assert len(killed) == 1
@@ -414,9 +391,9 @@ def test_a_run_goes_on_without_a_supernode_that_was_killed(tiny_config: Tiny, tm
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_everything_ends_with_the_driver_however_it_ends_and_the_run_resumes(
-    number: signal.Signals, tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    number: signal.Signals, tmp_path: Path
 ) -> None:
-    config = tiny_config()
+    config = make_tiny_config()
     folder = tmp_path / "run"
     driver = start(on_flower(config), folder)
     known = watch(driver, lambda: rounds(folder) >= 1 or driver.poll() is not None)
@@ -432,7 +409,7 @@ def test_everything_ends_with_the_driver_however_it_ends_and_the_run_resumes(
     known = watch(resumed, lambda: resumed.poll() is not None)
     assert resumed.returncode == 0, resumed.communicate()
     assert alive(known) == {}
-    assert_same(folder, serial_run(config, tmp_path / "serial").path)
+    assert_same_runs(folder, run_serial(config, tmp_path / "serial").path)
 
 
 def test_flowers_commands_are_found_beside_this_python() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,10 +15,10 @@ import torch
 
 from fedsim.api import doctor
 from fedsim.base.errors import DataError
-from fedsim.cli.main import main
 from fedsim.data.cache import find_source_files
 from fedsim.data.tables import Adult
 from fedsim.plugins import registry
+from tests.support.commands import call_fedsim
 
 Call = Callable[..., tuple[int, dict[str, str], str]]
 
@@ -30,13 +29,9 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     monkeypatch.delenv("FEDSIM_DATA", raising=False)
 
     def run(*words: str | Path) -> tuple[int, dict[str, str], str]:
-        monkeypatch.setattr("sys.argv", ["fedsim", "doctor", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        os.environ.pop("FEDSIM_DATA", None)  # where --data-dir puts it
-        out, err = capfd.readouterr()
-        lines = [line.split(maxsplit=1) for line in out.splitlines() if line and not line.endswith(":")]
-        return int(end.value.code or 0), dict(lines), err
+        done = call_fedsim("doctor", *words, capfd=capfd)
+        lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line and not line.endswith(":")]
+        return done.returncode, dict(lines), done.stderr
 
     return run
 

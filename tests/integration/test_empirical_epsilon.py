@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,13 +14,13 @@ from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison, read_epsilons
 from fedsim.base.errors import ConfigError, RunError
-from fedsim.federation.config import Config
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Poisson
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
+from tests.support.experiments import make_tiny_config
 
 DP_SGD: dict[str, Any] = {"name": "dp-sgd", "noise_multiplier": 1.0}
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
@@ -166,7 +165,7 @@ def test_a_run_that_was_interrupted_measures_the_same(tmp_path: Path) -> None:
     assert read_epsilons(RunFolder(tmp_path / "cut")) == whole
 
 
-def test_canaries_change_nothing_that_other_clients_send(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
+def test_canaries_change_nothing_that_other_clients_send(tmp_path: Path) -> None:
     """In the first round, up to rounding, for fewer train in one batch; later rounds begin with another model."""
     run(tmp_path / "with", DP_SGD)
     plain = tables(DP_SGD)
@@ -193,16 +192,16 @@ def test_canaries_of_clients_that_never_sent_are_a_failure(tmp_path: Path) -> No
         fedsim.run(tables(DP_SGD, **few | {"canaries": {"clients": [missing]}}), out=tmp_path / "none")
 
 
-def test_the_victims_carry_canaries_unless_others_are_named(tiny_config: Callable[..., Config]) -> None:
+def test_the_victims_carry_canaries_unless_others_are_named() -> None:
     def carriers(**named: Any) -> list[int]:
-        return tiny_config(canaries={"count": 50}, **named).canary_clients
+        return make_tiny_config(canaries={"count": 50}, **named).canary_clients
 
     assert carriers() == [0]
     assert carriers(recording={"clients": [3, 2]}) == [2]
     assert carriers(adversary={"victims": [1, 3]}) == [1, 3]
     assert carriers(adversary={"victims": "all"}) == [0, 1, 2, 3]
-    assert tiny_config(canaries={"count": 50, "clients": [2]}, adversary={"victims": [1]}).canary_clients == [2]
-    assert tiny_config().canary_clients == []
+    assert make_tiny_config(canaries={"count": 50, "clients": [2]}, adversary={"victims": [1]}).canary_clients == [2]
+    assert make_tiny_config().canary_clients == []
 
 
 @pytest.mark.parametrize(
@@ -224,11 +223,9 @@ def test_the_victims_carry_canaries_unless_others_are_named(tiny_config: Callabl
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
-    named: dict[str, Any], why: str, tiny_config: Callable[..., Config]
-) -> None:
+def test_settings_that_make_no_sense_are_refused(named: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        tiny_config(**named)
+        make_tiny_config(**named)
 
 
 @pytest.mark.parametrize(

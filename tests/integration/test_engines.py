@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +18,15 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import evaluate, local_update
-
-Run = Callable[..., OpenRun]
-Tiny = Callable[..., Config]
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.runs import hash_recording, read_checkpoint, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def busy(tiny_config: Tiny, recording: dict[str, Any] | None = None, **federation: Any) -> Config:
+def busy(recording: dict[str, Any] | None = None, **federation: Any) -> Config:
     """Everything at once: sampling, stragglers, dropout, noise, evaluation on the clients."""
-    return tiny_config(
+    return make_tiny_config(
         federation={"clients": 6, "rounds": 3, "straggler_probability": 0.3, **federation},
         strategy={"name": "fedavg", "fraction_train": 0.5},
         model={"name": "mlp", "hidden": [16], "dropout": 0.2},
@@ -39,23 +36,10 @@ def busy(tiny_config: Tiny, recording: dict[str, Any] | None = None, **federatio
     )
 
 
-def file_hashes(folder: OpenRun) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
-
-
-def final_weights(folder: OpenRun) -> dict[str, bytes]:
-    with safe_open(folder.checkpoint, framework="np") as file:
-        return {k: file.get_tensor(k).tobytes() for k in file.keys() if k.startswith("model/")}  # noqa: SIM118
-
-
-def metric_rows(folder: OpenRun) -> list[dict[str, str]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
-
-
 @pytest.fixture(scope="module")
-def serial(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
+def serial(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     torch.set_num_threads(1)
-    return serial_run(busy(tiny_config), tmp_path_factory.mktemp("serial") / "run")
+    return run_serial(busy(), tmp_path_factory.mktemp("serial") / "run")
 
 
 def test_the_busy_run_is_what_it_says(serial: OpenRun) -> None:
@@ -74,55 +58,47 @@ def test_the_busy_run_is_what_it_says(serial: OpenRun) -> None:
     ]
 
 
-def test_the_same_seed_gives_the_same_bytes(
-    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_bytes(serial: OpenRun, tmp_path: Path) -> None:
     torch.manual_seed(12345)  # what ran before in this process must not matter
-    again = serial_run(busy(tiny_config), tmp_path / "run")
-    assert file_hashes(again) == file_hashes(serial)
-    assert final_weights(again) == final_weights(serial)
-    assert metric_rows(again) == metric_rows(serial)
+    again = run_serial(busy(), tmp_path / "run")
+    assert hash_recording(again) == hash_recording(serial)
+    assert read_checkpoint(again, "model/") == read_checkpoint(serial, "model/")
+    assert read_metrics(again) == read_metrics(serial)
 
 
-def test_another_seed_gives_another_run(serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    other = serial_run(busy(tiny_config, seed=4), tmp_path / "run")
-    assert not set(file_hashes(other).values()) & set(file_hashes(serial).values())
+def test_another_seed_gives_another_run(serial: OpenRun, tmp_path: Path) -> None:
+    other = run_serial(busy(seed=4), tmp_path / "run")
+    assert not set(hash_recording(other).values()) & set(hash_recording(serial).values())
 
 
-def test_more_rounds_and_less_measuring_leave_the_earlier_rounds_as_they_were(
-    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    longer = serial_run(busy(tiny_config, rounds=5, evaluate_every=0), tmp_path / "run")
-    assert file_hashes(serial).items() <= file_hashes(longer).items()
-    assert len(file_hashes(longer)) == 5
+def test_more_rounds_and_less_measuring_leave_the_earlier_rounds_as_they_were(serial: OpenRun, tmp_path: Path) -> None:
+    longer = run_serial(busy(rounds=5, evaluate_every=0), tmp_path / "run")
+    assert hash_recording(serial).items() <= hash_recording(longer).items()
+    assert len(hash_recording(longer)) == 5
 
 
-def test_recording_less_changes_nothing_but_the_recording(
-    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    less = serial_run(busy(tiny_config, recording={"rounds": [2]}), tmp_path / "run")
-    assert final_weights(less) == final_weights(serial)
-    assert file_hashes(less).items() <= file_hashes(serial).items()
-    assert len(file_hashes(less)) == 1
+def test_recording_less_changes_nothing_but_the_recording(serial: OpenRun, tmp_path: Path) -> None:
+    less = run_serial(busy(recording={"rounds": [2]}), tmp_path / "run")
+    assert read_checkpoint(less, "model/") == read_checkpoint(serial, "model/")
+    assert hash_recording(less).items() <= hash_recording(serial).items()
+    assert len(hash_recording(less)) == 1
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_ray_records_the_same_bytes_with_any_number_of_actors(
-    actors: int, serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    ray = serial_run(busy(tiny_config, engine="ray", actors=actors), tmp_path / "run")
-    assert file_hashes(ray) == file_hashes(serial)
-    assert final_weights(ray) == final_weights(serial)
-    assert metric_rows(ray) == metric_rows(serial)
+def test_ray_records_the_same_bytes_with_any_number_of_actors(actors: int, serial: OpenRun, tmp_path: Path) -> None:
+    ray = run_serial(busy(engine="ray", actors=actors), tmp_path / "run")
+    assert hash_recording(ray) == hash_recording(serial)
+    assert read_checkpoint(ray, "model/") == read_checkpoint(serial, "model/")
+    assert read_metrics(ray) == read_metrics(serial)
 
 
 # What the recording says is what happened.
 
 
-def test_a_recorded_update_is_what_the_client_computed(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = tiny_config(federation={"vectorise": False})
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+def test_a_recorded_update_is_what_the_client_computed(tmp_path: Path) -> None:
+    config = make_tiny_config(federation={"vectorise": False})
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     experiment = Experiment(config)
     for update in transcript.updates():
         inputs, labels = experiment.data.train(update.client)
@@ -141,11 +117,9 @@ def test_a_recorded_update_is_what_the_client_computed(tiny_config: Tiny, serial
     assert all(torch.equal(first.before[name], t) for name, t in experiment.initial_state().items())
 
 
-def test_the_next_broadcast_is_the_weighted_mean_of_the_updates(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = tiny_config(partition={"name": "dirichlet", "alpha": 1.0})
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+def test_the_next_broadcast_is_the_weighted_mean_of_the_updates(tmp_path: Path) -> None:
+    config = make_tiny_config(partition={"name": "dirichlet", "alpha": 1.0})
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     updates = list(transcript.restrict_to([1]).updates())
     counts = torch.tensor([float(u.num_examples) for u in updates])
     assert len(set(counts.tolist())) > 1
@@ -155,9 +129,9 @@ def test_the_next_broadcast_is_the_weighted_mean_of_the_updates(
         torch.testing.assert_close(tensor.double(), (weights * mean).sum(0), rtol=1e-5, atol=1e-6)
 
 
-def test_the_reported_accuracy_is_that_of_the_final_weights(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = tiny_config()
-    folder = serial_run(config, tmp_path / "run")
+def test_the_reported_accuracy_is_that_of_the_final_weights(tmp_path: Path) -> None:
+    config = make_tiny_config()
+    folder = run_serial(config, tmp_path / "run")
     experiment = Experiment(config)
     with safe_open(folder.checkpoint, framework="pt") as file:
         state = {k.removeprefix("model/"): file.get_tensor(k) for k in file.keys() if k.startswith("model/")}  # noqa: SIM118
@@ -168,11 +142,11 @@ def test_the_reported_accuracy_is_that_of_the_final_weights(tiny_config: Tiny, s
     assert int(last["num_examples"]) == len(test) == 359
 
 
-def test_fedprox_reaches_the_clients_and_is_on_record(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_fedprox_reaches_the_clients_and_is_on_record(tmp_path: Path) -> None:
     training = {"local_epochs": 3, "batch_size": 8, "learning_rate": 0.1}
-    config = tiny_config(strategy={"name": "fedprox", "proximal_mu": 20.0}, training=training)
-    held = Transcript(serial_run(config, tmp_path / "held").path)
-    free = Transcript(serial_run(tiny_config(training=training), tmp_path / "free").path)
+    config = make_tiny_config(strategy={"name": "fedprox", "proximal_mu": 20.0}, training=training)
+    held = Transcript(run_serial(config, tmp_path / "held").path)
+    free = Transcript(run_serial(make_tiny_config(training=training), tmp_path / "free").path)
     assert held.update(1, 0).config["proximal-mu"] == 20.0
 
     def squared_norm(transcript: Transcript) -> float:
@@ -241,7 +215,7 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def test_a_serial_run_never_asks_for_ray(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_a_serial_run_never_asks_for_ray(tmp_path: Path) -> None:
     done = python(
         "BLOCKED = ['ray']",
         BLOCK,
@@ -249,7 +223,7 @@ def test_a_serial_run_never_asks_for_ray(tiny_config: Tiny, tmp_path: Path) -> N
         "from fedsim.federation.config import Config",
         "from fedsim.federation.open_run import OpenRun",
         "from fedsim.federation.simulation import run_federation",
-        f"config = Config.model_validate_json({tiny_config().model_dump_json()!r})",
+        f"config = Config.model_validate_json({make_tiny_config().model_dump_json()!r})",
         f"run_federation(config, OpenRun(Path({str(tmp_path / 'run')!r})))",
         "print(asked)",
     )

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 import torch
 
 from fedsim.base.errors import RunError
-from fedsim.cli.main import main
 from fedsim.exposure.jacobian_norm import JacobianNorm
 from fedsim.exposure.of_clients import COLUMNS
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config
 from fedsim.federation.exposing import find_applicable_measures
 from fedsim.federation.run_folder import RunFolder, read_exposures
 from fedsim.report.exposure import ExposureQuantity, draw_clients, draw_examples, mean_quantities
-
-Run = Callable[..., RunFolder]
-Tiny = Callable[..., Config]
-Call = Callable[..., CompletedProcess[str]]
+from tests.support.commands import Call
+from tests.support.experiments import make_tiny_config, run_serial
 
 FILE = """
 [partition]
@@ -57,27 +50,18 @@ when = "never"
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """`fedsim` in this process, in a folder with an experiment file."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "tiny.toml").write_text(FILE)
-
-    def call(*words: str | Path) -> CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["fedsim", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, error = capfd.readouterr()
-        return CompletedProcess([], int(end.value.code or 0), out, error)
-
     return call
 
 
 @pytest.fixture(scope="module")
-def run(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of clients that measured themselves, and kept a state."""
-    config = tiny_config(measure=[{"name": "gradient-norm"}], states={"rounds": [1]})
-    return serial_run(config, tmp_path_factory.mktemp("run") / "run")
+    config = make_tiny_config(measure=[{"name": "gradient-norm"}], states={"rounds": [1]})
+    return run_serial(config, tmp_path_factory.mktemp("run") / "run")
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -269,10 +253,10 @@ def test_a_picture_of_clients_takes_values_of_any_size() -> None:
 
 
 def test_a_measure_without_a_choice_that_says_nothing_of_single_examples_says_the_rest(
-    tiny_config: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.federation.exposing.registry.registered_names", lambda _: ["gradient-norm"])
     caplog.set_level("INFO", logger="fedsim")
-    (schedule,) = find_applicable_measures(Experiment(tiny_config()), each=True)
+    (schedule,) = find_applicable_measures(Experiment(make_tiny_config()), each=True)
     assert not schedule.per_example
     assert "of single examples gradient-norm is left out: in an update of several steps" in caplog.text

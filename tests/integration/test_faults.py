@@ -21,14 +21,11 @@ import strategies.app
 from clients.app import app as client_app
 from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.base.files import write_text
-from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import make_record
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.recording.transcript import Transcript
-
-Run = Callable[..., RunFolder]
-Tiny = Callable[..., Config]
+from tests.support.experiments import make_tiny_config, run_serial
 
 PLUGINS = '''
 from dataclasses import dataclass, replace
@@ -131,16 +128,14 @@ def assert_one_sentence(error: FedsimError, code: int = 1) -> None:
 # Some clients fail.
 
 
-def test_a_client_with_broken_data_fails_alone_in_every_round(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = tiny_config(
+def test_a_client_with_broken_data_fails_alone_in_every_round(tmp_path: Path) -> None:
+    config = make_tiny_config(
         data={"name": "faulty_plugins:OneRareLabel"},
         partition={"samples_per_client": None},
         federation={"rounds": 3},
         defense=[{"name": "faulty_plugins:Allergic"}],
     )
-    transcript = Transcript((folder := serial_run(config, tmp_path / "run")).path)
+    transcript = Transcript((folder := run_serial(config, tmp_path / "run")).path)
     failing = {frozenset(transcript.header(number).failures) for number in transcript.rounds}
     assert len(failing) == 1
     (client,) = failing.pop()
@@ -149,20 +144,18 @@ def test_a_client_with_broken_data_fails_alone_in_every_round(
     assert [row["failed"] for row in read_rows(folder.metrics)] == ["1", "1", "1"]
 
 
-def test_stragglers_fail_now_and_then_and_are_told_apart(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = tiny_config(federation={"rounds": 6, "straggler_probability": 0.4})
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+def test_stragglers_fail_now_and_then_and_are_told_apart(tmp_path: Path) -> None:
+    config = make_tiny_config(federation={"rounds": 6, "straggler_probability": 0.4})
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     failures = [(n, c, why) for n in transcript.rounds for c, why in transcript.header(n).failures.items()]
     assert 3 <= len(failures) <= 17
     assert all(why == f"straggler: did not return in round {number}" for number, _, why in failures)
     assert len({client for _, client, _ in failures}) > 1
 
 
-def test_an_update_that_is_no_number_never_reaches_the_aggregate(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = tiny_config(defense=[{"name": "faulty_plugins:Nan"}], federation={"rounds": 4, "clients": 6})
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+def test_an_update_that_is_no_number_never_reaches_the_aggregate(tmp_path: Path) -> None:
+    config = make_tiny_config(defense=[{"name": "faulty_plugins:Nan"}], federation={"rounds": 4, "clients": 6})
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     assert sum(len(transcript.header(number).failures) for number in transcript.rounds) >= 3
     for update in transcript.updates():
         for tensor in (*update.before.values(), *update.after.values()):
@@ -183,20 +176,18 @@ def test_an_update_that_is_no_number_never_reaches_the_aggregate(
     ],
     ids=["stragglers", "model", "nan", "hook", "diverged"],
 )
-def test_a_round_without_updates_ends_the_run(
-    tables: dict[str, Any], reason: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_round_without_updates_ends_the_run(tables: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="round 1: all 4 clients failed") as caught:
-        serial_run(tiny_config(**tables), tmp_path / "run")
+        run_serial(make_tiny_config(**tables), tmp_path / "run")
     assert reason in str(caught.value)
     assert_one_sentence(caught.value)
     assert list((tmp_path / "run" / "transcript").iterdir()) == []
 
 
-def test_the_rounds_before_the_one_that_failed_are_kept(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = Transcript(serial_run(tiny_config(federation={"rounds": 2, "vectorise": False}), tmp_path / "good").path)
+def test_the_rounds_before_the_one_that_failed_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = Transcript(
+        run_serial(make_tiny_config(federation={"rounds": 2, "vectorise": False}), tmp_path / "good").path
+    )
     import clients.app
 
     real = clients.app.local_update
@@ -208,7 +199,7 @@ def test_the_rounds_before_the_one_that_failed_are_kept(
 
     monkeypatch.setattr(clients.app, "local_update", failing)
     with pytest.raises(RunError, match=r"round 3: all 4 clients failed .*MemoryError: out of memory") as caught:
-        serial_run(tiny_config(federation={"rounds": 5, "vectorise": False}), tmp_path / "run")
+        run_serial(make_tiny_config(federation={"rounds": 5, "vectorise": False}), tmp_path / "run")
     assert_one_sentence(caught.value)
     kept = Transcript(tmp_path / "run")
     assert kept.rounds == [1, 2]
@@ -216,13 +207,13 @@ def test_the_rounds_before_the_one_that_failed_are_kept(
     assert [row["round"] for row in read_rows(RunFolder(tmp_path / "run").metrics)] == ["1", "2"]
 
 
-def test_diverging_is_said_before_the_aggregate_is_spoilt(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_diverging_is_said_before_the_aggregate_is_spoilt(tmp_path: Path) -> None:
     """A step so large that it first shows in the next round: the rounds before stay readable."""
-    config = tiny_config(
+    config = make_tiny_config(
         training={"learning_rate": 1e30, "local_epochs": None, "local_steps": 1}, federation={"rounds": 4}
     )
     with pytest.raises(RunError, match=r"round 2: all 4 clients failed .*local training diverged") as caught:
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)
     transcript = Transcript(tmp_path / "run")
     assert transcript.rounds == [1]
@@ -234,22 +225,18 @@ def test_diverging_is_said_before_the_aggregate_is_spoilt(tiny_config: Tiny, ser
 
 @pytest.mark.parametrize("engine", ["serial", "ray", "flower"])
 @pytest.mark.parametrize("model", ["exits_when_imported:Net", "exits_when_made:Net"])
-def test_a_model_that_exits_before_anything_ran_is_one_sentence(
-    model: str, engine: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_model_that_exits_before_anything_ran_is_one_sentence(model: str, engine: str, tmp_path: Path) -> None:
     table = {"name": model} | ({"place": "build"} if "made" in model else {})
     with pytest.raises(FedsimError, match=r"it called sys\.exit\(0\)") as caught:
-        serial_run(tiny_config(model=table, federation={"engine": engine}), tmp_path / "run")
+        run_serial(make_tiny_config(model=table, federation={"engine": engine}), tmp_path / "run")
     assert_one_sentence(caught.value, code=2)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("place", ["client", "server"])
-def test_a_model_that_exits_while_it_runs_is_one_sentence(
-    place: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_model_that_exits_while_it_runs_is_one_sentence(place: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"it called sys\.exit\(0\)") as caught:
-        serial_run(tiny_config(model={"name": "exits_when_made:Net", "place": place}), tmp_path / "run")
+        run_serial(make_tiny_config(model={"name": "exits_when_made:Net", "place": place}), tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
@@ -272,47 +259,39 @@ def test_the_command_line_does_not_say_that_it_is_done_where_somebodys_code_ende
 
 
 @pytest.mark.parametrize("settings", [{"fraction_train": 0.0}, {"fraction_train": 0.1, "min_train_nodes": 0}])
-def test_a_fraction_that_asks_nobody_ends_the_run(
-    settings: dict[str, Any], tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_fraction_that_asks_nobody_ends_the_run(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(RunError, match="none was sampled") as caught:
-        serial_run(tiny_config(strategy={"name": "fedavg", **settings}), tmp_path / "run")
+        run_serial(make_tiny_config(strategy={"name": "fedavg", **settings}), tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
-def test_a_small_fraction_asks_at_least_one(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = tiny_config(strategy={"name": "fedavg", "fraction_train": 0.01})
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+def test_a_small_fraction_asks_at_least_one(tmp_path: Path) -> None:
+    config = make_tiny_config(strategy={"name": "fedavg", "fraction_train": 0.01})
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     assert [len(transcript.clients(number)) for number in transcript.rounds] == [1, 1]
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("key", ["fraction_train", "fraction_evaluate"])
-def test_a_fraction_above_one_is_refused_and_does_not_wait_for_ever(
-    key: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = tiny_config(strategy={"name": "fedavg", key: 1.5}, partition={"name": "iid", "test_fraction": 0.2})
+def test_a_fraction_above_one_is_refused_and_does_not_wait_for_ever(key: str, tmp_path: Path) -> None:
+    config = make_tiny_config(strategy={"name": "fedavg", key: 1.5}, partition={"name": "iid", "test_fraction": 0.2})
     with pytest.raises(ConfigError, match=rf"strategy\.{key}") as caught:
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value, code=2)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("key", ["min_train_nodes", "min_available_nodes", "min_evaluate_nodes"])
-def test_waiting_for_more_clients_than_there_are_is_refused(
-    key: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_waiting_for_more_clients_than_there_are_is_refused(key: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"strategy\.{key}: expected at most federation\.clients = 4, got 5"):
-        serial_run(tiny_config(strategy={"name": "fedavg", key: 5}), tmp_path / "run")
+        run_serial(make_tiny_config(strategy={"name": "fedavg", key: 5}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_client_holds_out_for_testing_may_be_all_but_one(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    too_much = tiny_config(partition={"name": "iid", "test_fraction": 0.999}, federation={"clients": 300})
+def test_what_a_client_holds_out_for_testing_may_be_all_but_one(tmp_path: Path) -> None:
+    too_much = make_tiny_config(partition={"name": "iid", "test_fraction": 0.999}, federation={"clients": 300})
     with pytest.raises(ConfigError, match="has no example to train on") as caught:
-        serial_run(too_much, tmp_path / "run")
+        run_serial(too_much, tmp_path / "run")
     assert "test_fraction" in str(caught.value)
     assert_one_sentence(caught.value, code=2)
 
@@ -320,65 +299,61 @@ def test_what_a_client_holds_out_for_testing_may_be_all_but_one(
 # The run folder.
 
 
-def test_a_used_folder_is_refused_replaced_or_continued_but_never_mixed(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    first = serial_run(tiny_config(), tmp_path / "run")
+def test_a_used_folder_is_refused_replaced_or_continued_but_never_mixed(tmp_path: Path) -> None:
+    first = run_serial(make_tiny_config(), tmp_path / "run")
     before = Transcript(first.path).hash()
     with pytest.raises(ConfigError, match="is not empty; choose another --out, continue with --resume") as caught:
-        serial_run(tiny_config(federation={"seed": 9}), tmp_path / "run")
+        run_serial(make_tiny_config(federation={"seed": 9}), tmp_path / "run")
     assert_one_sentence(caught.value, code=2)
     assert Transcript(first.path).hash() == before
-    serial_run(tiny_config(federation={"seed": 9}), tmp_path / "run", overwrite=True)
+    run_serial(make_tiny_config(federation={"seed": 9}), tmp_path / "run", overwrite=True)
     assert Transcript(first.path).hash() != before
 
 
-def test_overwriting_spares_what_is_no_run(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_overwriting_spares_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="is not a run folder, so --overwrite does not touch it"):
-        serial_run(tiny_config(), tmp_path, overwrite=True)
+        run_serial(make_tiny_config(), tmp_path, overwrite=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_file_where_the_folder_should_be_is_one_sentence(
-    overwrite: bool, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_file_where_the_folder_should_be_is_one_sentence(overwrite: bool, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(FedsimError, match="run") as caught:
-        serial_run(tiny_config(), tmp_path / "run", overwrite=overwrite)
+        run_serial(make_tiny_config(), tmp_path / "run", overwrite=overwrite)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "run").read_text() == "a file"
 
 
-def test_a_folder_below_a_file_is_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_a_folder_below_a_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written") as caught:
-        serial_run(tiny_config(), tmp_path / "file" / "run")
+        run_serial(make_tiny_config(), tmp_path / "file" / "run")
     assert_one_sentence(caught.value)
 
 
-def test_resuming_nothing_is_refused(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_resuming_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run to resume") as caught:
-        serial_run(tiny_config(), tmp_path / "run", resume=True)
+        run_serial(make_tiny_config(), tmp_path / "run", resume=True)
     assert_one_sentence(caught.value, code=2)
 
 
-def test_a_link_to_a_run_is_not_followed_to_remove_it(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    run = serial_run(tiny_config(), tmp_path / "run")
+def test_a_link_to_a_run_is_not_followed_to_remove_it(tmp_path: Path) -> None:
+    run = run_serial(make_tiny_config(), tmp_path / "run")
     (tmp_path / "link").symlink_to(run.path)
     with pytest.raises(RunError, match="is a symbolic link") as caught:
-        serial_run(tiny_config(), tmp_path / "link", overwrite=True)
+        run_serial(make_tiny_config(), tmp_path / "link", overwrite=True)
     assert_one_sentence(caught.value)
     assert Transcript(run.path).rounds == [1, 2]
 
 
 @pytest.mark.parametrize("where", ["transcript", "checkpoint", "metrics"])
 def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
-    where: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_config(federation={"rounds": 4}, strategy={"name": "fedavgm", "server_momentum": 0.9})
-    whole = Transcript(serial_run(config, tmp_path / "whole").path).hash()
+    config = make_tiny_config(federation={"rounds": 4}, strategy={"name": "fedavgm", "server_momentum": 0.9})
+    whole = Transcript(run_serial(config, tmp_path / "whole").path).hash()
     writes = {"n": 0}
 
     def full(real: Callable[..., Any], place: int = 3) -> Callable[..., Any]:
@@ -404,11 +379,11 @@ def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
         else:
             patch.setattr(Path, "write_text", full(Path.write_text, place=5))  # after experiment and versions
         with pytest.raises(RunError, match="No space left on device") as caught:
-            serial_run(config, tmp_path / "run")
+            run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)
     assert Transcript(tmp_path / "run").rounds[:2] == [1, 2]
     assert not list((tmp_path / "run").rglob("*.tmp")), "half a file is left on a full disk"
-    serial_run(config, tmp_path / "run", resume=True)
+    run_serial(config, tmp_path / "run", resume=True)
     assert Transcript(tmp_path / "run").hash() == whole
 
 
@@ -430,10 +405,10 @@ def test_a_file_written_on_a_full_disk_leaves_the_old_one(tmp_path: Path, monkey
 # Engines.
 
 
-def test_no_nodes_in_time_is_one_sentence(tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_nodes_in_time_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InProcessGrid, "get_node_ids", lambda self: [])
     monkeypatch.setattr(fedsim.federation.engines.readiness, "_TO_CONNECT", 0.3)
-    config = tiny_config()
+    config = make_tiny_config()
     settings: Any = {"experiment": config.model_dump_json(), "out": str(tmp_path / "run"), "resume": False}
     with pytest.raises(RunError, match="0 of 1 nodes connected within") as caught:
         strategies.app.main(InProcessGrid(client_app), Context(1, 1, {}, RecordDict(), settings))
@@ -441,18 +416,16 @@ def test_no_nodes_in_time_is_one_sentence(tiny_config: Tiny, tmp_path: Path, mon
 
 
 @pytest.mark.ray
-def test_a_failing_round_on_ray_is_the_same_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = tiny_config(federation={"engine": "ray", "actors": 1, "straggler_probability": 1.0})
+def test_a_failing_round_on_ray_is_the_same_one_sentence(tmp_path: Path) -> None:
+    config = make_tiny_config(federation={"engine": "ray", "actors": 1, "straggler_probability": 1.0})
     with pytest.raises(RunError, match=r"round 1: all 4 clients failed .*straggler") as caught:
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
-def test_clients_who_fail_alike_share_a_line(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = tiny_config(federation={"clients": 30, "rounds": 1, "straggler_probability": 0.8})
-    folder = serial_run(config, tmp_path / "run")
+def test_clients_who_fail_alike_share_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_tiny_config(federation={"clients": 30, "rounds": 1, "straggler_probability": 0.8})
+    folder = run_serial(config, tmp_path / "run")
     (line,) = [
         record.message
         for record in caplog.records
@@ -502,7 +475,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
 @pytest.mark.parametrize("vectorise", [True, False], ids=["together", "one by one"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_on_and_resumes(
-    wrong: str, vectorise: bool, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: str, vectorise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import clients.app
 
@@ -516,20 +489,18 @@ def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_o
         return records
 
     monkeypatch.setattr(clients.app, "_defended_reply", reply)
-    config = tiny_config(federation={"rounds": 3, "vectorise": vectorise})
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    config = make_tiny_config(federation={"rounds": 3, "vectorise": vectorise})
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     for number in (1, 2, 3):
         assert transcript.clients(number) == [0, 2, 3]
         assert re.search(reason, transcript.header(number).failures[1])
 
 
-def test_a_strategy_that_asks_for_something_else_than_its_class_declares_is_stopped(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_strategy_that_asks_for_something_else_than_its_class_declares_is_stopped(tmp_path: Path) -> None:
     """Else attacks would be handed all labels of a client for a gradient of one mini-batch."""
-    config = tiny_config(strategy={"name": "sgd_by_another_name:Mine", "learning_rate": 0.1})
+    config = make_tiny_config(strategy={"name": "sgd_by_another_name:Mine", "learning_rate": 0.1})
     with pytest.raises(
         RunError, match=r"strategy 'sgd_by_another_name:Mine' asks clients for 'gradient', but its class declares 'wei"
     ) as caught:
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)

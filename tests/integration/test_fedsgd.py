@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import shutil
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from fedsim.audit.finding_files import load_finding
 from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.base.randomness import generator, seed_globals
-from fedsim.cli.main import main
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
 from fedsim.federation.engines.serial import InProcessGrid
@@ -44,26 +42,25 @@ from fedsim.training.sampling import round_batches
 from fedsim.training.stochastic_layers import find_stochastic_layers
 from strategies.curious import Curious
 from strategies.fedsgd import FedSgd
-
-Run = Callable[..., OpenRun]
-Tiny = Callable[..., Config]
+from tests.support.commands import Call
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.runs import assert_same_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 RATE = 0.1
 
 
-def of_gradients(tiny_config: Tiny, **tables: Any) -> Config:
+def of_gradients(**tables: Any) -> Config:
     """Clients of 10 examples, three mini-batches of 4, 4 and 2."""
     training = {"local_epochs": None, "local_steps": 1, "batch_size": 4, "learning_rate": None}
     tables["training"] = training | tables.get("training", {})
     tables["partition"] = {"samples_per_client": 10} | tables.get("partition", {})
-    return resolve(tiny_config(**{"strategy": {"name": "fedsgd", "learning_rate": RATE}, **tables}))
+    return resolve(make_tiny_config(**{"strategy": {"name": "fedsgd", "learning_rate": RATE}, **tables}))
 
 
-def busy(tiny_config: Tiny, **federation: Any) -> Config:
+def busy(**federation: Any) -> Config:
     """Everything at once: sampling, stragglers, dropout, noise, evaluation on the clients, more than an epoch."""
     return of_gradients(
-        tiny_config,
         federation={"clients": 6, "rounds": 5, "straggler_probability": 0.2, **federation},
         strategy={"name": "fedsgd", "learning_rate": RATE, "fraction_train": 0.7},
         model={"name": "mlp", "hidden": [16], "dropout": 0.2, "batch_norm": True},
@@ -72,20 +69,11 @@ def busy(tiny_config: Tiny, **federation: Any) -> Config:
     )
 
 
-def file_hashes(folder: OpenRun) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
-
-
-def assert_same(one: OpenRun, other: OpenRun) -> None:
-    assert file_hashes(one) == file_hashes(other)
-    assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
-
-
 @pytest.fixture(scope="module")
-def plain(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
     torch.set_num_threads(1)
-    config = of_gradients(tiny_config, federation={"rounds": 4}, partition={"name": "dirichlet", "alpha": 0.3})
-    return config, serial_run(config, tmp_path_factory.mktemp("plain") / "run").path
+    config = of_gradients(federation={"rounds": 4}, partition={"name": "dirichlet", "alpha": 0.3})
+    return config, run_serial(config, tmp_path_factory.mktemp("plain") / "run").path
 
 
 def batch_of(experiment: Experiment, update: Update) -> torch.Tensor:
@@ -141,9 +129,9 @@ def test_the_recording_says_what_the_protocol_was(plain: tuple[Config, Path]) ->
     assert facts["batch-size"] == 4
 
 
-def test_a_federation_of_gradients_learns(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = of_gradients(tiny_config, federation={"rounds": 20, "evaluate_every": 20}, training={"batch_size": 10})
-    rows = [row for row in read_rows(serial_run(config, tmp_path / "run").metrics) if row["client"] == "server"]
+def test_a_federation_of_gradients_learns(tmp_path: Path) -> None:
+    config = of_gradients(federation={"rounds": 20, "evaluate_every": 20}, training={"batch_size": 10})
+    rows = [row for row in read_rows(run_serial(config, tmp_path / "run").metrics) if row["client"] == "server"]
     assert float(rows[-1]["accuracy"]) > 0.4
 
 
@@ -151,9 +139,9 @@ def test_a_federation_of_gradients_learns(tiny_config: Tiny, serial_run: Run, tm
 
 
 @pytest.fixture(scope="module")
-def serial(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
+def serial(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     torch.set_num_threads(1)
-    return serial_run(busy(tiny_config), tmp_path_factory.mktemp("serial") / "run")
+    return run_serial(busy(), tmp_path_factory.mktemp("serial") / "run")
 
 
 def test_statistics_travel_beside_gradients_and_are_averaged(serial: OpenRun) -> None:
@@ -171,39 +159,34 @@ def test_statistics_travel_beside_gradients_and_are_averaged(serial: OpenRun) ->
         torch.testing.assert_close(following[name], mean)
 
 
-def test_a_resumed_run_is_the_same_to_the_byte(
-    serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    serial_run(busy(tiny_config, rounds=2), tmp_path / "run")
-    assert_same(serial_run(busy(tiny_config), tmp_path / "run", resume=True), serial)
+def test_a_resumed_run_is_the_same_to_the_byte(serial: OpenRun, tmp_path: Path) -> None:
+    run_serial(busy(rounds=2), tmp_path / "run")
+    assert_same_runs(run_serial(busy(), tmp_path / "run", resume=True), serial)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_ray_records_the_same_bytes(serial: OpenRun, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    assert_same(serial_run(busy(tiny_config, engine="ray", actors=2), tmp_path / "run"), serial)
+def test_ray_records_the_same_bytes(serial: OpenRun, tmp_path: Path) -> None:
+    assert_same_runs(run_serial(busy(engine="ray", actors=2), tmp_path / "run"), serial)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_supernodes_record_the_same_bytes(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = busy(tiny_config, rounds=2)
-    deployed = busy(tiny_config, rounds=2, engine="flower", supernodes=2, timeout=200.0)
+def test_supernodes_record_the_same_bytes(tmp_path: Path) -> None:
+    config = busy(rounds=2)
+    deployed = busy(rounds=2, engine="flower", supernodes=2, timeout=200.0)
     run_federation(deployed, OpenRun(tmp_path / "deployed"))
-    assert_same(OpenRun(tmp_path / "deployed"), serial_run(config, tmp_path / "serial"))
+    assert_same_runs(OpenRun(tmp_path / "deployed"), run_serial(config, tmp_path / "serial"))
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(1.0, 20), (0.8, 16), (0.5, 10), (0.2, 4), (0.1, 2)])
-def test_a_share_of_twenty_clients_is_sampled_anew_each_round(
-    fraction: float, expected: int, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_share_of_twenty_clients_is_sampled_anew_each_round(fraction: float, expected: int, tmp_path: Path) -> None:
     """TGIAs-RO, Table VI."""
     config = of_gradients(
-        tiny_config,
         federation={"clients": 20, "rounds": 2, "evaluate_every": 0},
         strategy={"name": "fedsgd", "learning_rate": RATE, "fraction_train": fraction},
     )
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     sampled = [transcript.clients(number) for number in transcript.rounds]
     assert [len(clients) for clients in sampled] == [expected] * 2
     assert (sampled[0] != sampled[1]) == (expected < 20)
@@ -297,11 +280,9 @@ def test_replies_that_are_no_gradients_of_the_model_are_one_sentence(
         ),
     ],
 )
-def test_settings_that_contradict_fedsgd_are_refused_before_work(
-    tables: dict[str, Any], expected: str, tiny_config: Tiny
-) -> None:
+def test_settings_that_contradict_fedsgd_are_refused_before_work(tables: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as error:
-        Experiment(of_gradients(tiny_config, **tables)).check()
+        Experiment(of_gradients(**tables)).check()
     assert str(error.value).startswith(expected)
     assert "\n" not in str(error.value)
 
@@ -379,11 +360,10 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [("Plain", {"learning_rate": RATE}, [RATE, RATE]), ("Halving", {}, [0.2, 0.1]), ("Own", {}, [None, None])],
 )
 def test_a_strangers_strategy_of_gradients_is_attacked_with_the_facts_of_gradients(
-    name: str, settings: dict[str, Any], rates: list[float | None], tiny_config: Tiny, serial_run: Run, tmp_path: Path
+    name: str, settings: dict[str, Any], rates: list[float | None], tmp_path: Path
 ) -> None:
     written = {} if any(rates) else {"learning_rate": 0.1}  # 'Own' tells nobody
     config = of_gradients(
-        tiny_config,
         strategy={"name": f"strategies_of_strangers:{name}", **settings},
         attack=[{"name": "inverting-gradients", "iterations": 2}],
         adversary={
@@ -394,7 +374,7 @@ def test_a_strangers_strategy_of_gradients_is_attacked_with_the_facts_of_gradien
             "workers": 1,
         },
     )
-    folder = serial_run(config, tmp_path / "run")
+    folder = run_serial(config, tmp_path / "run")
     told = folder.read_experiment(trust=True)
     assert told is not None
     assert told.training.sends == "gradient"
@@ -416,12 +396,12 @@ def test_a_strangers_strategy_of_gradients_is_attacked_with_the_facts_of_gradien
 
 
 @pytest.mark.usefixtures("strangers")
-def test_a_strategy_is_not_taken_by_its_name_for_one_of_gradients(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = resolve(tiny_config(strategy={"name": "strategies_of_strangers:FedSgdLike"}, federation={"rounds": 1}))
+def test_a_strategy_is_not_taken_by_its_name_for_one_of_gradients(tmp_path: Path) -> None:
+    config = resolve(
+        make_tiny_config(strategy={"name": "strategies_of_strangers:FedSgdLike"}, federation={"rounds": 1})
+    )
     assert config.training.sends == "weights"
-    folder = serial_run(config, tmp_path / "run")
+    folder = run_serial(config, tmp_path / "run")
     assert all(update.gradient is None for update in Transcript(folder.path).updates())
 
 
@@ -439,10 +419,10 @@ def test_a_strategy_is_not_taken_by_its_name_for_one_of_gradients(
     ],
 )
 def test_what_contradicts_the_class_of_the_strategy_is_refused(
-    strategy: dict[str, Any], claimed: str | None, expected: str, tiny_config: Tiny
+    strategy: dict[str, Any], claimed: str | None, expected: str
 ) -> None:
     with pytest.raises((ConfigError, PluginError)) as error:
-        resolve(tiny_config(strategy=strategy, training={"sends": claimed} if claimed else {}))
+        resolve(make_tiny_config(strategy=strategy, training={"sends": claimed} if claimed else {}))
     assert str(error.value).startswith(expected)
     assert "\n" not in str(error.value)
 
@@ -463,17 +443,16 @@ def test_an_experiment_that_calls_recorded_gradients_weights_is_not_attacked(
 # What the evaluator compares with, and the adversary knows.
 
 
-def test_the_truth_is_the_mini_batch_of_the_attacked_round(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_the_truth_is_the_mini_batch_of_the_attacked_round(tmp_path: Path) -> None:
     """A linear model gives one example away whole, so no other batch would score like this."""
     config = of_gradients(
-        tiny_config,
         federation={"rounds": 3, "clients": 2},
         training={"batch_size": 1},
         model={"name": "linear"},
         attack=[{"name": "idlg", "iterations": 20}],
         adversary={"when": "never", "rounds": [1, 3], "victims": [1]},
     )
-    audit = open_audit(serial_run(config, tmp_path / "run").path, None)
+    audit = open_audit(run_serial(config, tmp_path / "run").path, None)
     assert audit.run() == []
     scores = {row["round"]: row["value"] for row in audit.score() if row["metric"] == "psnr"}
     assert set(scores) == {"1", "3"}
@@ -518,11 +497,11 @@ class Probe(Attack):
 
 
 def test_an_attack_on_several_rounds_is_judged_by_the_mini_batch_of_the_first_that_the_victim_took_part_in(
-    serial: OpenRun, tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serial: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "probe_of_rounds.py").write_text(PROBE)
     monkeypatch.syspath_prepend(tmp_path)
-    transcript, experiment = Transcript(serial.path), Experiment(busy(tiny_config))
+    transcript, experiment = Transcript(serial.path), Experiment(busy())
     late = next(client for client in range(6) if client not in transcript.clients(1))
     first = next(number for number in transcript.rounds if late in transcript.clients(number))
     table = {"knowledge": {"labels": True}, "rounds": "all", "victims": [late], "when": "never"}
@@ -547,9 +526,9 @@ def test_a_server_of_gradients_knows_one_step_of_b_examples_and_its_own_step_siz
 
 
 @pytest.mark.parametrize("dropout", [True, False])
-def test_the_adversary_is_told_whether_dropout_layers_drop(dropout: bool, tiny_config: Tiny, tmp_path: Path) -> None:
+def test_the_adversary_is_told_whether_dropout_layers_drop(dropout: bool, tmp_path: Path) -> None:
     model = {"name": "mlp", "hidden": [16], "dropout": 0.2}
-    config = of_gradients(tiny_config, model=model, training={"dropout": dropout})
+    config = of_gradients(model=model, training={"dropout": dropout})
     build = grant_knowledge(config.adversary, OwnRun({}, Experiment(config)), tmp_path).model
     assert build is not None
     network = pickle.loads(pickle.dumps(build))()
@@ -562,18 +541,13 @@ def test_the_geometry_of_gradients_is_refused_in_one_sentence(plain: tuple[Confi
         list(geometry_of(Experiment(plain[0]), Transcript(plain[1]), [1]))
 
 
-def test_inspect_and_report_speak_of_gradients(
-    plain: tuple[Config, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inspect_and_report_speak_of_gradients(plain: tuple[Config, Path], call: Call) -> None:
     _, path = plain
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("sys.argv", ["fedsim", "inspect", "--rows", str(path)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
+    inspected = call("inspect", "--rows", path)
+    assert inspected.returncode == 0
     gradient = Transcript(path).update(1, 0).pseudo_gradient
     norm = torch.cat([t.flatten() for t in gradient.values()]).double().norm().item()
-    assert f"{norm:.4g} (gradient)" in capsys.readouterr().out
+    assert f"{norm:.4g} (gradient)" in inspected.stdout
     assert "clients send the gradient of one mini-batch a round, B = 4" in write_report(OpenRun(path)).read_text()
     assert recorded_facts(read_recording(OpenRun(path), []))["Clients sent"] == "gradients"
 
@@ -581,14 +555,12 @@ def test_inspect_and_report_speak_of_gradients(
 # Fixed batches without gradients.
 
 
-def test_fixed_batches_of_fedavg_are_recorded_as_the_loop_over_them_computes(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_fixed_batches_of_fedavg_are_recorded_as_the_loop_over_them_computes(tmp_path: Path) -> None:
     """In both ways of training; the batches are the same in both rounds."""
     training = {"local_epochs": 2, "batch_size": 8, "batches": "fixed"}
-    config = tiny_config(training=training, federation={"vectorise": False})
-    looped = Transcript(serial_run(config, tmp_path / "looped").path)
-    together = Transcript(serial_run(tiny_config(training=training), tmp_path / "together").path)
+    config = make_tiny_config(training=training, federation={"vectorise": False})
+    looped = Transcript(run_serial(config, tmp_path / "looped").path)
+    together = Transcript(run_serial(make_tiny_config(training=training), tmp_path / "together").path)
     experiment = Experiment(config)
     for update in looped.updates():
         inputs, labels = experiment.data.train(update.client)
@@ -612,10 +584,10 @@ def test_fixed_batches_of_fedavg_are_recorded_as_the_loop_over_them_computes(
     assert looped.header(1).config["batches"] == "fixed"
 
 
-def test_fixed_batches_are_not_those_that_a_round_draws(tiny_config: Tiny) -> None:
-    fixed = Experiment(tiny_config(training={"batches": "fixed"})).training
+def test_fixed_batches_are_not_those_that_a_round_draws() -> None:
+    fixed = Experiment(make_tiny_config(training={"batches": "fixed"})).training
     assert round_batches(24, fixed, seed=3, client=0, number=1) is not None
-    assert resolve(tiny_config()).training.batches == "reshuffled"
+    assert resolve(make_tiny_config()).training.batches == "reshuffled"
 
 
 # The example.

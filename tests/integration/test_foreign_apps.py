@@ -34,6 +34,8 @@ from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import State, Update
 from tests.adversaries.exact.test_exact_attacks import digits
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.recordings import build_update
 
 COUNT, CLASSES = 6, 10
 MODELS = """
@@ -242,10 +244,7 @@ def test_sources_among_clients_whose_ids_do_not_fit_into_int64(tmp_path: Path) -
     """Flower draws ids of nodes from all of 64 bits."""
     nodes = [(1 << 63) + 5, (1 << 64) - 1]
     (before, after, _), (_, other, _) = (trained(built("mlp"), key, steps=200) for key in (0, 1))
-    sent = [
-        Update(round=1, client=c, before=before, payload=Payload.from_dense(s, "weights"), num_examples=COUNT)
-        for c, s in zip(nodes, (after, other), strict=True)
-    ]
+    sent = [build_update(before, s, client=c, num_examples=COUNT) for c, s in zip(nodes, (after, other), strict=True)]
     Recorder(tmp_path / "run" / "transcript").write(1, sent)
     truth = write_truth(tmp_path / "truth", lambda client: digits(COUNT, nodes.index(int(client))), nodes)
     adversary = {"workers": 1, "victims": nodes, "knowledge": {"records": True, **KNOWN, "num_classes": CLASSES}}
@@ -394,10 +393,7 @@ def test_tables_that_only_recordings_of_others_have(tmp_path: Path) -> None:
 
 def test_replies_that_are_all_identical_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before, after, _ = trained(built("mlp"))
-    updates = [
-        Update(round=1, client=k, before=before, payload=Payload.from_dense(after, "weights"), num_examples=COUNT)
-        for k in (7, 8)
-    ]
+    updates = [build_update(before, after, client=k, num_examples=COUNT) for k in (7, 8)]
     Recorder(tmp_path / "run" / "transcript").write(1, updates)
     attacked(tmp_path / "run")
     assert "round 1: all 2 replies are identical" in caplog.text
@@ -561,7 +557,7 @@ def test_truth_of_nobody_of_one_twice_and_of_another_size(tmp_path: Path, caplog
     assert "truth.7: has 3 examples, and N is 6; if clients count batches, say N" in caplog.text
 
 
-def test_a_run_of_fedsim_needs_nobody_to_say_what_it_means(tiny_config: Any, serial_run: Any, tmp_path: Path) -> None:
-    run = serial_run(tiny_config(), tmp_path / "own")
+def test_a_run_of_fedsim_needs_nobody_to_say_what_it_means(tmp_path: Path) -> None:
+    run = run_serial(make_tiny_config(), tmp_path / "own")
     with pytest.raises(ConfigError, match=r"whose messages are known; leave \[app\] out"):
         attacked(run.path, {"replies": "gradient"}, model=None, input_shape=None, value_range=None, num_classes=None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,9 +23,9 @@ from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.message_function import ClientMessage
 from strategies.curious import Curious
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.runs import assert_same_runs, hash_recording
 
-Run = Callable[..., RunFolder]
-Tiny = Callable[..., Config]
 FEDSGD: dict[str, Any] = {
     "strategy": {"name": "fedsgd", "learning_rate": 0.1},
     "training": {"local_epochs": None, "local_steps": 1, "batch_size": 24, "learning_rate": None},
@@ -54,20 +53,16 @@ class Odd(Measure):
         return {"odd": torch.inf if odd and self.fails == "a value" else float(odd)}
 
 
-def gated(tiny_config: Tiny, *, fails: str = "", gate: Mapping[str, Any] | None = None, **tables: Any) -> Config:
+def gated(*, fails: str = "", gate: Mapping[str, Any] | None = None, **tables: Any) -> Config:
     settings = {"above": 0.5} if gate is None else gate
     defense = {"name": "gate", "measure": {"name": f"{__name__}:Odd", "fails": fails}, **settings}
     tables["federation"] = {"clients": 8, "rounds": 3, **tables.pop("federation", {})}
-    return tiny_config(defense=[defense], **tables)
+    return make_tiny_config(defense=[defense], **tables)
 
 
 def odd_clients(config: Config) -> set[int]:
     data = Experiment(resolve(config)).data
     return {client for client in range(8) if int(data.train(client)[1].sum()) % 2}
-
-
-def file_hashes(folder: RunFolder) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
 
 
 Seen = list[tuple[int, Any, Any, Any]]
@@ -100,39 +95,37 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 @pytest.mark.parametrize("sends", [{}, FEDSGD], ids=["fedavg", "fedsgd"])
-def test_silence_is_that_of_a_straggler_for_every_reason(
-    sends: dict[str, Any], tiny_config: Tiny, serial_run: Run, tmp_path: Path, seen: Seen
-) -> None:
+def test_silence_is_that_of_a_straggler_for_every_reason(sends: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     """Word for word in each message, and to the byte in the recording and in the model."""
     gates: dict[str, Any] = {
         "withheld": ("", {"above": 0.5}),
         "nothing left": ("never", {"above": 0.5, "action": "drop-examples"}),
         **{how: (how, {"above": 5.0}) for how in ("a sentence", "an error", "an exit", "a value")},
     }
-    silent = odd_clients(gated(tiny_config, **sends))
+    silent = odd_clients(gated(**sends))
     assert 2 <= len(silent) <= 6
-    held = Experiment(resolve(gated(tiny_config, **sends))).data.model_examples(sorted(silent))
+    held = Experiment(resolve(gated(**sends))).data.model_examples(sorted(silent))
     Odd.marked.update(example.numpy().tobytes() for inputs, _ in held for example in inputs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Experiment, "is_straggler", lambda _, client, number: client in silent)
-        config = tiny_config(federation={"clients": 8, "rounds": 3, "vectorise": False}, **sends)
-        straggling = serial_run(config, tmp_path / "straggling")
-    expected, told = file_hashes(straggling), list(seen)
+        config = make_tiny_config(federation={"clients": 8, "rounds": 3, "vectorise": False}, **sends)
+        straggling = run_serial(config, tmp_path / "straggling")
+    expected, told = hash_recording(straggling), list(seen)
     assert {reason for client, _, reason, _ in told if client in silent} == {
         f"straggler: did not return in round {number}" for number in (1, 2, 3)
     }
     for name, (fails, gate) in gates.items():
         seen.clear()
-        folder = serial_run(gated(tiny_config, fails=fails, gate=gate, **sends), tmp_path / name)
+        folder = run_serial(gated(fails=fails, gate=gate, **sends), tmp_path / name)
         assert seen == told, name
-        assert file_hashes(folder) == expected, name
+        assert hash_recording(folder) == expected, name
         assert folder.checkpoint.read_bytes() == straggling.checkpoint.read_bytes(), name
 
 
 def test_why_a_measure_failed_is_told_to_the_log_of_the_client_alone(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = serial_run(gated(tiny_config, fails="an error", federation={"rounds": 1}), tmp_path / "run")
+    folder = run_serial(gated(fails="an error", federation={"rounds": 1}), tmp_path / "run")
     said = [record.message for record in caplog.records if "private" in record.message]
     assert len(said) == len(Transcript(folder.path).header(1).failures) > 0
     assert all("sends nothing, Gate failed: ValueError: the private sum of labels is" in line for line in said)
@@ -140,13 +133,13 @@ def test_why_a_measure_failed_is_told_to_the_log_of_the_client_alone(
 
 
 def test_values_are_in_no_message_and_in_no_recording(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Gate, "check", lambda *_: None)  # it refuses a gate that stays open, as this one has to
     quiet = {"name": "gate", "measure": "gradient-norm", "quantile": 0.9}
-    folder = serial_run(tiny_config(defense=[quiet]), tmp_path / "run")
-    plain = serial_run(tiny_config(federation={"vectorise": False}), tmp_path / "plain")
-    assert file_hashes(folder) == file_hashes(plain)
+    folder = run_serial(make_tiny_config(defense=[quiet]), tmp_path / "run")
+    plain = run_serial(make_tiny_config(federation={"vectorise": False}), tmp_path / "plain")
+    assert hash_recording(folder) == hash_recording(plain)
     assert folder.checkpoint.read_bytes() != plain.checkpoint.read_bytes(), "clients keep what they measured"
 
 
@@ -159,12 +152,10 @@ def past(folder: RunFolder, client: int) -> list[float]:
     return values
 
 
-def test_rounds_of_silence_count_among_the_past_and_those_of_straggling_do_not(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_rounds_of_silence_count_among_the_past_and_those_of_straggling_do_not(tmp_path: Path) -> None:
     gate = {"name": "gate", "measure": "gradient-norm", "quantile": 0.4}
-    config = tiny_config(defense=[gate], federation={"rounds": 6, "clients": 6, "straggler_probability": 0.2})
-    folder, experiment = serial_run(config, tmp_path / "run"), Experiment(resolve(config))
+    config = make_tiny_config(defense=[gate], federation={"rounds": 6, "clients": 6, "straggler_probability": 0.2})
+    folder, experiment = run_serial(config, tmp_path / "run"), Experiment(resolve(config))
     transcript, silent = Transcript(folder.path), 0
     for client in range(6):
         measured = [number for number in range(1, 7) if not experiment.is_straggler(client, number)]
@@ -179,32 +170,30 @@ def test_rounds_of_silence_count_among_the_past_and_those_of_straggling_do_not(
 
 
 def test_a_round_in_which_all_are_silent_is_lost_and_the_run_goes_on(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Experiment, "is_straggler", lambda _, client, number: number == 2)
-        folder = serial_run(tiny_config(federation={"rounds": 3}), tmp_path / "run")
+        folder = run_serial(make_tiny_config(federation={"rounds": 3}), tmp_path / "run")
     assert "round 2: the strategy aggregated nothing, too few clients returned; the model stays" in caplog.messages
     transcript = Transcript(folder.path)
     assert [len(transcript.clients(number)) for number in (1, 2, 3)] == [4, 0, 4]
-    undisturbed = Transcript(serial_run(tiny_config(federation={"rounds": 2}), tmp_path / "undisturbed").path)
+    undisturbed = Transcript(run_serial(make_tiny_config(federation={"rounds": 2}), tmp_path / "undisturbed").path)
     now, then = transcript.update(3, 0).before, undisturbed.update(2, 0).before
     assert all(torch.equal(tensor, now[name]) for name, tensor in then.items())
 
 
-def test_a_gate_that_is_closed_for_all_from_the_first_round_on_ends_the_run(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = tiny_config(defense=[{"name": "gate", "measure": "gradient-norm", "above": 0.0}])
+def test_a_gate_that_is_closed_for_all_from_the_first_round_on_ends_the_run(tmp_path: Path) -> None:
+    config = make_tiny_config(defense=[{"name": "gate", "measure": "gradient-norm", "above": 0.0}])
     says = (
         r"round 1: all 4 clients failed \(client \d: straggler: did not return in round 1\); lower .* loosen the limits"
     )
     with pytest.raises(RunError, match=says):
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
 
 
 def test_a_client_that_fails_after_its_gate_was_open_keeps_what_it_had(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import clients.app
 
@@ -218,7 +207,7 @@ def test_a_client_that_fails_after_its_gate_was_open_keeps_what_it_had(
     monkeypatch.setattr(clients.app, "local_update", failing)
     monkeypatch.setattr(Gate, "check", lambda *_: None)
     gate = {"name": "gate", "measure": "gradient-norm", "quantile": 0.9}
-    folder = serial_run(tiny_config(defense=[gate], federation={"rounds": 3}), tmp_path / "run")
+    folder = run_serial(make_tiny_config(defense=[gate], federation={"rounds": 3}), tmp_path / "run")
     assert [len(past(folder, client)) for client in range(4)] == [3, 2, 3, 3]
 
 
@@ -230,10 +219,10 @@ def dropping(fraction: float = 0.25) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("batches", ["reshuffled", "fixed"])
-def test_what_is_left_out_was_never_held(batches: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_what_is_left_out_was_never_held(batches: str, tmp_path: Path) -> None:
     """N, batches and steps are those of a client that holds the others alone."""
-    config = tiny_config(defense=[dropping()], training={"batches": batches})
-    folder, experiment = serial_run(config, tmp_path / "run"), Experiment(resolve(config))
+    config = make_tiny_config(defense=[dropping()], training={"batches": batches})
+    folder, experiment = run_serial(config, tmp_path / "run"), Experiment(resolve(config))
     update = Transcript(folder.path).update(2, 1)
     assert update.num_examples == 18
     inputs, labels = experiment.data.model_examples([1])[0]
@@ -258,12 +247,10 @@ def test_what_is_left_out_was_never_held(batches: str, tiny_config: Tiny, serial
     assert all(torch.equal(after[name], update.after[name]) for name in after)
 
 
-def test_of_a_mini_batch_the_gradient_of_what_is_left_is_sent(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_of_a_mini_batch_the_gradient_of_what_is_left_is_sent(tmp_path: Path) -> None:
     sgd = {**FEDSGD, "training": {**FEDSGD["training"], "batch_size": 8}}
-    config = tiny_config(defense=[dropping()], **sgd)
-    folder, experiment = serial_run(config, tmp_path / "run"), Experiment(resolve(config))
+    config = make_tiny_config(defense=[dropping()], **sgd)
+    folder, experiment = run_serial(config, tmp_path / "run"), Experiment(resolve(config))
     update = Transcript(folder.path).update(1, 2)
     assert update.num_examples == 6
     (share,) = experiment.local_data([2], 1, experiment.training)
@@ -287,12 +274,14 @@ def test_of_a_mini_batch_the_gradient_of_what_is_left_is_sent(
     assert found == 1
 
 
-def test_noise_is_on_the_updates_of_closed_rounds_alone(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = gated(tiny_config, gate={"above": 0.5, "action": "noise", "noise": 0.5}, federation={"rounds": 1})
+def test_noise_is_on_the_updates_of_closed_rounds_alone(tmp_path: Path) -> None:
+    config = gated(gate={"above": 0.5, "action": "noise", "noise": 0.5}, federation={"rounds": 1})
     loud = odd_clients(config)
-    noisy = Transcript(serial_run(config, tmp_path / "run").path)
+    noisy = Transcript(run_serial(config, tmp_path / "run").path)
     plain = Transcript(
-        serial_run(tiny_config(federation={"clients": 8, "rounds": 1, "vectorise": False}), tmp_path / "plain").path
+        run_serial(
+            make_tiny_config(federation={"clients": 8, "rounds": 1, "vectorise": False}), tmp_path / "plain"
+        ).path
     )
     for client in range(8):
         one, other = noisy.update(1, client).after, plain.update(1, client).after
@@ -311,8 +300,8 @@ MANY: list[dict[str, Any]] = [
 ]
 
 
-def many(tiny_config: Tiny, **federation: Any) -> Config:
-    return tiny_config(
+def many(**federation: Any) -> Config:
+    return make_tiny_config(
         defense=MANY,
         federation={"rounds": 6, "straggler_probability": 0.1, **federation},
         partition={"samples_per_client": 12},
@@ -320,49 +309,40 @@ def many(tiny_config: Tiny, **federation: Any) -> Config:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = serial_run(many(tiny_config), tmp_path_factory.mktemp("whole") / "run")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = run_serial(many(), tmp_path_factory.mktemp("whole") / "run")
     transcript = Transcript(folder.path)
     sizes = {transcript.update(n, c).num_examples for n in transcript.rounds for c in transcript.clients(n)}
     assert len(sizes) > 1, "nothing was left out"
-    experiment = Experiment(many(tiny_config))
+    experiment = Experiment(many())
     failures = {(n, c) for n in transcript.rounds for c in transcript.header(n).failures}
     assert failures - {(n, c) for n, c in failures if experiment.is_straggler(c, n)}, "nothing was withheld"
     return folder
 
 
-def assert_same(one: RunFolder, other: RunFolder) -> None:
-    assert file_hashes(one) == file_hashes(other)
-    assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
-
-
-def test_a_resumed_run_goes_on_from_what_gates_keep(
-    whole: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    serial_run(many(tiny_config, rounds=3), tmp_path / "run")
-    assert_same(serial_run(many(tiny_config), tmp_path / "run", resume=True), whole)
+def test_a_resumed_run_goes_on_from_what_gates_keep(whole: RunFolder, tmp_path: Path) -> None:
+    run_serial(many(rounds=3), tmp_path / "run")
+    assert_same_runs(run_serial(many(), tmp_path / "run", resume=True), whole)
 
 
 @pytest.mark.parametrize("clients", [4, 10])
-def test_clients_train_one_by_one_behind_a_gate(
-    clients: int, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_clients_train_one_by_one_behind_a_gate(clients: int, tmp_path: Path) -> None:
     alone, together = (
-        serial_run(many(tiny_config, vectorise=vectorise, clients=clients, rounds=2), tmp_path / str(vectorise))
+        run_serial(many(vectorise=vectorise, clients=clients, rounds=2), tmp_path / str(vectorise))
         for vectorise in (False, True)
     )
-    assert_same(alone, together)
+    assert_same_runs(alone, together)
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_gates_are_the_same_on_ray(whole: RunFolder, tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    assert_same(serial_run(many(tiny_config, engine="ray", actors=2), tmp_path / "run"), whole)
+def test_gates_are_the_same_on_ray(whole: RunFolder, tmp_path: Path) -> None:
+    assert_same_runs(run_serial(many(engine="ray", actors=2), tmp_path / "run"), whole)
 
 
-def test_under_secure_aggregation_who_is_silent_drops_out(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_under_secure_aggregation_who_is_silent_drops_out(tmp_path: Path) -> None:
     table = {"groups": "all", "clip": 100.0, "threshold": 2}
-    config = gated(tiny_config, secure_aggregation=table, federation={"rounds": 1})
+    config = gated(secure_aggregation=table, federation={"rounds": 1})
     silent = odd_clients(config)
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     assert set(transcript.header(1).failures) == silent

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,14 @@ from fedsim.audit.isolation import Isolation, _import_path, _pickle_without_tens
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.federation.build import build_attacks
-from fedsim.federation.config import AttackFile, Config, validate_tables
-from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.recording.transcript import Transcript
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.processes import find_descendants, is_alive
+from tests.support.shared import make_once
+
+pytestmark = pytest.mark.isolated
 
 STRANGERS = '''
 """Attacks of somebody else."""
@@ -185,15 +188,11 @@ class Hangs(Of):
 
 
 @pytest.fixture(scope="module")
-def recorded_run(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
-) -> Path:
-    path = tmp_path_factory.mktemp("isolation") / "run"
+def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adversary = {"victims": [0, 2], "rounds": [1], "workers": 1, "knowledge": {"labels": True}}
     tables = {"partition": {"samples_per_client": 6}, "federation": {"rounds": 1}, "adversary": adversary}
-    return serial_run(tiny_config(**tables, attack=[{"name": "sme", "iterations": 2}]), path).path
+    config = make_tiny_config(**tables, attack=[{"name": "sme", "iterations": 2}])
+    return make_once(tmp_path_factory, "isolation", lambda folder: run_serial(config, folder / "run")) / "run"
 
 
 @pytest.fixture
@@ -298,13 +297,7 @@ def test_what_a_stranger_warns_of_is_logged_and_stays_with_its_finding(
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="who is whose child is told by /proc")
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT])
-def test_nothing_outlives_an_attack_that_is_stopped(
-    run: Path,
-    tmp_path: Path,
-    number: signal.Signals,
-    lives: Callable[[int], bool],
-    descendants: Callable[[int], list[int]],
-) -> None:
+def test_nothing_outlives_an_attack_that_is_stopped(run: Path, tmp_path: Path, number: signal.Signals) -> None:
     """Two workers, in each a stranger that never calls back: all end with the command, which wrote nothing more."""
     (tmp_path / "pids").mkdir()
     (tmp_path / "attack.toml").write_text(
@@ -325,13 +318,13 @@ def test_nothing_outlives_an_attack_that_is_stopped(
         while len(list((tmp_path / "pids").iterdir())) < 2 and time.monotonic() < deadline:
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
-        started = descendants(process.pid)
+        started = find_descendants(process.pid)
         assert {int(pid.name) for pid in (tmp_path / "pids").iterdir()} < set(started)
         assert len(started) == 4  # two workers and their strangers
         process.send_signal(number)
         _, said = process.communicate(timeout=10)
         deadline = time.monotonic() + 5
-        while (left := [pid for pid in started if lives(pid)]) and time.monotonic() < deadline:
+        while (left := [pid for pid in started if is_alive(pid)]) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left
         assert not (run / "findings").exists()

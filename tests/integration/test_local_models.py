@@ -21,13 +21,14 @@ from fedsim.audit.in_round import attack_round
 from fedsim.audit.threat_model import grant_knowledge, grant_private
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding, Inference, LocalModel, Representatives
 from fedsim.recording.transcript import Transcript
 from fedsim.report.page import write_report
+from tests.support.experiments import make_tiny_config, run_serial
 
 TABLE = {"name": "leaf-synthetic", "features": 6, "classes": 3, "clients": 3, "examples_per_client": 40,
          "sensitive": True, "decay": 0.0}  # fmt: skip
@@ -80,11 +81,9 @@ DECODER = {"name": "own_decoder:Decoder", "label": "decoder"}
 
 
 @pytest.fixture
-def run(
-    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
-) -> Callable[..., OpenRun]:
+def run(tables: dict[str, Any], tmp_path: Path) -> Callable[..., OpenRun]:
     def make(*attacks: dict[str, Any], **changes: Any) -> OpenRun:
-        return serial_run(tiny_config(**{**tables, "attack": list(attacks)} | changes), tmp_path / "run")
+        return run_serial(make_tiny_config(**{**tables, "attack": list(attacks)} | changes), tmp_path / "run")
 
     return make
 
@@ -278,9 +277,7 @@ def test_a_source_that_is_none(run: Callable[..., OpenRun], attacks: list[dict[s
     assert sentence in str(caught.value)
 
 
-def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_optimal_one(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
-) -> None:
+def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_optimal_one(tmp_path: Path) -> None:
     """Diana et al., AAAI 2025. The attribute moves the targets of half of the clients up and of the others down."""
     rng, rows = torch.Generator().manual_seed(0), ["client,a,b,secret,y"]
     for client in range(6):
@@ -289,8 +286,8 @@ def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_opt
         for x, kind, y in zip(inputs.tolist(), secret.tolist(), targets.tolist(), strict=True):
             rows.append(",".join(map(str, [client, *x, "yes" if kind else "no", y])))
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
-    folder = serial_run(
-        tiny_config(
+    folder = run_serial(
+        make_tiny_config(
             data={"name": "csv", "path": str(tmp_path / "table.csv"), "target": "y", "task": "regression",
                   "group": "client"},
             partition={"name": "natural"},
@@ -315,7 +312,7 @@ def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_opt
 
 @pytest.mark.parametrize(("sampled", "directions"), [(0.5, 5), (1.0, 4)])
 def test_linear_models_are_decoded_exactly_where_rounds_sample_clients_and_in_part_where_all_take_part(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path, sampled: float,
+    tmp_path: Path, sampled: float,
     directions: int,
 ) -> None:  # fmt: skip
     """With all clients each broadcast model follows from the one before, so that they lie in a few directions."""
@@ -325,8 +322,8 @@ def test_linear_models_are_decoded_exactly_where_rounds_sample_clients_and_in_pa
         targets = inputs @ weights + torch.randn(1, generator=rng) + 0.5 * torch.randn(25, generator=rng)
         rows += [",".join(map(str, [client, *x.tolist(), float(y)])) for x, y in zip(inputs, targets, strict=True)]
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
-    folder = serial_run(
-        tiny_config(
+    folder = run_serial(
+        make_tiny_config(
             data={"name": "csv", "path": str(tmp_path / "table.csv"), "target": "y", "task": "regression",
                   "group": "client"},
             partition={"name": "natural"},
@@ -415,8 +412,8 @@ def test_elsewhere_there_are_no_optimal_models_and_no_columns(run: Callable[...,
         grant_private(common, without.spec.adversary, without.case, 0, truth)
 
 
-def test_partial_records_hold_nothing_of_the_column(tables: dict[str, Any], tiny_config: Callable[..., Config]) -> None:
-    experiment = Experiment(tiny_config(**tables, attack=[DECODER]))
+def test_partial_records_hold_nothing_of_the_column(tables: dict[str, Any]) -> None:
+    experiment = Experiment(make_tiny_config(**tables, attack=[DECODER]))
     audit = Audit(folder=OpenRun(Path()), spec=experiment.config, experiment=experiment, base_folder=Path())
     granted = grant_private(
         grant_knowledge(audit.spec.adversary, audit.case, Path()),
@@ -444,11 +441,9 @@ def test_partial_records_hold_nothing_of_the_column(tables: dict[str, Any], tiny
         ("sensitiv", "'leaf-synthetic' has no column 'sensitiv', did you mean 'sensitive'?"),
     ],
 )
-def test_a_column_that_cannot_be_inferred(
-    tables: dict[str, Any], tiny_config: Callable[..., Config], column: str, sentence: str
-) -> None:
+def test_a_column_that_cannot_be_inferred(tables: dict[str, Any], column: str, sentence: str) -> None:
     tables["adversary"] = {"when": "never", "knowledge": {"partial_records": column}}
-    experiment = Experiment(tiny_config(**tables, attack=[DECODER]))
+    experiment = Experiment(make_tiny_config(**tables, attack=[DECODER]))
     audit = Audit(folder=OpenRun(Path()), spec=experiment.config, experiment=experiment, base_folder=Path())
     with pytest.raises(ConfigError) as caught:
         audit.check()
@@ -477,12 +472,10 @@ def test_a_model_decoded_from_other_rounds_is_not_built_upon(run: Callable[..., 
     )
 
 
-def test_a_federation_of_gradients_has_one_proxy_and_typical_images_of_all_examples(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
-) -> None:
+def test_a_federation_of_gradients_has_one_proxy_and_typical_images_of_all_examples(tmp_path: Path) -> None:
     attacks = [attack("shared-model", "global"), attack("sra-model", "global", iterations=1)]
-    folder = serial_run(
-        tiny_config(
+    folder = run_serial(
+        make_tiny_config(
             strategy={"name": "fedsgd", "learning_rate": 0.1},
             training={"local_epochs": None, "local_steps": 1, "batch_size": 2},
             partition={"samples_per_client": 40},
@@ -528,11 +521,9 @@ def test_every_kind_of_finding_survives_the_disk(tmp_path: Path) -> None:
             assert again.predictions.tolist() == finding.candidates[finding.scores.argmax(1)].tolist()
 
 
-def test_the_pictures_of_typical_images_stand_beside_the_most_alike_true_ones(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
-) -> None:
-    folder = serial_run(
-        tiny_config(
+def test_the_pictures_of_typical_images_stand_beside_the_most_alike_true_ones(tmp_path: Path) -> None:
+    folder = run_serial(
+        make_tiny_config(
             partition={"samples_per_client": 60},
             attack=[attack("sra-model", iterations=3)],
             adversary={"victims": [0], "rounds": "all"},

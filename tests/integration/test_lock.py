@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ import pytest
 import fedsim
 from fedsim.base.errors import ConfigError
 from fedsim.federation import lock
-from fedsim.federation.config import Config
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
-
-Run = Callable[..., OpenRun]
-Tiny = Callable[..., Config]
+from tests.support.commands import Call
+from tests.support.experiments import make_tiny_config, run_serial
 
 HOLDER = """
 import os, subprocess, sys, time
@@ -73,14 +70,14 @@ def test_a_killed_holder_blocks_nobody_though_its_children_live(holder: subproce
     assert not (tmp_path / "run" / "lock").exists()
 
 
-def test_resuming_a_run_that_is_held_touches_nothing(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    run = serial_run(tiny_config(), tmp_path / "run")
+def test_resuming_a_run_that_is_held_touches_nothing(tmp_path: Path) -> None:
+    run = run_serial(make_tiny_config(), tmp_path / "run")
     (run.path / ".metrics.csv.0123.tmp").write_text("half written by the other")
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     held = os.open(run.path / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(ConfigError, match="another process is writing to it"):
-        serial_run(tiny_config(federation={"rounds": 3}), run.path, resume=True)
+        run_serial(make_tiny_config(federation={"rounds": 3}), run.path, resume=True)
     os.close(held)
     (run.path / "lock").unlink()
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
@@ -99,7 +96,7 @@ def test_a_second_opening_by_the_same_process_is_refused_in_one_sentence(tmp_pat
         pass
 
 
-def test_an_attack_from_within_a_run_is_refused_and_the_run_goes_on(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_an_attack_from_within_a_run_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
     refused = list[str]()
 
     def attack_meanwhile(what: str, done: int, total: int) -> None:
@@ -108,7 +105,7 @@ def test_an_attack_from_within_a_run_is_refused_and_the_run_goes_on(tiny_config:
                 fedsim.open(tmp_path / "run").report()
             refused.append(str(caught.value))
 
-    made = fedsim.run(tiny_config(), tmp_path / "run", progress=attack_meanwhile)
+    made = fedsim.run(make_tiny_config(), tmp_path / "run", progress=attack_meanwhile)
     assert len(refused) == 1
     assert compare_with_manifest(OpenRun(made.path)).differences == []
 
@@ -132,24 +129,13 @@ def test_a_file_system_without_locks_is_said(
 
 
 @pytest.mark.parametrize("command", ["attack", "report", "run --resume", "geometry", "expose"])
-def test_every_command_that_writes_asks_for_the_lock(
-    command: str,
-    tiny_config: Tiny,
-    serial_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    from fedsim.cli.main import main
-
-    run = serial_run(tiny_config(attack=[{"name": "shared-model"}]), tmp_path / "run")
+def test_every_command_that_writes_asks_for_the_lock(command: str, tmp_path: Path, call: Call) -> None:
+    run = run_serial(make_tiny_config(attack=[{"name": "shared-model"}]), tmp_path / "run")
     held = os.open(run.path / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
-    monkeypatch.setattr("sys.argv", ["fedsim", *command.split(), str(run.path)])
     started = time.monotonic()
-    with pytest.raises(SystemExit) as end:
-        main()
+    done = call(*command.split(), run.path)
     os.close(held)
-    assert end.value.code == 2
-    assert "is writing to it; wait until it has ended" in capfd.readouterr().err
+    assert done.returncode == 2
+    assert "is writing to it; wait until it has ended" in done.stderr
     assert time.monotonic() - started < 20

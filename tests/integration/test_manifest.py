@@ -15,7 +15,6 @@ import torch
 from fedsim.audit.audit import open_audit
 from fedsim.audit.finding_files import load_finding, save_finding
 from fedsim.base.errors import ConfigError, RunError
-from fedsim.cli.main import main
 from fedsim.federation import lock
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import compare_with_manifest
@@ -24,9 +23,10 @@ from fedsim.federation.run_folder import read_rows
 from fedsim.federation.states import TrainingStates
 from fedsim.interfaces.findings import LocalModel
 from fedsim.recording import manifest
-from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
+from tests.support.commands import call_fedsim
+from tests.support.recordings import build_update
 
 Run = Callable[..., OpenRun]
 Tiny = Callable[..., Config]
@@ -52,19 +52,16 @@ name = "shared-model"
 """
 
 
-def called(*words: str | Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    monkeypatch.setattr("sys.argv", ["fedsim", *map(str, words)])
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as end:
-        main()
-    out, error = capfd.readouterr()
-    return int(end.value.code or 0), out + error
-
-
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """The exit code, and all that was printed."""
     monkeypatch.setenv("FEDSIM_KEY", "")
-    return lambda *words: called(*words, monkeypatch=monkeypatch, capfd=capfd)
+
+    def run(*words: str | Path) -> tuple[int, str]:
+        done = call_fedsim(*words, capfd=capfd)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +69,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("made")
     (home / "x.toml").write_text(FILE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["fedsim", "run", str(home / "x.toml"), "--out", str(home / "run")])
         patch.setenv("FEDSIM_KEY", "")
-        with pytest.raises(SystemExit) as end:
-            main()
-    assert not end.value.code
+        assert not call_fedsim("run", home / "x.toml", "--out", home / "run").returncode
     return home / "run"
 
 
@@ -418,7 +412,7 @@ def test_a_key_that_is_none_is_one_sentence(run: Path, tmp_path: Path, call: Cal
 
 def an_update(number: int) -> Update:
     state = {"w": torch.full((2,), float(number))}
-    return Update(round=number, client=0, before=state, payload=Payload.from_dense(state, "weights"), num_examples=1)
+    return build_update(state, state, round=number)
 
 
 def test_a_recording_made_elsewhere_has_a_manifest_too(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from fedsim.audit.threat_model import check_private_facts
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.build import Experiment
 from fedsim.federation.candidates import draw_candidates
-from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Membership
 from fedsim.interfaces.knowledge import HELD_OUT, OTHER_CLIENTS
 from fedsim.recording.transcript import Transcript
 from fedsim.report.page import write_report
+from tests.support.experiments import make_tiny_config, run_serial
 
 RUN = {
     "partition": {"name": "iid", "samples_per_client": 40},
@@ -146,11 +146,9 @@ def test_a_client_that_holds_too_little_is_refused_and_other_attacks_go_on(folde
     assert {row["attack"] for row in audit.score()} >= {"membership-loss"}
 
 
-def test_a_client_that_is_alone_cannot_be_compared_and_other_attacks_go_on(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
-) -> None:
+def test_a_client_that_is_alone_cannot_be_compared_and_other_attacks_go_on(tmp_path: Path) -> None:
     alone = {"clients": 1, "rounds": 1, "evaluate_every": 100}
-    run = serial_run(tiny_config(**RUN | {"federation": alone}), tmp_path / "run")
+    run = run_serial(make_tiny_config(**RUN | {"federation": alone}), tmp_path / "run")
     audit = open_audit(run.path, spec(HELD_OUT, 20, ATTACKS))
     told = audit.run()
     assert len(told) == 2
@@ -158,12 +156,10 @@ def test_a_client_that_is_alone_cannot_be_compared_and_other_attacks_go_on(
     assert {row["attack"] for row in audit.score()} == {"membership-loss", "membership-cosine"}
 
 
-def test_a_client_that_was_silent_in_all_rounds_is_refused_before_work(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
-) -> None:
+def test_a_client_that_was_silent_in_all_rounds_is_refused_before_work(tmp_path: Path) -> None:
     some = {"clients": 4, "rounds": 1, "evaluate_every": 100}
-    run = serial_run(
-        tiny_config(**RUN | {"federation": some, "strategy": {"name": "fedavg", "fraction_train": 0.5}}),
+    run = run_serial(
+        make_tiny_config(**RUN | {"federation": some, "strategy": {"name": "fedavg", "fraction_train": 0.5}}),
         tmp_path / "run",
     )
     there = Transcript(run.transcript).clients(1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedsim.cli.main import main
+from tests.support.commands import call_fedsim
 
 Call = Callable[..., str]
 FEWER = ["--set", "attack.inverting-gradients.iterations=5", "--quiet"]
@@ -19,17 +20,13 @@ FEWER = ["--set", "attack.inverting-gradients.iterations=5", "--quiet"]
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
     """`fedsim ...` in an empty folder, without a data folder; what it prints, where it ends well."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("FEDSIM_DATA", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run(*words: str) -> str:
-        monkeypatch.setattr("sys.argv", ["fedsim", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        told = capfd.readouterr()
-        assert not end.value.code, told.err + told.out
-        return told.out
+        done = call_fedsim(*words, capfd=capfd)
+        assert not done.returncode, done.stderr + done.stdout
+        return done.stdout
 
     return run
 
@@ -77,6 +74,30 @@ def test_an_attack(call: Call) -> None:
     assert min(sorted(found[ours])[2:]) > max(sorted(found[ours])[:2]) + 2
 
 
+def test_an_inversion(call: Call) -> None:
+    """Composed of an update model, a distance and a prior of its own, which keep to the contract as they are."""
+    told = call("new", "attack", "new-command-inversion", "--inversion")
+    assert "try it:  fedsim check new_command_inversion:NewCommandInversion" in told
+    code = Path("new_command_inversion.py").read_text()
+    for part in ("Update(inversion.UpdateModel)", "Distance(inversion.Distance)", "Prior(inversion.Prior)"):
+        assert f"class NewCommandInversion{part}" in code
+    assert "failed" not in call("check", "new_command_inversion:NewCommandInversion")
+
+
+def test_a_metric(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a package, because no experiment names it, and keeps to the contract as it is."""
+    assert call("new", "metric", "new-command-metric").splitlines() == [
+        "written: new_command_metric/new_command_metric.py, new_command_metric/pyproject.toml, new_command_metric.toml",
+        "first:   pip install --no-deps -e ./new_command_metric",
+        "try it:  fedsim check new_command_metric",
+        "try it:  fedsim run new_command_metric.toml",
+    ]
+    monkeypatch.syspath_prepend(Path("new_command_metric").resolve())
+    told = call("check", "new_command_metric:NewCommandMetric")
+    assert "failed" not in told
+    assert "not checked" not in told
+
+
 @pytest.mark.slow
 def test_a_defense(call: Call) -> None:
     """What is recorded is not what is recorded without it."""
@@ -101,6 +122,23 @@ def test_a_measure(call: Call) -> None:
             rows = list(csv.DictReader(file))
         assert len(rows) == count
         assert all(float(row["value"]) > 0 and not row["failure"] for row in rows)
+
+
+def test_a_panel(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a package, since no experiment names a panel; its class keeps to the contract and shows something."""
+    told = call("new", "panel", "new-command-panel").splitlines()
+    assert told == [
+        "written: new_command_panel/new_command_panel.py, new_command_panel/pyproject.toml, new_command_panel.toml",
+        "first:   pip install --no-deps -e ./new_command_panel",
+        "try it:  fedsim check new_command_panel",
+        "try it:  fedsim run new_command_panel.toml",
+    ]
+    project = tomllib.loads(Path("new_command_panel/pyproject.toml").read_text())["project"]
+    assert project["entry-points"] == {"fedsim.panels": {"new_command_panel": "new_command_panel:NewCommandPanel"}}
+    monkeypatch.chdir("new_command_panel")
+    checked = call("check", "new_command_panel:NewCommandPanel")
+    assert "failed" not in checked
+    assert "passed          It escapes what names and texts of a run say" in checked
 
 
 def test_a_plugin_in_a_file_is_shown(call: Call) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from torch import Tensor
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.finding_files import load_claim, save_finding, tensors_to_save
 from fedsim.base.errors import TranscriptError
-from fedsim.federation.config import Config
-from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
 from fedsim.report.run_contents import read_attack_traits, read_findings
+from tests.support.experiments import make_tiny_config, run_serial
 
 CURVE = {"objective": torch.tensor([2.0, 1.0])}
 SOUND: dict[str, Finding] = {
@@ -74,17 +73,15 @@ def files(draw: st.DrawFn) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def audit(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Audit]:
-    config = tiny_config(
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audit]:
+    config = make_tiny_config(
         partition={"samples_per_client": 2},
         model={"name": "linear"},
         federation={"clients": 2, "rounds": 1},
         attack=[{"name": "shared-model"}],
         adversary={"when": "never", "victims": [0], "workers": 1},
     )
-    folder = serial_run(config, tmp_path_factory.mktemp("odd") / "run")
+    folder = run_serial(config, tmp_path_factory.mktemp("odd") / "run")
     sound = folder.findings / "sound" / "f.safetensors"
     save_finding(SOUND["source"], sound, ABOUT | {"attack": "sound"})
     folder.manifest.note(sound)
@@ -109,7 +106,7 @@ def assert_the_others_are_judged_and_drawn(audit: Audit) -> list[str]:
     return failures
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(file=files())
 def test_whatever_tensors_a_finding_holds_it_is_judged_or_named(
     audit: Audit, file: tuple[dict[str, Tensor], dict[str, Any]]
@@ -121,7 +118,7 @@ def test_whatever_tensors_a_finding_holds_it_is_judged_or_named(
     assert_the_others_are_judged_and_drawn(audit)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(kind=st.sampled_from(list(SOUND)), data=st.data())
 def test_whatever_bytes_of_a_finding_are_others_it_is_judged_or_named(
     audit: Audit, kind: str, data: st.DataObject

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from fedsim.api.reproduce.papers import KeptFile, KeptResult, read_results
+from fedsim.api.reproduce.papers import PACKAGE_FOLDER, KeptFile, KeptResult, commit_sentence, read_results
 from fedsim.base.errors import ConfigError
+from studies.running import Study
+from studies.writing import without_day
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
-def pages(load_script: Callable[[Path], ModuleType]) -> ModuleType:
+def pages() -> ModuleType:
     return load_script(ROOT / "docs" / "paper_pages.py")
 
 
@@ -48,44 +50,40 @@ def test_a_changed_figure_changes_the_page(pages: ModuleType) -> None:
     assert "+9.9" not in before
 
 
-@pytest.fixture(scope="module")
-def kept_figures(load_script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
-    known = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        yield load_script(ROOT / "benchmarks" / "kept_figures.py")
-    for name in set(sys.modules) - known:
-        if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-
-
-@pytest.mark.parametrize(
-    "of",
-    ["lmra", "tgias", pytest.param("lavp", marks=pytest.mark.slow), pytest.param("angular", marks=pytest.mark.slow)],
-)
-def test_kept_figures_follow_from_the_tables_of_results(kept_figures: ModuleType, of: str) -> None:
-    tables = getattr(kept_figures, f"{of}_figures")()
-    kept = tomllib.loads((kept_figures.FOLDER / f"{tables['paper']}-computed.toml").read_text(encoding="utf-8"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lavp", "angular"])
+def test_figures_follow_from_the_rows_of_studies(name: str) -> None:
+    tables = Study.open(name).module.figures()
+    path = PACKAGE_FOLDER / "kept" / f"{tables['paper']}-computed.toml"
+    kept = tomllib.loads(path.read_text(encoding="utf-8"))
     for part in ("kept", "details"):
-        without = [kept_figures.without_day(one) for one in kept.get(part, [])]
-        assert without == tables.get(part, []), "results have changed: run python benchmarks/kept_figures.py"
+        figures = [without_day(result) for result in kept.get(part, [])]
+        assert figures == tables.get(part, []), f"rows have changed: run python -m studies {name} --write"
 
 
-def test_what_is_measured_of_another_data_set_appears_in_its_table_and_on_the_page(
-    kept_figures: ModuleType, pages: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_correlations_of_new_rows_appear_in_their_table_and_on_the_page(
+    pages: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty-five images whose MSE grows with the norm: Spearman's correlation is one."""
-    lavp, some = kept_figures.lavp, {str(image): float(image) for image in range(25)}
-    quality = {("cifar100", "vgg9", distance, score): some for distance in lavp.DISTANCES for score in lavp.SCORES}
+    lavp, values = import_module("studies.lavp.study"), {str(image): float(image) for image in range(25)}
+    quality = {("cifar100", "vgg9", distance, score): values for distance in lavp.DISTANCES for score in lavp.SCORES}
     monkeypatch.setattr(lavp, "qualities", lambda: defaultdict(dict, quality))
-    monkeypatch.setattr(lavp, "measures", lambda: {("cifar100", "vgg9", "gradient-norm.norm"): some})
-    monkeypatch.setattr(kept_figures.local, "table", lambda _: (["image"], [["1"]]))
-    tables = kept_figures.lavp_figures()
-    kept = [KeptResult(**one, date=date(2026, 11, 25)) for one in tables["kept"]]
-    assert [(one.table, one.name) for one in kept] == [(f"table1-cifar100-{d}", "vgg9") for d in lavp.DISTANCES]
+    monkeypatch.setattr(lavp, "measures", lambda: {("cifar100", "vgg9", "gradient-norm.norm"): values})
+    local = import_module("studies.lavp_local.study")
+    monkeypatch.setattr(local, "local_table", lambda _: (["image"], [["1"]]))
+    kept = [KeptResult(**result, date=date(2026, 11, 25)) for result in lavp.figures()["kept"]]
+    assert [(result.table, result.name) for result in kept] == [
+        (f"table1-cifar100-{distance}", "vgg9") for distance in lavp.DISTANCES
+    ]
     assert kept[0].rows == {"grad_norm": dict.fromkeys(lavp.SCORES, "+1.00 (+1.00 to +1.00)")}
     page = pages.Page("lavp")
     page.results = KeptFile(paper="lavp", kept=[*page.results.kept, *kept], details=page.results.details)
     text = page.text()
     assert "## Tables 1 and 3, CIFAR-100, cosine distance" in text
     assert "+1.00 (+1.00 to +1.00); +0.59, **missed**" in text
+
+
+def test_figures_of_another_commit_say_so_in_one_sentence() -> None:
+    results = read_results()["sme"].kept
+    assert commit_sentence(results) == "Made by commit d8e354e, whose files the command names."
+    assert commit_sentence([result for result in results if not result.commit]) == ""

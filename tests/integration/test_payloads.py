@@ -17,10 +17,8 @@ from torch import Tensor
 from clients.mods import as_mod, defend_payload
 from fedsim.base.errors import RunError
 from fedsim.base.randomness import generator
-from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.engines.serial import InProcessGrid
-from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
@@ -28,6 +26,7 @@ from fedsim.recording.payloads import Dense, Form, Payload, Quantised, Sparse, S
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.transcript import Transcript
 from strategies.curious import Curious
+from tests.support.experiments import make_tiny_config, run_serial
 
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
@@ -87,21 +86,17 @@ FORMS: dict[str, type[Form]] = {"AsDelta": Dense, "LargestTenth": Sparse, "Eight
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("strategy", ["fedavg", "fedsgd"])
 def test_a_federation_records_each_form_as_it_was_sent_and_aggregates_what_it_stands_for(
-    name: str,
-    strategy: str,
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
-    tmp_path: Path,
+    name: str, strategy: str, tmp_path: Path
 ) -> None:
     sgd = strategy == "fedsgd"
-    config = tiny_config(
+    config = make_tiny_config(
         strategy={"name": strategy} | ({"learning_rate": 0.1} if sgd else {}),
         training={"local_epochs": None, "local_steps": 1, "learning_rate": 0.1},
         federation={"rounds": 2},
         defense=[{"name": f"{__name__}:{name}"}],
         attack=[],
     )
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     first, after = list(transcript.updates())[:4], transcript.update(2, 0).before
     assert {reply.kind for reply in transcript.header(1).replies} == {"gradient" if sgd else "delta"}
     assert {type(form) for update in first for _, form in update.payload.tensors.values()} == {FORMS[name]}
@@ -116,14 +111,12 @@ def test_a_federation_records_each_form_as_it_was_sent_and_aggregates_what_it_st
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_ray_carries_sparse_and_quantised_payloads_as_serial_does(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_ray_carries_sparse_and_quantised_payloads_as_serial_does(tmp_path: Path) -> None:
     found = {}
     for engine in ("serial", "ray"):
         federation = {"engine": engine} | ({"actors": 2} if engine == "ray" else {})
-        config = tiny_config(federation=federation, defense=[{"name": f"{__name__}:BothForms"}], attack=[])
-        transcript = Transcript(serial_run(config, tmp_path / engine).path)
+        config = make_tiny_config(federation=federation, defense=[{"name": f"{__name__}:BothForms"}], attack=[])
+        transcript = Transcript(run_serial(config, tmp_path / engine).path)
         sent = {type(form) for update in transcript.updates() for _, form in update.payload.tensors.values()}
         assert sent == {Sparse, Quantised}
         found[engine] = transcript.hash()

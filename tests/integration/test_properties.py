@@ -20,10 +20,11 @@ from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.base.randomness import numpy_generator
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import PropertyPresence
 from fedsim.report.page import write_report
+from tests.support.experiments import make_tiny_config, run_serial
 
 CLIENTS, COUNT = 4, 30  # the tiny experiment has four clients
 SHARES = (0.5, 0.0, 0.5, 0.0)
@@ -32,11 +33,7 @@ Made = Callable[..., OpenRun]
 
 
 @pytest.fixture(scope="module")
-def make_run(
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., OpenRun],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Made:
+def make_run(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A run on a table of height, two colours and a target; half of the clients hold red rows."""
 
     def run(grouped: bool = False, shares: tuple[float, ...] = SHARES, **tables: Any) -> OpenRun:
@@ -49,7 +46,7 @@ def make_run(
             csv.writer(file).writerows([["height", "weight", "colour", "tall"], *rows])
         data = {"name": "csv", "path": str(home / "rows.csv"), "target": "tall", "test_fraction": 0.5}
         data |= {"group": "colour"} if grouped else {}
-        train = Experiment(tiny_config(data=data)).dataset.train
+        train = Experiment(make_tiny_config(data=data)).dataset.train
         red = train.groups == 1 if train.groups is not None else train.inputs()[:, 3] == 1
         places = {kind: torch.nonzero(red == kind).flatten().tolist() for kind in (False, True)}
         held: dict[str, list[int]] = {}
@@ -59,7 +56,7 @@ def make_run(
             held[str(client)] = own
         (home / "held.json").write_text(json.dumps(held))
         partition = {"name": "index-file", "path": str(home / "held.json")}
-        return serial_run(tiny_config(data=data, partition=partition, **tables), home / "run")
+        return run_serial(make_tiny_config(data=data, partition=partition, **tables), home / "run")
 
     return run
 
@@ -191,6 +188,6 @@ def test_of_a_recording_made_elsewhere_nobody_knows_who_has_a_property() -> None
         grant_knowledge(spec().adversary, ForeignRecording({}), Path())
 
 
-def test_images_of_nobody_have_no_property(tiny_config: Callable[..., Config]) -> None:
+def test_images_of_nobody_have_no_property() -> None:
     with pytest.raises(ConfigError, match="'digits' has neither columns of categories nor groups"):
-        grant_knowledge(spec().adversary, OwnRun({}, Experiment(tiny_config())), Path())
+        grant_knowledge(spec().adversary, OwnRun({}, Experiment(make_tiny_config())), Path())

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,13 @@ import pytest
 import fedsim.federation.engines.ray
 from fedsim.base.errors import RunError
 from fedsim.federation.build import resolve
-from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.transcript import Transcript
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.processes import find_descendants, is_alive, wait_until
 
 pytestmark = pytest.mark.ray
 
-Run = Callable[..., OpenRun]
-Tiny = Callable[..., Config]
 
 PLUGINS = '''
 import os
@@ -110,27 +109,25 @@ def assert_one_sentence(error: RunError) -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_killed_actor_comes_back_and_nobody_is_missed(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    undisturbed = serial_run(tiny_config(federation={"vectorise": False}), tmp_path / "undisturbed")
+def test_a_killed_actor_comes_back_and_nobody_is_missed(tmp_path: Path) -> None:
+    undisturbed = run_serial(make_tiny_config(federation={"vectorise": False}), tmp_path / "undisturbed")
     defense = {"name": "deadly_plugins:DiesOnce", "note": str(tmp_path / "note")}
-    config = tiny_config(federation={"engine": "ray", "actors": 2, "vectorise": False}, defense=[defense])
-    disturbed = serial_run(config, tmp_path / "run")
+    config = make_tiny_config(federation={"engine": "ray", "actors": 2, "vectorise": False}, defense=[defense])
+    disturbed = run_serial(config, tmp_path / "run")
     assert (tmp_path / "note").exists()
     assert Transcript(disturbed.path).hash() == Transcript(undisturbed.path).hash()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plugins")
-def test_a_client_who_kills_every_actor_fails_and_the_others_go_on(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = tiny_config(
+def test_a_client_who_kills_every_actor_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    config = make_tiny_config(
         data={"name": "deadly_plugins:Marked"},
         partition={"samples_per_client": None},
         federation={"engine": "ray", "actors": 2, "clients": 8},
         defense=[{"name": "deadly_plugins:DiesOfTheMark"}],
     )
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     first, second = (transcript.header(number).failures for number in (1, 2))
     assert set(first) == set(second)
     assert len(first) == 1, "not the one who shares a message with it"
@@ -140,17 +137,15 @@ def test_a_client_who_kills_every_actor_fails_and_the_others_go_on(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plugins")
-def test_a_client_who_never_answers_does_not_keep_the_run_from_ending(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = tiny_config(
+def test_a_client_who_never_answers_does_not_keep_the_run_from_ending(tmp_path: Path) -> None:
+    config = make_tiny_config(
         data={"name": "deadly_plugins:Marked"},
         partition={"samples_per_client": None},
         federation={"engine": "ray", "actors": 2, "clients": 8, "rounds": 1, "timeout": 60},
         defense=[{"name": "deadly_plugins:HangsAtTheMark"}],
     )
     started = time.monotonic()
-    transcript = Transcript(serial_run(config, tmp_path / "run").path)
+    transcript = Transcript(run_serial(config, tmp_path / "run").path)
     assert time.monotonic() - started < 180
     failures = transcript.header(1).failures
     assert set(failures.values()) == {"no reply in time"}
@@ -187,13 +182,7 @@ def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
     return found
 
 
-def test_nobody_else_gets_into_the_ray_that_is_started_here(
-    tiny_config: Tiny,
-    serial_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    descendants: Callable[[int], list[int]],
-) -> None:
+def test_nobody_else_gets_into_the_ray_that_is_started_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every socket is on loopback, where other users of this machine may come from, so a token is wanted there."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     sockets: list[tuple[str, int]] = []
@@ -204,7 +193,7 @@ def test_nobody_else_gets_into_the_ray_that_is_started_here(
         import ray
 
         gcs = int(ray.get_runtime_context().gcs_address.rsplit(":", 1)[1])
-        family = [os.getpid(), *descendants(os.getpid())]
+        family = [os.getpid(), *find_descendants(os.getpid())]
         sockets.extend(listening(family))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         command = [sys.executable, "-W", "ignore", "-c", INTRUDER, "127.0.0.1", str(gcs)]
@@ -213,7 +202,7 @@ def test_nobody_else_gets_into_the_ray_that_is_started_here(
         return compare(*arguments)
 
     monkeypatch.setattr(fedsim.federation.engines.ray, "_count_actors", look)
-    run = serial_run(tiny_config(federation={"engine": "ray", "actors": 1}), tmp_path / "run")
+    run = run_serial(make_tiny_config(federation={"engine": "ray", "actors": 1}), tmp_path / "run")
     assert Transcript(run.path).rounds == [1, 2]
     assert len(sockets) >= 4, "Ray's processes should be among them"
     assert {address for address, _ in sockets} == {"127.0.0.1"}
@@ -222,9 +211,7 @@ def test_nobody_else_gets_into_the_ray_that_is_started_here(
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
-def test_a_ray_of_our_host_program_is_left_alone(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_of_our_host_program_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
@@ -232,81 +219,77 @@ def test_a_ray_of_our_host_program_is_left_alone(
     with pytest.raises(
         RunError, match=r"engine ray: this process uses a Ray already, .* call ray.shutdown\(\) first"
     ) as caught:
-        serial_run(tiny_config(federation={"engine": "ray"}), tmp_path / "run")
+        run_serial(make_tiny_config(federation={"engine": "ray"}), tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
 @pytest.mark.slow
-def test_a_cluster_that_wants_a_token_takes_its_own_and_any_other_is_one_sentence(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_cluster_that_wants_a_token_takes_its_own_and_any_other_is_one_sentence(tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 
     own = fedsim.federation.engines.ray._ray_variables(None)
     others = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
     with fedsim.federation.engines.ray._environment(own):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    config = tiny_config(federation={"engine": "ray", "address": cluster.address})
+    config = make_tiny_config(federation={"engine": "ray", "address": cluster.address})
     try:
         for variables in ({}, others):
             with (
                 fedsim.federation.engines.ray._environment(variables),
                 pytest.raises(RunError, match="does not accept our token; give its own by RAY_AUTH_MODE") as caught,
             ):
-                serial_run(config, tmp_path / f"run-{len(variables)}")
+                run_serial(config, tmp_path / f"run-{len(variables)}")
             assert_one_sentence(caught.value)
         with fedsim.federation.engines.ray._environment(own):
-            assert Transcript(serial_run(config, tmp_path / "run").path).rounds == [1, 2]
+            assert Transcript(run_serial(config, tmp_path / "run").path).rounds == [1, 2]
     finally:
         cluster.shutdown()
 
 
 @pytest.mark.slow
 def test_a_cluster_is_joined_and_records_the_same_bytes(
-    cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "fedsim")
-    alone = serial_run(tiny_config(), tmp_path / "serial")
+    alone = run_serial(make_tiny_config(), tmp_path / "serial")
     for actors in (None, 1):
         federation = {"engine": "ray", "address": cluster.address, "actors": actors}
-        joined = serial_run(tiny_config(federation=federation), tmp_path / f"ray-{actors}")
+        joined = run_serial(make_tiny_config(federation=federation), tmp_path / f"ray-{actors}")
         assert Transcript(joined.path).hash() == Transcript(alone.path).hash()
     assert "training in 1 Ray actors of the cluster" in caplog.text
 
 
 @pytest.mark.slow
 def test_a_machine_outside_the_cluster_is_told_so_before_ray_is_joined(
-    cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert fedsim.federation.engines.ray._is_local("127.0.0.1")
     assert not fedsim.federation.engines.ray._is_local("192.0.2.77")  # set aside for documents
     monkeypatch.setattr(fedsim.federation.engines.ray, "_is_local", lambda address: False)
     with pytest.raises(RunError, match=r"this machine is no host of the Ray cluster at .*; join it by") as caught:
-        serial_run(tiny_config(federation={"engine": "ray", "address": cluster.address}), tmp_path / "run")
+        run_serial(make_tiny_config(federation={"engine": "ray", "address": cluster.address}), tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
 @pytest.mark.slow
 def test_a_cluster_that_is_not_asked_for_is_left_alone(
-    cluster: Any, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else's cluster may run on this machine; Ray would join it and refuse the number of actors."""
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    run = serial_run(tiny_config(federation={"engine": "ray", "actors": 1}), tmp_path / "run")
+    run = run_serial(make_tiny_config(federation={"engine": "ray", "actors": 1}), tmp_path / "run")
     assert Transcript(run.path).rounds == [1, 2]
 
 
-def test_nothing_at_the_address_is_one_sentence_at_once(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_at_the_address_is_one_sentence_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself is not asked, which would take half a minute and print warnings."""
     monkeypatch.setattr(fedsim.federation.engines.ray, "_connection", lambda *rest: pytest.fail("Ray was asked"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
-    config = tiny_config(federation={"engine": "ray", "address": place})
+    config = make_tiny_config(federation={"engine": "ray", "address": place})
     words = rf"federation\.address: no Ray cluster answers at '{place}' \(Connection refused\); start one there"
     with pytest.raises(RunError, match=words) as caught:
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
@@ -320,61 +303,51 @@ def test_nothing_at_the_address_is_one_sentence_at_once(
         ("localhost", "$"),
     ],
 )
-def test_an_address_of_another_kind_is_one_sentence(
-    address: str, more: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = tiny_config(federation={"engine": "ray", "address": address})
+def test_an_address_of_another_kind_is_one_sentence(address: str, more: str, tmp_path: Path) -> None:
+    config = make_tiny_config(federation={"engine": "ray", "address": address})
     with pytest.raises(RunError, match=f"federation.address: expected 'host:port' .* got '{address}'{more}") as caught:
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
-def test_what_listens_but_is_no_ray_is_one_sentence(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_listens_but_is_no_ray_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedsim.federation.engines.ray, "_PATIENCE", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         place = f"127.0.0.1:{other.getsockname()[1]}"
-        config = tiny_config(federation={"engine": "ray", "address": place})
+        config = make_tiny_config(federation={"engine": "ray", "address": place})
         with pytest.raises(RunError, match=f"federation.address: no Ray cluster answers at '{place}'") as caught:
-            serial_run(config, tmp_path / "run")
+            run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
-def test_another_service_at_the_address_is_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_another_service_at_the_address_is_one_sentence(tmp_path: Path) -> None:
     other = grpc.server(ThreadPoolExecutor(1))
     place = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
     other.start()
-    config = tiny_config(federation={"engine": "ray", "address": place})
+    config = make_tiny_config(federation={"engine": "ray", "address": place})
     try:
         with pytest.raises(RunError, match=f"what answers at '{place}' is no Ray cluster \\(UNIMPLEMENTED") as caught:
-            serial_run(config, tmp_path / "run")
+            run_serial(config, tmp_path / "run")
     finally:
         other.stop(None).wait()
     assert_one_sentence(caught.value)
 
 
-def test_gpus_that_are_not_there_are_one_sentence(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_gpus_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    config = tiny_config(federation={"engine": "ray", "actors": 1, "device": "cuda", "gpus_per_actor": 0.25})
+    config = make_tiny_config(federation={"engine": "ray", "actors": 1, "device": "cuda", "gpus_per_actor": 0.25})
     with pytest.raises(RunError, match=r"federation.gpus_per_actor: 0.25 asked for, but Ray finds 0 GPUs") as caught:
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
 @pytest.mark.slow
-def test_kill_9_leaves_nothing_running_and_the_run_goes_on(
-    tiny_config: Tiny,
-    serial_run: Run,
-    tmp_path: Path,
-    lives: Callable[[int], bool],
-    descendants: Callable[[int], list[int]],
-) -> None:
-    config = tiny_config(federation={"engine": "ray", "actors": 1, "rounds": 400})
-    whole = Transcript(serial_run(tiny_config(federation={"rounds": 6}), tmp_path / "whole").path)
+def test_kill_9_leaves_nothing_running_and_the_run_goes_on(tmp_path: Path) -> None:
+    config = make_tiny_config(federation={"engine": "ray", "actors": 1, "rounds": 400})
+    whole = Transcript(run_serial(make_tiny_config(federation={"rounds": 6}), tmp_path / "whole").path)
     folder = OpenRun(tmp_path / "run")
     code = f"""
 from pathlib import Path
@@ -386,17 +359,17 @@ run_federation(Config.model_validate_json({config.model_dump_json()!r}), OpenRun
     driver = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.DEVNULL)
     try:
         wait_until(lambda: folder.transcript.is_dir() and len(list(folder.transcript.glob("round-*"))) >= 2, 120)
-        family = descendants(driver.pid)
+        family = find_descendants(driver.pid)
         assert len(family) > 3, "Ray's processes should be among them"
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
-    wait_until(lambda: not any(lives(process) for process in family), 10)  # two agents of Ray would need a minute
+    wait_until(lambda: not any(is_alive(process) for process in family), 10)  # two agents of Ray would need a minute
     # Shortened, so that the end is near: the rounds so far are those of the same federation.
     kept = len(Transcript(folder.path).rounds)
     shorter = config.model_copy(update={"federation": config.federation.model_copy(update={"rounds": kept + 1})})
     folder.write_experiment(resolve(shorter))
-    serial_run(shorter, folder.path, resume=True)
+    run_serial(shorter, folder.path, resume=True)
     again = Transcript(folder.path)
     common = [number for number in whole.rounds if number in again.rounds]
     assert len(again.rounds) == kept + 1
@@ -415,27 +388,18 @@ with ray_session(None, 1):
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_rays_agents_end_with_the_driver_however_it_ends(
-    number: signal.Signals, lives: Callable[[int], bool], descendants: Callable[[int], list[int]]
-) -> None:
+def test_rays_agents_end_with_the_driver_however_it_ends(number: signal.Signals) -> None:
     command = [sys.executable, "-W", "ignore", "-c", HOLD]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "up\n"
-        family = descendants(driver.pid)
+        family = find_descendants(driver.pid)
         driver.send_signal(number)
         _, said = driver.communicate()
     if number != signal.SIGKILL:
         assert said.splitlines()[-1] == "KeyboardInterrupt"  # SIGTERM lets everything be taken down, too
     assert len(family) > 6, "Ray's two agents should be among them"
-    wait_until(lambda: not any(lives(process) for process in family), 5)
-
-
-def wait_until(done: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
-        time.sleep(0.1)
+    wait_until(lambda: not any(is_alive(process) for process in family), 5)
 
 
 NOOP = """

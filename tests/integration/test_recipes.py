@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import tomli_w
 
-from fedsim.cli.main import main
+from tests.support.commands import call_fedsim
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,18 +60,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
     """Runs one line in an empty folder, without data; returns what it prints, where it ends well."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDSIM_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def call(line: str) -> str:
         words = shlex.split(line)
         assert words[0] == "fedsim"
-        monkeypatch.setattr("sys.argv", words)
-        with pytest.raises(SystemExit) as end:
-            main()
-        told = capfd.readouterr()
-        assert not end.value.code, told.err + told.out
-        return told.out
+        done = call_fedsim(*words[1:], capfd=capfd)
+        assert not done.returncode, done.stderr + done.stdout
+        return done.stdout
 
     return call
 

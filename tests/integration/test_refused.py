@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from fedsim.api import pipeline
 from fedsim.api.adversaries import Adversary
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.base.errors import ConfigError, KnowledgeError
-from fedsim.cli.main import main
-from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_refusals
@@ -25,6 +23,8 @@ from fedsim.report.page import write_report
 from fedsim.sweeps.file import parse_sweep
 from fedsim.sweeps.plan import plan_sweep
 from fedsim.sweeps.store import CellStore
+from tests.support.commands import call_fedsim
+from tests.support.experiments import make_tiny_config, run_serial
 
 SME = {"name": "sme", "iterations": 2}
 TEXTS = {"name": "tgias-ro-text"}
@@ -41,17 +41,9 @@ WORDS = "tgias-ro-text is an attack on texts, and 'digits' holds numbers; choose
 
 def ended(capfd: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, list[str]]:
     """Exit code, what is said meanwhile, and the last words on stderr."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["fedsim", *map(str, words)])
-        patch.setenv("COLUMNS", "300")
-        with pytest.raises(SystemExit) as end:
-            main()
-    said = capfd.readouterr()
-    return (
-        int(end.value.code or 0),
-        " ".join(said.out.split()),
-        [line.removeprefix("fedsim: ") for line in said.err.splitlines()],
-    )
+    done = call_fedsim(*words, capfd=capfd, columns=300)
+    lines = [line.removeprefix("fedsim: ") for line in done.stderr.splitlines()]
+    return done.returncode, " ".join(done.stdout.split()), lines
 
 
 def written(folder: Path, **tables: Any) -> Path:
@@ -60,12 +52,10 @@ def written(folder: Path, **tables: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., OpenRun],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> OpenRun:
-    return serial_run(tiny_config(**TABLES | {"adversary": {"when": "never"}}), tmp_path_factory.mktemp("run") / "run")
+def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
+    return run_serial(
+        make_tiny_config(**TABLES | {"adversary": {"when": "never"}}), tmp_path_factory.mktemp("run") / "run"
+    )
 
 
 def audit(run: OpenRun, *attacks: dict[str, Any], **knowledge: Any) -> Audit:

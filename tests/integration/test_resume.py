@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
@@ -32,13 +31,11 @@ from fedsim.federation.config import Config
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import read_rows
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
-
-Run = Callable[..., OpenRun]
-Tiny = Callable[..., Config]
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.runs import assert_same_runs, hash_recording, read_metrics
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {"fraction_train": 0.7},
@@ -51,23 +48,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def metric_rows(folder: OpenRun) -> list[dict[str, str]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
-
-
-def file_hashes(folder: OpenRun) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.transcript.iterdir())}
-
-
-def assert_same(one: OpenRun, other: OpenRun) -> None:
-    assert file_hashes(one) == file_hashes(other)
-    assert metric_rows(one) == metric_rows(other)
-    assert one.checkpoint.read_bytes() == other.checkpoint.read_bytes()
-    assert Transcript(one.path).hash() == Transcript(other.path).hash()
-
-
-def with_strategy(tiny_config: Tiny, name: str, rounds: int = 4) -> Config:
-    return tiny_config(
+def with_strategy(name: str, rounds: int = 4) -> Config:
+    return make_tiny_config(
         strategy={"name": name, **SETTINGS.get(name, {})},
         federation={"rounds": rounds, "clients": 7, "straggler_probability": 0.0 if name == "bulyan" else 0.1},
     )
@@ -122,27 +104,23 @@ def killed_in_round_three(point: str, *, after_rounds: int = 2) -> Iterator[None
         "after the checkpoint",
     ],
 )
-def test_an_interruption_anywhere_in_a_round_is_made_good(
-    point: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = with_strategy(tiny_config, "fedavgm")
-    whole = serial_run(config, tmp_path / "whole")
+def test_an_interruption_anywhere_in_a_round_is_made_good(point: str, tmp_path: Path) -> None:
+    config = with_strategy("fedavgm")
+    whole = run_serial(config, tmp_path / "whole")
     with killed_in_round_three(point):
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert Transcript(tmp_path / "run").rounds[:2] == [1, 2]
-    assert_same(serial_run(config, tmp_path / "run", resume=True), whole)
+    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole)
 
 
 @pytest.mark.parametrize("point", ["while the checkpoint is written", "while metrics are written"])
-def test_a_run_that_is_interrupted_twice_at_the_same_point_goes_on(
-    point: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = with_strategy(tiny_config, "fedavgm")
-    whole = serial_run(config, tmp_path / "whole")
+def test_a_run_that_is_interrupted_twice_at_the_same_point_goes_on(point: str, tmp_path: Path) -> None:
+    config = with_strategy("fedavgm")
+    whole = run_serial(config, tmp_path / "whole")
     for resume in (False, True):
         with killed_in_round_three(point, after_rounds=0 if resume else 2):
-            serial_run(config, tmp_path / "run", resume=resume)
-    assert_same(serial_run(config, tmp_path / "run", resume=True), whole)
+            run_serial(config, tmp_path / "run", resume=resume)
+    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole)
     assert compare_with_manifest(OpenRun(tmp_path / "run")).differences == []
 
 
@@ -154,114 +132,103 @@ def test_a_run_that_is_interrupted_twice_at_the_same_point_goes_on(
         if registry.find_entry_point("strategies", n).value.startswith("flwr")
     ),
 )
-def test_every_strategy_remembers_what_it_had_learnt(
-    name: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = with_strategy(tiny_config, name)
-    whole = serial_run(config, tmp_path / "whole")
+def test_every_strategy_remembers_what_it_had_learnt(name: str, tmp_path: Path) -> None:
+    config = with_strategy(name)
+    whole = run_serial(config, tmp_path / "whole")
     with killed_in_round_three("before the checkpoint"):
-        serial_run(config, tmp_path / "run")
-    assert_same(serial_run(config, tmp_path / "run", resume=True), whole)
+        run_serial(config, tmp_path / "run")
+    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole)
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedavgm"])
 def test_without_its_memory_a_strategy_would_go_elsewhere(
-    name: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the tests above would show little."""
-    config = with_strategy(tiny_config, name, rounds=5)
-    whole = serial_run(config, tmp_path / "whole")
+    config = with_strategy(name, rounds=5)
+    whole = run_serial(config, tmp_path / "whole")
     with killed_in_round_three("after the checkpoint"):
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     monkeypatch.setattr("strategies.checkpoint._restore", lambda *args: None)
-    assert file_hashes(serial_run(config, tmp_path / "run", resume=True)) != file_hashes(whole)
+    assert hash_recording(run_serial(config, tmp_path / "run", resume=True)) != hash_recording(whole)
 
 
 def test_a_run_interrupted_before_its_first_checkpoint_begins_again(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*args: Any) -> None:
         raise Killed
 
-    whole = serial_run(tiny_config(), tmp_path / "whole")
+    whole = run_serial(make_tiny_config(), tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "save", killed)
         with pytest.raises(Killed):
-            serial_run(tiny_config(), tmp_path / "run")
-    assert_same(serial_run(tiny_config(), tmp_path / "run", resume=True), whole)
+            run_serial(make_tiny_config(), tmp_path / "run")
+    assert_same_runs(run_serial(make_tiny_config(), tmp_path / "run", resume=True), whole)
 
 
-def test_resuming_a_finished_run_changes_nothing(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    folder = serial_run(tiny_config(), tmp_path / "run")
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    folder = run_serial(make_tiny_config(), tmp_path / "run")
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-    serial_run(tiny_config(), tmp_path / "run", resume=True)
+    run_serial(make_tiny_config(), tmp_path / "run", resume=True)
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_finished_run_can_go_on_for_more_rounds(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    longer = with_strategy(tiny_config, "fedyogi", rounds=5)
-    whole = serial_run(longer, tmp_path / "whole")
-    serial_run(with_strategy(tiny_config, "fedyogi", rounds=2), tmp_path / "run")
-    assert_same(serial_run(longer, tmp_path / "run", resume=True), whole)
+def test_a_finished_run_can_go_on_for_more_rounds(tmp_path: Path) -> None:
+    longer = with_strategy("fedyogi", rounds=5)
+    whole = run_serial(longer, tmp_path / "whole")
+    run_serial(with_strategy("fedyogi", rounds=2), tmp_path / "run")
+    assert_same_runs(run_serial(longer, tmp_path / "run", resume=True), whole)
 
 
 @pytest.mark.parametrize("engine", ["serial", "ray", "flower"])
 def test_no_engine_starts_for_a_finished_run(
-    engine: str,
-    tiny_config: Tiny,
-    serial_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def launch(*args: Any, **settings: Any) -> None:
+    def carry(*args: Any) -> None:
         raise AssertionError("an engine was started")
 
-    serial_run(tiny_config(), tmp_path / "run")
-    monkeypatch.setattr(f"fedsim.federation.engines.{engine}.launch", launch)
+    run_serial(make_tiny_config(), tmp_path / "run")
+    monkeypatch.setattr(registry.load("engines", engine), "carry", carry)
     caplog.set_level("INFO")
-    serial_run(tiny_config(federation={"engine": engine}), tmp_path / "run", resume=True)
+    run_serial(make_tiny_config(federation={"engine": engine}), tmp_path / "run", resume=True)
     assert "the run is finished: all 2 rounds are done already" in caplog.text
     with pytest.raises(AssertionError, match="an engine was started"):
-        serial_run(tiny_config(federation={"engine": engine, "rounds": 3}), tmp_path / "run", resume=True)
+        run_serial(make_tiny_config(federation={"engine": engine, "rounds": 3}), tmp_path / "run", resume=True)
 
 
-def test_the_last_round_is_evaluated_however_seldom_the_others_are(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_the_last_round_is_evaluated_however_seldom_the_others_are(tmp_path: Path) -> None:
     """And evaluating changes nothing that is recorded."""
 
     def config(rounds: int, every: int) -> Config:
-        return tiny_config(
+        return make_tiny_config(
             federation={"rounds": rounds, "evaluate_every": every}, partition={"test_fraction": 0.25, "name": "iid"}
         )
 
     def evaluated(folder: OpenRun) -> list[tuple[str, str]]:
-        return [(row["round"], row["client"]) for row in metric_rows(folder) if row["accuracy"]]
+        return [(row["round"], row["client"]) for row in read_metrics(folder) if row["accuracy"]]
 
     def everyone(*numbers: int) -> list[tuple[str, str]]:
         return [(str(n), client) for n in numbers for client in ("server", "0", "1", "2", "3")]
 
-    never = serial_run(config(5, 0), tmp_path / "never")
+    never = run_serial(config(5, 0), tmp_path / "never")
     assert evaluated(never) == []
-    folder = serial_run(config(2, 3), tmp_path / "run")
+    folder = run_serial(config(2, 3), tmp_path / "run")
     assert evaluated(folder) == everyone(2)
-    serial_run(config(5, 3), tmp_path / "run", resume=True)
+    run_serial(config(5, 3), tmp_path / "run", resume=True)
     assert evaluated(folder) == everyone(2, 3, 5)
-    assert file_hashes(folder) == file_hashes(never)
-    seldom, always = serial_run(config(5, 50), tmp_path / "seldom"), serial_run(config(5, 1), tmp_path / "always")
+    assert hash_recording(folder) == hash_recording(never)
+    seldom, always = run_serial(config(5, 50), tmp_path / "seldom"), run_serial(config(5, 1), tmp_path / "always")
     assert evaluated(seldom) == everyone(5)
-    last = [row for row in metric_rows(always) if row["round"] == "5"]
-    assert [row for row in metric_rows(seldom) if row["round"] == "5"] == last
+    last = [row for row in read_metrics(always) if row["round"] == "5"]
+    assert [row for row in read_metrics(seldom) if row["round"] == "5"] == last
     assert seldom.checkpoint.read_bytes() == never.checkpoint.read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "header"])
-def test_a_damaged_checkpoint_is_one_sentence_and_leaves_the_recording(
-    damage: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    folder = serial_run(tiny_config(), tmp_path / "run")
-    whole = file_hashes(folder)
+def test_a_damaged_checkpoint_is_one_sentence_and_leaves_the_recording(damage: str, tmp_path: Path) -> None:
+    folder = run_serial(make_tiny_config(), tmp_path / "run")
+    whole = hash_recording(folder)
     raw = bytearray(folder.checkpoint.read_bytes())
     if damage == "flipped":
         raw[-2] ^= 1
@@ -270,12 +237,12 @@ def test_a_damaged_checkpoint_is_one_sentence_and_leaves_the_recording(
         assert raw != folder.checkpoint.read_bytes()
     folder.checkpoint.write_bytes({"truncated": raw[:100], "emptied": b""}.get(damage, raw))
     with pytest.raises(RunError, match=r"checkpoint\.safetensors: is damaged .*remove it to begin") as caught:
-        serial_run(tiny_config(federation={"rounds": 3}), tmp_path / "run", resume=True)
+        run_serial(make_tiny_config(federation={"rounds": 3}), tmp_path / "run", resume=True)
     assert "\n" not in str(caught.value)
-    assert file_hashes(folder) == whole
+    assert hash_recording(folder) == whole
     folder.checkpoint.unlink()
-    serial_run(tiny_config(), tmp_path / "run", resume=True)
-    assert file_hashes(folder) == whole
+    run_serial(make_tiny_config(), tmp_path / "run", resume=True)
+    assert hash_recording(folder) == whole
 
 
 # The checkpoint by itself.
@@ -381,10 +348,8 @@ def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signa
 
 
 @pytest.mark.parametrize("name", [pytest.param("fedavg", marks=pytest.mark.slow), "fedadam"])
-def test_a_run_killed_without_warning_goes_on_to_the_same_end(
-    name: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = with_strategy(tiny_config, name, rounds=40)
+def test_a_run_killed_without_warning_goes_on_to_the_same_end(name: str, tmp_path: Path) -> None:
+    config = with_strategy(name, rounds=40)
     process = start(config, tmp_path / "run")
     interrupt(process, tmp_path / "run", signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
@@ -393,26 +358,26 @@ def test_a_run_killed_without_warning_goes_on_to_the_same_end(
     assert 4 <= len(done) < 40
     for update in Transcript(tmp_path / "run").updates():
         assert update.num_examples == 24
-    resumed = serial_run(config, tmp_path / "run", resume=True)
-    assert_same(resumed, serial_run(config, tmp_path / "whole"))
+    resumed = run_serial(config, tmp_path / "run", resume=True)
+    assert_same_runs(resumed, run_serial(config, tmp_path / "whole"))
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_control_c_is_one_sentence_and_a_usable_recording(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = with_strategy(tiny_config, "fedavgm", rounds=40)
+def test_control_c_is_one_sentence_and_a_usable_recording(tmp_path: Path) -> None:
+    config = with_strategy("fedavgm", rounds=40)
     process = start(config, tmp_path / "run")
     _, said = interrupt(process, tmp_path / "run", signal.SIGINT)
     assert process.returncode == 1
     assert said.strip() == "fedsim: interrupted; `fedsim run --resume RUN` goes on from what is kept"
     assert 4 <= len(Transcript(tmp_path / "run").rounds) < 40
-    assert_same(serial_run(config, tmp_path / "run", resume=True), serial_run(config, tmp_path / "whole"))
+    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), run_serial(config, tmp_path / "whole"))
 
 
 # As `flwr run` starts it: a path instead of a checked experiment.
 
 
-def test_a_deployment_resumes_too(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = with_strategy(tiny_config, "fedavgm", rounds=3)
+def test_a_deployment_resumes_too(tmp_path: Path) -> None:
+    config = with_strategy("fedavgm", rounds=3)
     file = tmp_path / "federation.toml"
 
     def flwr_run(rounds: int, resume: bool) -> None:
@@ -425,14 +390,14 @@ def test_a_deployment_resumes_too(tiny_config: Tiny, serial_run: Run, tmp_path: 
     flwr_run(2, resume=False)
     with pytest.raises(ConfigError, match="is not empty"):
         flwr_run(3, resume=False)
-    whole = serial_run(config, tmp_path / "whole")
+    whole = run_serial(config, tmp_path / "whole")
     shutil.copy(tmp_path / "run" / "checkpoint.safetensors", tmp_path / "kept")
     shutil.copy(whole.checkpoint, tmp_path / "run" / "checkpoint.safetensors")
     with pytest.raises(RunError, match="is not what this run wrote"):
         flwr_run(3, resume=True)
     shutil.copy(tmp_path / "kept", tmp_path / "run" / "checkpoint.safetensors")
     flwr_run(3, resume=True)
-    assert_same(OpenRun(tmp_path / "run"), whole)
+    assert_same_runs(OpenRun(tmp_path / "run"), whole)
     assert compare_with_manifest(OpenRun(tmp_path / "run")).differences == []
 
 
@@ -477,35 +442,29 @@ class Boxed(FedAvg):
         return super().aggregate_train(server_round, replies)
 
 
-def test_dicts_of_dicts_are_remembered(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dicts_of_dicts_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         registry, "load", lambda group, name, real=registry.load: Nested if name == "fedavg" else real(group, name)
     )
-    config = tiny_config(federation={"rounds": 4})
-    whole = serial_run(config, tmp_path / "whole")
+    config = make_tiny_config(federation={"rounds": 4})
+    whole = run_serial(config, tmp_path / "whole")
     with killed_in_round_three("after the checkpoint"):
-        serial_run(config, tmp_path / "run")
-    assert_same(serial_run(config, tmp_path / "run", resume=True), whole)
+        run_serial(config, tmp_path / "run")
+    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole)
 
 
 def test_what_cannot_be_remembered_is_said_once_and_the_run_does_not_go_on(
-    tiny_config: Tiny,
-    serial_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
         registry, "load", lambda group, name, real=registry.load: Boxed if name == "fedavg" else real(group, name)
     )
-    serial_run(tiny_config(), tmp_path / "run")
+    run_serial(make_tiny_config(), tmp_path / "run")
     said = [record.getMessage() for record in caplog.records if "no checkpoint can hold" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("no checkpoint can hold what Boxed remembers as box, so this run cannot be resumed")
     with pytest.raises(RunError, match="does not hold what Boxed remembers as box, so going on would give another run"):
-        serial_run(tiny_config(federation={"rounds": 3}), tmp_path / "run", resume=True)
+        run_serial(make_tiny_config(federation={"rounds": 3}), tmp_path / "run", resume=True)
 
 
 def test_types_come_back_as_they_were(tmp_path: Path) -> None:
@@ -533,7 +492,7 @@ def test_the_digest_of_a_checkpoint_tells_names_and_types_apart(tmp_path: Path) 
 
 @pytest.mark.parametrize("fsync", [False, True])
 def test_rounds_and_checkpoints_wait_for_the_disk_where_that_is_asked(
-    fsync: bool, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fsync: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[str] = []
     real = os.fsync
@@ -543,7 +502,7 @@ def test_rounds_and_checkpoints_wait_for_the_disk_where_that_is_asked(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", note_sync)
-    serial_run(tiny_config(recording={"fsync": fsync}), tmp_path / "run")
+    run_serial(make_tiny_config(recording={"fsync": fsync}), tmp_path / "run")
     files = [name for name in waited if name.endswith(".tmp")]
     assert sum("round-" in name for name in files) == (2 if fsync else 0)
     assert sum("checkpoint" in name for name in files) == (2 if fsync else 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,49 +38,43 @@ from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 from fedsim.report.page import write_report
-from tests.integration.test_client_memory import assert_same, started
-
-Run = Callable[..., OpenRun]
-Tiny = Callable[..., Config]
+from tests.integration.test_client_memory import started
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.runs import assert_same_runs
+from tests.support.tensors import flatten_state
 
 GROUPS: dict[str, Any] = {"groups": 3, "threshold": 2}
 
 
-def secure(tiny_config: Tiny, *, table: dict[str, Any] | None = None, **tables: Any) -> Config:
+def secure(*, table: dict[str, Any] | None = None, **tables: Any) -> Config:
     federation = {"clients": 8, "rounds": 3, "straggler_probability": 0.2, **tables.pop("federation", {})}
-    return tiny_config(federation=federation, secure_aggregation=GROUPS if table is None else table, **tables)
-
-
-def flat(state: State) -> Tensor:
-    return torch.cat([tensor.flatten().double() for tensor in state.values()])
+    return make_tiny_config(federation=federation, secure_aggregation=GROUPS if table is None else table, **tables)
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenRun]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenRun]:
     """The same federation without secure aggregation and with it."""
-    folder, config = tmp_path_factory.mktemp("runs"), secure(tiny_config)
+    folder, config = tmp_path_factory.mktemp("runs"), secure()
     plain = config.model_copy(update={"secure_aggregation": None})
-    return {"plain": serial_run(plain, folder / "plain"), "secure": serial_run(config, folder / "secure")}
+    return {"plain": run_serial(plain, folder / "plain"), "secure": run_serial(config, folder / "secure")}
 
 
 # What the server sees.
 
 
-def test_a_common_mask_is_that_of_all_clients_in_one_round_and_another_one_in_the_next(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_common_mask_is_that_of_all_clients_in_one_round_and_another_one_in_the_next(tmp_path: Path) -> None:
     mask = {"name": "random-mask", "masked": 0.5, "common": True}
     federation = {"clients": 3, "rounds": 2}
-    plain = Transcript(serial_run(tiny_config(federation=federation, defense=[mask]), tmp_path / "plain").path)
-    masks = {(u.round, u.client): flat(u.pseudo_gradient) == 0 for u in plain.updates()}
+    plain = Transcript(run_serial(make_tiny_config(federation=federation, defense=[mask]), tmp_path / "plain").path)
+    masks = {(u.round, u.client): flatten_state(u.pseudo_gradient).double() == 0 for u in plain.updates()}
     left_out = [torch.stack([masks[number, client] for client in range(3)]) for number in (1, 2)]
     for each in left_out:
         assert (each == each.all(0)).float().mean() > 0.9  # a number may be zero by itself
         assert each.all(0).float().mean() > 0.3
     assert (left_out[0].all(0) == left_out[1].all(0)).float().mean() < 0.7
-    config = secure(tiny_config, federation={**federation, "straggler_probability": 0.0}, defense=[mask])
-    (summed,) = Transcript(serial_run(config, tmp_path / "secure").path).restrict_to([1]).updates()
-    assert not flat(summed.pseudo_gradient)[left_out[0].all(0)].any()
+    config = secure(federation={**federation, "straggler_probability": 0.0}, defense=[mask])
+    (summed,) = Transcript(run_serial(config, tmp_path / "secure").path).restrict_to([1]).updates()
+    assert not flatten_state(summed.pseudo_gradient).double()[left_out[0].all(0)].any()
 
 
 def test_the_recording_has_the_weighted_mean_of_each_group_and_who_is_in_it(runs: dict[str, OpenRun]) -> None:
@@ -95,8 +88,11 @@ def test_the_recording_has_the_weighted_mean_of_each_group_and_who_is_in_it(runs
     for update in (update for update in sums.updates() if update.round == 1):
         parts = [alone[client] for client in update.members]
         assert update.num_examples == sum(part.num_examples for part in parts)
-        mean = sum(part.num_examples * flat(part.pseudo_gradient) for part in parts) / update.num_examples
-        assert torch.allclose(flat(update.pseudo_gradient), mean, atol=1e-6)  # type: ignore[arg-type]
+        mean = (
+            sum(part.num_examples * flatten_state(part.pseudo_gradient).double() for part in parts)
+            / update.num_examples
+        )
+        assert torch.allclose(flatten_state(update.pseudo_gradient).double(), mean, atol=1e-6)  # type: ignore[arg-type]
     for number in sums.rounds:
         members = [client for reply in sums.header(number).replies for client in reply.members]
         assert sorted([*members, *sums.header(number).failures]) == list(range(8))
@@ -105,13 +101,13 @@ def test_the_recording_has_the_weighted_mean_of_each_group_and_who_is_in_it(runs
 
 def test_the_model_is_that_of_the_federation_without(runs: dict[str, OpenRun]) -> None:
     one, other = (Transcript(runs[name].path) for name in ("plain", "secure"))
-    before = [flat(transcript.update(3, transcript.clients(3)[0]).before) for transcript in (one, other)]
+    before = [flatten_state(transcript.update(3, transcript.clients(3)[0]).before) for transcript in (one, other)]
     assert torch.allclose(*before, atol=1e-5)
     assert not torch.equal(*before)
 
 
 def test_no_update_of_a_single_client_reaches_the_strategy_or_the_disk(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither as it was trained, nor as a difference, nor quantised; and not while a large round waits either."""
     own, passed = list[Tensor](), list[Message]()
@@ -129,7 +125,7 @@ def test_no_update_of_a_single_client_reaches_the_strategy_or_the_disk(
     monkeypatch.setattr(FedAvg, "aggregate_train", seen(aggregate))
     monkeypatch.setattr(FedAvg, "aggregate_evaluate", seen(evaluate))
     monkeypatch.delattr(fedsim.federation.engines.cohort, "ReplySpool")  # which moves replies of large rounds to disk
-    folder = serial_run(secure(tiny_config, partition={"test_fraction": 0.2}), tmp_path / "run")
+    folder = run_serial(secure(partition={"test_fraction": 0.2}), tmp_path / "run")
     assert len(own) >= 8
     known = {values for update in own for values in _forms(update)}
     told = [dict(record) for message in passed if message.has_content() for record in _metrics(message)]
@@ -188,18 +184,15 @@ def _forms(values: Tensor) -> list[bytes]:
     return [np.ascontiguousarray(values.numpy()).tobytes()]
 
 
-def test_gradients_are_summed_too_and_the_truth_is_the_mini_batches_of_all_members(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_gradients_are_summed_too_and_the_truth_is_the_mini_batches_of_all_members(tmp_path: Path) -> None:
     config = secure(
-        tiny_config,
         strategy={"name": "fedsgd", "learning_rate": 0.1},
         training={"local_epochs": None, "local_steps": 1, "learning_rate": 0.1, "batch_size": 4},
         federation={"straggler_probability": 0.0},
         adversary={"when": "never", "knowledge": {"labels": True}},
         attack=[{"name": "inverting-gradients", "iterations": 2}],
     )
-    folder = serial_run(config, tmp_path / "run")
+    folder = run_serial(config, tmp_path / "run")
     transcript = Transcript(folder.path)
     for update in transcript.updates():
         assert update.num_examples == 4 * len(update.members)
@@ -216,39 +209,38 @@ def test_gradients_are_summed_too_and_the_truth_is_the_mini_batches_of_all_membe
 # The same bytes.
 
 
-def test_a_resumed_run_is_the_run(runs: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    serial_run(secure(tiny_config, federation={"rounds": 1}), tmp_path / "run")
-    assert_same(serial_run(secure(tiny_config), tmp_path / "run", resume=True), runs["secure"])
+def test_a_resumed_run_is_the_run(runs: dict[str, OpenRun], tmp_path: Path) -> None:
+    run_serial(secure(federation={"rounds": 1}), tmp_path / "run")
+    assert_same_runs(run_serial(secure(), tmp_path / "run", resume=True), runs["secure"])
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_ray_gives_the_same_bytes(runs: dict[str, OpenRun], tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = secure(tiny_config, federation={"engine": "ray", "actors": 2})
-    assert_same(serial_run(config, tmp_path / "run"), runs["secure"])
+def test_ray_gives_the_same_bytes(runs: dict[str, OpenRun], tmp_path: Path) -> None:
+    config = secure(federation={"engine": "ray", "actors": 2})
+    assert_same_runs(run_serial(config, tmp_path / "run"), runs["secure"])
 
 
 @pytest.mark.slow
-def test_supernodes_give_the_same_bytes(runs: dict[str, OpenRun], tiny_config: Tiny, tmp_path: Path) -> None:
-    process = started(secure(tiny_config, federation={"engine": "flower", "supernodes": 2}), tmp_path / "run")
+def test_supernodes_give_the_same_bytes(runs: dict[str, OpenRun], tmp_path: Path) -> None:
+    process = started(secure(federation={"engine": "flower", "supernodes": 2}), tmp_path / "run")
     said = process.communicate(timeout=250)
     assert process.returncode == 0, said
-    assert_same(OpenRun(tmp_path / "run"), runs["secure"])
+    assert_same_runs(OpenRun(tmp_path / "run"), runs["secure"])
 
 
 # Rounds that are lost.
 
 
 def test_a_round_whose_groups_are_all_lost_leaves_the_model_and_the_run_goes_on(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = secure(
-        tiny_config,
         table={"groups": "all", "threshold": 1.0},
         federation={"clients": 4, "rounds": 6, "straggler_probability": 0.15, "evaluate_every": 0},
     )
     with caplog.at_level(logging.WARNING):
-        folder = serial_run(config, tmp_path / "run")
+        folder = run_serial(config, tmp_path / "run")
     transcript = Transcript(folder.path)
     lost = [number for number in transcript.rounds if not transcript.clients(number)]
     kept = [number for number in transcript.rounds if transcript.clients(number)]
@@ -259,11 +251,11 @@ def test_a_round_whose_groups_are_all_lost_leaves_the_model_and_the_run_goes_on(
         failures = transcript.header(number).failures
         assert sorted(failures) == [0, 1, 2, 3]
         assert any("its sum is lost" in why for why in failures.values())
-    after = {number: flat(transcript.update(number, 0).before) for number in kept}
+    after = {number: flatten_state(transcript.update(number, 0).before).double() for number in kept}
     gaps = [(one, two) for one, two in itertools.pairwise(kept) if two > one + 1]
     assert gaps
     for one, two in gaps:  # nothing happened in between
-        moved = flat(transcript.update(one, 0).after) - after[two]
+        moved = flatten_state(transcript.update(one, 0).after).double() - after[two]
         assert moved.abs().max() < 1e-6
 
 
@@ -305,10 +297,10 @@ def test_a_round_whose_groups_are_all_lost_leaves_the_model_and_the_run_goes_on(
     ],
 )
 def test_tables_that_make_no_sense_are_one_sentence(
-    table: dict[str, Any], tables: dict[str, Any], expected: str, tiny_config: Tiny
+    table: dict[str, Any], tables: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected) as error:
-        secure(tiny_config, table=table, **tables)
+        secure(table=table, **tables)
     assert "\n" not in str(error.value)
 
 
@@ -350,10 +342,10 @@ def test_tables_that_make_no_sense_are_one_sentence(
     ],
 )
 def test_what_does_not_go_with_sums_is_refused_before_work(
-    table: dict[str, Any], tables: dict[str, Any], expected: str, tiny_config: Tiny
+    table: dict[str, Any], tables: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected) as error:
-        Experiment(secure(tiny_config, table=table, **tables)).check()
+        Experiment(secure(table=table, **tables)).check()
     assert "\n" not in str(error.value)
 
 
@@ -367,7 +359,7 @@ def test_a_weight_that_would_be_rounded_to_nothing_is_refused() -> None:
         check_weights(SecureAggregationTable(bits=4), [3, 100, 50])
 
 
-def test_a_defense_whose_clients_leave_out_the_same_goes_with_sums(tiny_config: Tiny) -> None:
+def test_a_defense_whose_clients_leave_out_the_same_goes_with_sums() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Common(Defense):
         common: bool = True
@@ -384,14 +376,14 @@ def test_a_defense_whose_clients_leave_out_the_same_goes_with_sums(tiny_config: 
     check_defenses([Common()])
     with pytest.raises(ConfigError, match="Common sends an update in a form of its own"):
         check_defenses([Common(common=False)])
-    Experiment(secure(tiny_config, defense=[{"name": "layer-freeze", "layers": ["*.bias"]}])).check()
+    Experiment(secure(defense=[{"name": "layer-freeze", "layers": ["*.bias"]}])).check()
 
 
-def test_layers_that_are_frozen_are_zero_in_the_sum(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
+def test_layers_that_are_frozen_are_zero_in_the_sum(tmp_path: Path) -> None:
     defense = [
         {"name": "layer-freeze", "layers": ["*.bias"]},
     ]
-    folder = serial_run(secure(tiny_config, defense=defense, federation={"rounds": 1}), tmp_path / "run")
+    folder = run_serial(secure(defense=defense, federation={"rounds": 1}), tmp_path / "run")
     for update in Transcript(folder.path).updates():
         largest = {name: tensor.abs().max().item() for name, tensor in update.pseudo_gradient.items()}
         assert all(value < 1e-6 if name.endswith("bias") else value > 1e-3 for name, value in largest.items())
@@ -404,9 +396,8 @@ def attacked(config: Config, path: Path) -> pipeline.AuditResult:
     return pipeline.run(config, OpenRun(path))
 
 
-def test_a_group_is_attacked_as_one_client_that_holds_all(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_a_group_is_attacked_as_one_client_that_holds_all(tmp_path: Path) -> None:
     config = secure(
-        tiny_config,
         partition={"samples_per_client": 2},
         federation={"clients": 6, "rounds": 2, "straggler_probability": 0.0},
         adversary={"when": "at-end", "victims": [5, 2], "rounds": [1, 2], "workers": 1, "knowledge": {"labels": True}},
@@ -436,9 +427,7 @@ def test_a_group_is_attacked_as_one_client_that_holds_all(tiny_config: Tiny, tmp
     assert "reads all messages" not in page
 
 
-def test_batches_of_a_group_are_those_of_its_members_together(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_batches_of_a_group_are_those_of_its_members_together(tmp_path: Path) -> None:
     """With full batches and one epoch, the sum is the gradient of all examples of the group, times the rate."""
     from fedsim.audit.threat_model import scale_to_group
     from fedsim.interfaces.knowledge import Knowledge
@@ -448,39 +437,33 @@ def test_batches_of_a_group_are_those_of_its_members_together(
     assert scale_to_group(Knowledge(local_steps=5), 3).batch_size is None
     assert scale_to_group(Knowledge(batch_size=8), 0).batch_size == 8
     config = secure(
-        tiny_config,
         training={"batch_size": 24},
         federation={"rounds": 1, "straggler_probability": 0.0},
     )
-    folder, experiment = serial_run(config, tmp_path / "run"), Experiment(config)
+    folder, experiment = run_serial(config, tmp_path / "run"), Experiment(config)
     for update in Transcript(folder.path).updates():
         inputs, labels = map(torch.cat, zip(*experiment.data.model_examples(update.members), strict=True))
         model = experiment.new_model()
         model.load_state_dict(dict(update.before))
         loss = torch.nn.functional.cross_entropy(model(inputs), labels)
         gradient = torch.autograd.grad(loss, list(model.parameters()))
-        moved = flat(update.pseudo_gradient) / config.training.learning_rate
+        moved = flatten_state(update.pseudo_gradient).double() / config.training.learning_rate
         assert torch.allclose(moved, torch.cat([g.flatten() for g in gradient]).double(), atol=1e-5)
 
 
 @pytest.mark.parametrize("attack", ["lmra", "lmra-linear", "lmra-dummy-data", "shared-model", "sia"])
-def test_an_attack_on_single_clients_does_not_apply_and_says_so_before_work(
-    attack: str, tiny_config: Tiny, tmp_path: Path
-) -> None:
-    config = secure(
-        tiny_config, adversary={"when": "at-end", "knowledge": {"records": True}}, attack=[{"name": attack}]
-    )
+def test_an_attack_on_single_clients_does_not_apply_and_says_so_before_work(attack: str, tmp_path: Path) -> None:
+    config = secure(adversary={"when": "at-end", "knowledge": {"records": True}}, attack=[{"name": attack}])
     with pytest.raises(KnowledgeError, match="does not apply: it reads the updates of single clients") as error:
         attacked(config, tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run" / "transcript").exists()
 
 
-def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tmp_path: Path) -> None:
     def audit_result(table: dict[str, Any], name: str) -> pipeline.AuditResult:
         return attacked(
             secure(
-                tiny_config,
                 table=table,
                 strategy={"name": "fedsgd", "learning_rate": 0.1},
                 training={
@@ -506,9 +489,9 @@ def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tiny_config: T
     assert done.readings
 
 
-def test_the_sums_of_somebody_elses_app_are_not_taken_for_clients(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_the_sums_of_somebody_elses_app_are_not_taken_for_clients(tmp_path: Path) -> None:
     """A recording without an experiment says in its headers what it has seen."""
-    config = secure(tiny_config, federation={"rounds": 1, "straggler_probability": 0.0})
+    config = secure(federation={"rounds": 1, "straggler_probability": 0.0})
     folder = pipeline.run(config, OpenRun(tmp_path / "run")).folder
     for name in ("experiment.toml", "manifest.json"):
         (folder.path / name).unlink()
@@ -517,8 +500,8 @@ def test_the_sums_of_somebody_elses_app_are_not_taken_for_clients(tiny_config: T
         run.attack("shared-model")
 
 
-def test_run_attack_finds_the_group_of_a_client(tiny_config: Tiny, tmp_path: Path) -> None:
-    config = secure(tiny_config, partition={"samples_per_client": 2}, federation={"straggler_probability": 0.0})
+def test_run_attack_finds_the_group_of_a_client(tmp_path: Path) -> None:
+    config = secure(partition={"samples_per_client": 2}, federation={"straggler_probability": 0.0})
     folder = pipeline.run(config, OpenRun(tmp_path / "run")).folder
     victim = Transcript(folder.path).header(1).replies[0].members[-1]
     run = fedsim.open(folder.path)
@@ -554,9 +537,8 @@ def test_inspect_and_the_report_tell_sums_from_updates_of_clients(
         assert ("<td>6, in 2 sums</td>" in html) == (name == "secure")
 
 
-def test_disaggregated_models_are_models_that_others_build_on(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_disaggregated_models_are_models_that_others_build_on(tmp_path: Path) -> None:
     config = secure(
-        tiny_config,
         table={"groups": 2},
         federation={"clients": 5, "rounds": 12, "straggler_probability": 0.0, "evaluate_every": 0},
         adversary={
@@ -595,9 +577,8 @@ def test_the_attacks_that_build_on_disaggregated_models_are_those_that_the_page_
     assert told == building
 
 
-def test_one_group_of_all_hides_single_clients_from_the_regression(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_one_group_of_all_hides_single_clients_from_the_regression(tmp_path: Path) -> None:
     config = secure(
-        tiny_config,
         table={"groups": "all"},
         federation={"clients": 4, "rounds": 6, "straggler_probability": 0.0, "evaluate_every": 0},
         adversary={"when": "at-end", "victims": [2], "rounds": "all", "workers": 1},

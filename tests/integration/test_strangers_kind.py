@@ -11,15 +11,28 @@ import pytest
 
 from fedsim.federation.run_folder import read_rows
 
+pytestmark = pytest.mark.isolated
+
 MODULE = '''
 from dataclasses import dataclass
 
 import torch
 
 from fedsim.interfaces.attack import Attack, Paper
-from fedsim.audit.evaluation.evaluator import Evaluator, Display, Judgement
+from fedsim.audit.evaluation.display import Display
+from fedsim.audit.evaluation.evaluator import Evaluator, Judgement
 from fedsim.audit.evaluation.score import Score
 from fedsim.interfaces.findings import Finding
+from fedsim.interfaces.metric import Metric
+
+
+class BrightnessError(Metric):
+    """Difference of the claimed and the true brightness."""
+
+    title = "brightness error"
+    higher_is_better = False
+    lowest = 0.0
+    highest = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +57,18 @@ class Brightnesses(Evaluator[Brightness]):
 
     finding = Brightness
 
-    def form(self, finding, owed):
+    def form(self, finding, spec):
         if not 0 <= finding.level <= 1:
-            owed.expect("a brightness of", finding.level, "one from 0 to 1")
+            spec.expect("a brightness of", finding.level, "one from 0 to 1")
 
     def truth(self, finding, about, case):
         return case.truth(int(about["victim"]), about["first_round"])
 
-    def judge(self, finding, about, bench):
-        true = self.truth(finding, about, bench.case).data.mean().item()
-        guess = bench.public.data.mean().item()
-        score = Score(metric="brightness_error", value=abs(finding.level - true), floor=abs(guess - true),
-                      floor_guess="public mean", ceiling=0.0, higher_is_better=False)
+    def judge(self, finding, about, context):
+        true = self.truth(finding, about, context.case).data.mean().item()
+        guess = context.public.data.mean().item()
+        floors = {"public mean": abs(guess - true)}
+        score = Score.against_guesses("brightness_error", abs(finding.level - true), floors)
         return Judgement(scores=[score], examples=1)
 
 
@@ -79,6 +92,9 @@ dim = their_kind:Dim
 
 [fedsim.findings]
 brightness = their_kind:Brightnesses
+
+[fedsim.metrics]
+brightness_error = their_kind:BrightnessError
 """
 FILE = """
 [partition]

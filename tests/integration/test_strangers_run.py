@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,16 @@ import torch
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.finding_files import save_finding
 from fedsim.base.errors import RunError, TrustError
-from fedsim.cli.main import main
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.report.run_contents import read_audit
+from tests.support.commands import Call, call_fedsim
+from tests.support.experiments import make_tiny_config, run_serial
 
-Run = Callable[..., OpenRun]
-Tiny = Callable[..., Config]
-Call = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.isolated
+
 EVIL = "from pathlib import Path\nPath(__file__).with_name('marker').touch()\n"
 NAME = "stranger_of_the_mail:Thing"
 
@@ -38,24 +37,21 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp
     """`fedsim` in this process, in the folder beside the run, where the stranger's module lies."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delitem(sys.modules, "stranger_of_the_mail", raising=False)
     monkeypatch.delenv("FEDSIM_KEY", raising=False)
 
     def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr("sys.argv", ["fedsim", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, error = capfd.readouterr()
-        return subprocess.CompletedProcess([], int(end.value.code or 0), out, error.split("nanobind: leaked")[0])
+        done = call_fedsim(*words, capfd=capfd)
+        done.stderr = done.stderr.split("nanobind: leaked")[0]
+        return done
 
     return call
 
 
 @pytest.fixture(scope="module")
-def honest(tiny_config: Tiny, serial_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = tiny_config(attack=[{"name": "shared-model"}], adversary={"when": "never", "workers": 1})
-    return serial_run(config, tmp_path_factory.mktemp("honest") / "run").path
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = make_tiny_config(attack=[{"name": "shared-model"}], adversary={"when": "never", "workers": 1})
+    return run_serial(config, tmp_path_factory.mktemp("honest") / "run").path
 
 
 @pytest.fixture
@@ -166,11 +162,11 @@ def test_a_file_of_ones_own_may_name_code(run: Path, call: Call) -> None:
     assert (run.parent / "marker").exists()
 
 
-def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path, tiny_config: Tiny) -> None:
+def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path) -> None:
     from fedsim.audit.audit import _attack_worker, _optimum_worker
 
     naming(run, "model")
-    spec = tiny_config(attack=[{"name": "shared-model"}])
+    spec = make_tiny_config(attack=[{"name": "shared-model"}])
     for reads in (_attack_worker(run, spec, run, False, "", run), _optimum_worker(run, spec, run, False)):
         with pytest.raises(TrustError), reads:
             pass

@@ -6,7 +6,6 @@ import errno
 import os
 import textwrap
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from safetensors import safe_open
 
 import clients.app
 import fedsim.federation.build
@@ -23,19 +21,16 @@ import fedsim.training.cohort
 from clients.app import app as client_app
 from fedsim.base.errors import RunError
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import LazyArray
 from fedsim.federation.engines.cohort import CohortGrid
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import read_rows
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 from fedsim.training.cohort import TOLERANCE
 from strategies.app import app as server_app
-
-Run = Callable[..., OpenRun]
-Tiny = Callable[..., Config]
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.runs import read_checkpoint, read_metrics
 
 PLUGINS = """
 from dataclasses import dataclass, replace
@@ -61,15 +56,6 @@ def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 def file_bytes(folder: OpenRun) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.transcript.iterdir())}
-
-
-def final_weights(folder: OpenRun) -> dict[str, bytes]:
-    with safe_open(folder.checkpoint, framework="np") as file:
-        return {key: file.get_tensor(key).tobytes() for key in file.keys()}  # noqa: SIM118
-
-
-def metric_rows(folder: OpenRun) -> list[dict[str, str]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_rows(folder.metrics)]
 
 
 def failures(folder: OpenRun) -> dict[int, dict[int, str]]:
@@ -103,18 +89,18 @@ def farthest(left: OpenRun, right: OpenRun) -> float:
 @pytest.mark.parametrize("vectorise", [True, False])
 @pytest.mark.parametrize("strategy", ["fedavg", "bulyan", "krum", "fedadam", "qfedavg", "fedmedian"])
 def test_replies_that_waited_on_disk_give_the_same_bytes(
-    strategy: str, vectorise: bool, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str, vectorise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     special = {
         "bulyan": {"num_malicious_nodes": 1},
         "krum": {"num_malicious_nodes": 1},
         "qfedavg": {"client_learning_rate": 0.1},
     }
-    config = tiny_config(
+    config = make_tiny_config(
         federation={"clients": 9, "rounds": 3, "vectorise": vectorise},
         strategy={"name": strategy, **special.get(strategy, {})},
     )
-    usual = serial_run(config, tmp_path / "usual")
+    usual = run_serial(config, tmp_path / "usual")
     moved: list[LazyArray] = []
     park = LazyArray.move_to_file
 
@@ -125,11 +111,11 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
     monkeypatch.setattr(LazyArray, "move_to_file", watched)
     monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda: 0)
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 9000)
-    streamed = serial_run(config, tmp_path / "streamed")
+    streamed = run_serial(config, tmp_path / "streamed")
     assert len(moved) == 3 * 9 * 4
     assert file_bytes(streamed) == file_bytes(usual)
-    assert final_weights(streamed) == final_weights(usual)
-    assert metric_rows(streamed) == metric_rows(usual)
+    assert read_checkpoint(streamed) == read_checkpoint(usual)
+    assert read_metrics(streamed) == read_metrics(usual)
     names = {path.relative_to(usual.path) for path in usual.path.rglob("*")}
     assert {path.relative_to(streamed.path) for path in streamed.path.rglob("*")} == names
 
@@ -144,13 +130,13 @@ SKEWED: dict[str, Any] = {
 }
 
 
-def both(tiny_config: Tiny, serial_run: Run, path: Path, **tables: Any) -> tuple[OpenRun, OpenRun]:
+def both(path: Path, **tables: Any) -> tuple[OpenRun, OpenRun]:
     """The run vectorised, and as a loop."""
     tables = {**SKEWED, **tables}
     runs = []
     for vectorise in (True, False):
         federation = {**tables["federation"], "vectorise": vectorise}
-        runs.append(serial_run(tiny_config(**{**tables, "federation": federation}), path / str(vectorise)))
+        runs.append(run_serial(make_tiny_config(**{**tables, "federation": federation}), path / str(vectorise)))
     return runs[0], runs[1]
 
 
@@ -179,9 +165,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_vectorised_run_is_the_loops_run_within_tolerance_and_the_same_clients_straggle(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
+    tmp_path: Path, at_once: list[int]
 ) -> None:
-    vectorised, loop = both(tiny_config, serial_run, tmp_path)
+    vectorised, loop = both(tmp_path)
     assert len(at_once) == 4 * -(-20 // TOGETHER)
     assert 0 < farthest(vectorised, loop) < TOLERANCE
     assert sum(map(len, failures(loop).values())) == 80 - sum(at_once) > 5
@@ -201,33 +187,31 @@ def test_a_vectorised_run_is_the_loops_run_within_tolerance_and_the_same_clients
     ids=lambda strategy: strategy["name"],
 )
 def test_whatever_a_strategy_broadcasts_its_clients_train_at_once(
-    strategy: dict[str, Any], tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
+    strategy: dict[str, Any], tmp_path: Path, at_once: list[int]
 ) -> None:
     federation = {"clients": 5, "rounds": 3}
-    vectorised, loop = both(tiny_config, serial_run, tmp_path, federation=federation, strategy=strategy)
+    vectorised, loop = both(tmp_path, federation=federation, strategy=strategy)
     assert at_once == [5, 5, 5]
     assert 0 < farthest(vectorised, loop) < 10 * TOLERANCE
 
 
-def test_noise_on_the_update_is_the_loops_noise(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
-) -> None:
+def test_noise_on_the_update_is_the_loops_noise(tmp_path: Path, at_once: list[int]) -> None:
     defense = [{"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.1}]
-    vectorised, loop = both(tiny_config, serial_run, tmp_path, defense=defense)
+    vectorised, loop = both(tmp_path, defense=defense)
     assert sum(at_once) > 40
     assert 0 < farthest(vectorised, loop) < TOLERANCE
 
 
 @pytest.mark.parametrize("nodes", [2, 5])
 def test_a_vectorised_run_has_the_same_bytes_on_any_number_of_nodes(
-    nodes: int, tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int], monkeypatch: pytest.MonkeyPatch
+    nodes: int, tmp_path: Path, at_once: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_config(
+    config = make_tiny_config(
         federation={"clients": 40, "rounds": 2, "straggler_probability": 0.1},
         partition={"name": "dirichlet", "alpha": 1.0, "samples_per_client": 30},
         strategy={"name": "fedavg", "fraction_train": 0.9},
     )
-    usual = serial_run(config, tmp_path / "one")
+    usual = run_serial(config, tmp_path / "one")
     groups = list(at_once)
     at_once.clear()
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 10_000 * nodes)
@@ -241,12 +225,12 @@ def test_a_vectorised_run_has_the_same_bytes_on_any_number_of_nodes(
     assert max(groups) > 10
     assert sorted(at_once) == sorted(groups)
     assert file_bytes(folder) == file_bytes(usual)
-    assert final_weights(folder) == final_weights(usual)
-    assert metric_rows(folder) == metric_rows(usual)
+    assert read_checkpoint(folder) == read_checkpoint(usual)
+    assert read_metrics(folder) == read_metrics(usual)
 
 
 def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         fedsim.federation.build, "check_dataset", lambda dataset, name: dataset
@@ -256,7 +240,7 @@ def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
         "partition": {"samples_per_client": None},
         "federation": {"clients": TOGETHER + 4, "rounds": 2},
     }
-    vectorised, loop = both(tiny_config, serial_run, tmp_path, **tables)
+    vectorised, loop = both(tmp_path, **tables)
     assert farthest(vectorised, loop) < TOLERANCE
     for failed in failures(vectorised).values():
         ((client, why),) = failed.items()
@@ -265,7 +249,7 @@ def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
 
 
 def test_who_diverges_in_a_group_fails_alone_and_with_the_loops_sentence(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares = Experiment.local_data
 
@@ -276,21 +260,19 @@ def test_who_diverges_in_a_group_fails_alone_and_with_the_loops_sentence(
         return list(made.values())
 
     monkeypatch.setattr(Experiment, "local_data", huge)
-    vectorised, loop = both(tiny_config, serial_run, tmp_path, federation={"clients": 6, "rounds": 2})
+    vectorised, loop = both(tmp_path, federation={"clients": 6, "rounds": 2})
     assert farthest(vectorised, loop) < TOLERANCE
     assert {frozenset(failed) for failed in failures(vectorised).values()} == {frozenset({2})}
     assert "local training diverged" in failures(vectorised)[1][2]
 
 
-def test_vectorise_false_trains_one_by_one(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
-) -> None:
-    serial_run(tiny_config(federation={"vectorise": False}), tmp_path / "run")
+def test_vectorise_false_trains_one_by_one(tmp_path: Path, at_once: list[int]) -> None:
+    run_serial(make_tiny_config(federation={"vectorise": False}), tmp_path / "run")
     assert at_once == []
 
 
 def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earlier_rounds(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda: 0)
     park, count = LazyArray.move_to_file, 0
@@ -303,19 +285,17 @@ def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earli
         park(self, file)
 
     monkeypatch.setattr(LazyArray, "move_to_file", full)
-    config = tiny_config(federation={"rounds": 3})
+    config = make_tiny_config(federation={"rounds": 3})
     with pytest.raises(RunError, match="no room for the updates of this round") as caught:
-        serial_run(config, tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert Transcript(tmp_path / "run").rounds == [1]
     monkeypatch.undo()
-    resumed = serial_run(config, tmp_path / "run", resume=True)
-    assert file_bytes(resumed) == file_bytes(serial_run(config, tmp_path / "usual"))
+    resumed = run_serial(config, tmp_path / "run", resume=True)
+    assert file_bytes(resumed) == file_bytes(run_serial(config, tmp_path / "usual"))
 
 
-def test_the_replies_of_a_round_do_not_outlive_it(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_replies_of_a_round_do_not_outlive_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     born: list[weakref.ref[LazyArray]] = []
     alive: list[int] = []
     make, exchange = LazyArray.__init__, CohortGrid._exchange
@@ -332,15 +312,13 @@ def test_the_replies_of_a_round_do_not_outlive_it(
     monkeypatch.setattr(LazyArray, "__init__", track_array)
     monkeypatch.setattr(CohortGrid, "_exchange", watched)
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_COLLECT_FROM_BYTES", 0)
-    serial_run(tiny_config(federation={"rounds": 5, "clients": 10}), tmp_path / "run")
+    run_serial(make_tiny_config(federation={"rounds": 5, "clients": 10}), tmp_path / "run")
     assert len(born) >= 5 * 10 * 4
     assert alive == [0] * 5
 
 
-def test_clients_with_very_unequal_amounts_of_data_train_in_the_loop(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, at_once: list[int]
-) -> None:
+def test_clients_with_very_unequal_amounts_of_data_train_in_the_loop(tmp_path: Path, at_once: list[int]) -> None:
     """Else all would wait for the one who has most."""
     partition = {"name": "dirichlet", "alpha": 0.1, "samples_per_client": None}
-    serial_run(tiny_config(partition=partition, federation={"clients": 12, "rounds": 1}), tmp_path / "run")
+    run_serial(make_tiny_config(partition=partition, federation={"clients": 12, "rounds": 1}), tmp_path / "run")
     assert at_once == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,10 @@ import pytest
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.base.errors import KnowledgeError
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.report.page import write_report
+from tests.support.experiments import make_tiny_config, run_serial
 
 ATTACKS = [
     {"name": "tableak", "iterations": 150, "restarts": 4},
@@ -42,10 +41,8 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_are_found_scored_beside_guesses_and_shown_with_their_entropy(
-    table: Path, tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
-) -> None:
-    config = tiny_config(
+def test_rows_are_found_scored_beside_guesses_and_shown_with_their_entropy(table: Path, tmp_path: Path) -> None:
+    config = make_tiny_config(
         data={"name": "csv", "path": str(table), "target": "rich"},
         partition={"name": "iid", "samples_per_client": 2},
         model={"name": "mlp", "hidden": [30]},
@@ -54,7 +51,7 @@ def test_rows_are_found_scored_beside_guesses_and_shown_with_their_entropy(
         adversary={"when": "never", "victims": [0, 1], "workers": 1},
         attack=ATTACKS,
     )
-    run = serial_run(config, tmp_path / "run")
+    run = run_serial(config, tmp_path / "run")
     audit = open_audit(run.path, None, trust=True)
     assert audit.run() == []
     audit.score()
@@ -70,8 +67,8 @@ def test_rows_are_found_scored_beside_guesses_and_shown_with_their_entropy(
     assert "The small number behind a value is its entropy" in html
 
 
-def test_an_attack_on_tables_says_that_images_are_none(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
-    experiment = Experiment(tiny_config(attack=ATTACKS[:1]))
+def test_an_attack_on_tables_says_that_images_are_none(tmp_path: Path) -> None:
+    experiment = Experiment(make_tiny_config(attack=ATTACKS[:1]))
     audit = Audit(folder=OpenRun(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
     message = r"^tableak is an attack on tables, and 'digits' has no columns; choose an attack on images, as sme, or a"
     with pytest.raises(KnowledgeError, match=message):

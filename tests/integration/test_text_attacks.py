@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +16,13 @@ from fedsim.audit.finding_files import load_finding
 from fedsim.base.errors import KnowledgeError
 from fedsim.data import Dataset
 from fedsim.federation.build import Experiment, find_data_folder
-from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config
 from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.findings import Texts
 from fedsim.report.page import write_report
+from tests.support.experiments import make_tiny_config, run_serial
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "golden_material.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -56,10 +56,8 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_federation_on_texts_is_attacked_scored_and_reported(
-    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
-) -> None:
-    run = serial_run(tiny_config(**tables, attack=ATTACKS), tmp_path / "run")
+def test_a_federation_on_texts_is_attacked_scored_and_reported(tables: dict[str, Any], tmp_path: Path) -> None:
+    run = run_serial(make_tiny_config(**tables, attack=ATTACKS), tmp_path / "run")
     audit = open_audit(run.path, None, trust=True)
     assert audit.run() == []
     finding, about = load_finding(run.findings / "tgias-ro-text" / "round-1-2-client-0-repeat-0.safetensors")
@@ -85,7 +83,7 @@ def test_a_federation_on_texts_is_attacked_scored_and_reported(
 
 
 def test_transformers_give_the_texts_of_every_client_away_and_other_attacks_go_on(
-    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
+    tables: dict[str, Any], tmp_path: Path
 ) -> None:
     """By the weights after one step; for 16 dimensions the texts have too many words."""
     del tables["strategy"]
@@ -98,7 +96,7 @@ def test_transformers_give_the_texts_of_every_client_away_and_other_attacks_go_o
     scores = {}
     for dim in (64, 16):
         tables["model"]["dim"] = dim
-        run = serial_run(tiny_config(**tables), tmp_path / str(dim))
+        run = run_serial(make_tiny_config(**tables), tmp_path / str(dim))
         audit = open_audit(run.path, None, trust=True)
         refused = audit.run()
         assert len(refused) == (0 if dim == 64 else 2)
@@ -117,10 +115,8 @@ def experiment_words(tokens: list[int]) -> str:
     return " ".join(f"&lt;b&gt;&amp;{token - 1}" for token in tokens if token)
 
 
-def test_a_page_without_truth_shows_the_claims_alone(
-    tables: dict[str, Any], tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path: Path
-) -> None:
-    run = serial_run(tiny_config(**tables, attack=ATTACKS[1:]), tmp_path / "run")
+def test_a_page_without_truth_shows_the_claims_alone(tables: dict[str, Any], tmp_path: Path) -> None:
+    run = run_serial(make_tiny_config(**tables, attack=ATTACKS[1:]), tmp_path / "run")
     open_audit(run.path, None, trust=True).run()
     spec = validate_tables(AttackFile, {"adversary": {"knowledge": {}}, "attack": ATTACKS[1:]}, "attack.toml")
     elsewhere = Audit(folder=run, spec=spec, experiment=None, base_folder=tmp_path)
@@ -130,8 +126,8 @@ def test_a_page_without_truth_shows_the_claims_alone(
     assert '<tr class="true">' not in html
 
 
-def test_an_attack_on_texts_says_that_images_are_none(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
-    experiment = Experiment(tiny_config(attack=ATTACKS[1:]))
+def test_an_attack_on_texts_says_that_images_are_none(tmp_path: Path) -> None:
+    experiment = Experiment(make_tiny_config(attack=ATTACKS[1:]))
     audit = Audit(folder=OpenRun(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
     with pytest.raises(
         KnowledgeError,
@@ -142,8 +138,8 @@ def test_an_attack_on_texts_says_that_images_are_none(tiny_config: Callable[...,
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_data_folder() is None, reason="FEDSIM_DATA is not set, which Reuters R8 is looked for in")
-def test_the_example_reads_news_back(serial_run: Callable[..., OpenRun], tmp_path: Path) -> None:
-    run = serial_run(load_config(EXAMPLES / "text.toml"), tmp_path / "run")
+def test_the_example_reads_news_back(tmp_path: Path) -> None:
+    run = run_serial(load_config(EXAMPLES / "text.toml"), tmp_path / "run")
     audit = open_audit(run.path, None)
     assert audit.run() == []
     rows = {(row["attack"], row["metric"]): row["value"] for row in audit.score()}

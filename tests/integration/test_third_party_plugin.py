@@ -16,6 +16,9 @@ import pytest
 
 from fedsim.audit.finding_files import load_finding
 from fedsim.federation.run_folder import read_rows
+from tests.support.packages import write_package
+
+pytestmark = pytest.mark.isolated
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-plugin.md"
 
@@ -72,7 +75,7 @@ class Site:
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=290,
             env=os.environ
             | {
                 "PYTHONPATH": os.pathsep.join([str(self.packages), os.environ.get("PYTHONPATH", "")]).rstrip(
@@ -117,7 +120,7 @@ def test_it_is_listed_and_shown_beside_ours(site: Site) -> None:
     assert "Guess every example as one mixture" in lines["first-layer-mean"]
     shown = site.fedsim("show", "first-layer-mean")
     assert "attacks, from my-plugins" in shown.stdout
-    for word in ("contrast", "float", "1.0", "needs: input_shape, value_range", "An example", "References:"):
+    for word in ("contrast", "finite float > 0", "1.0", "needs: input_shape, value_range", "An example", "References:"):
         assert word in shown.stdout, word
 
 
@@ -134,8 +137,8 @@ def test_it_is_scored_under_the_same_rules(site: Site, run: subprocess.Completed
     assert run.returncode == 0, run.stderr
     rows = read_rows(site.work / "runs" / "compare" / "scores.csv")
     theirs = [row for row in rows if row["attack"] == "first-layer-mean"]
-    metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "exact", "l_sim", "l_sim_line", "label_accuracy"]
-    assert [row["metric"] for row in theirs] == metrics * 2
+    metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "exact", "edge_error", "l_sim", "l_sim_line"]
+    assert [row["metric"] for row in theirs] == [*metrics, "label_accuracy"] * 2
     assert all(row["floor"] and row["floor_guess"] for row in theirs if not row["missing"])
     ours = {(r["victim"], r["metric"]): r for r in rows if r["attack"] == "sme"}
     for row in theirs:  # these guesses do not depend on what an attack claims, so they are the same for everyone
@@ -149,6 +152,15 @@ def test_the_report_names_and_cites_it(site: Site, run: subprocess.CompletedProc
     page = (site.work / "runs" / "compare" / "report.html").read_text()
     for word in ("first-layer-mean", "sign-only", "An example", "Nobody"):
         assert word in page, word
+
+
+def test_the_report_has_its_panel(site: Site, run: subprocess.CompletedProcess[str]) -> None:
+    assert run.returncode == 0, run.stderr
+    page = (site.work / "runs" / "compare" / "report.html").read_text()
+    [section] = re.findall('(?s)<section id="weak-victims">(.*?)</section>', page)
+    assert "<h2>Who leaked most</h2>" in section
+    assert re.search(r"<li>sme by PSNR, dB: [01] \(", section)
+    assert '<a href="#weak-victims">Weakest</a>' in page
 
 
 def test_its_settings_are_checked_like_ours(site: Site) -> None:
@@ -183,8 +195,35 @@ def test_a_broken_package_breaks_only_itself(site: Site, tmp_path: Path) -> None
     assert not (site.work / "y").exists()
 
 
+def test_broken_metrics_of_a_package_cost_no_other_score(
+    site: Site, run: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    assert run.returncode == 0, run.stderr
+    scores = site.work / "runs" / "compare" / "scores.csv"
+    before = read_rows(scores)
+    entries = {"nothing": "Nothing", "psnr": "Psnr"}
+    write_package(tmp_path, "their_metrics", "import a_module_that_nobody_has\n", "metrics", entries)
+    joined = Site(packages=Path(f"{tmp_path}{os.pathsep}{site.packages}"), work=site.work)
+    again = joined.fedsim("attack", "runs/compare")
+    assert again.returncode == 1
+    assert "metrics: 'nothing' (their_metrics:Nothing, from their_metrics) does not load: Module" in again.stderr
+    assert "metrics: 'psnr' is registered by fedsim-curious and their_metrics; uninstall one of them" in again.stderr
+    assert read_rows(scores) == before
+
+
 def test_each_plugin_of_the_page_keeps_to_the_contract(site: Site) -> None:
-    names = ["first-layer-mean", "sign-only", "input-spread", "brightness", "dim", "stripes", "one-layer"]
+    names = [
+        "first-layer-mean",
+        "sign-only",
+        "input-spread",
+        "weak-victims",
+        "brightness",
+        "dim",
+        "stripes",
+        "one-layer",
+        "threads",
+    ]
+    names += ["edge_error", "brightness_error"]
     done = site.fedsim("check", *names)
     assert done.returncode == 0, done.stdout + done.stderr
     parts = re.split(r"^([\w-]+)  \(\w+, from my-plugins\)\n", done.stdout, flags=re.MULTILINE)
@@ -212,6 +251,83 @@ def test_a_broken_plugin_and_an_unknown_one_have_other_exit_codes(site: Site) ->
     assert "nothing is called 'stripse', did you mean 'stripes'?" in unknown.stderr
 
 
+def test_its_metric_is_measured_for_claims_guesses_and_public_images(
+    site: Site, run: subprocess.CompletedProcess[str]
+) -> None:
+    assert run.returncode == 0, run.stderr
+    folder = site.work / "runs" / "compare"
+    images = read_rows(folder / "image-scores.csv")
+    for row in read_rows(folder / "scores.csv"):
+        if row["metric"] != "edge_error":
+            continue
+        assert (row["higher_is_better"], row["ceiling"]) == ("False", "0.0")
+        assert row["floor_guess"]
+        assert 0 < float(row["floor"]) < 2
+        assert 0 < float(row["nearest_public"]) < 2
+        key = ("attack", "victim", "metric")
+        values = [float(image["value"]) for image in images if all(image[name] == row[name] for name in key)]
+        assert len(values) == 6
+        assert sum(values) / 6 == pytest.approx(float(row["value"]), rel=1e-5)
+    page = (folder / "report.html").read_text()
+    assert '<option value="edge-error" data-better="lower">edge error, best first</option>' in page
+    assert '<td data-label="Leakage is">lower, at least 0</td>' in page
+    assert "&#39;edge_error&#39;, one of the metrics, is of the package my-plugins 0.1.0." in page
+    # It is the main metric of this attack, whose line it opens.
+    first = re.search(r'data-value="first-layer-mean">.*?</th>\s*<td data-label="Metric" data-value="([^"]+)"', page)
+    assert first
+    assert first[1] == "edge error"
+
+
+SWEPT = """
+[data]
+name = "digits"
+
+[partition]
+name = "iid"
+samples_per_client = 4
+
+[model]
+name = "mlp"
+hidden = [8]
+
+[training]
+local_epochs = 1
+batch_size = 4
+
+[federation]
+clients = 2
+
+[adversary]
+victims = [0, 1]
+workers = 1
+
+[[attack]]
+name = "first-layer-mean"
+
+[sweep.axes]
+"attack.first-layer-mean.contrast" = [1.0, 2.0]
+"""
+
+
+def test_its_metric_is_in_sweeps_and_comparisons(site: Site) -> None:
+    (site.work / "swept.toml").write_text(SWEPT)
+    done = site.fedsim("sweep", "swept.toml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = read_rows(site.work / "runs" / "swept" / "sweep.csv")
+    edges = [row for row in rows if row["metric"] == "edge_error"]
+    assert {(row["attack.first-layer-mean.contrast"], row["victim"]) for row in edges} == {
+        (contrast, victim) for contrast in ("1.0", "2.0") for victim in "01"
+    }
+    assert {row["better"] for row in edges} == {"lower"}
+    page = (site.work / "runs" / "swept" / "sweep.html").read_text()
+    assert "edge error" in page
+    cells = list(dict.fromkeys(site.work / "runs" / "swept" / row["run"] for row in edges))
+    compared = site.fedsim("compare", *map(str, cells), "--out", "comparison.html")
+    assert compared.returncode == 0, compared.stdout + compared.stderr
+    assert re.search(r"^ +edge_error +\d", compared.stdout, re.MULTILINE), compared.stdout
+    assert "edge error" in (site.work / "comparison.html").read_text()
+
+
 ALL = """
 [data]
 name = "stripes"
@@ -229,6 +345,7 @@ batch_size = 6
 
 [federation]
 clients = 2
+engine = { name = "threads", threads = 2 }
 
 [adversary]
 victims = [0]
@@ -252,3 +369,9 @@ def test_one_run_uses_them_all(site: Site) -> None:
     rows = read_rows(site.work / "runs" / "all" / "scores.csv")
     assert {row["attack"] for row in rows} == {"dim", "first-layer-mean"}
     assert "brightness_error" in {row["metric"] for row in rows}
+    # The numbers, the table and the matrix that its evaluator shows.
+    page = (site.work / "runs" / "all" / "report.html").read_text()
+    assert "<dt>claimed brightness</dt><dd>0.25</dd>" in page
+    assert re.search(r"<caption>Brightness of each image</caption>\s*<thead><tr><th scope=\"col\">image</th>", page)
+    assert "<caption>Mean image: the darker a cell, the brighter its pixel</caption>" in page
+    assert "0, threads" in page  # seed and engine

@@ -18,14 +18,13 @@ from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation import lock
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
-from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config
 from fedsim.federation.states import TrainingStates
 from fedsim.federation.training_states import make_states
 from fedsim.recording.transcript import Transcript
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.tensors import are_equal
 
-Tiny = Callable[..., Config]
-Run = Callable[..., OpenRun]
 ALL = {"rounds": [0, 1, 3], "epochs": [0, 1, 3]}
 
 
@@ -35,8 +34,8 @@ def states_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def config(tiny_config: Tiny, **states: Any) -> Config:
-    return tiny_config(
+def config(**states: Any) -> Config:
+    return make_tiny_config(
         federation={"rounds": 3},
         training={"momentum": 0.5, "learning_rate": 0.05},
         states=states or ALL,
@@ -48,12 +47,8 @@ def read(states: TrainingStates, name: str) -> dict[str, torch.Tensor]:
     return {key: tensor.clone() for key, tensor in load_file(states.path(name)).items()}  # not mapped any more
 
 
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return set(left) == set(right) and all(torch.equal(left[name], right[name]) for name in left)
-
-
-def test_states_of_both_kinds_are_kept_with_how_good_they_are(tiny_config: Tiny, states_cache: Path) -> None:
-    states = make_states(config(tiny_config), "tiny", None)
+def test_states_of_both_kinds_are_kept_with_how_good_they_are(states_cache: Path) -> None:
+    states = make_states(config(), "tiny", None)
     assert states_cache in states.folder.parents
     manifest = states.manifest()
     assert list(manifest["states"]) == ["round-0", "round-1", "round-3", "epoch-0", "epoch-1", "epoch-3"]
@@ -61,13 +56,11 @@ def test_states_of_both_kinds_are_kept_with_how_good_they_are(tiny_config: Tiny,
     assert accuracies["epoch-3"] > accuracies["epoch-1"] > accuracies["epoch-0"]
     assert manifest["experiment"]["model"]["hidden"] == [8]
     assert manifest["versions"]["torch"] == version("torch")
-    assert same(read(states, "round-0"), read(states, "epoch-0"))
-    assert not same(read(states, "round-3"), read(states, "epoch-3"))
+    assert are_equal(read(states, "round-0"), read(states, "epoch-0"))
+    assert not are_equal(read(states, "round-3"), read(states, "epoch-3"))
 
 
-def test_a_folder_is_held_while_epochs_are_trained(
-    tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_held_while_epochs_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held, real = list[bool](), fedsim.federation.central.train_centrally
 
     def watched(*arguments: Any) -> None:
@@ -75,36 +68,32 @@ def test_a_folder_is_held_while_epochs_are_trained(
         real(*arguments)
 
     monkeypatch.setattr(fedsim.federation.central, "train_centrally", watched)
-    make_states(config(tiny_config, epochs=[1]), "tiny", tmp_path / "out")
+    make_states(config(epochs=[1]), "tiny", tmp_path / "out")
     assert held == [True]
 
 
-def test_round_states_are_what_the_clients_of_the_next_round_received(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    states = make_states(config(tiny_config), "tiny", None)
-    recorded = Transcript(serial_run(config(tiny_config), tmp_path / "run").path)
+def test_round_states_are_what_the_clients_of_the_next_round_received(tmp_path: Path) -> None:
+    states = make_states(config(), "tiny", None)
+    recorded = Transcript(run_serial(config(), tmp_path / "run").path)
     for number in (0, 1):
         sent = dict(recorded.update(number + 1, 0).before)
-        assert same(read(states, f"round-{number}"), sent)
+        assert are_equal(read(states, f"round-{number}"), sent)
     assert not list((states.folder.parent / "transcript").glob("*"))
 
 
-def test_what_is_there_is_not_made_again(
-    tiny_config: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    states = make_states(config(tiny_config), "tiny", None)
+def test_what_is_there_is_not_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    states = make_states(config(), "tiny", None)
     before = {path: path.stat().st_mtime_ns for path in states.folder.glob("*.safetensors")}
     with caplog.at_level(logging.INFO, "fedsim"):
-        again = make_states(config(tiny_config), "tiny", None)
+        again = make_states(config(), "tiny", None)
     assert "all 6 states are there already" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in again.folder.glob("*.safetensors")} == before
 
 
 def test_an_interrupted_central_training_ends_with_the_same_bytes(
-    tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = config(tiny_config, epochs=[1, 2, 4], decay_at=[2])
+    spec = config(epochs=[1, 2, 4], decay_at=[2])
     whole = make_states(spec, "tiny", tmp_path / "whole")
     real = fedsim.federation.central._CentralTraining.epoch
 
@@ -120,50 +109,52 @@ def test_an_interrupted_central_training_ends_with_the_same_bytes(
     assert list(TrainingStates(tmp_path / "parts" / "states").manifest()["states"]) == ["epoch-1", "epoch-2"]
     parts = make_states(spec, "tiny", tmp_path / "parts")
     for name in ("epoch-1", "epoch-2", "epoch-4"):
-        assert same(read(whole, name), read(parts, name))
+        assert are_equal(read(whole, name), read(parts, name))
 
 
-def test_later_epochs_go_on_and_earlier_ones_begin_anew(tiny_config: Tiny, tmp_path: Path) -> None:
-    whole = make_states(config(tiny_config, epochs=[1, 2, 3]), "tiny", tmp_path / "whole")
-    make_states(config(tiny_config, epochs=[2]), "tiny", tmp_path / "parts")
-    make_states(config(tiny_config, epochs=[2, 3]), "tiny", tmp_path / "parts")
-    parts = make_states(config(tiny_config, epochs=[1, 2, 3]), "tiny", tmp_path / "parts")
+def test_later_epochs_go_on_and_earlier_ones_begin_anew(tmp_path: Path) -> None:
+    whole = make_states(config(epochs=[1, 2, 3]), "tiny", tmp_path / "whole")
+    make_states(config(epochs=[2]), "tiny", tmp_path / "parts")
+    make_states(config(epochs=[2, 3]), "tiny", tmp_path / "parts")
+    parts = make_states(config(epochs=[1, 2, 3]), "tiny", tmp_path / "parts")
     for name in ("epoch-1", "epoch-2", "epoch-3"):
-        assert same(read(whole, name), read(parts, name))
+        assert are_equal(read(whole, name), read(parts, name))
 
 
-def test_the_learning_rate_decays_when_told(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_the_learning_rate_decays_when_told(tmp_path: Path) -> None:
     def state_distance(states: TrainingStates, start: str, end: str) -> float:
         one, other = read(states, start), read(states, end)
         return sum((one[name] - other[name]).square().sum().item() for name in one) ** 0.5
 
-    plain = make_states(config(tiny_config, epochs=[2, 3]), "tiny", tmp_path / "plain")
-    decayed = make_states(config(tiny_config, epochs=[2, 3], decay_at=[2], decay=0.01), "tiny", tmp_path / "decayed")
-    assert same(read(plain, "epoch-2"), read(decayed, "epoch-2"))
+    plain = make_states(config(epochs=[2, 3]), "tiny", tmp_path / "plain")
+    decayed = make_states(config(epochs=[2, 3], decay_at=[2], decay=0.01), "tiny", tmp_path / "decayed")
+    assert are_equal(read(plain, "epoch-2"), read(decayed, "epoch-2"))
     assert state_distance(decayed, "epoch-2", "epoch-3") < 0.1 * state_distance(plain, "epoch-2", "epoch-3")
 
 
-def test_a_federation_starts_from_a_state(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    states = make_states(config(tiny_config), "tiny", None)
+def test_a_federation_starts_from_a_state(tmp_path: Path) -> None:
+    states = make_states(config(), "tiny", None)
     model = {"name": "mlp", "hidden": [8], "dropout": 0.1, "start": str(states.path("epoch-3"))}
-    folder = serial_run(tiny_config(model=model), tmp_path / "run")
-    assert same(dict(Transcript(folder.path).update(1, 0).before), read(states, "epoch-3"))
+    folder = run_serial(make_tiny_config(model=model), tmp_path / "run")
+    assert are_equal(dict(Transcript(folder.path).update(1, 0).before), read(states, "epoch-3"))
     again = folder.read_experiment()
     assert again is not None
     assert again.model.start == model["start"]
 
 
-def test_a_federation_that_withholds_statistics_starts_from_central_training(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_a_federation_that_withholds_statistics_starts_from_central_training(tmp_path: Path) -> None:
     tables: dict[str, Any] = {"training": {"batch_norm_statistics": "withheld"}, "states": {"epochs": [1]}}
     model = {"name": "mlp", "hidden": [8], "batch_norm": True}
-    states = make_states(tiny_config(model=model, **tables), "tiny", None)
+    states = make_states(make_tiny_config(model=model, **tables), "tiny", None)
     trained = read(states, "epoch-1")
-    start = Experiment(tiny_config(model={**model, "start": str(states.path("epoch-1"))}, **tables)).initial_state()
+    start = Experiment(
+        make_tiny_config(model={**model, "start": str(states.path("epoch-1"))}, **tables)
+    ).initial_state()
     assert {name.split(".")[-1] for name in set(trained) - set(start)} == {"running_mean", "running_var"}
-    assert same({name: trained[name] for name in start}, start)
+    assert are_equal({name: trained[name] for name in start}, start)
 
 
-def test_a_relative_start_is_beside_the_experiment_file(tiny_config: Tiny, tmp_path: Path) -> None:
+def test_a_relative_start_is_beside_the_experiment_file(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('[model]\nname = "mlp"\nstart = "states/x.safetensors"\n')
     assert load_config(tmp_path / "a.toml").model.start == str(tmp_path / "states" / "x.safetensors")
 
@@ -206,35 +197,35 @@ def first(state: dict[str, torch.Tensor], value: torch.Tensor) -> dict[str, torc
     ],
 )
 def test_a_start_that_cannot_be_is_one_sentence(
-    tiny_config: Tiny, damage: Callable[[Path, dict[str, torch.Tensor]], object], sentence: str
+    damage: Callable[[Path, dict[str, torch.Tensor]], object], sentence: str
 ) -> None:
-    states = make_states(config(tiny_config, epochs=[0]), "tiny", None)
+    states = make_states(config(epochs=[0]), "tiny", None)
     path = states.path("epoch-0")
     damage(path, read(states, "epoch-0"))
     other = path.with_name("y.safetensors")
     model = {"name": "mlp", "hidden": [8], "dropout": 0.1, "start": str(other if other.exists() else path)}
     with pytest.raises(ConfigError, match=f"^model.start: .*{sentence}") as caught:
-        Experiment(tiny_config(model=model)).check()
+        Experiment(make_tiny_config(model=model)).check()
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_state_is_made_again(tiny_config: Tiny, tmp_path: Path) -> None:
-    states = make_states(config(tiny_config, epochs=[0, 2]), "tiny", None)
+def test_a_damaged_state_is_made_again(tmp_path: Path) -> None:
+    states = make_states(config(epochs=[0, 2]), "tiny", None)
     kept = read(states, "epoch-2")
     states.path("epoch-2").write_bytes(b"rubbish")
-    assert same(read(make_states(config(tiny_config, epochs=[0, 2]), "tiny", None), "epoch-2"), kept)
+    assert are_equal(read(make_states(config(epochs=[0, 2]), "tiny", None), "epoch-2"), kept)
 
 
-def test_a_lost_state_of_a_finished_federation_is_said(tiny_config: Tiny) -> None:
-    states = make_states(config(tiny_config, rounds=[1]), "tiny", None)
+def test_a_lost_state_of_a_finished_federation_is_said() -> None:
+    states = make_states(config(rounds=[1]), "tiny", None)
     states.path("round-1").unlink()
     with pytest.raises(RunError, match=r"round-1\.safetensors: was made once and is gone; remove .* and train again"):
-        make_states(config(tiny_config, rounds=[1]), "tiny", None)
+        make_states(config(rounds=[1]), "tiny", None)
 
 
-def test_a_folder_of_another_experiment_is_left_alone(tiny_config: Tiny, tmp_path: Path) -> None:
-    make_states(config(tiny_config, epochs=[0]), "tiny", tmp_path / "out")
-    other = tiny_config(federation={"seed": 4}, states={"epochs": [0]})
+def test_a_folder_of_another_experiment_is_left_alone(tmp_path: Path) -> None:
+    make_states(config(epochs=[0]), "tiny", tmp_path / "out")
+    other = make_tiny_config(federation={"seed": 4}, states={"epochs": [0]})
     with pytest.raises(ConfigError, match="holds states of another experiment; choose another --out"):
         make_states(other, "tiny", tmp_path / "out")
     (tmp_path / "full").mkdir()
@@ -255,13 +246,13 @@ def test_a_folder_of_another_experiment_is_left_alone(tiny_config: Tiny, tmp_pat
         ),
     ],
 )
-def test_a_request_that_cannot_be(tiny_config: Tiny, tables: dict[str, Any], sentence: str) -> None:
+def test_a_request_that_cannot_be(tables: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        make_states(tiny_config(**tables), "tiny", None)
+        make_states(make_tiny_config(**tables), "tiny", None)
 
 
-def test_a_training_that_diverges_keeps_what_it_had(tiny_config: Tiny, tmp_path: Path) -> None:
-    spec = tiny_config(training={"learning_rate": 1e20}, states={"epochs": [0, 1]})
+def test_a_training_that_diverges_keeps_what_it_had(tmp_path: Path) -> None:
+    spec = make_tiny_config(training={"learning_rate": 1e20}, states={"epochs": [0, 1]})
     with pytest.raises(RunError, match=r"central training diverged: .* after epoch 1; lower training\.learning_rate"):
         make_states(spec, "tiny", tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "states" / "manifest.json").read_text())

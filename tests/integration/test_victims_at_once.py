@@ -18,12 +18,14 @@ from fedsim.audit.audit import open_audit
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.job_log import JobClock, JobLog
 from fedsim.cli.attack import attack
-from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.interfaces.attack import Outcome, VictimTask
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion import batched_restarts, matching
 from fedsim.inversion.matching import GradientInversion
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.shared import make_once
 
 TABLES = """
 [adversary]
@@ -45,15 +47,11 @@ CLIENTS, ROUNDS, REPEATS = 4, 2, 2
 
 
 @pytest.fixture(scope="module")
-def recorded_run(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
-) -> Path:
+def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two rounds of four clients."""
     training = {"local_epochs": 2, "label_smoothing": 0.1}
-    config = tiny_config(federation={"seed": 1}, partition={"samples_per_client": 6}, training=training)
-    return serial_run(config, tmp_path_factory.mktemp("at-once") / "run").path
+    config = make_tiny_config(federation={"seed": 1}, partition={"samples_per_client": 6}, training=training)
+    return make_once(tmp_path_factory, "at-once", lambda folder: run_serial(config, folder / "run")) / "run"
 
 
 @pytest.fixture

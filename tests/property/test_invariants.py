@@ -18,15 +18,14 @@ from fedsim.data.partitions.shares import Dirichlet, Iid
 from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
 from fedsim.federation.engines.node import play_cohort
 from fedsim.federation.engines.serial import InProcessGrid
-from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import RecordingPlan
-from fedsim.recording.wire_format import Update
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
 
 partitions = st.just(Iid()) | st.builds(Dirichlet, alpha=st.floats(1e-3, 1e3), min_examples=st.integers(0, 3))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     partition=partitions,
     labels=st.lists(st.integers(0, 5), min_size=1, max_size=120),
@@ -62,7 +61,7 @@ def rounds(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, int]]]:
     return clients, nodes, [(client, draw(st.integers(0, 2))) for client in asked]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=rounds(), failing=st.sets(st.integers(0, 8)))
 def test_a_cohort_answers_as_its_clients_would_one_by_one(
     plan: tuple[int, int, list[tuple[int, int]]], failing: set[int]
@@ -117,7 +116,7 @@ def test_a_plan_keeps_the_first_and_then_every_kth(
 def test_what_was_subtracted_adds_up(values: list[float], moves: list[float]) -> None:
     before = {"w": torch.tensor(values)}
     after = {"w": before["w"] - torch.tensor(moves[: len(values)])}
-    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=1)
+    update = build_update(before, after)
     assert torch.equal(update.pseudo_gradient["w"], before["w"] - after["w"])
 
 

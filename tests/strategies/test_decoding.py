@@ -11,7 +11,6 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.recording.payloads import Payload
@@ -23,11 +22,7 @@ from strategies.curious_grid import CuriousGrid
 NODE = 7
 
 
-@pytest.fixture(autouse=True)
-def server_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages name the task that makes them, as in a ServerApp."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+pytestmark = pytest.mark.usefixtures("server_task")
 
 
 def sent_message(weight: float) -> Message:

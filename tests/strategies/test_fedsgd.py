@@ -46,6 +46,7 @@ from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.sampling import round_batches
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
 
 SHAPE = (1, 4, 4)
 LABELS = torch.tensor([1, 4, 4])
@@ -563,9 +564,7 @@ def an_example(steps: int = 0) -> tuple[Update, Tensor]:
         cross_entropy(model(image), torch.tensor([3])).backward()
         optimizer.step()
     gradient = gradient_at(model, image, torch.tensor([3]))
-    return Update(
-        round=1, client=5, before=copy_state(model), payload=Payload.from_dense(gradient, "gradient"), num_examples=1
-    ), image
+    return build_update(copy_state(model), gradient, "gradient", client=5), image
 
 
 def read_off(gradient: State) -> Tensor:

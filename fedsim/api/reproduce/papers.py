@@ -89,10 +89,16 @@ class PublishedTable(Table):
 
 
 class PublishedPaper(Table):
-    """Paper with those of its tables and figures that the available data allow for."""
+    """Paper with those of its tables and figures that the available data allow for.
+
+    Attributes:
+        title: the name that the field uses for it.
+        key: its key in the bibliography, `papers.bib`.
+        table: its tables and figures by name.
+    """
 
     title: str
-    cite: str
+    key: str
     table: dict[str, PublishedTable]
 
 
@@ -104,6 +110,7 @@ class KeptResult(Table):
         name: what tells it from other results for the same table.
         date: the day on which the figures were written down.
         command: what makes them again.
+        commit: of the repository, where the command names files that only this commit has.
         note: of the run: victims, hardware, what ± is.
         rows: as of the paper; quantities that it lacks may be there.
     """
@@ -112,6 +119,7 @@ class KeptResult(Table):
     name: str
     date: date
     command: str
+    commit: str = ""
     note: str = ""
     rows: dict[str, dict[str, str]]
 
@@ -122,6 +130,7 @@ class Details(Table):
     name: str
     date: date
     command: str = ""
+    commit: str = ""
     head: list[str]
     rows: list[list[str]]
 
@@ -142,6 +151,12 @@ class FigureComparison(NamedTuple):
     paper: Figure | None
     ours: Figure
     verdict: FigureVerdict | None
+
+
+def commit_sentence(results: Iterable[KeptResult | Details]) -> str:
+    """Say that figures were made by another commit, whose files their command names; empty where they were not."""
+    commits = dict.fromkeys(result.commit for result in results if result.commit)
+    return f"Made by commit {' and '.join(commits)}, whose files the command names." if commits else ""
 
 
 def read_figures(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
 from fedsim.base.task import Task
@@ -21,6 +20,7 @@ from fedsim.federation.config import AdversaryTable, AttackFile
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import Knowledge, KnownCandidates, Records
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.training.settings import LocalTraining

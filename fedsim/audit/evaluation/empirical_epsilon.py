@@ -136,7 +136,6 @@ def measure_epsilon(folder: OpenRun, experiment: Experiment) -> None:
     """
     comparisons = _compare_epsilons(experiment, folder.recording, read_ledger(folder))
     folder.write_table(folder.epsilons, COLUMNS, [comparison.row for comparison in comparisons])
-    folder.settle_manifest()
     for result in comparisons:
         proved = f"{result.proved:.4g} proved" if math.isfinite(result.proved) else "none proved"
         log.info(

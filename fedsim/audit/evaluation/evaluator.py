@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.case import Case
-from fedsim.audit.evaluation.score import PublicExamples, Score
+from fedsim.audit.evaluation.display import Display
+from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.findings import Finding
+from fedsim.interfaces.metric import describe_metric
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.plugins import registry
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.transcript import Transcript
@@ -133,127 +136,30 @@ class Judgement:
     examples: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageGrid:
-    """Claimed images to draw, with the true ones that they are assigned to and their captions.
-
-    Attributes:
-        claimed: `image channel height width` in [0, 1].
-        true: likewise, in the same order; None where the truth is not known.
-        psnr: in dB; empty where the truth is not known.
-        certified: whether the attack is sure of each image; empty where it never says.
-        steps: `step image channel height width`, dummy images at `iterations`; None where the
-            attack kept none.
-        iterations: of `steps`.
-    """
-
-    claimed: Tensor
-    true: Tensor | None = None
-    psnr: Sequence[float] = ()
-    certified: Sequence[bool] = ()
-    steps: Tensor | None = None
-    iterations: Sequence[int] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableRows:
-    """Claimed rows of a table to show, with the true ones that they are assigned to.
-
-    Attributes:
-        claimed: `row feature` in [0, 1].
-        true: likewise, in the same order; None where the truth is not known.
-        entropy: `row column`, how unsure the attack is of a value; None where it never says.
-        right: `row column`, whether a value counts as recovered; None where the columns are not
-            known.
-    """
-
-    claimed: Tensor
-    true: Tensor | None = None
-    entropy: Tensor | None = None
-    right: Tensor | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClaimedWord:
-    """One claimed word.
-
-    Attributes:
-        right: whether the true text has it at this position, or anywhere for a set of words; True
-            where the truth is not known.
-    """
-
-    text: str
-    right: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextPair:
-    """True text and the words of the claimed text assigned to it; or two sets of words.
-
-    The true text is empty where it is not known.
-    """
-
-    true: str
-    claimed: Sequence[ClaimedWord]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RocCurve:
-    """ROC curve of membership scores.
-
-    Attributes:
-        false_positive_rates: `point`, share of non-members at or above a threshold, ascending from
-            0 to 1.
-        true_positive_rates: `point`, share of members there.
-    """
-
-    false_positive_rates: Tensor
-    true_positive_rates: Tensor
-
-    def true_positive_rate(self, rate: float) -> float:
-        """Return the highest true-positive rate at a false-positive rate of at most `rate`."""
-        return float(self.true_positive_rates[self.false_positive_rates <= rate].max())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Display:
-    """Parts of a finding that a report page shows, besides the attack's own curves.
-
-    Attributes:
-        examples: number of claimed examples; of a bag of words, number of claimed words.
-        has_truth: whether the truth is shown beside them.
-        images: to draw.
-        rows: of a table.
-        texts: claimed and true; of a bag of words, one pair of sets, cut to the first words.
-        is_bag_of_words: whether the attack claims which words occur, and no texts.
-        is_typical: whether the finding claims what classes look like.
-        roc: of membership scores; only the evaluator can compute it.
-        curves: further ones that only the evaluator can compute: name to iterations and values.
-    """
-
-    examples: int = 0
-    has_truth: bool = False
-    images: ImageGrid | None = None
-    rows: TableRows | None = None
-    texts: Sequence[TextPair] = ()
-    is_bag_of_words: bool = False
-    is_typical: bool = False
-    roc: RocCurve | None = None
-    curves: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Evaluator(ABC, Generic[FindingT]):
-    """Judge of one kind of finding."""
+    """Judge of one kind of finding, the only one who gets the truth.
+
+    The methods are called in this order: `form` as soon as an attack returns; `judge`, which may
+    call `truth`, when the attacks are done; `truth` and `show`, and `guess` for images, when a page
+    is written.
+
+    `about` is what is known of the finding: `attack`, `victim` (a client), `round`, `rounds`,
+    `first_round` (the first attacked round in which the victim sent something), `members` (the
+    group whose sum was attacked, or none), `granted` (names of facts) and `settings`.
+
+    Class attributes:
+        finding: class of the findings; its `kind` is the evaluator's registered name.
+    """
 
     finding: ClassVar[type[Finding]]
 
     @abstractmethod
-    def form(self, finding: FindingT, owed: FindingSpec) -> None:
+    def form(self, finding: FindingT, spec: FindingSpec) -> None:
         """Raise AttackError unless `finding` has the form that is needed to judge it."""
 
     @abstractmethod
-    def judge(self, finding: FindingT, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+    def judge(self, finding: FindingT, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score a finding.
 
         Raises:
@@ -315,6 +221,21 @@ def evaluator_of(finding: Finding) -> Evaluator[Any]:
         )
     evaluator: Evaluator[Any] = registry.build("findings", finding.kind, {}, finding.kind)
     return evaluator
+
+
+def check_claim(finding: Finding, spec: FindingSpec) -> None:
+    """Raise AttackError unless `finding` has the form that is needed to judge and to show it.
+
+    A curve of its trace must not bear the name of a metric of examples, which only the evaluator
+    can compute.
+    """
+    for name in finding.trace:
+        if describe_metric(name).of_examples:
+            raise AttackError(
+                f"{spec.where}: the attack calls a curve of its trace '{name}', which only the evaluator can know; "
+                "rename the curve"
+            )
+    evaluator_of(finding).form(finding, spec)
 
 
 def group_members(about: FindingMetadata) -> Sequence[int]:

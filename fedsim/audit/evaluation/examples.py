@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.display import Display, ImageGrid, TableRows
 from fedsim.audit.evaluation.evaluator import (
-    Display,
     EvaluationContext,
     FindingMetadata,
     FindingSpec,
-    ImageGrid,
     Judgement,
-    TableRows,
     first_round,
     group_members,
 )
@@ -25,28 +23,33 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics, table_metrics
 from fedsim.base.errors import DataError
 from fedsim.base.randomness import use_one_thread
+from fedsim.base.task import infer_modality
 from fedsim.interfaces.findings import Reconstruction, Representatives, Texts
+from fedsim.modalities import find_modality
+from fedsim.modalities.drawing import clean_drawing
 
 MAX_IMAGES = 16
 """Most images of a finding that a page and its image grid show; they are the first ones."""
+MAX_DRAWINGS = 8
+"""Most drawings of a finding that a page shows."""
 
 
-def check_kinds(finding: Reconstruction | Texts, owed: FindingSpec) -> None:
+def check_kinds(finding: Reconstruction | Texts, spec: FindingSpec) -> None:
     """Raise AttackError unless examples and labels have the federation's kind and shape."""
-    task = owed.task
+    task = spec.task
     if task is not None:
         data_kinds = {True: "texts", False: "numbers"}
-        is_text = isinstance(finding, Texts)
-        owed.expect("data that are", data_kinds[is_text], data_kinds[task.kind == "text"])
+        has_tokens = isinstance(finding, Texts)
+        spec.expect("data that are", data_kinds[has_tokens], data_kinds[task.vocabulary > 0])
         label_kinds = {True: "targets of a regression", False: "classes"}
         is_regression = finding.labels.is_floating_point()
-        owed.expect("labels that are", label_kinds[is_regression], label_kinds[not task.num_classes])
-        owed.expect_below("labels", finding.labels, task.num_classes)
+        spec.expect("labels that are", label_kinds[is_regression], label_kinds[not task.num_classes])
+        spec.expect_below("labels", finding.labels, task.num_classes)
         if isinstance(finding, Texts):
-            owed.expect_below("tokens", finding.tokens, task.vocabulary)
-    shape = task.input_shape if task else owed.knowledge.input_shape
+            spec.expect_below("tokens", finding.tokens, task.vocabulary)
+    shape = task.input_shape if task else spec.knowledge.input_shape
     if shape is not None:
-        owed.expect("examples of shape", tuple(claimed_data(finding).shape[1:]), tuple(shape))
+        spec.expect("examples of shape", tuple(claimed_data(finding).shape[1:]), tuple(shape))
 
 
 def true_examples(finding: Reconstruction | Texts, about: FindingMetadata, case: Case) -> Truth | None:
@@ -63,10 +66,10 @@ def true_examples(finding: Reconstruction | Texts, about: FindingMetadata, case:
 
 @use_one_thread()  # faster for small images, and then scores do not depend on the number of cores
 def judge_examples(
-    finding: Reconstruction | Texts, about: FindingMetadata, bench: EvaluationContext, message: AttackedUpdate | None
+    finding: Reconstruction | Texts, about: FindingMetadata, context: EvaluationContext, message: AttackedUpdate | None
 ) -> Judgement:
     """Score claimed examples against the truth, see `fedsim.audit.evaluation.scoring.score_examples`."""
-    truth = true_examples(finding, about, bench.case)
+    truth = true_examples(finding, about, context.case)
     if truth is None:
         return Judgement()
     if finding.labels.is_floating_point() != truth.labels.is_floating_point():
@@ -74,9 +77,9 @@ def judge_examples(
     scores = score_examples(
         finding,
         truth,
-        public=bench.public,
-        rng=bench.guess_generator(int(about["victim"])),
-        weights=bench.weights,
+        public=context.public,
+        rng=context.guess_generator(int(about["victim"])),
+        weights=context.weights,
         labels_granted="labels" in about["granted"],
         message=message,
     )
@@ -85,7 +88,9 @@ def judge_examples(
 
 @use_one_thread()
 def display_examples(finding: Reconstruction, truth: Truth | None) -> Display:
-    """Display claimed images or rows, with the true ones that they are assigned to where known."""
+    """Display claimed examples as their modality says, with the true ones where they are known."""
+    modality_name = truth.modality if truth else infer_modality(finding.data.shape[1:])
+    shown_as = find_modality(modality_name).shown_as if modality_name else ""
     is_typical = isinstance(finding, Representatives)
     right, assignment = None, None
     if truth is not None and not is_typical:
@@ -93,13 +98,16 @@ def display_examples(finding: Reconstruction, truth: Truth | None) -> Display:
     claimed = _reorder_claims(finding.data, assignment)
     true = truth.data if truth else None
     count, has_truth = len(claimed), truth is not None
-    if claimed.ndim == 2:
+    if shown_as == "rows":
         entropy = finding.entropy
         if entropy is not None and assignment is not None:
             entropy = entropy[assignment.clamp_min(0)]
         rows = TableRows(claimed=claimed, true=true, entropy=entropy, right=right)
         return Display(examples=count, has_truth=has_truth, is_typical=is_typical, rows=rows)
-    if claimed.ndim != 4:
+    if shown_as == "drawings":
+        drawings = _draw_examples(modality_name, claimed, true)
+        return Display(examples=count, has_truth=has_truth, is_typical=is_typical, drawings=drawings)
+    if shown_as != "images":
         return Display(examples=count, has_truth=has_truth, is_typical=is_typical)
     steps, iterations = _descent_steps(finding, assignment)
     images = ImageGrid(
@@ -117,6 +125,18 @@ def display_examples(finding: Reconstruction, truth: Truth | None) -> Display:
     return Display(examples=count, has_truth=has_truth, is_typical=is_typical, images=images, curves=curves)
 
 
+def _draw_examples(modality_name: str, claimed: Tensor, true: Tensor | None) -> list[str]:
+    """Return drawings of the first claims, each over the true example where that is known."""
+    modality = find_modality(modality_name)
+    noun = modality.noun
+    drawings = []
+    for number, claim in enumerate(claimed[:MAX_DRAWINGS]):
+        drawing = modality.draw_example(claim, None if true is None else true[number])
+        label = f"claimed {noun} {number + 1}" + ("" if true is None else f" and the true {noun}")
+        drawings.append(clean_drawing(drawing, label, modality_name))
+    return drawings
+
+
 def _assign_claims(data: Tensor, truth: Truth) -> tuple[Tensor | None, Tensor]:
     """Assign claims to the true examples as they are scored.
 
@@ -125,7 +145,7 @@ def _assign_claims(data: Tensor, truth: Truth) -> tuple[Tensor | None, Tensor]:
         the index of the claim of each true example, -1 where it has none.
     """
     if not truth.columns or truth.deviations is None:
-        return None, metrics.assign_examples(data, truth.data)
+        return None, find_modality(truth.modality).assign_claims(data, truth.data)
     right = table_metrics.compare_rows(data, truth.data, truth.columns, truth.deviations)
     assignment = table_metrics.assign_rows(right.sum(2))
     right_of_claims = right[torch.arange(len(assignment)), assignment.clamp_min(0)]

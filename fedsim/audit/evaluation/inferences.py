@@ -15,6 +15,39 @@ from fedsim.base.errors import DataError
 from fedsim.federation.build import Experiment
 from fedsim.federation.overlap import hash_records_at
 from fedsim.interfaces.findings import Inference
+from fedsim.interfaces.metric import Metric
+
+
+class SourceAccuracy(Metric):
+    """Share of the records that are traced to a client which holds them."""
+
+    title = "source accuracy"
+    higher_is_better = True
+    is_share = True
+    preference = 140
+    explanations = ("For sources, the floor is the score of a client drawn at random.",)
+
+
+class AttributeAccuracy(Metric):
+    """Share of the records whose sensitive attribute is inferred."""
+
+    title = "attribute accuracy"
+    higher_is_better = True
+    is_share = True
+    preference = 170
+    explanations = (
+        "For attributes, the floor is the better of two guesses that use no message: the same value for all records "
+        "(the most frequent one among the victim's own), and imputation, which learns from public records to predict "
+        "the attribute from the other columns and the label. “Less than public data do” means that imputation scores "
+        "higher than the attack.",
+    )
+
+
+class AttributeBalancedAccuracy(AttributeAccuracy):
+    """Mean over the values of a sensitive attribute of the share of their records that are right."""
+
+    title = "attribute balanced accuracy"
+    preference = 171
 
 
 @dataclass(frozen=True)
@@ -23,26 +56,26 @@ class InferenceEvaluator(Evaluator[Inference]):
 
     finding = Inference
 
-    def form(self, finding: Inference, owed: FindingSpec) -> None:
+    def form(self, finding: Inference, spec: FindingSpec) -> None:
         """Check that there are scores of all granted records, for candidates that exist."""
-        partial_records = owed.knowledge.partial_records
+        partial_records = spec.knowledge.partial_records
         if finding.of == "source":
-            records, count = owed.knowledge.records, owed.clients
+            records, count = spec.knowledge.records, spec.clients
         else:
             records = partial_records
             count = len(partial_records.categories) if partial_records else None
         if records is not None:
-            owed.expect("scores of records numbering", len(finding.scores), len(records.inputs))
+            spec.expect("scores of records numbering", len(finding.scores), len(records.inputs))
         candidates = finding.candidates.tolist()
         if count is not None and max(candidates) >= count:
-            owed.expect("candidates", candidates, f"numbers from 0 to {count - 1}")
+            spec.expect("candidates", candidates, f"numbers from 0 to {count - 1}")
 
-    def judge(self, finding: Inference, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+    def judge(self, finding: Inference, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score an inference, see `score_inference`."""
-        victim, experiment = int(about["victim"]), bench.case.require_experiment()
+        victim, experiment = int(about["victim"]), context.case.require_experiment()
         if finding.of == "source":
             # Reading the records of a client takes long; they serve all findings.
-            records: dict[int, list[bytes]] = bench.cached_values.setdefault("held records", {})
+            records: dict[int, list[bytes]] = context.cached_values.setdefault("held records", {})
             for client in {victim, *finding.candidates.tolist()}.difference(records):
                 indices = experiment.data.indices(client)[0]
                 records[client] = list(hash_records_at(experiment.dataset.train, indices))
@@ -51,7 +84,7 @@ class InferenceEvaluator(Evaluator[Inference]):
             column = str(about["partial_records"])
             inputs, _ = experiment.data.train(victim)
             true_values = experiment.dataset.column(column).values(inputs)
-            imputed = _impute(experiment, bench, column, victim)
+            imputed = _impute(experiment, context, column, victim)
             scores = score_inference(finding, true_values, imputed)
         return Judgement(scores=scores, examples=len(finding.scores))
 
@@ -69,15 +102,15 @@ def _holders(finding: Inference, records: Mapping[int, Sequence[bytes]], victim:
     return torch.tensor(rows)
 
 
-def _impute(experiment: Experiment, bench: EvaluationContext, column: str, victim: int) -> ImputedCategories | None:
+def _impute(experiment: Experiment, context: EvaluationContext, column: str, victim: int) -> ImputedCategories | None:
     """Impute this column of the victim's records from public ones; None where there are none."""
     dataset = experiment.dataset
     if not len(dataset.test):
         return None
     # Fitting takes seconds, and serves all victims.
-    imputations: dict[str, Imputation] = bench.cached_values.setdefault("imputation", {})
+    imputations: dict[str, Imputation] = context.cached_values.setdefault("imputation", {})
     if column not in imputations:
-        imputations[column] = Imputation.fit(dataset.test, dataset.column(column), bench.case.seed)
+        imputations[column] = Imputation.fit(dataset.test, dataset.column(column), context.case.seed)
     return imputations[column].guess(*experiment.data.train(victim))
 
 
@@ -162,4 +195,4 @@ def _score_against_guesses(metric: str, value: float, guesses: Mapping[str, floa
     if IMPUTED_GUESS not in guesses:
         note = "; there are no public data to impute from"
         guesses = {f"{name}{note}": floor for name, floor in guesses.items()}
-    return Score.against_guesses(metric, value, guesses, ceiling=1.0)
+    return Score.against_guesses(metric, value, guesses)

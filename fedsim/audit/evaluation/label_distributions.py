@@ -22,8 +22,34 @@ from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
 from fedsim.interfaces.findings import LabelDistribution
+from fedsim.interfaces.metric import Metric
 
 log = logging.getLogger(__name__)
+
+
+class LabelDistance(Metric):
+    """Total variation distance of the claimed and the true shares of classes."""
+
+    title = "label distribution, total variation"
+    higher_is_better = False
+    lowest = 0.0
+    highest = 1.0
+    preference = 110
+    explanations = (
+        "For the label distribution, the floor is the better of two guesses: all classes alike, and the shares of the "
+        "classes in the public data. The total variation distance is the share of examples that would have to get "
+        "another label.",
+    )
+
+
+class LabelCosine(Metric):
+    """Cosine of the claimed and the true shares of classes."""
+
+    title = "label distribution, cosine"
+    higher_is_better = True
+    lowest = 0.0
+    highest = 1.0
+    preference = 111
 
 
 @dataclass(frozen=True)
@@ -32,18 +58,18 @@ class LabelDistributionEvaluator(Evaluator[LabelDistribution]):
 
     finding = LabelDistribution
 
-    def form(self, finding: LabelDistribution, owed: FindingSpec) -> None:
+    def form(self, finding: LabelDistribution, spec: FindingSpec) -> None:
         """Check that there is one share for each class of the federation."""
-        if owed.task is not None:
-            owed.expect("shares of classes numbering", finding.shares.shape[1], owed.task.num_classes)
+        if spec.task is not None:
+            spec.expect("shares of classes numbering", finding.shares.shape[1], spec.task.num_classes)
 
     def truth(self, finding: LabelDistribution, about: FindingMetadata, case: Case) -> Truth | None:
         """Return all training data of the victim."""
         return case.truth(int(about["victim"]), None, group_members(about))
 
-    def judge(self, finding: LabelDistribution, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+    def judge(self, finding: LabelDistribution, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score a label distribution, see `score_distribution`."""
-        truth = self.truth(finding, about, bench.case)
+        truth = self.truth(finding, about, context.case)
         if truth is None:
             log.warning(
                 "%s, client %d: not scored: the data of this client are not known",
@@ -51,7 +77,7 @@ class LabelDistributionEvaluator(Evaluator[LabelDistribution]):
                 int(about["victim"]),
             )
             return Judgement()
-        public = None if bench.public is None else bench.public.labels
+        public = None if context.public is None else context.public.labels
         return Judgement(
             scores=score_distribution(finding.mean_shares, truth.labels, public),
             examples=len(truth.labels),
@@ -87,14 +113,11 @@ def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -
             "label_distance",
             _total_variation(claimed, true),
             {name: _total_variation(guess, true) for name, guess in guesses.items()},
-            ceiling=0.0,
-            higher_is_better=False,
         ),
         Score.against_guesses(
             "label_cosine",
             _cosine(claimed, true),
             {name: _cosine(guess, true) for name, guess in guesses.items()},
-            ceiling=1.0,
         ),
     ]
 

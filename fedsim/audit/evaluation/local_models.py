@@ -22,6 +22,7 @@ from fedsim.base.task import Loss
 from fedsim.data import Column
 from fedsim.federation.build import Experiment
 from fedsim.interfaces.findings import LocalModel
+from fedsim.interfaces.metric import find_metric
 from fedsim.recording.header import Header, hash_state
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
@@ -38,7 +39,6 @@ _MAX_SIGNATURES = 32
 """Most models whose explanations are kept from victim to victim."""
 _SEGMENT_POINTS = (0.25, 0.5, 0.75)
 """Points on the segment between two proxies that are judged, too."""
-_HIGHER_IS_BETTER = ("zest", "zest_other_start", "zest_of_optima", "local_accuracy")
 _MISSING_REASONS = {
     **dict.fromkeys(("zest", "zest_other_start"), "texts have no mean that a masked word could be replaced with"),
     "local_mape": "a true target is 0, to which no error is relative",
@@ -53,29 +53,29 @@ class LocalModelEvaluator(Evaluator[LocalModel]):
 
     finding = LocalModel
 
-    def form(self, finding: LocalModel, owed: FindingSpec) -> None:
+    def form(self, finding: LocalModel, spec: FindingSpec) -> None:
         """Check that the model has the tensors of the broadcast, in their types and shapes."""
-        if owed.before is None:
+        if spec.before is None:
             return
-        broadcast = owed.before()
+        broadcast = spec.before()
         for name in (*broadcast, *finding.state):
             claimed = _describe_tensor(finding.state.get(name))
             expected = _describe_tensor(broadcast.get(name))
-            owed.expect(f"a model whose {name} is", claimed, expected)
+            spec.expect(f"a model whose {name} is", claimed, expected)
 
-    def judge(self, finding: LocalModel, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+    def judge(self, finding: LocalModel, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score a local model, see `score_local_model`."""
-        victim, experiment = int(about["victim"]), bench.case.require_experiment()
+        victim, experiment = int(about["victim"]), context.case.require_experiment()
         data, dataset = experiment.data, experiment.dataset
         inputs, labels = data.train(victim)
-        other_optimum, reason = _other_optimum(experiment, bench, victim)
+        other_optimum, reason = _other_optimum(experiment, context, victim)
         references = []
-        for indices in _reference_draws(experiment, bench):
+        for indices in _reference_draws(experiment, context):
             references.append(data.to_model(dataset.test.inputs(indices)))
         scores = score_local_model(
             finding.state,
-            bench.optimum(victim),
-            _proxies(bench.transcript, str(about["round"]), victim, experiment),
+            context.optimum(victim),
+            _proxies(context.transcript, str(about["round"]), victim, experiment),
             model=experiment.new_model(),
             inputs=data.to_model(inputs),
             labels=labels,
@@ -83,8 +83,9 @@ class LocalModelEvaluator(Evaluator[LocalModel]):
             references=references,
             other_optimum=other_optimum,
             columns=dataset.columns,
+            modality=dataset.task.modality,
             target=dataset.target,
-            cache=bench.cached_values.setdefault("models", ModelCache()),
+            cache=context.cached_values.setdefault("models", ModelCache()),
         )
         if reason:
             scores.append(Score.from_reason("zest_other_start", reason))
@@ -120,7 +121,7 @@ def _proxies(transcript: Transcript, rounds: str, victim: int, experiment: Exper
     return proxies
 
 
-def _other_optimum(experiment: Experiment, bench: EvaluationContext, victim: int) -> tuple[State | None, str]:
+def _other_optimum(experiment: Experiment, context: EvaluationContext, victim: int) -> tuple[State | None, str]:
     """Return the optimum from other random weights, and the reason why there is none.
 
     For texts, which Zest cannot compare, there is neither.
@@ -128,19 +129,19 @@ def _other_optimum(experiment: Experiment, bench: EvaluationContext, victim: int
     if experiment.dataset.vocabulary:
         return None, ""
     try:
-        return bench.optimum(victim, other_start=True), ""
+        return context.optimum(victim, other_start=True), ""
     except RunError as error:
         log.warning("client %d: no optimum from other random weights: %s", victim, error)
         return None, f"there is no optimum from other random weights ({error})"
 
 
-def _reference_draws(experiment: Experiment, bench: EvaluationContext) -> list[Tensor]:
+def _reference_draws(experiment: Experiment, context: EvaluationContext) -> list[Tensor]:
     """Draw indices of public examples for Zest; once where it takes all of them."""
-    if "references" not in bench.cached_values:
+    if "references" not in context.cached_values:
         test, seed = experiment.dataset.test, experiment.seed
         draws = DRAWS if len(test) > REFERENCES else 1
-        bench.cached_values["references"] = [draw_references(test, REFERENCES, seed, draw) for draw in range(draws)]
-    references: list[Tensor] = bench.cached_values["references"]
+        context.cached_values["references"] = [draw_references(test, REFERENCES, seed, draw) for draw in range(draws)]
+    references: list[Tensor] = context.cached_values["references"]
     return references
 
 
@@ -172,6 +173,7 @@ def score_local_model(
     references: Sequence[Tensor],
     other_optimum: State | None = None,
     columns: Sequence[Column] = (),
+    modality: str = "",
     target: tuple[float, float] = (0.0, 1.0),
     cache: ModelCache | None = None,
 ) -> list[Score]:
@@ -208,6 +210,7 @@ def score_local_model(
             over them.
         other_optimum: the second optimum; None leaves `zest_other_start` out.
         columns: of a table.
+        modality: name of the kind of examples; inferred where it is empty.
         target: mean and standard deviation that targets were standardised with.
         cache: for further calls with the same references.
 
@@ -228,6 +231,7 @@ def score_local_model(
         references=references,
         other_optimum=other_state,
         columns=columns,
+        modality=modality,
         target=target,
         cache=ModelCache() if cache is None else cache,
     )
@@ -273,6 +277,7 @@ class _ModelComparison:
     references: Sequence[Tensor]
     other_optimum: State | None
     columns: Sequence[Column]
+    modality: str
     target: tuple[float, float]
     cache: ModelCache
     signatures: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -327,7 +332,7 @@ class _ModelComparison:
         return self.signatures[key]
 
     def _compute_signature(self, state: State, references: Tensor) -> Tensor:
-        pieces = interpretable_pieces(references.shape[1:], self.columns)
+        pieces = interpretable_pieces(references.shape[1:], self.columns, self.modality)
         outputs = model_outputs(self.model, state, references)
         return signature(outputs, references, pieces, masks=max(MASKS, 2 * int(pieces.max() + 1)))
 
@@ -365,11 +370,10 @@ def _blend(start: State, end: State, share: float) -> State:
 
 
 def _better_of(metric: str) -> Callable[[Iterable[float]], float]:
-    return max if metric in _HIGHER_IS_BETTER else min
+    return max if find_metric(metric).higher_is_better else min
 
 
 def _score_against_proxies(metric: str, value: float, proxies: Mapping[str, float], optimum: float) -> Score:
-    higher = metric in _HIGHER_IS_BETTER
     if not math.isfinite(optimum):
-        return Score.from_reason(metric, _MISSING_REASONS[metric], higher_is_better=higher)
-    return Score.against_guesses(metric, value, proxies, ceiling=optimum, higher_is_better=higher)
+        return Score.from_reason(metric, _MISSING_REASONS[metric])
+    return Score.against_guesses(metric, value, proxies, ceiling=optimum)

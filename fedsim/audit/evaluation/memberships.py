@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.display import Display, RocCurve
 from fedsim.audit.evaluation.evaluator import (
-    Display,
     EvaluationContext,
     Evaluator,
     FindingMetadata,
     FindingSpec,
     Judgement,
-    RocCurve,
     group_members,
 )
 from fedsim.audit.evaluation.score import Score
@@ -25,10 +24,48 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
 from fedsim.federation.candidates import draw_candidates
 from fedsim.interfaces.findings import Membership
+from fedsim.interfaces.metric import Metric
 
 RATES = {"tpr_at_1_in_100": 0.01, "tpr_at_1_in_1000": 0.001}
 """False-positive rates at which the true-positive rate is reported, by metric."""
 _CHANCE = "chance"
+
+
+class MembershipAuc(Metric):
+    """Area under the ROC curve of the membership scores."""
+
+    title = "membership AUC"
+    higher_is_better = True
+    lowest = 0.0
+    highest = 1.0
+    preference = 150
+    explanations = (
+        "For membership, the floor is what random scores get on average. The half of the candidates with the higher "
+        "scores is claimed to be members; the true-positive rates (TPR) are those at the lowest threshold that keeps "
+        "the false-positive rate (FPR).",
+    )
+
+
+class MembershipAccuracy(MembershipAuc):
+    """Balanced accuracy of the claim that the half with the higher scores are members."""
+
+    title = "membership balanced accuracy"
+    preference = 151
+
+
+class TruePositiveRate(MembershipAuc):
+    """Share of the members that are found where one non-member in 100 is taken for one."""
+
+    title = "TPR at FPR 1 %"
+    is_share = True
+    preference = 152
+
+
+class TruePositiveRateOfFew(TruePositiveRate):
+    """Share of the members that are found where one non-member in 1000 is taken for one."""
+
+    title = "TPR at FPR 0.1 %"
+    preference = 153
 
 
 @dataclass(frozen=True)
@@ -37,11 +74,11 @@ class MembershipEvaluator(Evaluator[Membership]):
 
     finding = Membership
 
-    def form(self, finding: Membership, owed: FindingSpec) -> None:
+    def form(self, finding: Membership, spec: FindingSpec) -> None:
         """Check that there is one score for each candidate."""
-        candidates = owed.knowledge.candidates
+        candidates = spec.knowledge.candidates
         if candidates is not None:
-            owed.expect("scores of candidates numbering", len(finding.scores), len(candidates.inputs))
+            spec.expect("scores of candidates numbering", len(finding.scores), len(candidates.inputs))
 
     def truth(self, finding: Membership, about: FindingMetadata, case: Case) -> Truth:
         """Return which candidates are members, as `candidate 1` data and `candidate` labels.
@@ -60,9 +97,9 @@ class MembershipEvaluator(Evaluator[Membership]):
             )
         return Truth(data=is_member[:, None].float(), labels=is_member.long())
 
-    def judge(self, finding: Membership, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+    def judge(self, finding: Membership, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score a membership inference, see `score_membership`."""
-        truth = self.truth(finding, about, bench.case)
+        truth = self.truth(finding, about, context.case)
         return Judgement(
             scores=score_membership(finding.scores, truth.labels.bool()),
             examples=len(finding.scores),
@@ -80,15 +117,13 @@ def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
     """Score membership scores of candidates, which are higher for a member.
 
     `membership_auc` is the area under the ROC curve. `membership_accuracy` is balanced accuracy
-    where
-    the half with the higher scores is claimed to be members: that half of the candidates are
+    where the half with the higher scores is claimed to be members: that half of the candidates are
     members is part of what is granted, so this threshold, the median, takes no truth. Candidates
     that all score the median are each claimed with the same probability. `tpr_at_1_in_100` and
     `tpr_at_1_in_1000` are the true-positive rates at the lowest threshold with at most that
-    false-positive rate, the figures that Carlini et al. (Membership Inference Attacks From First
-    Principles, IEEE S&P 2022) ask for. Where k of n non-members may reach the threshold, random
-    scores get (k + 1) / (n + 1) on average, a little more than that rate, because the threshold is
-    lowered until the next non-member would reach it.
+    false-positive rate, the figures that [Carlini2022] asks for. Where k of n non-members may reach
+    the threshold, random scores get (k + 1) / (n + 1) on average, a little more than that rate,
+    because the threshold is lowered until the next non-member would reach it.
 
     Args:
         scores: `candidate`.
@@ -109,8 +144,8 @@ def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
     area = float(roc_auc_score(is_member, _ranks(scores)))
     accuracy = _balanced_accuracy(scores.double(), is_member)
     all_scores = [
-        Score.against_guesses("membership_auc", area, {_CHANCE: 0.5}, ceiling=1.0),
-        Score.against_guesses("membership_accuracy", accuracy, {_CHANCE: 0.5}, ceiling=1.0),
+        Score.against_guesses("membership_auc", area, {_CHANCE: 0.5}),
+        Score.against_guesses("membership_accuracy", accuracy, {_CHANCE: 0.5}),
     ]
     for metric, rate in RATES.items():
         if non_members * rate < 1:
@@ -121,7 +156,7 @@ def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
             all_scores.append(Score.from_reason(metric, reason))
             continue
         chance = (math.floor(non_members * rate) + 1) / (non_members + 1)
-        all_scores.append(Score.against_guesses(metric, curve.true_positive_rate(rate), {_CHANCE: chance}, ceiling=1.0))
+        all_scores.append(Score.against_guesses(metric, curve.true_positive_rate(rate), {_CHANCE: chance}))
     return all_scores
 
 

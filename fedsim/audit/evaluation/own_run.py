@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedsim.audit.architecture import Architecture
 from fedsim.audit.evaluation.case import Case
-from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, KnowledgeError, did_you_mean
 from fedsim.base.randomness import derive_seed
@@ -27,6 +26,7 @@ from fedsim.federation.properties import property_records
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, KnownCandidates, Records
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.training.settings import LocalTraining
@@ -161,7 +161,7 @@ class OwnRun(Case):
         experiment = self.own_experiment
         task, data, model = experiment.dataset.task, experiment.data, experiment.config.model
         input_facts: dict[str, Any] = {}
-        if task.kind != "text":
+        if not task.vocabulary:
             input_facts["value_range"] = data.value_range()
             if data.standardise:
                 input_facts["input_mean"], input_facts["input_std"] = data.moments()
@@ -196,7 +196,7 @@ class OwnRun(Case):
     def full_knowledge(self, grant: Callable[[], Knowledge]) -> Knowledge:
         """Return all that is known of the protocol, whatever the attack file grants."""
         del grant
-        return Knowledge(**self.protocol_facts())
+        return Knowledge(**self.protocol_facts(), modality=self.task.modality)
 
     def check_grant(self, adversary: AdversaryTable, name: str) -> None:
         """Do nothing: the experiment has every fact."""
@@ -273,7 +273,10 @@ class OwnRun(Case):
     def _make_truth(self, inputs: Tensor, labels: Tensor) -> Truth:
         """Return examples in the units of findings: numbers in [0, 1]."""
         dataset = self.own_experiment.dataset
-        return self._add_columns(Truth(data=dataset.to_unit_range(inputs), labels=labels, padding=dataset.padding))
+        truth = Truth(
+            data=dataset.to_unit_range(inputs), labels=labels, padding=dataset.padding, modality=dataset.task.modality
+        )
+        return self._add_columns(truth)
 
     def _add_columns(self, truth: Truth) -> Truth:
         columns = self.own_experiment.dataset.columns

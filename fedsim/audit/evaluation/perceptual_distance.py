@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedsim.base.errors import DataError, first_line
 from fedsim.base.randomness import use_one_thread
+from fedsim.federation.build import WEIGHTS_FOLDER
 
 IMAGES_AT_ONCE = 256
 """Images whose features are in memory together."""
@@ -71,8 +72,7 @@ def lpips_distances(claimed: Tensor, true: Tensor, weights: Path | None) -> Tens
         DataError: the file of weights is damaged, or another network's.
 
     References:
-        Zhang, Isola, Efros, Shechtman, Wang: The Unreasonable Effectiveness of Deep Features as a Perceptual Metric,
-        CVPR 2018.
+        [Zhang2018b].
     """
     if true.shape[1] not in (1, 3):
         return f"its network sees grey or RGB images, these have {true.shape[1]} channels"
@@ -81,7 +81,7 @@ def lpips_distances(claimed: Tensor, true: Tensor, weights: Path | None) -> Tens
     if min(true.shape[-2:]) < smallest:
         return f"images of {true.shape[-2]} x {true.shape[-1]} are too small for its network"
     if found is None:
-        return f"no network weights at {(weights or Path('$FEDSIM_DATA/weights')) / BACKBONES[-1].files}"
+        return f"no network weights at {(weights or WEIGHTS_FOLDER) / BACKBONES[-1].files}"
     network = _load_network(*found)
     distances = []
     # Threads that wait for one another on busy cores take a hundred times as long for small images, and on one thread

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.display import Display
 from fedsim.audit.evaluation.evaluator import (
     VICTIMS,
-    Display,
     EvaluationContext,
     Evaluator,
     FindingMetadata,
@@ -24,9 +24,53 @@ from fedsim.base.errors import DataError
 from fedsim.federation.build import Experiment
 from fedsim.federation.properties import Property
 from fedsim.interfaces.findings import PropertyPresence
+from fedsim.interfaces.metric import Metric
 
 _WITH_PROPERTY, _WITHOUT_PROPERTY = "score_with_property", "score_without_property"
 """Curves of the mean score by round, of messages with and without the property."""
+
+
+class MessageAuc(Metric):
+    """How often messages of a victim and those of clients of the other kind are in the right order."""
+
+    title = "property of messages, AUC"
+    higher_is_better = True
+    lowest = 0.0
+    highest = 1.0
+    evidence = "compared victims"
+    preference = 160
+    explanations = (
+        "For a property, the AUC is how often a victim's messages (or its mean score) and those of clients of the "
+        "other kind are in the right order; its floor is chance. The floor of the accuracy is the same answer for all "
+        "victims, the better one, which is always right where they are of one kind. What counts is to which of the "
+        "two shares told apart the true share of examples with the property is nearer.",
+    )
+
+
+class MessageAccuracy(Metric):
+    """Share of a victim's messages for which the likelier claim about the property is true."""
+
+    title = "property of messages, accuracy"
+    higher_is_better = True
+    is_share = True
+    evidence = "few messages"
+    preference = 161
+    explanations = MessageAuc.explanations
+
+
+class SenderAuc(MessageAuc):
+    """How often the mean scores of a victim and of clients of the other kind are in the right order."""
+
+    title = "property of clients, AUC"
+    preference = 162
+
+
+class SenderAccuracy(MessageAccuracy):
+    """Whether the likelier claim about the property of all examples of a victim is true."""
+
+    title = "property of clients, accuracy"
+    preference = 163
+
 
 _ROUNDING = 1e-6
 """Rounding error of shares, which are kept in single precision."""
@@ -38,10 +82,10 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
 
     finding = PropertyPresence
 
-    def form(self, finding: PropertyPresence, owed: FindingSpec) -> None:
+    def form(self, finding: PropertyPresence, spec: FindingSpec) -> None:
         """Check that the messages are of clients that exist."""
-        if owed.clients is not None:
-            owed.expect_below("messages of clients", finding.clients, owed.clients)
+        if spec.clients is not None:
+            spec.expect_below("messages of clients", finding.clients, spec.clients)
 
     def truth(self, finding: PropertyPresence, about: FindingMetadata, case: Case) -> Truth:
         """Return the share of examples with the property behind each message.
@@ -58,14 +102,14 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
         data = torch.tensor(shares)
         return Truth(data=data[:, None], labels=_is_larger_share(finding, data).long())
 
-    def judge(self, finding: PropertyPresence, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+    def judge(self, finding: PropertyPresence, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score messages and clients, see `score_messages` and `score_clients`."""
-        truth, victim = self.truth(finding, about, bench.case), int(about["victim"])
-        experiment = bench.case.require_experiment()
+        truth, victim = self.truth(finding, about, context.case), int(about["victim"])
+        experiment = context.case.require_experiment()
         of_victim = finding.clients == victim
         if not of_victim.any():
             raise DataError(f"truth: the attack scores no message of client {victim}, whom it is about")
-        larger_shares = _larger_shares_by_victim(finding, experiment, about, bench)
+        larger_shares = _larger_shares_by_victim(finding, experiment, about, context)
         scores = score_messages(finding.scores, truth.labels.bool(), of_victim, larger_shares)
         scores += _client_scores(finding, experiment, about, victim)
         return Judgement(scores=scores, examples=int(of_victim.sum()))
@@ -93,10 +137,10 @@ def _is_larger_share(finding: PropertyPresence, shares: Tensor) -> Tensor:
 
 
 def _larger_shares_by_victim(
-    finding: PropertyPresence, experiment: Experiment, about: FindingMetadata, bench: EvaluationContext
+    finding: PropertyPresence, experiment: Experiment, about: FindingMetadata, context: EvaluationContext
 ) -> Tensor:
     """Return `victim`, for each victim how often its messages have the larger share."""
-    headers = [bench.transcript.header(int(number)) for number in about["rounds"]]
+    headers = [context.transcript.header(int(number)) for number in about["rounds"]]
     frequencies = []
     for client in _all_victims(about):
         rounds = [header.round for header in headers if header.find_reply(client) is not None]
@@ -154,8 +198,7 @@ def score_messages(scores: Tensor, has_property: Tensor, of_victim: Tensor, vict
     `property_auc` is how often a message of the victim and those of the other kind, of any client
     and round, are in the right order, a mean over its messages; ties count half. Over clients that
     sent equally many messages, its mean is the area under the ROC curve over all messages. (These
-    are the structural components of that area in DeLong et al.: Comparing the Areas under Two or
-    More Correlated Receiver Operating Characteristic Curves, Biometrics 1988.)
+    are the structural components of that area in [DeLong1988].)
 
     Args:
         scores: `message`, in [0, 1].
@@ -193,7 +236,7 @@ def _score_claims(
     right = torch.where(scores == 0.5, 0.5, ((scores > 0.5) == has_property).double())
     larger_share = float(victims.double().mean())
     guess = {"the same for all victims": max(larger_share, 1 - larger_share)}
-    accuracy = Score.against_guesses(f"{metric}_accuracy", float(right[of_victim].mean()), guess, ceiling=1.0)
+    accuracy = Score.against_guesses(f"{metric}_accuracy", float(right[of_victim].mean()), guess)
     if has_property.all() or not has_property.any():
         kind = "the larger" if has_property.all() else "the smaller"
         reason = (
@@ -206,5 +249,5 @@ def _score_claims(
     order = (scores[of_victim][:, None] - scores).sign() * expected_sign
     is_other_kind = has_property[of_victim][:, None] != has_property
     in_order = ((order + 1) / 2 * is_other_kind).sum(1) / is_other_kind.sum(1)
-    area = Score.against_guesses(f"{metric}_auc", float(in_order.mean()), {"chance": 0.5}, ceiling=1.0)
+    area = Score.against_guesses(f"{metric}_auc", float(in_order.mean()), {"chance": 0.5})
     return [area, accuracy]

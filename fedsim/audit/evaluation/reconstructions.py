@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.display import Display
 from fedsim.audit.evaluation.evaluator import (
-    Display,
     EvaluationContext,
     Evaluator,
     FindingMetadata,
@@ -22,13 +22,13 @@ from fedsim.audit.evaluation.evaluator import (
     first_round,
 )
 from fedsim.audit.evaluation.examples import check_kinds, display_examples, judge_examples, true_examples
-from fedsim.audit.evaluation.score import PublicExamples
-from fedsim.audit.evaluation.scoring import numeric_guesses
+from fedsim.audit.evaluation.scoring import guess_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base import metrics
 from fedsim.base.errors import FedsimError
 from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.modality import PublicExamples
+from fedsim.modalities import find_modality
 
 log = logging.getLogger(__name__)
 
@@ -42,27 +42,27 @@ class ReconstructionEvaluator(Evaluator[Reconstruction]):
 
     finding = Reconstruction
 
-    def form(self, finding: Reconstruction, owed: FindingSpec) -> None:
+    def form(self, finding: Reconstruction, spec: FindingSpec) -> None:
         """Check that the examples have the federation's shape and kind."""
-        check_kinds(finding, owed)
+        check_kinds(finding, spec)
 
     def truth(self, finding: Reconstruction, about: FindingMetadata, case: Case) -> Truth | None:
         """Return the true data of the clients whose examples are claimed."""
         return true_examples(finding, about, case)
 
-    def judge(self, finding: Reconstruction, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+    def judge(self, finding: Reconstruction, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score claimed examples, see `fedsim.audit.evaluation.scoring.score_examples`.
 
         A truth file of a recording made elsewhere must explain the client's update; otherwise the
         finding is not scored.
         """
-        message = _attacked_update(finding, about, bench)
-        if message is not None and bench.case.is_described_by_file:
-            complaint = _truth_complaint(message, about, bench)
+        message = _attacked_update(finding, about, context)
+        if message is not None and context.case.is_described_by_file:
+            complaint = _truth_complaint(message, about, context)
             if complaint:
                 log.error("%s, client %s: not scored: %s", about["attack"], about["victim"], complaint)
                 return Judgement()
-        return judge_examples(finding, about, bench, message)
+        return judge_examples(finding, about, context, message)
 
     def show(self, finding: Reconstruction, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
         """Display images or rows, with the true ones where they are known."""
@@ -77,19 +77,19 @@ class ReconstructionEvaluator(Evaluator[Reconstruction]):
         rng: torch.Generator,
     ) -> Tensor | None:
         """Return the images of a guess, assigned to the true ones as claims are."""
-        count = max(len(finding.data), len(truth.data))
-        guess = numeric_guesses(finding, count, public, rng).get(name)
-        if guess is None or guess.ndim != 4:
+        modality = find_modality(truth.modality)
+        guess = guess_examples(finding, truth, public, rng).get(name)
+        if guess is None or modality.shown_as != "images":
             return None
-        return metrics.pair_examples(guess, truth.data)
+        return modality.pair_claims(guess, truth.data)
 
 
-def _truth_complaint(message: AttackedUpdate, about: FindingMetadata, bench: EvaluationContext) -> str:
+def _truth_complaint(message: AttackedUpdate, about: FindingMetadata, context: EvaluationContext) -> str:
     """Say why a victim's truth file cannot be the data behind its update; empty where it can."""
     victim = str(about["victim"])
-    if victim not in bench.case.files:
+    if victim not in context.case.files:
         return ""
-    distances = {client: _distance(message, file) for client, file in bench.case.files.items()}
+    distances = {client: _distance(message, file) for client, file in context.case.files.items()}
     distance = distances[victim]
     if math.isnan(distance) or distance < _RELATED:
         return ""
@@ -100,7 +100,7 @@ def _truth_complaint(message: AttackedUpdate, about: FindingMetadata, bench: Eva
             f"{complaint}, and what client {nearest} is said to have held does ({distances[nearest]:.3f}); mend [truth]"
         )
     # Many local steps turn an update away from any gradient, and noise may leave nothing of it.
-    if distance < _UNRELATED or bench.knowledge.defenses:
+    if distance < _UNRELATED or context.knowledge.defenses:
         return ""
     return (
         f"{complaint}, nor does anybody else's; mend [truth], or what [app] and [adversary.knowledge] say of the "
@@ -121,14 +121,14 @@ def _distance(message: AttackedUpdate, file: Path) -> float:
 
 
 def _attacked_update(
-    finding: Reconstruction, about: FindingMetadata, bench: EvaluationContext
+    finding: Reconstruction, about: FindingMetadata, context: EvaluationContext
 ) -> AttackedUpdate | None:
     """Return the update that the finding was read from, for L_sim.
 
     None where it was read from several updates, where the model is not known, or where the update
     is not recorded.
     """
-    knowledge, several_rounds = bench.knowledge, "-" in str(about["round"])
+    knowledge, several_rounds = context.knowledge, "-" in str(about["round"])
     if finding.claims != "update" or several_rounds:
         return None
     if knowledge.model is None or knowledge.value_range is None:
@@ -137,7 +137,7 @@ def _attacked_update(
     victim = int(about["victim"])
     low, high = (torch.tensor(end) for end in knowledge.value_range)
     try:
-        update = bench.transcript.update(first_round(about), victim)
+        update = context.transcript.update(first_round(about), victim)
     except FedsimError as error:
         log.warning("%s, client %d: no L_sim: %s", about["attack"], victim, error)
         return None
@@ -146,5 +146,5 @@ def _attacked_update(
         loss=knowledge.loss,
         update=update,
         value_range=(low, high),
-        settings=bench.case.training,
+        settings=context.case.training,
     )

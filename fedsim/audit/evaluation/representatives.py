@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.display import Display
 from fedsim.audit.evaluation.evaluator import (
-    Display,
     EvaluationContext,
     Evaluator,
     FindingMetadata,
@@ -20,16 +20,44 @@ from fedsim.audit.evaluation.evaluator import (
     group_members,
 )
 from fedsim.audit.evaluation.examples import check_kinds, display_examples
-from fedsim.audit.evaluation.score import PublicExamples, Score
+from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics
 from fedsim.base.errors import DataError
 from fedsim.interfaces import findings
+from fedsim.interfaces.metric import EXPLANATION_OF_GUESSES, Metric
+from fedsim.interfaces.modality import PublicExamples
 
-_SIMILARITIES: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], float | None]] = {
-    "class_ssim": (metrics.ssim, 1.0),
-    "class_psnr": (metrics.psnr, None),
+_SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "class_ssim": metrics.ssim,
+    "class_psnr": metrics.psnr,
 }
+
+
+class ClassPsnr(Metric):
+    """PSNR of each claim to the image of its class that it is most like."""
+
+    title = "class PSNR"
+    unit = "dB"
+    higher_is_better = True
+    lowest = 0.0
+    of_examples = True
+    ranks_examples = True
+    preference = 20
+    explanations = (EXPLANATION_OF_GUESSES,)
+
+
+class ClassSsim(Metric):
+    """SSIM of each claim to the image of its class that it is most like."""
+
+    title = "class SSIM"
+    higher_is_better = True
+    lowest = -1.0
+    highest = 1.0
+    of_examples = True
+    ranks_examples = True
+    preference = 40
+    explanations = (EXPLANATION_OF_GUESSES,)
 
 
 @dataclass(frozen=True)
@@ -38,23 +66,25 @@ class RepresentativesEvaluator(Evaluator[findings.Representatives]):
 
     finding = findings.Representatives
 
-    def form(self, finding: findings.Representatives, owed: FindingSpec) -> None:
+    def form(self, finding: findings.Representatives, spec: FindingSpec) -> None:
         """Check that the examples have the federation's shape and kind."""
-        check_kinds(finding, owed)
+        check_kinds(finding, spec)
 
     def truth(self, finding: findings.Representatives, about: FindingMetadata, case: Case) -> Truth | None:
         """Return all training data of the victim."""
         return case.truth(int(about["victim"]), None, group_members(about))
 
-    def judge(self, finding: findings.Representatives, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+    def judge(self, finding: findings.Representatives, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score representatives, see `score_representatives`."""
-        truth = self.truth(finding, about, bench.case)
+        truth = self.truth(finding, about, context.case)
         if truth is None:
             return Judgement()
         if finding.labels.is_floating_point() != truth.labels.is_floating_point():
             raise DataError("truth: the victim's labels are of another kind than the attack claims, classes or targets")
-        rng = bench.guess_generator(int(about["victim"]))
-        scores = score_representatives(finding, truth.data, truth.labels, public=bench.public, rng=rng)
+        rng = context.guess_generator(int(about["victim"]))
+        scores = score_representatives(
+            finding, truth.data, truth.labels, public=context.public, rng=rng, modality=truth.modality
+        )
         return Judgement(scores=scores, examples=len(finding.labels))
 
     def show(
@@ -101,6 +131,7 @@ def score_representatives(
     *,
     public: PublicExamples | None,
     rng: torch.Generator,
+    modality: str = "image",
 ) -> list[Score]:
     """Score images that are claimed to be typical of a class of the victim's data.
 
@@ -116,13 +147,14 @@ def score_representatives(
         labels: `example`, their classes.
         public: public images of the same kind, if there are any.
         rng: draws the noise.
+        modality: name of the kind of the victim's examples.
 
     Raises:
         DataError: claims and images differ in shape, or are of a regression.
     """
     if finding.labels.is_floating_point() or labels.is_floating_point():
         raise DataError("truth: representatives are of classes, and a regression has none; attack a classifier")
-    if data.ndim != 4:
+    if modality != "image":
         raise DataError(
             f"truth: the victim held data of shape {tuple(data.shape[1:])}, and representatives of classes are "
             "compared as images; for tables, attack their attributes (aia-model, aia-gradient)"
@@ -135,7 +167,7 @@ def score_representatives(
     guesses = _guesses(finding, public, rng)
     nearest = None if public is None else _nearest_public(finding, public, data, labels)
     scores = []
-    for metric, (similarity, ceiling) in _SIMILARITIES.items():
+    for metric, similarity in _SIMILARITIES.items():
         reason = metrics.explain_missing_ssim(data) if metric == "class_ssim" else ""
         if reason:
             scores.append(Score.from_reason(metric, reason))
@@ -151,7 +183,6 @@ def score_representatives(
                 values.mean().item(),
                 floors,
                 nearest_public=math.nan if nearest is None else nearest[metric],
-                ceiling=ceiling,
                 per_image=tuple(values.tolist()),
             )
         )
@@ -178,7 +209,7 @@ def _nearest_public(
         if len(images) and len(public_images):
             distances = torch.cdist(images.flatten(1), public_images.flatten(1))
             nearest = public_images[distances.argmin(1)]
-            for name, (similarity, _) in _SIMILARITIES.items():
+            for name, similarity in _SIMILARITIES.items():
                 values[name][index] = similarity(nearest, images).max()
     return {name: similarities.mean().item() for name, similarities in values.items()}
 

@@ -1,4 +1,4 @@
-"""A score: one number with its floor and ceiling; and the public data that guesses come from."""
+"""A score: one number with its floor and ceiling."""
 
 from __future__ import annotations
 
@@ -6,22 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from fedsim.audit.evaluation.statistics import best_guess
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublicExamples:
-    """Public examples of the same kind as the victim's data.
-
-    Attributes:
-        data: `example channel height width` in [0, 1], or `example position` tokens.
-        labels: `example`, class indices.
-    """
-
-    data: Tensor
-    labels: Tensor
+from fedsim.interfaces.metric import find_metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +22,10 @@ class Score:
         nearest_public: value of the public example closest to each true one; NaN where none is
             known. It is no guess, because picking it takes the truth. An attack that stays below
             may have found the kind of data rather than the data.
-        ceiling: value of a perfect finding; None where the metric has no bound.
-        higher_is_better: direction, from the adversary's point of view.
+        ceiling: value of a perfect finding; None where there is no bound.
         per_image: `example`, the values behind the mean; empty where there are none.
         missing: reason why there is no value; then `value` is NaN.
+        instrument: what the metric measured with, see `ExampleMetric.instrument`; empty for nothing.
     """
 
     metric: str
@@ -48,9 +34,14 @@ class Score:
     floor_guess: str = ""
     nearest_public: float = math.nan
     ceiling: float | None = None
-    higher_is_better: bool = True
     per_image: tuple[float, ...] = ()
     missing: str = ""
+    instrument: str = ""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Return the direction that the metric declares."""
+        return find_metric(self.metric).higher_is_better
 
     @classmethod
     def against_guesses(
@@ -59,25 +50,36 @@ class Score:
         value: float,
         guesses: Mapping[str, float],
         *,
-        ceiling: float | None,
-        higher_is_better: bool = True,
+        ceiling: float | None = None,
         nearest_public: float = math.nan,
         per_image: tuple[float, ...] = (),
     ) -> Score:
-        """Make a score whose floor is the best of `guesses`, given by name."""
-        guess, floor = best_guess(guesses, higher_is_better=higher_is_better)
+        """Make a score whose floor is the best of `guesses`, given by name.
+
+        Args:
+            metric: name of a declared metric.
+            value: of the finding.
+            guesses: value of each guess.
+            ceiling: value of a perfect finding, where it differs from what the metric declares.
+            nearest_public: see the attribute.
+            per_image: see the attribute.
+
+        Raises:
+            PluginError: no such metric is declared.
+        """
+        facts = find_metric(metric)
+        guess, floor = best_guess(guesses, higher_is_better=facts.higher_is_better)
         return cls(
             metric=metric,
             value=value,
             floor=floor,
             floor_guess=guess,
             nearest_public=nearest_public,
-            ceiling=ceiling,
-            higher_is_better=higher_is_better,
+            ceiling=facts.best_value if ceiling is None else ceiling,
             per_image=per_image,
         )
 
     @classmethod
-    def from_reason(cls, metric: str, reason: str, *, higher_is_better: bool = True) -> Score:
+    def from_reason(cls, metric: str, reason: str) -> Score:
         """Make a score that has no value, for this `reason`."""
-        return cls(metric=metric, value=math.nan, missing=reason, higher_is_better=higher_is_better)
+        return cls(metric=metric, value=math.nan, missing=reason)

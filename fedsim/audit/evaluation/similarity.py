@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.base.errors import DataError
 from fedsim.base.randomness import use_one_thread
+from fedsim.interfaces.metric import Metric
 from fedsim.recording.wire_format import State, Update, match_names
 from fedsim.training.model_state import load_integer_buffers, load_state
 from fedsim.training.modes import (
@@ -30,6 +31,26 @@ from fedsim.training.settings import LocalTraining
 
 SIMILARITY_AT_BROADCAST, SIMILARITY_ON_LINE = "l_sim", "l_sim_line"
 """Names of the metrics: at w_t, and at the best point of the line from w_t to w_T."""
+
+
+class SimilarityAtBroadcast(Metric):
+    """One minus the cosine between the update and the gradient of the claims at w_t."""
+
+    title = "L_sim"
+    higher_is_better = False
+    evidence = "none"
+    meaning = "how well the claims explain the message, not leakage"
+
+    @property
+    def best_value(self) -> float | None:
+        """Return 0; values lie in [0, 2], but the ends cut no interval, as no verdict follows."""
+        return 0.0
+
+
+class SimilarityOnLine(SimilarityAtBroadcast):
+    """One minus that cosine at the best point of the line from w_t to w_T."""
+
+    title = "L_sim, best on the line"
 
 
 @dataclass(frozen=True, kw_only=True)

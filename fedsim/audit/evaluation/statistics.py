@@ -63,11 +63,10 @@ def share_interval(values: Values) -> tuple[float, float]:
 
     It is a bootstrap over the values and the two ends of the range: means of the values and 0 under
     random weights (Dirichlet, all 1) give the lower limit, those of the values and 1 the upper one
-    (Phan, Thomas and Learned-Miller, ICML 2021). It stays within [0, 1]; where each value is 0 or 1
-    it is exactly the binomial interval of Clopper and Pearson. The plain bootstrap has no width
-    where a few values happen to be equal, and Student's interval leaves [0, 1] and covers too
-    seldom where values fall into two clusters; this one has neither fault, at the price of being
-    wide for few values.
+    [Phan2021]. It stays within [0, 1]; where each value is 0 or 1 it is exactly the binomial
+    interval of Clopper and Pearson. The plain bootstrap has no width where a few values happen to
+    be equal, and Student's interval leaves [0, 1] and covers too seldom where values fall into two
+    clusters; this one has neither fault, at the price of being wide for few values.
     """
     if np.isin(values, (0, 1)).all():
         return _binomial_interval(int(values.sum()), len(values))

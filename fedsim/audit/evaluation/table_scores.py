@@ -7,9 +7,27 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedsim.audit.evaluation.score import PublicExamples, Score
+from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import table_metrics
+from fedsim.interfaces.metric import EXPLANATION_OF_GUESSES, Metric
+from fedsim.interfaces.modality import PublicExamples
+
+
+class ColumnsRight(Metric):
+    """Share of the values of claimed rows that are right."""
+
+    title = "columns right"
+    higher_is_better = True
+    is_share = True
+    of_examples = True
+    ranks_examples = True
+    preference = 50
+    explanations = (
+        EXPLANATION_OF_GUESSES,
+        "Of the values of a row, the right category counts, or a number within 0.319 standard deviations; rows are "
+        "assigned so that as many as possible are right, for guesses too.",
+    )
 
 
 def score_columns(
@@ -23,10 +41,10 @@ def score_columns(
     """Score `columns_right`, the share of values that are right, against guesses.
 
     A number is right to `table_metrics.TOLERANCE` standard deviations. This is the accuracy of
-    TabLeak (Vero et al., ICML 2023). Rows are assigned to the true ones so that it is largest,
-    those of guesses as well. Besides `guesses` there are guesses from public rows: the likeliest
-    value of each column (of a number the value that is right for most rows), the same for clusters
-    of public rows, and rows whose columns are drawn independently from public ones.
+    TabLeak [Vero2023]. Rows are assigned to the true ones so that it is largest, those of guesses
+    as well. Besides `guesses` there are guesses from public rows: the likeliest value of each
+    column (of a number the value that is right for most rows), the same for clusters of public
+    rows, and rows whose columns are drawn independently from public ones.
 
     Args:
         claimed: `row feature` in [0, 1].
@@ -57,7 +75,6 @@ def score_columns(
         "columns_right",
         shares.mean().item(),
         {name: shares_right(guess).mean().item() for name, guess in all_guesses.items()},
-        ceiling=1.0,
         per_image=tuple(shares.tolist()),
     )
 

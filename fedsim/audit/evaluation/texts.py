@@ -8,21 +8,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fedsim.audit.evaluation import text_metrics
 from fedsim.audit.evaluation.case import Case
-from fedsim.audit.evaluation.evaluator import (
-    ClaimedWord,
-    Display,
-    EvaluationContext,
-    Evaluator,
-    FindingMetadata,
-    FindingSpec,
-    Judgement,
-    TextPair,
-)
+from fedsim.audit.evaluation.display import ClaimedWord, Display, TextPair
+from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, FindingMetadata, FindingSpec, Judgement
 from fedsim.audit.evaluation.examples import check_kinds, judge_examples, true_examples
 from fedsim.audit.evaluation.truth import Truth
+from fedsim.base import text_metrics
 from fedsim.interfaces import findings
+from fedsim.interfaces.metric import describe_metric
 
 log = logging.getLogger(__name__)
 
@@ -36,21 +29,21 @@ class TextEvaluator(Evaluator[findings.Texts]):
 
     finding = findings.Texts
 
-    def form(self, finding: findings.Texts, owed: FindingSpec) -> None:
+    def form(self, finding: findings.Texts, spec: FindingSpec) -> None:
         """Check that the texts have the federation's length, vocabulary and kind."""
-        check_kinds(finding, owed)
+        check_kinds(finding, spec)
 
     def truth(self, finding: findings.Texts, about: FindingMetadata, case: Case) -> Truth | None:
         """Return the true data of the clients whose texts are claimed."""
         return true_examples(finding, about, case)
 
-    def judge(self, finding: findings.Texts, about: FindingMetadata, bench: EvaluationContext) -> Judgement:
+    def judge(self, finding: findings.Texts, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score claimed texts, see `fedsim.audit.evaluation.scoring.score_examples`.
 
         L_sim is left out, because tokens have no gradient.
         """
-        judgement = judge_examples(finding, about, bench, message=None)
-        truth = true_examples(finding, about, bench.case) if judgement.scores else None
+        judgement = judge_examples(finding, about, context, message=None)
+        truth = true_examples(finding, about, context.case) if judgement.scores else None
         if truth is None:
             return judgement
         # Empty texts do not count as examples.
@@ -64,7 +57,8 @@ class TextEvaluator(Evaluator[findings.Texts]):
 
     def show(self, finding: findings.Texts, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
         """Display texts, or only words where the attack claims which words occur."""
-        if metric == "words_found":
+        claims_words = bool(metric) and not describe_metric(metric).of_examples
+        if claims_words:
             return _display_words(finding, truth, tokens)
         return _display_texts(finding, truth, tokens)
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsim.base.errors import DataError, RunError, first_line
+from fedsim.base.task import infer_modality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +21,14 @@ class Truth:
     """True data of a victim.
 
     Attributes:
-        data: `example channel height width` images in [0, 1], `example feature` rows of a table, or
-            `example position` tokens of texts, which are integers.
+        data: `example ...`, numbers in [0, 1] whose axes are those of the modality, or tokens of
+            texts, which are integers.
         labels: `example`, class indices, or targets of a regression.
         padding: the token that fills short texts up; None where there is none.
         columns: number of features of each column of a table, see `fedsim.base.table_metrics`; empty
             where it is not known.
         deviations: `feature`, standard deviations of a table's numbers in public rows.
+        modality: name of the kind of examples; inferred where it is left out.
     """
 
     data: Tensor
@@ -34,10 +36,16 @@ class Truth:
     padding: int | None = None
     columns: Sequence[int] = ()
     deviations: Tensor | None = None
+    modality: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.modality:
+            inferred = infer_modality(self.data.shape[1:], has_tokens=self.has_tokens)
+            object.__setattr__(self, "modality", inferred)
 
     @property
-    def is_text(self) -> bool:
-        """Return whether the data are tokens of texts."""
+    def has_tokens(self) -> bool:
+        """Return whether the data are tokens, as those of texts."""
         return not self.data.is_floating_point()
 
     @classmethod
@@ -60,14 +68,16 @@ class Truth:
         except (OSError, SafetensorError, KeyError) as error:
             raise DataError(f"truth: {path} is not a safetensors file with 'data' and 'labels' ({error})") from error
         negative = not labels.is_floating_point() and bool((labels < 0).any())
-        if data.ndim not in (2, 4) or not len(data) or labels.shape != data.shape[:1] or negative:
+        modality = _read_modality(path) or infer_modality(data.shape[1:])
+        if not modality or not len(data) or labels.shape != data.shape[:1] or negative:
             raise DataError(
-                f"truth: {path}: expected data of shape (example, channel, height, width) or (example, feature) and a "
-                f"label for each, got {tuple(data.shape)} and {tuple(labels.shape)}"
+                f"truth: {path}: expected data of shape (example, channel, height, width), (example, feature) or "
+                "(example, channel, time), or of a modality that write_truth was told, and a label for each, got "
+                f"{tuple(data.shape)} and {tuple(labels.shape)}"
             )
         if not (data.min() >= 0 and data.max() <= 1):
             raise DataError(f"truth: {path}: data lies in [{data.min():.3g}, {data.max():.3g}], expected [0, 1]")
-        return cls(data=data, labels=labels)
+        return cls(data=data, labels=labels, modality=modality)
 
     @classmethod
     def _from_tokens(cls, path: Path, tensors: Mapping[str, Tensor]) -> Truth:
@@ -94,6 +104,7 @@ def write_truth(
     clients: Iterable[int],
     *,
     value_range: tuple[float | Sequence[float], float | Sequence[float]] = (0.0, 1.0),
+    modality: str = "",
 ) -> dict[str, str]:
     """Write the data of clients to files, to score findings about the recording of a Flower app.
 
@@ -104,6 +115,7 @@ def write_truth(
         clients: their ids in the recording; `load` is called with each.
         value_range: lowest and highest value of an input, as in the attack file; each a number, or
             one value a feature.
+        modality: name of the kind of examples; by default it follows from the number of axes.
 
     Returns:
         The `[truth]` table of the attack file: client to the absolute path of its file.
@@ -126,12 +138,20 @@ def write_truth(
         path = Path(folder).resolve() / f"client-{client}.safetensors"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"data": data.clamp(0, 1).contiguous(), "labels": labels.contiguous()}, path)
+            tensors = {"data": data.clamp(0, 1).contiguous(), "labels": labels.contiguous()}
+            save_file(tensors, path, metadata={"modality": modality} if modality else None)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{path}: cannot be written ({error}); choose another folder") from error
         Truth.load(path)
         table[str(client)] = str(path)
     return table
+
+
+def _read_modality(path: Path) -> str:
+    """Return the modality that the metadata of a truth file name; empty where they name none."""
+    with safe_open(path, framework="pt") as file:
+        metadata: dict[str, str] = file.metadata() or {}
+    return metadata.get("modality", "")
 
 
 _RANGE_TOLERANCE = 1e-3

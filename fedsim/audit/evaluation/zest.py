@@ -12,24 +12,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.base.errors import AttackError, ConfigError, DataError
 from fedsim.base.randomness import Key, generator, numpy_generator
+from fedsim.base.task import infer_modality
 from fedsim.data import Column, Examples
 from fedsim.recording.wire_format import State
 from fedsim.training.model_state import load_state
 from fedsim.training.modes import forward, set_evaluation_modes
 
 MASKS = 1000
-"""Masked copies of each reference, as many as in the Zest paper (Jia et al. 2022)."""
+"""Masked copies of each reference, as many as in the Zest paper [Jia2022]."""
 _GRID_SIZE = 8
 """Cells on each side of the grid that images are cut into."""
 
 
-def interpretable_pieces(shape: Sequence[int], columns: Sequence[Column] = ()) -> Tensor:
+def interpretable_pieces(shape: Sequence[int], columns: Sequence[Column] = (), modality: str = "") -> Tensor:
     """Return the interpretable piece, counted from 0, to which each number of an example belongs.
 
     In a table a piece is a column: the features of a categorical one are masked together. Where the
     columns are not known each feature is a piece. In images, `channel height width`, a piece is a
     cell of a regular grid, 8 by 8 or, where a side has fewer pixels, one a pixel; channels are
-    masked together.
+    masked together. In series, `channel time`, it is one of 8 spans of time.
 
     Differs: the Zest paper cuts images into quickshift segments. A grid is the same for all images,
     costs nothing and needs no further library.
@@ -37,12 +38,16 @@ def interpretable_pieces(shape: Sequence[int], columns: Sequence[Column] = ()) -
     >>> interpretable_pieces((1, 2, 3)).tolist()
     [[[0, 1, 2], [3, 4, 5]]]
     """
-    if len(shape) == 3:
+    modality = modality or infer_modality(shape)
+    if modality == "series":
+        spans = torch.arange(shape[1]) * min(shape[1], _GRID_SIZE) // shape[1]
+        return spans.expand(*shape).contiguous()
+    if modality == "image":
         row_cells, column_cells = (torch.arange(side) * min(side, _GRID_SIZE) // side for side in shape[1:])
         cells = row_cells[:, None] * min(shape[2], _GRID_SIZE) + column_cells
         return cells.expand(*shape).contiguous()
-    if len(shape) != 1:
-        raise DataError(f"zest: expected images or rows of a table, got examples of shape {tuple(shape)}")
+    if modality != "table":
+        raise DataError(f"zest: expected images, rows of a table or series, got examples of shape {tuple(shape)}")
     pieces = torch.arange(shape[0])
     for index, column in enumerate(columns):
         pieces[column.features] = index
@@ -133,11 +138,10 @@ def signature(
         AttackError: the model answers NaN or infinite values.
 
     References:
-        Jia et al., A Zest of LIME: Towards Architecture-Independent Model Distances, ICLR 2022,
-        Section 4. Differs: all references get the same masks, so that one factorisation serves all;
-        masked numbers become the mean of the references (of each feature of a table, of each
-        channel of images), which is their 0 wherever inputs are standardised, and for a category is
-        its frequency.
+        [Jia2022], Sect. 4. Differs: all references get the same masks, so that one factorisation
+        serves all; masked numbers become the mean of the references (of each feature of a table, of
+        each channel of images), which is their 0 wherever inputs are standardised, and for a
+        category is its frequency.
     """
     from sklearn.linear_model import LinearRegression  # takes a second
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.base.constraints import CheckedSettings, NonNegativeInt, PositiveInt
 from fedsim.base.errors import ConfigError, InstallationError
 from fedsim.data import Dataset
 from fedsim.data.partitions import Indices
@@ -36,8 +37,8 @@ _GROWTH_FUNCTIONS: dict[str, Callable[[_Numbers], _Numbers]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pathological:
-    """Each client holds examples of a few classes only (McMahan et al. 2017, section 3).
+class Pathological(CheckedSettings):
+    """Each client holds examples of a few classes only ([McMahan2017], Sect. 3).
 
     The shares are drawn by Flower Datasets.
 
@@ -48,12 +49,8 @@ class Pathological:
             classes i, i + 1, and so on; `random`, all at random, which may leave a class to nobody.
     """
 
-    classes_per_client: int = 2
+    classes_per_client: PositiveInt = 2
     assignment: Literal["first-deterministic", "deterministic", "random"] = "first-deterministic"
-
-    def __post_init__(self) -> None:
-        if self.classes_per_client < 1:
-            raise ConfigError(f"classes_per_client: expected at least 1, got {self.classes_per_client}")
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Assign each client a few classes.
@@ -89,7 +86,7 @@ class Pathological:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantitySkew:
+class QuantitySkew(CheckedSettings):
     """Clients of different sizes: client i has a share in proportion to f(i + 1), at random.
 
     The shares are drawn by Flower Datasets.
@@ -103,11 +100,7 @@ class QuantitySkew:
     """
 
     growth: Literal["linear", "square", "exponential"] = "linear"
-    min_examples: int = 0
-
-    def __post_init__(self) -> None:
-        if self.min_examples < 0:
-            raise ConfigError(f"min_examples: expected at least 0, got {self.min_examples}")
+    min_examples: NonNegativeInt = 0
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Assign each client a share that grows with its index.

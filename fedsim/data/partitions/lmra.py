@@ -1,12 +1,14 @@
-"""The partitions of the local-model reconstruction paper (Driouich et al. 2022), appendix C.1."""
+"""The partitions of the local-model reconstruction paper [Driouich2022], App. C.1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import MinLen
 
+from fedsim.base.constraints import CheckedSettings, NonNegativeInt, PositiveInt
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.data import Dataset
 from fedsim.data.partitions import Indices
@@ -62,7 +64,7 @@ class AdultByAge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttFacesByPerson:
+class AttFacesByPerson(CheckedSettings):
     """All images of a few people, and a few images of all others, chosen for each client.
 
     Clients overlap: each holds some of the images of other clients' own people. As long as there
@@ -78,16 +80,10 @@ class AttFacesByPerson:
     fits 3 and 5 better, which give 12 and 8 % of 1840; 3 and 4 give 11 and 9 % of 1660.
     """
 
-    own: int = 4
-    others: tuple[int, ...] = (3, 4)
+    own: PositiveInt = 4
+    others: Annotated[tuple[NonNegativeInt, ...], MinLen(1)] = (3, 4)
 
     overlapping: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.own < 1:
-            raise ConfigError(f"own: expected at least 1 person, got {self.own}")
-        if min(self.others, default=-1) < 0:
-            raise ConfigError(f"others: expected a list of numbers from 0 on, got {list(self.others)}")
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Assign people and images to clients, which may overlap. A person is a class.

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.errors import ConfigError
 from fedsim.data import Dataset
 from fedsim.data.partitions import Indices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Natural:
+class Natural(CheckedSettings):
     """Each client is one of the data set's natural groups, such as the writer of its digits.
 
     As many groups as there are clients are drawn without replacement. Where both numbers are equal,
@@ -22,11 +23,7 @@ class Natural:
         min_examples: leave out groups with fewer training examples.
     """
 
-    min_examples: int = 1
-
-    def __post_init__(self) -> None:
-        if self.min_examples < 1:
-            raise ConfigError(f"min_examples: expected at least 1, got {self.min_examples}")
+    min_examples: PositiveInt = 1
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Assign one natural group to each client.

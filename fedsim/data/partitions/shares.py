@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.base.constraints import CheckedSettings, NonNegativeInt, PositiveFloat
 from fedsim.base.errors import ConfigError
 from fedsim.data import Dataset
 from fedsim.data.partitions import Indices
@@ -43,7 +43,7 @@ class Iid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet:
+class Dirichlet(CheckedSettings):
     """Each class is distributed over the clients in proportions drawn from Dirichlet(alpha).
 
     Args:
@@ -51,14 +51,8 @@ class Dirichlet:
         min_examples: draw again until every client holds at least this many.
     """
 
-    alpha: float = 0.5
-    min_examples: int = 2
-
-    def __post_init__(self) -> None:
-        if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise ConfigError(f"alpha: expected a finite value above 0, got {self.alpha}")
-        if self.min_examples < 0:
-            raise ConfigError(f"min_examples: expected at least 0, got {self.min_examples}")
+    alpha: PositiveFloat = 0.5
+    min_examples: NonNegativeInt = 2
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
         """Draw the proportions of each class until every client has enough examples.

@@ -37,6 +37,7 @@ from flwr.supercore.run import Run
 
 from fedsim.base.errors import error_reason, one_line
 from fedsim.base.machine import free_memory
+from fedsim.base.randomness import lend_generators
 from fedsim.federation.engines.arrays import ReplySpool, make_lazy
 from fedsim.federation.engines.client_state import ClientStateStore
 from fedsim.federation.engines.readiness import summarise_failure
@@ -190,10 +191,11 @@ class CohortGrid(Grid):
         try:
             for index, batch in enumerate(batches):
                 while not dispatcher.is_complete(index):
-                    while dispatcher.can_send:
-                        dispatcher.send_next(self._pack)
-                    if not dispatcher.receive(index):
-                        dispatcher.wait_or_give_up(index)
+                    with lend_generators():  # a round is in a seeded block, and threads may play clients
+                        while dispatcher.can_send:
+                            dispatcher.send_next(self._pack)
+                        if not dispatcher.receive(index):
+                            dispatcher.wait_or_give_up(index)
                 answers = dispatcher.pop_answers(index)
                 for message in batch:
                     yield message, answers.pop(_client(message), error_reply("no reply"))

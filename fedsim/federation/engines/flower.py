@@ -17,19 +17,24 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tomli_w
 
 from fedsim.base.errors import RunError
+from fedsim.federation.config import FederationTable
 from fedsim.federation.engines.deployed import ServerAppRelay, serverapp_log
+from fedsim.federation.engines.engine import Engine, FederationJob
 from fedsim.federation.engines.private_network import PrivateNetwork
 from fedsim.federation.engines.processes import CommandProcess, Processes, find_executable, sigterm_as_interrupt
 
 log = logging.getLogger(__name__)
 
 _CONNECTION_NAME = "fedsim"
+_COMMANDS = ("flwr", "flower-superlink", "flower-superexec", "flower-supernode")
+"""Commands of Flower that run a deployment on this machine."""
 # These ports are free in a private network; SuperNode k takes the k-th port after the SuperLink's.
 _HOST, _PORT = "127.0.0.1", 8000
 _HEALTH_CHECK = f"import urllib.request; urllib.request.urlopen('http://{_HOST}:{_PORT}/health', timeout=2)"
@@ -47,6 +52,32 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowerEngine(Engine):
+    """Deploy Flower: a SuperLink, and SuperNodes that play the clients.
+
+    Both start with the run, in a network of their own, and end with it, unless `federation.address`
+    names a SuperLink that runs already. `federation.supernodes` is the number of SuperNodes.
+    """
+
+    splits_rounds: ClassVar[bool] = False  # a SuperNode starts a process for each message
+
+    def check(self, job: FederationJob) -> None:
+        """Raise InstallationError where one of Flower's commands is missing."""
+        commands = ["flwr"] if job.config.federation.address else _COMMANDS
+        for command in commands:
+            find_executable(command)
+
+    def least_nodes(self, federation: FederationTable) -> int:
+        """Return the number of SuperNodes."""
+        return federation.supernodes
+
+    def carry(self, job: FederationJob) -> None:
+        """Run all rounds in a ServerApp that a SuperLink starts."""
+        federation = job.config.federation
+        launch(job.run_config, job.folder, supernodes=federation.supernodes, address=federation.address)
 
 
 def launch(settings: Mapping[str, Any], folder: Path, *, supernodes: int, address: str | None = None) -> None:

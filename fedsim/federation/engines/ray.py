@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +33,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.base.errors import FedsimError, InstallationError, RunError, first_line, join_first
 from fedsim.federation.engines import ray_watchdog
+from fedsim.federation.engines.engine import Engine, FederationJob
 from fedsim.federation.engines.processes import sigterm_as_interrupt
 from fedsim.federation.engines.readiness import explain_difference, host_versions
 
@@ -54,6 +56,32 @@ _REMEDY = "start one there with `ray start --head`, or leave the address out"
 _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _ALL_NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 NODES_PER_ACTOR = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayEngine(Engine):
+    """Play the clients in Ray actors, on this machine or on a cluster.
+
+    `federation.actors` is their number, `federation.address` a cluster to join, and
+    `federation.gpus_per_actor` the share of a GPU that each takes where clients train on GPUs.
+    """
+
+    def check(self, job: FederationJob) -> None:
+        """Raise an error where Ray is not installed, or in use by this program."""
+        _import_ray()
+
+    def carry(self, job: FederationJob) -> None:
+        """Run all rounds over two nodes an actor."""
+        federation = job.config.federation
+        launch(
+            job.server_app,
+            job.client_app,
+            job.make_context(),
+            clients=federation.clients,
+            actors=federation.actors,
+            gpus_per_actor=federation.gpus_per_actor if federation.device == "cuda" else 0.0,
+            address=federation.address,
+        )
 
 
 def launch(
@@ -220,22 +248,34 @@ def _set_variables(variables: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _authentication_loader() -> Callable[[], None]:
-    """Return a function that makes Ray read from the environment how to authenticate."""
+def _import_ray() -> Any:
+    """Return Ray's core, which no program uses yet.
+
+    Raises:
+        InstallationError: Ray is not installed, or its version does not support tokens.
+        RunError: this process uses a Ray already.
+    """
     try:
         import flwr.simulation.run_simulation  # noqa: F401
         import ray
-        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+        from ray import _raylet
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] # noqa: F401
     except ImportError as error:
         raise InstallationError(
             f"engine 'ray' needs Flower with Ray ({error}); pip install 'flwr[simulation]' or use engine 'serial'"
         ) from error
     if ray.is_initialized():
         raise RunError("engine ray: this process uses a Ray already, which is left as it is; call ray.shutdown() first")
+    return _raylet
+
+
+def _authentication_loader() -> Callable[[], None]:
+    """Return a function that makes Ray read from the environment how to authenticate."""
+    raylet = _import_ray()
 
     def reload_authentication() -> None:
-        AuthenticationTokenLoader.instance().reset_cache()
-        Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+        raylet.Config.initialize("")
 
     return reload_authentication
 

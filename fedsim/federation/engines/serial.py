@@ -6,14 +6,17 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.base.errors import error_reason
+from fedsim.federation.engines.engine import Engine, FederationJob
 
 log = logging.getLogger(__name__)
 _SERVER, _FIRST_NODE = 1, 2
@@ -67,14 +70,22 @@ class InProcessGrid(Grid):
         """Answer each message before returning."""
         ids = []
         for message in list(messages):
-            message.metadata.__dict__["_message_id"] = str(next(self._message_numbers))
-            try:
-                reply = self._app(message, self._contexts[message.metadata.dst_node_id])
-            except (Exception, SystemExit) as error:
-                reply = Message(Error(code=2, reason=error_reason(error)), reply_to=message)
-            ids.append(message.metadata.message_id)
-            self._replies[ids[-1]] = reply
+            ids.append(self.number_message(message))
+            self._replies[ids[-1]] = self.answer_message(message)
         return ids
+
+    def number_message(self, message: Message) -> str:
+        """Give a message that is to be answered its id, and return that."""
+        message_id = str(next(self._message_numbers))
+        message.metadata.__dict__["_message_id"] = message_id
+        return message_id
+
+    def answer_message(self, message: Message) -> Message:
+        """Return the reply of the node that a message is for; an error reply where that fails."""
+        try:
+            return self._app(message, self._contexts[message.metadata.dst_node_id])
+        except (Exception, SystemExit) as error:
+            return Message(Error(code=2, reason=error_reason(error)), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies with these message ids, and forget them."""
@@ -86,15 +97,21 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
 
-def launch(server_app: ServerApp, client_app: ClientApp, context: Context) -> None:
-    """Run `server_app` over one in-process node that plays all clients.
+@dataclass(frozen=True, kw_only=True)
+class SerialEngine(Engine):
+    """Play all clients in this process, one after the other.
 
     A client that hangs in Python is interrupted when its time is up. One that is stuck outside of
     Python, or ends the process, is not; other engines survive that.
     """
-    if threading.current_thread() is not threading.main_thread():
-        log.warning(
-            "engine serial, outside of the main thread: a client that hangs cannot be interrupted, whatever "
-            "federation.timeout says"
-        )
-    server_app(InProcessGrid(client_app), context)
+
+    in_process: ClassVar[bool] = True
+
+    def carry(self, job: FederationJob) -> None:
+        """Run all rounds over one node in this process."""
+        if threading.current_thread() is not threading.main_thread():
+            log.warning(
+                "engine serial, outside of the main thread: a client that hangs cannot be interrupted, whatever "
+                "federation.timeout says"
+            )
+        job.run_rounds(InProcessGrid(job.client_app))

@@ -40,7 +40,7 @@ def sign_rule(problem: InversionProblem, dummy: Tensor) -> Tensor:
             classes.
 
     References:
-        Zhao et al.: iDLG, 2020, for the bias (the paper's weights need features of one sign).
+        [Zhao2020], for the bias (the paper's weights need features of one sign).
     """
     if problem.num_examples != 1:
         raise AttackError(
@@ -77,8 +77,7 @@ def column_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Gener
         AttackError: there are more examples than classes.
 
     References:
-        Yin et al.: See through Gradients, CVPR 2021, Sect. 3.2. Differs: takes the mean of several
-        gradients.
+        [Yin2021], Sect. 3.2. Differs: takes the mean of several gradients.
     """
     smallest = torch.stack([layer.weight_gradient.min(1).values for layer in layers]).mean(0)
     if num_examples > len(smallest):
@@ -142,7 +141,7 @@ def label_optimisation(
         AttackError: it diverged.
 
     References:
-        Li et al.: Temporal Gradient Inversion Attacks with Robust Optimization, Eq. 16, App. B.1.
+        [Li2023b], Eq. 16, App. B.1.
         Differs: the distance is divided by the recorded gradient's squared norm, the gradient of
         the bias takes part in it, and the counts are read off that if there is one.
     """

@@ -67,7 +67,7 @@ def count_labels(
        simulating the layer's training (`_simulate_last_layer`) or, if layers below changed the
        features too, that of the whole model (`_simulate_model`).
     3. If neither explains the update, or training was long enough to fit the client's data, a
-       warning says that counts may come near to guessing (`benchmarks/label_counts.py`).
+       warning says that counts may come near to guessing (`python -m studies label_counts`).
 
     If the learning rate, E and B are withheld, nothing is simulated, and s is read off a class that
     does not occur, for which the ratio of movement to p is largest; so at least one class must be
@@ -91,10 +91,8 @@ def count_labels(
             classes; or the loss is no cross-entropy.
 
     References:
-        Dimitrov et al.: Data Leakage in Federated Averaging, TMLR 2022; Geng et al.: Towards
-        General Deep Leakage in Federated Learning, 2021. Differs: counts by the bias instead of the
-        weights. Chen and Vikalo: Recovering Labels from Local Updates in Federated Learning, ICML
-        2024, for the model's confidence in each class, simulated over the steps. Differs: see
+        [Dimitrov2022]; [Geng2021]. Differs: counts by the bias instead of the weights. [Chen2024]
+        for the model's confidence in each class, simulated over the steps. Differs: see
         `_simulate_last_layer`. Assumes SGD, with momentum if that is granted; with Adam counts are
         rougher.
     """
@@ -197,7 +195,7 @@ def _simulate_last_layer(
         `class`; None if the simulation with the shares it found does not explain the bias.
 
     References:
-        Chen and Vikalo: Recovering Labels from Local Updates in Federated Learning, ICML 2024.
+        [Chen2024].
         Differs: reads the vectors off the update, where the paper has an auxiliary data set,
         simulates each step of the layer, where it draws logits for each epoch, and does not leave
         the layer's weights out.
@@ -257,7 +255,7 @@ def _simulate_model(
         The labels, and the share of the bias's movement that their simulation leaves unexplained.
 
     References:
-        Chen and Vikalo: Recovering Labels from Local Updates in Federated Learning, ICML 2024.
+        [Chen2024].
         Differs: trains on noise, where the paper has an auxiliary data set, and reads the movement
         of the bias alone.
     """

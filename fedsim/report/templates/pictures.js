@@ -1,7 +1,7 @@
 // Pictures: iterations, order, difference, and one image enlarged.
 "use strict";
 {
-  const section = document.querySelector(".pictures");
+  const section = document.querySelector("#pictures");
   const tools = section?.querySelector(".tools");
 
   const setUpIterations = (progress) => {
@@ -45,21 +45,24 @@
       const rows = [...victim.querySelectorAll("tr")].map((row) => ({ row, cells: [...row.querySelectorAll("td")] }));
       return { victim, rows, first: victim.querySelector(".original") };
     });
-    const places = (rows, key, sign) => {
+    const places = (rows, name, sign) => {
       const heads = rows[0].cells;
-      const value = (cell) => (cell.dataset[key] === undefined || cell.dataset[key] === "NaN" ? Infinity : sign * Number(cell.dataset[key]));
+      const value = (cell) => {
+        const text = cell.getAttribute(name);
+        return text === null || text === "NaN" ? Infinity : sign * Number(text);
+      };
       return [...heads.keys()].sort((a, b) => value(heads[a]) - value(heads[b]) || a - b);
     };
     order.addEventListener("change", () => {
       const metric = order.value;
-      const sign = metric === "lpips" || metric === "mse" ? 1 : -1;
-      const key = metric.replace(/-(.)/g, (_, letter) => letter.toUpperCase());
+      const sign = order.selectedOptions[0].dataset.better === "lower" ? 1 : -1;
+      const name = `data-${metric}`;
       const best = new Map();
       for (const { victim, rows, first } of tables) {
         if (!first) continue;
-        const found = metric ? places(rows, key, sign) : [...rows[0].cells.keys()];
+        const found = metric ? places(rows, name, sign) : [...rows[0].cells.keys()];
         for (const { row, cells } of rows) row.append(...found.map((place) => cells[place]).filter(Boolean));
-        best.set(victim, metric ? sign * Number(rows[0].cells[found[0]].dataset[key] ?? NaN) : 0);
+        best.set(victim, metric ? sign * Number(rows[0].cells[found[0]].getAttribute(name) ?? NaN) : 0);
       }
       const rank = (victim) => (Number.isNaN(best.get(victim) ?? NaN) ? Infinity : best.get(victim));
       const sorted = [...victims.keys()].sort((a, b) => rank(victims[a]) - rank(victims[b]) || a - b);

@@ -30,10 +30,27 @@ def image_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int, int
     Raises:
         ConfigError: `task` has no images, or smaller ones than `model` accepts.
     """
-    if task.kind != "image" or min(task.input_shape[1:]) < smallest:
+    if task.modality != "image" or min(task.input_shape[1:]) < smallest:
         raise task_mismatch(task, model, f"images of at least {smallest} x {smallest}")
     channels, height, width = task.input_shape
     return channels, height, width
+
+
+def series_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int]:
+    """Return `channel time` of the series of `task`.
+
+    Args:
+        task: the task.
+        model: the model's name, for errors.
+        smallest: the smallest number of times that the model accepts.
+
+    Raises:
+        ConfigError: `task` has no series, or shorter ones than `model` accepts.
+    """
+    if task.modality != "series" or task.input_shape[1] < smallest:
+        raise task_mismatch(task, model, f"series of at least {smallest} times")
+    channels, length = task.input_shape
+    return channels, length
 
 
 def text_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int]:
@@ -47,7 +64,7 @@ def text_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int]:
     Raises:
         ConfigError: `task` has no texts, or shorter ones than `model` accepts.
     """
-    if task.kind != "text" or task.input_shape[0] < smallest:
+    if task.modality != "text" or task.input_shape[0] < smallest:
         raise task_mismatch(task, model, f"texts of at least {smallest} tokens")
     return task.input_shape[0], task.vocabulary
 
@@ -58,7 +75,7 @@ def input_size(task: Task, model: str) -> int:
     Raises:
         ConfigError: its examples are texts, whose tokens are indices, not quantities.
     """
-    if task.kind == "text":
+    if task.vocabulary:
         raise task_mismatch(task, model, "numbers", "text-cnn")
     return math.prod(task.input_shape)
 
@@ -73,5 +90,5 @@ def task_mismatch(task: Task, model: str, takes: str, choose: str = "another mod
         choose: the remedy.
     """
     shape = " x ".join(map(str, task.input_shape))
-    got = f"texts of {shape} tokens" if task.kind == "text" else f"inputs of shape {shape}"
+    got = f"texts of {shape} tokens" if task.vocabulary else f"inputs of shape {shape}"
     return ConfigError(f"model: {model} takes {takes}, got {got}; choose {choose}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import CheckedSettings, PositiveInt, ShareBelowOne
 from fedsim.base.task import Task
 from fedsim.training.models import image_shape
 
@@ -15,14 +15,14 @@ _LARGE_SIDE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlexNet:
+class AlexNet(CheckedSettings):
     """AlexNet with 3x3 convolutions and batch normalisation, of TGIAs-RO, Table XI.
 
     Five times conv 3x3 - batch norm - ReLU, a 2 x 2 max pool after all of them but the fourth; then
     dropout - linear - ReLU twice, and a last linear layer: 5 convolutions, 7 ReLU, 4 max pools, 2
     dropout layers and 3 linear ones, as the table counts them. The paper speaks of one AlexNet for
     CIFAR and one for ImageNet, but gives no widths or strides, and not where the pools are.
-    Channels are those of torchvision's AlexNet (Krizhevsky 2014). Images of 128 x 128 and more have
+    Channels are those of torchvision's AlexNet [Krizhevsky2014]. Images of 128 x 128 and more have
     Krizhevsky's stride of 4 and 4096 units. Smaller ones have stride 1, so that something is left
     to pool, and 1024 units, as many as features of a CIFAR image.
 
@@ -39,23 +39,15 @@ class AlexNet:
             Krizhevsky's. TGIAs-RO attacks the network in evaluation mode.
     """
 
-    channels: tuple[int, int, int, int, int] = (64, 192, 384, 256, 256)
-    hidden: tuple[int, ...] | None = None
-    stride: int | None = None
+    channels: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (64, 192, 384, 256, 256)
+    hidden: tuple[PositiveInt, ...] | None = None
+    stride: PositiveInt | None = None
     batch_norm: bool = True
-    dropout: float = 0.5
-
-    def __post_init__(self) -> None:
-        if min(*self.channels, *(self.hidden or ())) < 1:
-            raise ConfigError(f"channels and hidden: expected at least 1 each, got {self.channels} and {self.hidden}")
-        if self.stride is not None and self.stride < 1:
-            raise ConfigError(f"stride: expected at least 1, got {self.stride}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
+    dropout: ShareBelowOne = 0.5
 
     def build(self, task: Task) -> nn.Module:
         """Build the network for images of at least 16 x 16 with stride 1, 61 x 61 with stride 4."""
-        is_large = task.kind == "image" and min(task.input_shape[1:]) >= _LARGE_SIDE
+        is_large = task.modality == "image" and min(task.input_shape[1:]) >= _LARGE_SIDE
         stride = self.stride or (4 if is_large else 1)
         depth, height, width = image_shape(task, "alexnet", smallest=15 * stride + 1)
         layers: list[nn.Module] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.task import Task
 from fedsim.training.models import image_shape
 
@@ -16,8 +16,8 @@ _POOLED_LAYERS = (6, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvNet:
-    """ConvNet of Geiping et al. 2020 (IG) without skips, which the angular-Lipschitz paper attacks.
+class ConvNet(CheckedSettings):
+    """ConvNet of IG [Geiping2020] without skips, which the angular-Lipschitz paper attacks.
 
     Eight times conv 3x3 - batch norm - ReLU, with width x (1, 2, 2, 4, 4, 4, 4, 4) channels, a 3 x
     3 max pool after the sixth and the eighth; then one linear layer. IG's released code really
@@ -29,11 +29,7 @@ class ConvNet:
             by name, `ConvNet32` included; 32 is the default of its class.
     """
 
-    width: int = 32
-
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ConfigError(f"width: expected at least 1, got {self.width}")
+    width: PositiveInt = 32
 
     def build(self, task: Task) -> nn.Module:
         """Build the network for images of at least 9 x 9."""

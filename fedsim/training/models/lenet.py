@@ -9,6 +9,7 @@ from typing import Literal
 from torch import nn
 from torch.nn.init import uniform_
 
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.errors import ConfigError
 from fedsim.base.task import Task
 from fedsim.training.models import image_shape
@@ -18,14 +19,14 @@ _DLG_WEIGHT_BOUND = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeNet:
-    """LeNet with average pooling of LeCun et al. 1998 and SME, App. G, or the net of DLG.
+class LeNet(CheckedSettings):
+    """LeNet with average pooling of [LeCun1998] and SME, App. G, or the net of DLG.
 
     `classic`: conv 5x5, 6 - average pool - conv 5x5, 16 - average pool - linear 120 - 84 - outputs,
     tanh in between. Pools are 2 x 2 and padded by one pixel of zeros, as in SME's released code,
-    which makes 400 features of 28 x 28 pixels. `dlg` (Zhu et al. 2019): three conv 5x5 of 12
-    channels, padded by 2, strides 2, 2 and 1, sigmoid after each, one linear layer; all weights and
-    biases are drawn from U(-0.5, 0.5). Other weights have torch's default initialisation.
+    which makes 400 features of 28 x 28 pixels. `dlg` [Zhu2019]: three conv 5x5 of 12 channels,
+    padded by 2, strides 2, 2 and 1, sigmoid after each, one linear layer; all weights and biases
+    are drawn from U(-0.5, 0.5). Other weights have torch's default initialisation.
 
     Args:
         layout: `classic` or `dlg`.
@@ -39,6 +40,7 @@ class LeNet:
     released: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.released and self.layout != "classic":
             raise ConfigError(
                 f"released: expected false with layout '{self.layout}', only 'classic' has such a variant"
@@ -92,7 +94,7 @@ def _side_after_pool(side: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TgiasLeNet:
+class TgiasLeNet(CheckedSettings):
     """LeNet-5 with ReLU and max pooling, of TGIAs-RO, Table XI.
 
     conv 5x5 - ReLU - max pool 2 - conv 5x5 - ReLU - max pool 2 - linear - ReLU - linear - ReLU -
@@ -105,12 +107,8 @@ class TgiasLeNet:
         hidden: units of the first two linear layers.
     """
 
-    channels: tuple[int, int] = (6, 16)
-    hidden: tuple[int, int] = (120, 84)
-
-    def __post_init__(self) -> None:
-        if min(*self.channels, *self.hidden) < 1:
-            raise ConfigError(f"channels and hidden: expected at least 1 each, got {self.channels} and {self.hidden}")
+    channels: tuple[PositiveInt, PositiveInt] = (6, 16)
+    hidden: tuple[PositiveInt, PositiveInt] = (120, 84)
 
     def build(self, task: Task) -> nn.Module:
         """Build the network for images of at least 16 x 16."""

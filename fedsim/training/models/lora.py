@@ -17,7 +17,7 @@ class LoraLinear(nn.Module):
         up: B, `out rank`.
 
     References:
-        Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, Sect. 4.1.
+        [Hu2022], Sect. 4.1.
     """
 
     def __init__(self, base: nn.Linear, rank: int) -> None:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.task import Task
 from fedsim.training.models import text_shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lstm:
-    """Stacked LSTM of LEAF (Caldas et al. 2018) for the next character of Shakespeare.
+class Lstm(CheckedSettings):
+    """Stacked LSTM of LEAF [Caldas2018] for the next character of Shakespeare.
 
     An embedding, LSTM layers, one linear layer on the last state.
 
@@ -23,14 +23,9 @@ class Lstm:
         layers: number of LSTM layers.                     [LEAF: 2]
     """
 
-    dimension: int = 8
-    hidden: int = 256
-    layers: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("dimension", "hidden", "layers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
+    dimension: PositiveInt = 8
+    hidden: PositiveInt = 256
+    layers: PositiveInt = 2
 
     def build(self, task: Task) -> LstmModule:
         """Build the network for texts of any length."""

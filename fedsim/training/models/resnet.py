@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import CheckedSettings, NonNegativeInt, PositiveInt
 from fedsim.base.task import Task
 from fedsim.training.models import image_shape
 
@@ -23,7 +23,7 @@ def _convolution(before: int, after: int, *, kernel: int = 3, stride: int = 1) -
 
 
 class _BasicBlock(nn.Module):
-    """Block of He et al. 2016: the sum of two normalised convolutions and a shortcut, then ReLU."""
+    """Block of [He2016a]: the sum of two normalised convolutions and a shortcut, then ReLU."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _BasicBlock(nn.Module):
 
 
 class _PreActBlock(nn.Module):
-    """Block of He et al. 2016b: batch norm and ReLU before each convolution, none at the end."""
+    """Block of [He2016b]: batch norm and ReLU before each convolution, none at the end."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ def _stem(depth: int, channels: int, kernel: int, stride: int) -> list[nn.Module
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNet18:
-    """ResNet18 of He et al. 2016, which the angular-Lipschitz paper, LAVP and TGIAs-RO attack.
+class ResNet18(CheckedSettings):
+    """ResNet18 [He2016a], which the angular-Lipschitz paper, LAVP and TGIAs-RO attack.
 
     A stem, four stages of two blocks with 64, 128, 256 and 512 channels, strides 1, 2, 2 and 2, a
     global average pool and one linear layer.
@@ -74,19 +74,14 @@ class ResNet18:
             can train the network.
         stem: `imagenet` is conv 7x7 of stride 2, batch norm, ReLU and 3 x 3 max pool of stride 2;
             `cifar` conv 3x3, batch norm and ReLU; `auto` takes `cifar` for images below 64 x 64.
-        preact: blocks with pre-activation (He et al. 2016b) as in GradAttack's ResNet18, whose stem
-            keeps its batch norm and ReLU, and which has none after the last block.
+        preact: blocks with pre-activation [He2016b] as in GradAttack's ResNet18, whose stem keeps
+            its batch norm and ReLU, and which has none after the last block.
     """
 
-    width: int = 1
-    channels: int = 64
+    width: PositiveInt = 1
+    channels: PositiveInt = 64
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
     preact: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("width", "channels"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def build(self, task: Task) -> nn.Module:
         """Build the network for images of at least 8 x 8, with stem `imagenet` 32 x 32."""
@@ -112,13 +107,13 @@ class ResNet18:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNet8:
+class ResNet8(CheckedSettings):
     """ResNet8 with one block a stage, of SME, App. G; with other settings that of LAVP.
 
     conv 3x3 - batch norm - ReLU, three blocks with strides 1, 2 and 2, a pool and linear layers
-    without anything in between. The defaults are SME's released code. LAVP only says "ResNet8 (He
-    et al. 2016)": by that paper's rule of 6n + 2 layers it is `channels = [16, 32, 64]`, `pool =
-    "global"`, `hidden = 0`, with 78 042 parameters for CIFAR-10.
+    without anything in between. The defaults are SME's released code. LAVP only says
+    "ResNet8" and cites [He2016a]: by that paper's rule of 6n + 2 layers it is `channels = [16, 32,
+    64]`, `pool = "global"`, `hidden = 0`, with 78 042 parameters for CIFAR-10.
 
     Args:
         channels: output channels of the three blocks; the stem has as many as the first.
@@ -127,15 +122,9 @@ class ResNet8:
         hidden: units of a linear layer before the last; 0 for none.
     """
 
-    channels: tuple[int, int, int] = (32, 64, 128)
+    channels: tuple[PositiveInt, PositiveInt, PositiveInt] = (32, 64, 128)
     pool: Literal["padded", "global"] = "padded"
-    hidden: int = 1000
-
-    def __post_init__(self) -> None:
-        if min(self.channels) < 1:
-            raise ConfigError(f"channels: expected at least 1 each, got {self.channels}")
-        if self.hidden < 0:
-            raise ConfigError(f"hidden: expected at least 0, got {self.hidden}")
+    hidden: NonNegativeInt = 1000
 
     def build(self, task: Task) -> nn.Module:
         """Build the network for images of at least 4 x 4."""

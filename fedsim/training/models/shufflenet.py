@@ -25,7 +25,7 @@ _UNITS_PER_STAGE = (4, 8, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleNetV2:
-    """ShuffleNet V2 of Ma et al. 2018, which LAVP attacks on ImageNet.
+    """ShuffleNet V2 [Ma2018], which LAVP attacks on ImageNet.
 
     conv 3x3 of stride 2 - max pool - three stages of 4, 8 and 4 units, the first of stride 2 - conv
     1x1 - global average pool - linear: Table 5 and Fig. 3 (c) and (d) of the paper.

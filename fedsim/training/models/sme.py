@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.task import Task
 from fedsim.training.models import image_shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmeCnn:
-    """Two convolutions and two fully connected layers, the CNN of Zhu et al. 2023 (SME), App. D.
+class SmeCnn(CheckedSettings):
+    """Two convolutions and two fully connected layers, the CNN of SME [Zhu2023], App. D.
 
     conv 3x3 - ReLU - average pool 2 - conv 3x3 - ReLU - average pool 2 - linear - ReLU - linear.
     The defaults are the paper's net for 28 x 28 x 1 (FEMNIST); for 32 x 32 x 3 (CIFAR-100) it uses
@@ -25,12 +25,8 @@ class SmeCnn:
         hidden: units of the first linear layer.
     """
 
-    channels: tuple[int, int] = (32, 64)
-    hidden: int = 100
-
-    def __post_init__(self) -> None:
-        if min(*self.channels, self.hidden) < 1:
-            raise ConfigError(f"channels and hidden: expected at least 1 each, got {self.channels} and {self.hidden}")
+    channels: tuple[PositiveInt, PositiveInt] = (32, 64)
+    hidden: PositiveInt = 100
 
     def build(self, task: Task) -> nn.Module:
         """Build the network for images of at least 4 x 4."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor, nn
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import CheckedSettings, NonNegativeInt, PositiveInt, ShareBelowOne
 from fedsim.base.task import Task
 from fedsim.training.models import text_shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCnn:
-    """TextCNN of Zhang and Wallace 2015 with sigmoids, which TGIAs-RO attacks (Tables X and XI).
+class TextCnn(CheckedSettings):
+    """TextCNN [Zhang2015] with sigmoids, which TGIAs-RO attacks (Tables X and XI).
 
     An embedding; parallel convolution blocks, each a convolution over neighbouring tokens, a
     sigmoid and a max pool over all positions; dropout; one linear layer. TGIAs-RO says one block of
@@ -35,23 +37,11 @@ class TextCnn:
             paper's. TGIAs-RO attacks the network in evaluation mode.
     """
 
-    kernels: tuple[int, ...] = (3, 4, 5)
-    channels: int = 100
-    dimension: int = 300
-    pool: int = 0
-    dropout: float = 0.5
-
-    def __post_init__(self) -> None:
-        if min(self.kernels, default=0) < 1:
-            raise ConfigError(f"kernels: expected one or more sizes of at least 1, got {list(self.kernels)}")
-        if min(self.channels, self.dimension) < 1:
-            raise ConfigError(
-                f"channels and dimension: expected at least 1 each, got {self.channels} and {self.dimension}"
-            )
-        if self.pool < 0:
-            raise ConfigError(f"pool: expected at least 0, got {self.pool}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
+    kernels: Annotated[tuple[PositiveInt, ...], MinLen(1)] = (3, 4, 5)
+    channels: PositiveInt = 100
+    dimension: PositiveInt = 300
+    pool: NonNegativeInt = 0
+    dropout: ShareBelowOne = 0.5
 
     def build(self, task: Task) -> TextCnnModule:
         """Build the network for texts at least as long as the largest kernel and its pool."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedsim.base.constraints import CheckedSettings, NonNegativeInt, PositiveInt, ShareBelowOne
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import seed_globals
 from fedsim.base.task import Task
@@ -17,29 +18,25 @@ from fedsim.training.models.lora import LoraLinear, freeze_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Transformer:
+class _Transformer(CheckedSettings):
     """Base of both, with their settings."""
 
-    dim: int = 128
-    heads: int = 4
-    blocks: int = 2
-    mlp_ratio: int = 4
-    dropout: float = 0.0
-    lora_rank: int = 0
+    dim: PositiveInt = 128
+    heads: PositiveInt = 4
+    blocks: PositiveInt = 2
+    mlp_ratio: PositiveInt = 4
+    dropout: ShareBelowOne = 0.0
+    lora_rank: NonNegativeInt = 0
 
     name: ClassVar[str]
     causal: ClassVar[bool]
 
     def __post_init__(self) -> None:
-        for name in ("dim", "heads", "blocks", "mlp_ratio"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        super().__post_init__()
         if self.dim % self.heads:
             raise ConfigError(f"dim: expected a multiple of heads ({self.heads}), got {self.dim}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout: expected a value in [0, 1), got {self.dropout}")
-        if not 0 <= self.lora_rank <= self.dim:
-            raise ConfigError(f"lora_rank: expected a value from 0 to dim ({self.dim}), got {self.lora_rank}")
+        if self.lora_rank > self.dim:
+            raise ConfigError(f"lora_rank: expected at most dim ({self.dim}), got {self.lora_rank}")
 
     def build(self, task: Task) -> TransformerModule:
         """Build the network for texts of any length."""
@@ -84,9 +81,7 @@ class TransformerEncoder(_Transformer):
             everything.                                                       [Hu et al.: 1 to 64]
 
     References:
-        Vaswani et al.: Attention Is All You Need, NeurIPS 2017. Devlin et al.: BERT, NAACL 2019.
-        Radford et al.: Language Models are Unsupervised Multitask Learners, 2019, Sect. 2.3, for
-        the norms.
+        [Vaswani2017]; [Devlin2019] (BERT); [Radford2019] (GPT-2), Sect. 2.3, for the norms.
     """
 
     name = "transformer-encoder"
@@ -115,12 +110,10 @@ class TransformerDecoder(_Transformer):
             everything.                                                       [Hu et al.: 1 to 64]
 
     References:
-        Radford et al.: Language Models are Unsupervised Multitask Learners, 2019. Radford et al.:
-        Improving Language Understanding by Generative Pre-Training, 2018, Sect. 3.2, for classes
-        read from the last place.
+        [Radford2019] (GPT-2); [Radford2018], Sect. 3.2, for classes read from the last place.
     """
 
-    blocks: int = 3
+    blocks: PositiveInt = 3
 
     name = "transformer-decoder"
     causal = True

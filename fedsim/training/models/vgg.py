@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.task import Task
 from fedsim.training.models import image_shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vgg9:
-    """VGG of nine layers after Simonyan and Zisserman 2014, which LAVP attacks.
+class Vgg9(CheckedSettings):
+    """VGG of nine layers after [Simonyan2014], which LAVP attacks.
 
     Six conv 3x3 with ReLU, a 2 x 2 max pool after every second; then linear - ReLU twice, and a
     last linear layer. LAVP names the network only. Sizes are those usual in federated learning,
-    from the code of Wang et al. 2020 (FedMA): 3 491 530 parameters with CIFAR-10. The dropout that
-    they add is left out.
+    from the code of FedMA [Wang2020a]: 3 491 530 parameters with CIFAR-10. The dropout that they
+    add is left out.
 
     Args:
         channels: output channels of the six convolutions.
@@ -26,13 +26,11 @@ class Vgg9:
         batch_norm: normalise after each convolution.
     """
 
-    channels: tuple[int, int, int, int, int, int] = (32, 64, 128, 128, 256, 256)
-    hidden: tuple[int, int] = (512, 512)
+    channels: tuple[
+        PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt
+    ] = (32, 64, 128, 128, 256, 256)  # fmt: skip
+    hidden: tuple[PositiveInt, PositiveInt] = (512, 512)
     batch_norm: bool = False
-
-    def __post_init__(self) -> None:
-        if min(*self.channels, *self.hidden) < 1:
-            raise ConfigError(f"channels and hidden: expected at least 1 each, got {self.channels} and {self.hidden}")
 
     def build(self, task: Task) -> nn.Module:
         """Build the network for images of at least 8 x 8."""

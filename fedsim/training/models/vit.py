@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedsim.base.constraints import CheckedSettings, PositiveInt
 from fedsim.base.errors import ConfigError
 from fedsim.base.task import Task
 from fedsim.training.models import image_shape, task_mismatch
@@ -15,8 +16,8 @@ from fedsim.training.models.transformer import TransformerBlock
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vit:
-    """Vision transformer of Dosovitskiy et al. 2021, small enough to be trained from scratch.
+class Vit(CheckedSettings):
+    """Vision transformer [Dosovitskiy2021], small enough to be trained from scratch.
 
     Patches are embedded by a linear layer. With a class token and learned positions they pass
     through blocks of attention and a perceptron, each after a layer norm and with a shortcut. The
@@ -32,14 +33,15 @@ class Vit:
         mlp_ratio: hidden units of each block's perceptron, as a multiple of `dim`.
     """
 
-    patch: int = 4
-    dim: int = 128
-    heads: int = 4
-    blocks: int = 4
-    mlp_ratio: int = 4
+    patch: PositiveInt = 4
+    dim: PositiveInt = 128
+    heads: PositiveInt = 4
+    blocks: PositiveInt = 4
+    mlp_ratio: PositiveInt = 4
 
     def __post_init__(self) -> None:
-        _check_sizes(self)
+        super().__post_init__()
+        _check_heads(self)
 
     def build(self, task: Task) -> nn.Module:
         """Build the network for images whose height and width are multiples of `patch`."""
@@ -53,8 +55,8 @@ class Vit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VitApril:
-    """Vision transformer of type A of Lu et al. 2022 (APRIL), as SME, App. G, attacks it.
+class VitApril(CheckedSettings):
+    """Vision transformer of type A of APRIL [Lu2022], as SME, App. G, attacks it.
 
     Its first block applies attention directly to the embedded patches, without normalisation and
     shortcut, which makes APRIL's closed form possible; the other blocks normalise first. The head
@@ -70,14 +72,15 @@ class VitApril:
         mlp_ratio: hidden units of each block's perceptron, and of the head, as a multiple of `dim`.
     """
 
-    patch: int | None = None
-    dim: int = 384
-    heads: int = 4
-    blocks: int = 4
-    mlp_ratio: int = 2
+    patch: PositiveInt | None = None
+    dim: PositiveInt = 384
+    heads: PositiveInt = 4
+    blocks: PositiveInt = 4
+    mlp_ratio: PositiveInt = 2
 
     def __post_init__(self) -> None:
-        _check_sizes(self)
+        super().__post_init__()
+        _check_heads(self)
 
     def build(self, task: Task) -> nn.Module:
         """Build the network for images whose height and width are multiples of `patch`."""
@@ -94,16 +97,9 @@ class VitApril:
         )
 
 
-def _check_sizes(sizes: Vit | VitApril) -> None:
-    if min(sizes.dim, sizes.heads, sizes.blocks, sizes.mlp_ratio) < 1:
-        raise ConfigError(
-            "dim, heads, blocks and mlp_ratio: expected at least 1 each, "
-            f"got {sizes.dim}, {sizes.heads}, {sizes.blocks} and {sizes.mlp_ratio}"
-        )
+def _check_heads(sizes: Vit | VitApril) -> None:
     if sizes.dim % sizes.heads:
         raise ConfigError(f"dim: expected a multiple of heads ({sizes.heads}), got {sizes.dim}")
-    if sizes.patch is not None and sizes.patch < 1:
-        raise ConfigError(f"patch: expected at least 1, got {sizes.patch}")
 
 
 def _patches(task: Task, model: str, side: int | None) -> tuple[int, tuple[int, int], int]:

@@ -33,6 +33,7 @@ from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import is_rectified
+from tests.support.recordings import build_update
 
 SGD: dict[str, Any] = {"lr": 0.05}
 _DIGITS = load_digits()
@@ -291,9 +292,7 @@ def test_images_of_one_pixel_are_taken_for_rows_of_a_table(tmp_path: Path) -> No
     inputs, labels = digits(6)
     inputs = inputs.reshape(6, 64, 1, 1)
     before, after = trained(inputs, labels, mlp)
-    Recorder(tmp_path).write(
-        1, [Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=6)]
-    )
+    Recorder(tmp_path).write(1, [build_update(before, after, num_examples=6)])
     knowledge = replace(known(), input_shape=(64, 1, 1))
     finding = SpearIca().run(
         Target(transcript=Transcript(tmp_path), victim=0, knowledge=knowledge, rng=generator("attack"))

@@ -7,7 +7,6 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,30 +27,13 @@ from fedsim.base.metrics import psnr
 from fedsim.base.randomness import generator
 from fedsim.base.task import squared_error
 from fedsim.interfaces.attack import OPTIMAL, Attack, Knowledge, PartialRecords, Records, Target
-from fedsim.interfaces.findings import Finding, Inference, Representatives
+from fedsim.interfaces.findings import Inference, Representatives
 from fedsim.inversion.priors import total_variation
-from fedsim.recording import payloads
 from fedsim.recording.payloads import Payload
-from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.model_state import copy_state
-
-Record = Callable[[Sequence[Update]], Transcript]
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> Record:
-    count = itertools.count()
-
-    def recording(updates: Sequence[Update]) -> Transcript:
-        folder = tmp_path / str(next(count)) / "transcript"
-        recorder = Recorder(folder)
-        for number, group in itertools.groupby(updates, key=lambda update: update.round):
-            recorder.write(number, list(group))
-        return Transcript(folder)
-
-    return recording
+from tests.support.recordings import Record, run_attack, target_client
 
 
 def message(number: int, client: int, before: State, after: State, **rest: Any) -> Update:
@@ -59,16 +41,8 @@ def message(number: int, client: int, before: State, after: State, **rest: Any) 
     return Update(**{"round": number, "client": client, "before": before, **sent, **rest})
 
 
-def target_of(transcript: Transcript, knowledge: Knowledge, victim: int = 0, seed: int = 0) -> Target:
-    return Target(transcript=transcript, victim=victim, knowledge=knowledge, rng=generator(seed))
-
-
-def run(attack: Attack, transcript: Transcript, knowledge: Knowledge, victim: int = 0, seed: int = 0) -> Finding:
-    return attack.run(target_of(transcript, knowledge, victim, seed))
-
-
 def infer(attack: Attack, transcript: Transcript, knowledge: Knowledge, victim: int = 0, seed: int = 0) -> Inference:
-    finding = run(attack, transcript, knowledge, victim, seed)
+    finding = run_attack(attack, transcript, knowledge, victim, seed)
     assert isinstance(finding, Inference)
     return finding
 
@@ -217,12 +191,6 @@ def test_a_plain_list_of_arrays_is_matched_by_order(record: Record) -> None:
 # AIA on gradients.
 
 
-@pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attacks compute in float64, so that differences show an objective's gradient."""
-    monkeypatch.setattr(payloads, "WORKING_TYPE", torch.float64)
-
-
 def smooth(seed: int = 0) -> nn.Module:
     return classifier(seed).double()
 
@@ -244,7 +212,7 @@ def test_the_objective_is_the_mean_cosine_and_its_slope_that_of_finite_differenc
     records, partial, _ = table(5, dtype=torch.float64)
     transcript = record(steps(records, 3))
     known = Knowledge(model=smooth, loss=cross_entropy, partial_records=partial)
-    objective = GradientAttributeInference()._objective(target_of(transcript, known))
+    objective = GradientAttributeInference()._objective(target_client(transcript, known))
     logits = torch.randn((5, 3), generator=generator("logits"), dtype=torch.float64)
 
     def written_out(point: Tensor) -> float:
@@ -338,7 +306,7 @@ def test_restarts_are_chosen_by_the_objective_alone(record: Record) -> None:
     both = GradientAttributeInference(**settings, restarts=3).run(
         Target(transcript=transcript, victim=0, knowledge=known, rng=generator(9))
     )
-    objective = GradientAttributeInference()._objective(target_of(transcript, known))
+    objective = GradientAttributeInference()._objective(target_client(transcript, known))
     ends = [float(objective(single.scores.double())[0]) for single in singles]
     assert max(ends) - min(ends) > 1e-4
     assert torch.equal(both.scores, singles[int(np.argmin(ends))].scores)
@@ -359,7 +327,7 @@ def test_records_are_normalised_as_asked_and_by_the_batch_where_nothing_else_is_
     after = {name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator(name)) for name, tensor in kept.items()}
     known = Knowledge(model=normalised, loss=cross_entropy, partial_records=partial)
     attack = GradientAttributeInference(batch_statistics=batch_statistics)
-    value, _ = attack._objective(target_of(record([message(1, 0, kept, after)]), known))(torch.zeros(6, 3))
+    value, _ = attack._objective(target_client(record([message(1, 0, kept, after)]), known))(torch.zeros(6, 3))
     model = normalised()
     model.load_state_dict({**model.state_dict(), **before})
     model.train(by_batch)
@@ -537,7 +505,7 @@ ABOUT_IMAGES = Knowledge(
 
 
 def typical(attack: Attack, transcript: Transcript, knowledge: Knowledge = ABOUT_IMAGES) -> Representatives:
-    finding = run(attack, transcript, knowledge)
+    finding = run_attack(attack, transcript, knowledge)
     assert isinstance(finding, Representatives)
     return finding
 
@@ -666,7 +634,7 @@ def test_batch_norm_normalises_as_it_did_for_the_client(record: Record) -> None:
     assert torch.equal(shared.data, withheld.data)
     assert shared.trace["objective"][-1] < 0.1 * shared.trace["objective"][0]
     with refused("the model normalises with shift, which clients of this federation do not share"):
-        run(attack, record([trained_by_batch("shift")]), known)
+        run_attack(attack, record([trained_by_batch("shift")]), known)
 
 
 def test_total_variation_smooths_what_is_matched_to_a_gradient(record: Record) -> None:
@@ -701,15 +669,15 @@ def refused(sentence: str, error: type[FedsimError] = AttackError) -> Any:
         (lambda: SourceInference(source=" "), "source: expected returned, last-returned, optimal or the title"),
         (lambda: ModelAttributeInference(source=""), "source: expected global, last-returned, optimal or the title"),
         (lambda: GradientAttributeInference(iterations=0), "iterations: expected at least 1, got 0"),
-        (lambda: GradientAttributeInference(rounds=0), "rounds: expected at least 1, got 0; leave it out to use all"),
-        (lambda: GradientAttributeInference(learning_rate=0.0), "learning_rate: expected a finite value above 0"),
-        (lambda: GradientAttributeInference(start=-1.0), "start: expected a finite value of at least 0"),
+        (lambda: GradientAttributeInference(rounds=0), "rounds: expected at least 1, got 0"),
+        (lambda: GradientAttributeInference(learning_rate=0.0), "learning_rate: expected a value above 0"),
+        (lambda: GradientAttributeInference(start=-1.0), "start: expected at least 0"),
         (lambda: GradientAttributeInference(restarts=2), "restarts: with start = 0 all 2 begin at the same point"),
         (lambda: ModelSampleReconstruction(iterations=0), "iterations: expected at least 1, got 0"),
-        (lambda: ModelSampleReconstruction(learning_rate=math.inf), "learning_rate: expected a finite value above 0"),
-        (lambda: ModelSampleReconstruction(tv_weight=-1.0), "tv_weight: expected a finite value of at least 0"),
-        (lambda: GradientSampleReconstruction(round=0), "round: expected a round, counted from 1, got 0"),
-        (lambda: GradientSampleReconstruction(step_size=-1.0), "step_size: expected a finite value above 0"),
+        (lambda: ModelSampleReconstruction(learning_rate=math.inf), "learning_rate: expected a finite value"),
+        (lambda: ModelSampleReconstruction(tv_weight=-1.0), "tv_weight: expected at least 0"),
+        (lambda: GradientSampleReconstruction(round=0), "round: expected at least 1, got 0"),
+        (lambda: GradientSampleReconstruction(step_size=-1.0), "step_size: expected a value above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(build: Callable[[], Attack], sentence: str) -> None:
@@ -736,28 +704,28 @@ def test_a_client_that_never_took_part(attack: Attack, record: Record) -> None:
     )
     transcript = record(make_updates(classifier, {1: [0, 1], 3: [0, 1]}))
     with refused(r"client 9: took part in none of the 2 rounds to be attacked; choose another victim \(recorded: 0, 1"):
-        run(attack, transcript, known, victim=9)
+        run_attack(attack, transcript, known, victim=9)
 
 
 @pytest.mark.parametrize("attack", DECODED)
 def test_a_source_that_decoded_nothing(attack: Attack, record: Record) -> None:
     transcript = record(make_updates(classifier, {1: [0, 1]}))
     with refused("source: there are no models of 'lmra'; name an attack of the same file"):
-        run(attack, transcript, ABOUT_TABLE)
+        run_attack(attack, transcript, ABOUT_TABLE)
     one_model = attack.title == "ModelAttributeInference"
     for models in ({}, {1: copy_state(classifier())}):
         told = "'lmra' decoded no model of client 0" if one_model else f".*but {len(models)} have a model that 'lmra' "
         with refused(f"source: {told}" if one_model else told):
-            run(attack, transcript, dataclasses.replace(ABOUT_TABLE, models=models))
+            run_attack(attack, transcript, dataclasses.replace(ABOUT_TABLE, models=models))
 
 
 def test_a_source_has_to_be_one_of_several(record: Record) -> None:
     alone = dataclasses.replace(ABOUT_TABLE, models={0: copy_state(classifier())})
     transcript = record(make_updates(classifier, {1: [0]}))
     with refused("expected at least 2 candidates for the source of a record, but 1 took part in the inspected rounds"):
-        run(SourceInference(), transcript, alone)
+        run_attack(SourceInference(), transcript, alone)
     with refused("expected at least 2 candidates for the source of a record, but 1 have a model that 'lmra' decoded"):
-        run(SourceInference(source="lmra"), transcript, alone)
+        run_attack(SourceInference(source="lmra"), transcript, alone)
 
 
 @pytest.mark.parametrize("attack", [*ON_TABLES, *DECODED])
@@ -766,14 +734,14 @@ def test_weights_that_are_nan(attack: Attack, record: Record) -> None:
     transcript = record([message(1, 0, broken, broken), message(1, 1, broken, broken)])
     known = dataclasses.replace(ABOUT_TABLE, models={0: broken, 1: broken})
     with refused("(round 1|lmra), (client 0|the global model): 2.weight (of the model )?holds NaN or infinite values"):
-        run(attack, transcript, known)
+        run_attack(attack, transcript, known)
 
 
 def test_a_model_whose_outputs_overflow(record: Record) -> None:
     huge = {name: torch.full_like(tensor, 3e38) for name, tensor in copy_state(classifier()).items()}
     transcript = record([message(1, 0, huge, huge)])
     with refused("client 0, model source last-returned: the model makes NaN or infinite values"):
-        run(ModelAttributeInference(), transcript, ABOUT_TABLE)
+        run_attack(ModelAttributeInference(), transcript, ABOUT_TABLE)
 
 
 @pytest.mark.parametrize(
@@ -785,7 +753,7 @@ def test_a_federation_of_gradients_has_no_returned_models(attack: Attack, record
         [message(1, client, state, {}, payload=Payload.from_dense(state, "gradient")) for client in (0, 1)]
     )
     with refused("round 1, client 0: sent a gradient, no weights, so that there is no returned model to attack"):
-        run(attack, transcript, ABOUT_TABLE)
+        run_attack(attack, transcript, ABOUT_TABLE)
     infer(ModelAttributeInference(source="global"), transcript, ABOUT_TABLE)
 
 
@@ -799,11 +767,11 @@ def test_labels_that_are_missing(attack: Attack, record: Record) -> None:
         return dataclasses.replace(ABOUT_TABLE, records=whole, partial_records=part)
 
     with refused("of 4 known records 3 have labels; this attack needs the label of each"):
-        run(attack, transcript, known(labels=torch.tensor([0, 1, 2])))
+        run_attack(attack, transcript, known(labels=torch.tensor([0, 1, 2])))
     with refused("the label of known record 2 is missing or infinite; this attack needs the label of each"):
-        run(attack, transcript, known(labels=torch.tensor([0, 1, math.nan, 2])))
+        run_attack(attack, transcript, known(labels=torch.tensor([0, 1, math.nan, 2])))
     with refused("no record of the victim is known; attack a client that holds data"):
-        run(attack, transcript, known(labels=torch.empty(0), inputs=torch.empty(0, FEATURES)))
+        run_attack(attack, transcript, known(labels=torch.empty(0), inputs=torch.empty(0, FEATURES)))
 
 
 def test_labels_that_do_not_fit_the_model(record: Record) -> None:
@@ -814,7 +782,7 @@ def test_labels_that_do_not_fit_the_model(record: Record) -> None:
     ):
         partial = dataclasses.replace(PARTIAL, labels=labels)
         with refused(sentence):
-            run(ModelAttributeInference(), transcript, dataclasses.replace(ABOUT_TABLE, partial_records=partial))
+            run_attack(ModelAttributeInference(), transcript, dataclasses.replace(ABOUT_TABLE, partial_records=partial))
 
 
 @pytest.mark.parametrize(
@@ -830,7 +798,7 @@ def test_labels_that_the_loss_does_not_take(attack: Attack, record: Record) -> N
             partial_records=dataclasses.replace(partial, labels=labels),
         )
         with refused(rf"(round 1, )?client 0: the loss does not take labels of type {kind} with outputs of shape"):
-            run(attack, transcript, known)
+            run_attack(attack, transcript, known)
 
 
 @pytest.mark.parametrize(
@@ -840,14 +808,14 @@ def test_a_loss_that_is_nan_wins_nothing(attack: Attack, record: Record) -> None
     transcript = record(make_updates(classifier, {1: [0, 1]}))
     known = dataclasses.replace(ABOUT_TABLE, loss=lambda out, y: cross_entropy(out, y) * math.nan)
     with refused("(round 1, )?client 0: the loss of known records is NaN; check their labels"):
-        run(attack, transcript, known)
+        run_attack(attack, transcript, known)
 
 
 @pytest.mark.parametrize("attack", ON_TABLES)
 def test_a_model_of_another_federation(attack: Attack, record: Record) -> None:
     transcript = record(make_updates(classifier, {1: [0, 1]}))
     with refused("round 1, (client 0|the global model): 4 tensors are not the weights of the model, which has 1;"):
-        run(attack, transcript, dataclasses.replace(ABOUT_TABLE, model=blank))
+        run_attack(attack, transcript, dataclasses.replace(ABOUT_TABLE, model=blank))
 
 
 @pytest.mark.parametrize("attack", ON_TABLES)
@@ -855,7 +823,7 @@ def test_records_that_the_model_does_not_take(attack: Attack, record: Record) ->
     transcript = record(make_updates(lambda seed: nn.Linear(3, CLASSES), {1: [0, 1]}))
     known = dataclasses.replace(ABOUT_TABLE, model=lambda: nn.Linear(3, CLASSES))
     with refused(r"(round 1, )?client 0(, model source [a-z-]+)?: the model does not take inputs of shape \(\d+, 7\)"):
-        run(attack, transcript, known)
+        run_attack(attack, transcript, known)
 
 
 class Shifted(nn.Linear):
@@ -872,7 +840,7 @@ def test_buffers_that_were_not_shared(attack: Attack, record: Record) -> None:
     states = [{name: p.detach().clone() for name, p in Shifted().named_parameters()} for _ in range(3)]
     transcript = record([message(1, client, states[2], states[client]) for client in (0, 1)])
     with refused("round 1, (client 0|the global model): the model computes with shift, which clients of this federat"):
-        run(attack, transcript, dataclasses.replace(ABOUT_TABLE, model=Shifted))
+        run_attack(attack, transcript, dataclasses.replace(ABOUT_TABLE, model=Shifted))
 
 
 def test_one_record_has_no_statistics_to_be_normalised_by(record: Record) -> None:
@@ -880,13 +848,13 @@ def test_one_record_has_no_statistics_to_be_normalised_by(record: Record) -> Non
     transcript = record([message(1, client, kept, kept) for client in (0, 1)])
     known = Knowledge(model=normalised, loss=cross_entropy, records=table(1)[0])
     with refused(r"round 1, client 0: the model does not take inputs of shape \(1, 7\) \(Expected more than 1 value"):
-        run(SourceInference(), transcript, known)
+        run_attack(SourceInference(), transcript, known)
 
 
 def test_a_client_whose_weights_never_change_tells_nothing(record: Record) -> None:
     state = copy_state(classifier())
     with refused("client 0: its weights did not change in any of the rounds that are used, there is nothing to match"):
-        run(GradientAttributeInference(), record([message(1, 0, state, state)]), ABOUT_TABLE)
+        run_attack(GradientAttributeInference(), record([message(1, 0, state, state)]), ABOUT_TABLE)
 
 
 def test_a_search_that_diverges_is_a_failure(record: Record) -> None:
@@ -896,14 +864,16 @@ def test_a_search_that_diverges_is_a_failure(record: Record) -> None:
         model=classifier, loss=lambda out, y: cross_entropy(out, y) / (out.sum() * 0), partial_records=partial
     )
     with refused("client 0: the objective is NaN before the first step, whatever the attack's learning_rate"):
-        run(GradientAttributeInference(iterations=3), transcript, known)
+        run_attack(GradientAttributeInference(iterations=3), transcript, known)
 
 
 def test_samples_need_classes_and_rounds_that_are_there(record: Record) -> None:
     transcript = record([trained(2, 4)[2]])
     with refused("ModelSampleReconstruction needs num_classes, which the threat model withholds", KnowledgeError):
-        run(ModelSampleReconstruction(), transcript, dataclasses.replace(ABOUT_IMAGES, num_classes=None))
+        run_attack(ModelSampleReconstruction(), transcript, dataclasses.replace(ABOUT_IMAGES, num_classes=None))
     with refused(r"client 0, model source global: for 7 classes the model has outputs of shape \(7, 10\), expected"):
-        run(ModelSampleReconstruction(source="global"), transcript, dataclasses.replace(ABOUT_IMAGES, num_classes=7))
+        run_attack(
+            ModelSampleReconstruction(source="global"), transcript, dataclasses.replace(ABOUT_IMAGES, num_classes=7)
+        )
     with refused("round: client 0 is not in round 2 of those that are inspected, expected one of 4"):
-        run(GradientSampleReconstruction(round=2), transcript, ABOUT_IMAGES)
+        run_attack(GradientSampleReconstruction(round=2), transcript, ABOUT_IMAGES)

@@ -20,7 +20,6 @@ from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task, smooth_labels
 from fedsim.data import Dataset
-from fedsim.data.digits import Digits
 from fedsim.interfaces.attack import Attack, Knowledge, Records, Target
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.recording.payloads import Payload
@@ -31,15 +30,11 @@ from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
 
 SHAPE, RATE = (1, 8, 8), 0.1
 HELD = {0: 12, 3: 6, 7: 2}
 ATTACKS = (LabelCounts(), LabelLeakage(), LabelsFromUpdates())
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return Digits().load(None)
 
 
 def mlp(seed: int = 0) -> nn.Module:
@@ -216,7 +211,7 @@ def test_a_last_layer_that_did_not_move_is_refused(digits: Dataset, tmp_path: Pa
     before = copy_state(mlp())
     last = list(before)[-2:]
     after = {name: tensor if name in last else 1.1 * tensor for name, tensor in before.items()}
-    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=20)
+    update = build_update(before, after, num_examples=20)
     Recorder(tmp_path).write(1, [update])
     with pytest.raises(AttackError, match=r"round 1, client 0: .* did not move; attack a model that ends in"):
         claimed(attack, Transcript(tmp_path), knowledge(digits))

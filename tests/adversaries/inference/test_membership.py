@@ -27,6 +27,8 @@ from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.model_state import copy_state
+from tests.support.recordings import build_update
+from tests.support.tensors import flatten_state
 
 RATE, HELD = 0.5, 3
 ATTACKS = (MembershipLoss(), MembershipCosine(), MembershipDifference(), FedMia(), MembershipLira())
@@ -54,10 +56,6 @@ def loss_of(state: State, inputs: Tensor, labels: Tensor) -> float:
     model = network()
     model.load_state_dict(dict(state))
     return float(cross_entropy(model(inputs), labels).detach())
-
-
-def flat(state: State) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in state.values()])
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +100,7 @@ def each(measure: Callable[[Update, Tensor, Tensor], float], update: Update) -> 
 
 
 def cosine(update: Update, one: Tensor, label: Tensor) -> float:
-    slope, moved = flat(slopes(update.before, one, label)), flat(update.pseudo_gradient)
+    slope, moved = flatten_state(slopes(update.before, one, label)), flatten_state(update.pseudo_gradient)
     return float(slope @ moved / (slope.norm() * moved.norm()))
 
 
@@ -116,7 +114,7 @@ def confidence(update: Update, one: Tensor, label: Tensor) -> float:
 
 
 def difference(update: Update, one: Tensor, label: Tensor) -> float:
-    moved, share = flat(update.pseudo_gradient), RATE / HELD * flat(slopes(update.before, one, label))
+    moved, share = flatten_state(update.pseudo_gradient), RATE / HELD * flatten_state(slopes(update.before, one, label))
     return float(moved.square().sum() - (moved - share).square().sum())
 
 
@@ -263,9 +261,7 @@ def test_gradients_of_single_candidates_want_shared_statistics_of_batch_norm_and
 def test_updates_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     recorder, before = Recorder(tmp_path), copy_state(network(1))
     broken = {name: tensor / 0 for name, tensor in before.items()}
-    sent: Sequence[Update] = [
-        Update(round=1, client=0, before=before, payload=Payload.from_dense(broken, "weights"), num_examples=HELD)
-    ]
+    sent: Sequence[Update] = [build_update(before, broken, num_examples=HELD)]
     recorder.write(1, sent)
     with pytest.raises(AttackError, match="round 1, client 0: its update holds NaN or infinite values"):
         infer(MembershipCosine(), Transcript(recorder.folder))

@@ -177,7 +177,7 @@ def test_known_records_of_one_kind_are_refused(members: Tensor, told: str, recor
 
 @pytest.mark.parametrize(
     ("settings", "told"),
-    [({"layers": 0}, "layers: expected at least 1, got 0"), ({"strength": 0.0}, "strength: expected a finite value")],
+    [({"layers": 0}, "layers: expected at least 1, got 0"), ({"strength": 0.0}, "strength: expected a value above 0")],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):

@@ -267,8 +267,8 @@ def test_what_it_needs_is_asked_for(tmp_path: Path, withheld: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"present": 0.2, "absent": 0.2}, "0 <= absent < present <= 1, got 0.2 and 0.2"),
-        ({"present": 1.5}, "0 <= absent < present <= 1, got 0.0 and 1.5"),
+        ({"present": 0.2, "absent": 0.2}, "absent: expected a smaller share than present = 0.2, got 0.2"),
+        ({"present": 1.5}, "present: expected at most 1, got 1.5"),
         ({"simulated": 9}, "simulated: expected at least 10, got 9"),
         ({"trees": 49}, "trees: expected at least 50, got 49"),
     ],

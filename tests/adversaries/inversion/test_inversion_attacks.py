@@ -63,6 +63,7 @@ from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.sampling import shuffled_batches
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
 
 SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
 LOW, HIGH = (0 - MEAN) / STD, (1 - MEAN) / STD
@@ -141,9 +142,7 @@ def victim(
         proximal_mu=plan.proximal_mu,
     )
     return Victim(
-        update=Update(
-            round=1, client=5, before=start, payload=Payload.from_dense(after, "weights"), num_examples=count
-        ),
+        update=build_update(start, after, client=5, num_examples=count),
         knowledge=knowledge,
     )
 
@@ -254,8 +253,11 @@ def test_squared_total_variation_goes_around_the_edges() -> None:
     for n, c, y, x in itertools.product(range(2), range(3), range(4), range(5)):
         here = images[n, c, y, x]
         expected += float((here - images[n, c, (y + 1) % 4, x]) ** 2 + (here - images[n, c, y, (x + 1) % 5]) ** 2)
-    value = SquaredTotalVariation()(scene(victim()), images, NOTHING).item()
+    problem = dataclasses.replace(scene(victim()), smooth_dimensions=(2, 3))
+    value = SquaredTotalVariation()(problem, images, NOTHING).item()
     assert value == pytest.approx(expected / 2, rel=1e-9)
+    rows = dataclasses.replace(scene(victim()), smooth_dimensions=())
+    assert SquaredTotalVariation()(rows, images, NOTHING) == TotalVariation()(rows, images, NOTHING) == 0
 
 
 def test_soft_bounds_by_hand() -> None:
@@ -1021,13 +1023,7 @@ def test_gradients_that_do_not_depend_on_the_data_are_one_sentence(run: Run) -> 
         return logits[:, 0].mean()
 
     before = copy_state(Shift())
-    update = Update(
-        round=1,
-        client=5,
-        before=before,
-        payload=Payload.from_dense({"bias": before["bias"] + 1}, "weights"),
-        num_examples=1,
-    )
+    update = build_update(before, {"bias": before["bias"] + 1}, client=5)
     of = Victim(update=update, knowledge=dataclasses.replace(victim().knowledge, model=Shift, loss=linear))
     with pytest.raises(
         AttackError, match="exactly zero, though the model's outputs depend on them: its gradients do not"
@@ -1152,7 +1148,7 @@ def table_victim(count: int) -> Victim:
         local_epochs=1,
         batch_size=100,
     )
-    update = Update(round=1, client=5, before=before, payload=Payload.from_dense(after, "weights"), num_examples=count)
+    update = build_update(before, after, client=5, num_examples=count)
     return Victim(update=update, knowledge=knowledge)
 
 

@@ -34,6 +34,7 @@ from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
 
 SHAPE = (1, 6, 6)
 DATA = torch.rand(2, *SHAPE, generator=generator("data"))
@@ -73,9 +74,7 @@ def update_and_knowledge(
         local_epochs=epochs,
         batch_size=10,
     )
-    return Update(
-        round=3, client=7, before=before, payload=Payload.from_dense(after, "weights"), num_examples=count
-    ), knowledge
+    return build_update(before, after, round=3, client=7, num_examples=count), knowledge
 
 
 def attacked(attack: InvertingGradients, folder: Path, update: Update, knowledge: Knowledge) -> Reconstruction:

@@ -22,14 +22,13 @@ from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.problem import InputScaling
 from fedsim.inversion.relaxed import RelaxedScaling
-from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
 
 COLUMNS = (1, 4, 1, 2, 5, 3)
 FEATURES = sum(COLUMNS)
@@ -67,9 +66,7 @@ def run(tmp_path: Path) -> Run:
         plan = LocalTraining(**({"local_epochs": 1, "batch_size": count, "learning_rate": 0.1} | training))
         before = copy_state(network())
         after, _ = local_update(network(), before, table(4)[:count], LABELS[:count], plan, key=("x",))
-        update = Update(
-            round=1, client=5, before=before, payload=Payload.from_dense(after, "weights"), num_examples=count
-        )
+        update = build_update(before, after, client=5, num_examples=count)
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         Recorder(folder).write(1, [update])
         known = Knowledge(
@@ -236,8 +233,8 @@ def test_without_columns_nothing_is_computed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"step_size": 0.0}, "step_size: expected a finite value above 0, got 0.0"),
-        ({"order_weight": -1.0}, "order_weight: expected a finite value of at least 0, got -1.0"),
+        ({"step_size": 0.0}, "step_size: expected a value above 0, got 0.0"),
+        ({"order_weight": -1.0}, "order_weight: expected at least 0, got -1.0"),
         ({"restarts": 0}, "restarts: expected at least 1, got 0"),
     ],
 )

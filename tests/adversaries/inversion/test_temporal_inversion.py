@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +23,10 @@ from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion import aggregation
 from fedsim.inversion.lbfgs import minimise
 from fedsim.recording.payloads import Payload
-from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
+from tests.support.networks import compute_gradient
+from tests.support.recordings import Record, build_update, run_attack
 
 SHAPE, LABELS = (1, 8, 8), torch.tensor([1, 4, 4])
 QUICK: dict[str, Any] = {"optimizer": "adam", "distance": "cosine", "layers": "equal", "step_size": 0.5}
@@ -45,49 +44,22 @@ def truth(count: int = 3) -> Tensor:
     return torch.rand((count, *SHAPE), generator=generator("truth", count))
 
 
-def gradient_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    slopes = torch.autograd.grad(cross_entropy(model(inputs), labels), list(model.parameters()))
-    return {name: slope for (name, _), slope in zip(model.named_parameters(), slopes, strict=True)}
-
-
 def make_updates(rounds: int = 4, *, rate: float = 0.1, bias: bool = True) -> list[Update]:
     """What a client with one mini-batch sends while the server takes plain steps along its gradients."""
     model, updates = build(bias=bias), []
     for number in range(1, rounds + 1):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        gradient = gradient_of(model, truth(), LABELS)
-        updates.append(
-            Update(
-                round=number,
-                client=5,
-                before=before,
-                payload=Payload.from_dense(gradient, "gradient"),
-                num_examples=len(LABELS),
-            )
-        )
+        gradient = compute_gradient(model, truth(), LABELS)
+        updates.append(build_update(before, gradient, "gradient", round=number, client=5, num_examples=len(LABELS)))
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p -= rate * gradient[name]
     return updates
 
 
-@pytest.fixture
-def record(tmp_path: Path) -> Any:
-    count = itertools.count()
-
-    def recording(updates: Sequence[Update]) -> Transcript:
-        folder = tmp_path / str(next(count)) / "transcript"
-        recorder = Recorder(folder)
-        for number, group in itertools.groupby(updates, key=lambda update: update.round):
-            recorder.write(number, list(group))
-        return Transcript(folder)
-
-    return recording
-
-
 def run(transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0, **settings: Any) -> Reconstruction:
     attack = TemporalInversion(**{"gradients": len(transcript.rounds), "similarity": 0.6, "labels": "bias", **settings})
-    return attack.run(Target(transcript=transcript, victim=5, knowledge=knowledge, rng=generator(seed)))
+    return run_attack(attack, transcript, knowledge, 5, seed)
 
 
 def quality(finding: Reconstruction, true: Tensor) -> float:
@@ -204,7 +176,7 @@ def by_hand(updates: Sequence[Update], rounds: int, local: int, rate: float) -> 
 @pytest.mark.parametrize("vectorise", [True, False])
 @pytest.mark.parametrize(("rounds", "local", "rate"), [(2, 3, 1.0), (3, 1, 1000.0)])
 def test_the_attack_is_algorithm_1_written_as_a_loop(
-    record: Any, vectorise: bool, rounds: int, local: int, rate: float
+    record: Record, vectorise: bool, rounds: int, local: int, rate: float
 ) -> None:
     knowledge = dataclasses.replace(KNOWN, labels=LABELS)
     updates = spoilt(make_updates(3), [2])  # so that the median is not the mean; some pixels reach their bounds
@@ -223,7 +195,7 @@ def test_the_attack_is_algorithm_1_written_as_a_loop(
 
 
 @pytest.mark.parametrize("settings", [QUICK, QUICK | {"distance": "l2"}, {"local_iterations": 4}])
-def test_one_call_for_all_gradients_finds_what_a_loop_finds(record: Any, settings: dict[str, Any]) -> None:
+def test_one_call_for_all_gradients_finds_what_a_loop_finds(record: Record, settings: dict[str, Any]) -> None:
     transcript = record(make_updates(3))
     settings = settings | {"iterations": 1, "align": False}
     together, apart = run(transcript, **settings), run(transcript, vectorise=False, **settings)
@@ -231,8 +203,8 @@ def test_one_call_for_all_gradients_finds_what_a_loop_finds(record: Any, setting
     assert torch.allclose(together.trace["objective"], apart.trace["objective"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("settings", [{"iterations": 30}, QUICK | {"iterations": 300}])
-def test_the_mini_batch_and_its_labels_are_found(record: Any, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{"iterations": 12}, QUICK | {"iterations": 200}])
+def test_the_mini_batch_and_its_labels_are_found(record: Record, settings: dict[str, Any]) -> None:
     finding = run(record(make_updates(4)), **settings)
     assert quality(finding, truth()) > 22
     assert finding.labels.tolist() == LABELS.tolist()
@@ -247,13 +219,13 @@ def roughness(images: Tensor) -> float:
     )
 
 
-def test_total_variation_makes_images_smoother(record: Any) -> None:
-    transcript, settings = record(make_updates(3)), QUICK | {"iterations": 100, "align": False}
+def test_total_variation_makes_images_smoother(record: Record) -> None:
+    transcript, settings = record(make_updates(3)), QUICK | {"iterations": 50, "align": False}
     plain, smooth = (run(transcript, tv_weight=weight, **settings) for weight in (0.0, 1.0))
     assert roughness(smooth.data) < 0.9 * roughness(plain.data)
 
 
-def test_with_lbfgs_total_variation_is_a_term_of_the_objective(record: Any) -> None:
+def test_with_lbfgs_total_variation_is_a_term_of_the_objective(record: Record) -> None:
     transcript, settings = record(make_updates(3)), {"iterations": 1, "local_iterations": 1, "align": False}
     plain, smooth = (run(transcript, tv_weight=weight, **settings) for weight in (0.0, 0.5))
     start = torch.randn((3, *SHAPE), generator=generator(0))
@@ -261,9 +233,9 @@ def test_with_lbfgs_total_variation_is_a_term_of_the_objective(record: Any) -> N
     assert float(added) == pytest.approx(0.5 * roughness(start) / 2, rel=1e-4)
 
 
-def test_total_variation_of_what_is_no_image_is_refused(record: Any) -> None:
+def test_total_variation_of_what_is_no_image_is_refused(record: Record) -> None:
     flat = dataclasses.replace(KNOWN, input_shape=(64,), labels=LABELS)
-    with pytest.raises(AttackError, match="tv_weight is a prior on images, and the inputs are none; set tv_weight = 0"):
+    with pytest.raises(AttackError, match="tv_weight is a prior on images and series, and the inputs are neither"):
         run(record(make_updates(2)), flat, align=False, tv_weight=0.1)
 
 
@@ -278,10 +250,10 @@ def spoilt(updates: list[Update], places: Sequence[int]) -> list[Update]:
     return result
 
 
-def test_the_median_survives_a_minority_of_invalid_gradients_and_no_majority(record: Any) -> None:
+def test_the_median_survives_a_minority_of_invalid_gradients_and_no_majority(record: Record) -> None:
     """Theorem 1's cliff, m < T / 2."""
     knowledge = dataclasses.replace(KNOWN, labels=LABELS)
-    settings = QUICK | {"iterations": 200, "align": False}
+    settings = QUICK | {"iterations": 120, "align": False}
     found = {
         m: quality(run(record(spoilt(make_updates(7), range(7 - m, 7))), knowledge, **settings), truth())
         for m in (0, 3, 5)
@@ -291,7 +263,7 @@ def test_the_median_survives_a_minority_of_invalid_gradients_and_no_majority(rec
 
 
 @pytest.mark.parametrize("robust", ["median", "trimmed-mean", "krum"])
-def test_robust_aggregation_beats_the_mean_with_two_invalid_gradients_of_ten(record: Any, robust: str) -> None:
+def test_robust_aggregation_beats_the_mean_with_two_invalid_gradients_of_ten(record: Record, robust: str) -> None:
     knowledge = dataclasses.replace(KNOWN, labels=LABELS)
     transcript = record(spoilt(make_updates(10), (8, 9)))
     settings: dict[str, Any] = {"iterations": 15, "local_iterations": 8, "align": False}
@@ -299,7 +271,7 @@ def test_robust_aggregation_beats_the_mean_with_two_invalid_gradients_of_ten(rec
     assert quality(run(transcript, knowledge, aggregation=robust, **settings), truth()) > quality(plain, truth()) + 1
 
 
-def test_an_estimate_that_diverges_is_left_out_and_all_that_do_end_the_attack(record: Any) -> None:
+def test_an_estimate_that_diverges_is_left_out_and_all_that_do_end_the_attack(record: Record) -> None:
     attack = TemporalInversion(aggregation="mean")
     estimates = torch.stack([torch.ones(2), torch.tensor([torch.nan, 1.0]), 3 * torch.ones(2)])
     scenes: Any = [type("S", (), {"where": f"round {n}, client 5"}) for n in (1, 2, 3)]
@@ -316,11 +288,11 @@ def of_another_batch(update: Update, labels: Tensor, count: int = 3) -> Update:
     model.load_state_dict(dict(update.before))
     inputs = torch.rand((count, *SHAPE), generator=generator("other"))
     return dataclasses.replace(
-        update, payload=Payload.from_dense(gradient_of(model, inputs, labels), "gradient"), num_examples=count
+        update, payload=Payload.from_dense(compute_gradient(model, inputs, labels), "gradient"), num_examples=count
     )
 
 
-def test_gradients_of_other_mini_batches_are_not_used(record: Any) -> None:
+def test_gradients_of_other_mini_batches_are_not_used(record: Record) -> None:
     updates = make_updates(4)
     updates[2] = of_another_batch(updates[2], torch.tensor([0, 7, 8]))
     settings = QUICK | {"gradients": 3, "iterations": 5, "labels": "bias"}
@@ -329,7 +301,7 @@ def test_gradients_of_other_mini_batches_are_not_used(record: Any) -> None:
     assert torch.equal(mixed.data, alone.data)
 
 
-def test_too_few_gradients_of_the_mini_batch_are_named(record: Any) -> None:
+def test_too_few_gradients_of_the_mini_batch_are_named(record: Record) -> None:
     updates = make_updates(3)
     updates[1] = of_another_batch(updates[1], torch.tensor([0, 7, 8]))
     told = r"client 5: .* there are 2 gradients \(rounds 1, 3\) among 3 that were sent, expected 10; attack more rounds"
@@ -338,21 +310,23 @@ def test_too_few_gradients_of_the_mini_batch_are_named(record: Any) -> None:
     assert run(record(updates), gradients=10, fewest=2, iterations=1).data.shape == (3, *SHAPE)
 
 
-def test_a_client_who_was_sampled_once_is_refused_unless_one_gradient_is_asked_for(record: Any) -> None:
+def test_a_client_who_was_sampled_once_is_refused_unless_one_gradient_is_asked_for(record: Record) -> None:
     transcript = record(make_updates(1))
     with pytest.raises(AttackError, match=r"there is 1 gradient \(round 1\) among 1 that were sent, expected 10"):
         run(transcript, gradients=10)
     assert run(transcript, gradients=1, iterations=1).data.shape == (3, *SHAPE)
 
 
-def test_mini_batches_of_several_sizes_without_alignment_are_refused(record: Any) -> None:
+def test_mini_batches_of_several_sizes_without_alignment_are_refused(record: Record) -> None:
     updates = make_updates(2)
     updates[1] = of_another_batch(updates[1], torch.tensor([0, 7]), count=2)
     with pytest.raises(AttackError, match=r"client 5: N differs between rounds \(2, 3\).*; set align = true"):
         run(record(updates), align=False)
 
 
-def test_gradients_of_other_labels_without_alignment_are_named(record: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_gradients_of_other_labels_without_alignment_are_named(
+    record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
     updates = make_updates(3)
     updates[1] = of_another_batch(updates[1], torch.tensor([0, 7, 8]))
     granted = dataclasses.replace(KNOWN, labels=LABELS)
@@ -363,7 +337,7 @@ def test_gradients_of_other_labels_without_alignment_are_named(record: Any, capl
     assert not caplog.text
 
 
-def test_weights_instead_of_gradients_are_refused(record: Any) -> None:
+def test_weights_instead_of_gradients_are_refused(record: Record) -> None:
     updates = make_updates(2)
     updates[1] = dataclasses.replace(updates[1], payload=Payload.from_dense(updates[0].before, "weights"))
     with pytest.raises(
@@ -377,7 +351,7 @@ def test_weights_instead_of_gradients_are_refused(record: Any) -> None:
     [(torch.nan, "the gradient of 1.weight holds NaN or infinite values"), (0.0, "the gradient is zero")],
 )
 def test_a_gradient_that_is_of_no_use_is_left_out_unless_it_is_the_first(
-    record: Any, caplog: pytest.LogCaptureFixture, factor: float, told: str
+    record: Record, caplog: pytest.LogCaptureFixture, factor: float, told: str
 ) -> None:
     updates = make_updates(3)
 
@@ -394,7 +368,7 @@ def test_a_gradient_that_is_of_no_use_is_left_out_unless_it_is_the_first(
         run(record([broken(updates[0]), *updates[1:]]), **settings)
 
 
-def test_the_first_mini_batch_may_be_rarer_than_another_which_is_named(record: Any) -> None:
+def test_the_first_mini_batch_may_be_rarer_than_another_which_is_named(record: Record) -> None:
     updates = make_updates(4)
     updates[0] = of_another_batch(updates[0], torch.tensor([0, 7, 8]))
     told = r"there is 1 gradient \(round 1\) .*; there are 3 of another one, set adversary.rounds to \[2, 3, 4\]"
@@ -402,7 +376,7 @@ def test_the_first_mini_batch_may_be_rarer_than_another_which_is_named(record: A
         run(record(updates), gradients=3)
 
 
-def test_one_network_is_built_for_all_rounds(record: Any) -> None:
+def test_one_network_is_built_for_all_rounds(record: Record) -> None:
     built = []
 
     def build_and_keep() -> nn.Module:
@@ -430,7 +404,7 @@ def sent_in_training(rounds: int = 4, *, shared: bool = True, by_batch: bool = T
     kept = [name for name, _ in model.named_buffers() if name in names]
     for number in range(1, rounds + 1):
         before = {name: t.clone() for name, t in model.state_dict().items() if name in names}
-        gradient = gradient_of(model, truth(), LABELS)
+        gradient = compute_gradient(model, truth(), LABELS)
         after = {name: model.state_dict()[name].clone() for name in kept}
         updates.append(
             Update(
@@ -448,10 +422,10 @@ def sent_in_training(rounds: int = 4, *, shared: bool = True, by_batch: bool = T
 
 
 @pytest.mark.parametrize(("shared", "by_batch"), [(True, True), (False, True), (True, False)])
-def test_batch_norm_normalises_as_it_did_for_the_client(record: Any, shared: bool, by_batch: bool) -> None:
+def test_batch_norm_normalises_as_it_did_for_the_client(record: Record, shared: bool, by_batch: bool) -> None:
     knowledge = dataclasses.replace(KNOWN, model=normalising, labels=LABELS)
     transcript = record(sent_in_training(shared=shared, by_batch=by_batch))
-    settings = QUICK | {"iterations": 150, "align": False, "aggregation": "mean"}
+    settings = QUICK | {"iterations": 80, "align": False, "aggregation": "mean"}
     own = quality(run(transcript, knowledge, **settings), truth())
     assert own > 20
     if shared:
@@ -464,28 +438,28 @@ def test_batch_norm_normalises_as_it_did_for_the_client(record: Any, shared: boo
             run(transcript, knowledge, batch_statistics=False, **settings)
 
 
-def test_the_prior_on_batch_norm_vanishes_at_the_truth(record: Any) -> None:
+def test_the_prior_on_batch_norm_vanishes_at_the_truth(record: Record) -> None:
     """The statistics of the mini-batch follow from those sent and returned."""
     knowledge = dataclasses.replace(KNOWN, model=normalising, labels=LABELS)
     transcript = record(sent_in_training())
-    settings = QUICK | {"iterations": 150, "align": False, "aggregation": "mean"}
+    settings = QUICK | {"iterations": 80, "align": False, "aggregation": "mean"}
     plain, prior = (run(transcript, knowledge, bn_weight=weight, **settings) for weight in (0.0, 0.01))
     assert quality(prior, truth()) > quality(plain, truth()) - 1
     assert prior.trace["objective"][-1] < 0.01 * prior.trace["objective"][0]
 
 
-def test_a_client_who_never_took_part_is_named(record: Any) -> None:
+def test_a_client_who_never_took_part_is_named(record: Record) -> None:
     attack = TemporalInversion()
     with pytest.raises(AttackError, match="client 9: took part in none of the 2 rounds to be attacked; choose another"):
         attack.run(Target(transcript=record(make_updates(2)), victim=9, knowledge=KNOWN, rng=generator(0)))
 
 
-def test_labels_that_do_not_fit_the_mini_batch_are_refused(record: Any) -> None:
+def test_labels_that_do_not_fit_the_mini_batch_are_refused(record: Record) -> None:
     with pytest.raises(AttackError, match="round 1, client 5: 2 labels are granted, but the client reported N = 3"):
         run(record(make_updates(2)), dataclasses.replace(KNOWN, labels=torch.tensor([1, 2])))
 
 
-def test_counting_labels_by_a_bias_that_is_not_there_is_refused(record: Any) -> None:
+def test_counting_labels_by_a_bias_that_is_not_there_is_refused(record: Record) -> None:
     knowledge = dataclasses.replace(KNOWN, model=lambda: build(bias=False))
     with pytest.raises(KnowledgeError, match="the last linear layer has no bias to count labels by"):
         run(record(make_updates(2, bias=False)), knowledge)
@@ -495,7 +469,7 @@ def test_counting_labels_by_a_bias_that_is_not_there_is_refused(record: Any) -> 
     )
 
 
-def test_a_prior_on_batch_norm_wants_statistics(record: Any) -> None:
+def test_a_prior_on_batch_norm_wants_statistics(record: Record) -> None:
     with pytest.raises(AttackError, match="bn_weight is a prior on BatchNorm layers, and the model has none; set"):
         run(record(make_updates(2)), bn_weight=0.1)
 
@@ -506,16 +480,16 @@ def test_a_prior_on_batch_norm_wants_statistics(record: Any) -> None:
         ({"gradients": 0}, "gradients: expected at least 1, got 0"),
         ({"iterations": 0}, "iterations: expected at least 1, got 0"),
         ({"local_iterations": 0}, "local_iterations: expected at least 1, got 0"),
-        ({"fewest": 11}, "fewest: expected 1 to gradients = 10, got 11"),
-        ({"trim": 0.5}, "trim: expected a value in \\[0, 0.5\\), got 0.5"),
+        ({"fewest": 11}, "fewest: expected at most gradients = 10, got 11"),
+        ({"trim": 0.5}, "trim: expected a value below 0.5, got 0.5"),
         ({"invalid": -1}, "invalid: expected at least 0, got -1"),
-        ({"aggregation": "medain"}, "aggregation: expected one of median, trimmed-mean, krum, mean, got 'medain'"),
-        ({"labels": "bais"}, "labels: expected one of optimisation, bias, column, got 'bais'"),
+        ({"aggregation": "medain"}, "aggregation: expected 'median', 'trimmed-mean', 'krum' or 'mean', got 'medain'"),
+        ({"labels": "bais"}, "labels: expected 'optimisation', 'bias' or 'column', got 'bais'"),
         ({"aggregation": "krum", "fewest": 6}, "fewest: krum with invalid = 2 needs at least 7, got 6"),
         ({"aggregation": "krum", "invalid": 4}, "gradients: krum with invalid = 4 needs at least 11, got 10"),
-        ({"similarity": 1.5}, "similarity: expected a value in \\[-1, 1\\], got 1.5"),
-        ({"step_size": 0.0}, "step_size: expected a finite value above 0, got 0.0"),
-        ({"tv_weight": -1.0}, "tv_weight: expected a finite value of at least 0, got -1.0"),
+        ({"similarity": 1.5}, "similarity: expected at most 1, got 1.5"),
+        ({"step_size": 0.0}, "step_size: expected a value above 0, got 0.0"),
+        ({"tv_weight": -1.0}, "tv_weight: expected at least 0, got -1.0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], told: str) -> None:
@@ -523,7 +497,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], told:
         TemporalInversion(**settings)
 
 
-def test_every_sentence_begins_small_and_ends_without_a_stop(record: Any) -> None:
+def test_every_sentence_begins_small_and_ends_without_a_stop(record: Record) -> None:
     for settings in ({"gradients": 10}, {"bn_weight": 0.1}):
         with pytest.raises(FedsimError) as caught:
             run(record(make_updates(2)), **settings)

@@ -13,17 +13,13 @@ from torch import Tensor
 
 from adversaries.local_models.disaggregation import Disaggregation
 from fedsim.base.errors import AttackError
-from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import LocalModel
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update
-
-Run = Callable[..., RunFolder]
-Tiny = Callable[..., Config]
+from tests.support.experiments import make_tiny_config, run_serial
 
 CLIENTS, COUNTS = 6, [5, 20, 11, 7, 30, 2]
 
@@ -214,17 +210,15 @@ def test_gradients_are_no_models(tmp_path: Path) -> None:
         find_model(transcript, 0)
 
 
-def test_in_a_real_federation_it_is_nearer_to_the_client_than_any_model_that_was_sent(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_in_a_real_federation_it_is_nearer_to_the_client_than_any_model_that_was_sent(tmp_path: Path) -> None:
     """Clients with their own classes, near the end of training, where their updates hardly change any more."""
     tables = {
         "federation": {"clients": 8, "rounds": 40, "evaluate_every": 0},
         "partition": {"name": "dirichlet", "alpha": 0.2, "samples_per_client": 60},
         "training": {"local_epochs": 3, "learning_rate": 0.05},
     }
-    plain = Transcript(serial_run(tiny_config(**tables), tmp_path / "plain").path)
-    folder = serial_run(tiny_config(**tables, secure_aggregation={"groups": 2}), tmp_path / "secure")
+    plain = Transcript(run_serial(make_tiny_config(**tables), tmp_path / "plain").path)
+    folder = run_serial(make_tiny_config(**tables, secure_aggregation={"groups": 2}), tmp_path / "secure")
     sums = Transcript(folder.path).restrict_to(range(20, 41))
 
     def all_of(state: State) -> Tensor:

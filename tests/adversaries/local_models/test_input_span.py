@@ -16,11 +16,11 @@ from adversaries.local_models.lmra_dummy_data import DummyDataReconstruction, _C
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import LocalModel
-from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import find_first_layer
+from tests.support.recordings import build_update
 
 PIXELS, IMAGES = 48, 7
 SGD: dict[str, Any] = {"lr": 0.1}
@@ -37,10 +37,7 @@ def images(client: int) -> tuple[Tensor, Tensor]:
 
 
 def federated(
-    rounds: int = 8,
-    options: Mapping[str, Any] = SGD,
-    noise: float = 0.0,
-    new: Callable[[], nn.Module] = mlp,
+    rounds: int = 8, options: Mapping[str, Any] = SGD, noise: float = 0.0, new: Callable[[], nn.Module] = mlp
 ) -> list[Update]:
     """FedAvg of clients 0 and 1, three local steps on batches of four; client 0 is recorded."""
     model, updates, rng = new(), [], generator("noise")
@@ -59,15 +56,7 @@ def federated(
             returned.append(
                 {n: p.detach() + noise * torch.randn(p.shape, generator=rng) for n, p in model.named_parameters()}
             )
-        updates.append(
-            Update(
-                round=number,
-                client=0,
-                before=before,
-                payload=Payload.from_dense(returned[0], "weights"),
-                num_examples=IMAGES,
-            )
-        )
+        updates.append(build_update(before, returned[0], round=number, num_examples=IMAGES))
         before = {name: (returned[0][name] + returned[1][name]) / 2 for name in before}
     return updates
 

@@ -15,7 +15,7 @@ from adversaries.text.embedding_space import EmbeddingSpace
 from adversaries.text.lamp import EmbeddingNormPrior, Lamp, WordReordering, _draw_order
 from adversaries.text.tag import Tag
 from adversaries.text.texts import TextLeakage
-from fedsim.audit.evaluation import text_metrics
+from fedsim.base import text_metrics
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
@@ -61,7 +61,7 @@ def run(attack: Any, folder: Path, knowledge: Knowledge = KNOWN) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "attack", [Tag(iterations=150, step_size=0.3), Lamp(iterations=150, candidates=10, every=50, tries=4)]
+    "attack", [Tag(iterations=150, step_size=0.3), Lamp(iterations=80, candidates=10, every=40, tries=4)]
 )
 def test_words_of_an_encoder_are_found_far_beyond_chance(attack: Any, tmp_path: Path) -> None:
     """Chance is one place of 29; guesses of the likeliest words are no better, as all words occur once."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,24 @@ from adversaries.text.lamp import Lamp
 from adversaries.text.tag import Tag
 from adversaries.text.texts import EmbeddingRows, TemporalTextInversion, TextInvertingGradients, TextLeakage
 from adversaries.text.word_exchange import exchange_words
-from fedsim.audit.evaluation import text_metrics
-from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.finding_files import load_finding, save_finding
+from fedsim.base import text_metrics
 from fedsim.base.errors import AttackError, ConfigError, DataError, FedsimError, KnowledgeError, TranscriptError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction, Texts
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.payloads import Payload
-from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 from fedsim.training.models.lstm import Lstm
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.models.text_cnn import TextCnn
+from tests.support.networks import compute_gradient
+from tests.support.recordings import Record, build_update, run_attack
 
 WORDS, LENGTH, CLASSES = 40, 8, 4
 TRUE = torch.tensor([[7, 3, 21, 12, 30, 3, 18, 5], [2, 33, 9, 14, 7, 26, 11, 38]])
@@ -58,11 +58,6 @@ KNOWN = Knowledge(model=build, loss=cross_entropy, input_shape=(LENGTH,), num_cl
 ONE_STEP = dataclasses.replace(KNOWN, learning_rate=0.1, local_epochs=1, batch_size=2)
 
 
-def gradient_of(model: nn.Module, tokens: Tensor = TRUE, labels: Tensor = LABELS) -> dict[str, Tensor]:
-    slopes = torch.autograd.grad(cross_entropy(model(tokens), labels), list(model.parameters()))
-    return {name: slope for (name, _), slope in zip(model.named_parameters(), slopes, strict=True)}
-
-
 def make_updates(
     rounds: int = 1, network: Any = NETWORK, tokens: Tensor = TRUE, labels: Tensor = LABELS
 ) -> list[Update]:
@@ -70,38 +65,16 @@ def make_updates(
     model, updates = build(network), []
     for number in range(1, rounds + 1):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        gradient = gradient_of(model, tokens, labels)
-        updates.append(
-            Update(
-                round=number,
-                client=5,
-                before=before,
-                payload=Payload.from_dense(gradient, "gradient"),
-                num_examples=len(labels),
-            )
-        )
+        gradient = compute_gradient(model, tokens, labels)
+        updates.append(build_update(before, gradient, "gradient", round=number, client=5, num_examples=len(labels)))
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p -= 0.05 * gradient[name]
     return updates
 
 
-@pytest.fixture
-def record(tmp_path: Path) -> Callable[[list[Update]], Transcript]:
-    count = itertools.count()
-
-    def recording(updates: list[Update]) -> Transcript:
-        folder = tmp_path / str(next(count)) / "transcript"
-        recorder = Recorder(folder)
-        for update in updates:
-            recorder.write(update.round, [update])
-        return Transcript(folder)
-
-    return recording
-
-
 def run(attack: Attack, transcript: Transcript, knowledge: Knowledge = KNOWN, seed: int = 0) -> Texts:
-    finding = attack.run(Target(transcript=transcript, victim=5, knowledge=knowledge, rng=generator(seed)))
+    finding = run_attack(attack, transcript, knowledge, 5, seed)
     assert isinstance(finding, Texts)
     return finding
 
@@ -126,7 +99,9 @@ def claimed_texts(finding: Texts, true: Tensor = TRUE) -> Tensor:
     ],
     ids=["tgias-ro-text-adam", "tgias-ro-text-lbfgs", "dlg-text", "inverting-gradients-text", "tag", "lamp"],
 )
-def test_the_words_of_two_texts_are_read_from_one_gradient(record: Any, attack: Attack, knowledge: Knowledge) -> None:
+def test_the_words_of_two_texts_are_read_from_one_gradient(
+    record: Record, attack: Attack, knowledge: Knowledge
+) -> None:
     finding = run(attack, record(make_updates()), knowledge)
     assert finding.tokens.dtype == torch.int64
     assert finding.labels.sort().values.tolist() == [0, 2]
@@ -136,7 +111,7 @@ def test_the_words_of_two_texts_are_read_from_one_gradient(record: Any, attack: 
     assert finding.trace["objective"][-1] < finding.trace["objective"][0]
 
 
-def test_refined_words_are_exact(record: Any) -> None:
+def test_refined_words_are_exact(record: Record) -> None:
     attack = TemporalTextInversion(gradients=2, fewest=1, refinements=2, align=False, **QUICK)
     seen: list[int] = []
     finding = attack.run(
@@ -149,7 +124,7 @@ def test_refined_words_are_exact(record: Any) -> None:
     assert seen == sorted(set(seen))
 
 
-def test_words_that_are_not_touched_are_not_claimed(record: Any) -> None:
+def test_words_that_are_not_touched_are_not_claimed(record: Record) -> None:
     attack = TemporalTextInversion(gradients=1, words="touched", **(QUICK | {"iterations": 3}))
     finding = run(attack, record(make_updates()))
     assert set(finding.tokens.flatten().tolist()) <= set(TRUE.flatten().tolist())
@@ -157,7 +132,7 @@ def test_words_that_are_not_touched_are_not_claimed(record: Any) -> None:
     assert not set(free.tokens.flatten().tolist()) <= set(TRUE.flatten().tolist())
 
 
-def test_the_embeddings_rows_are_the_words(record: Any) -> None:
+def test_the_embeddings_rows_are_the_words(record: Record) -> None:
     model, (update,) = build(), make_updates()
     assert update.gradient is not None
     rows = update.gradient["embedding.weight"]
@@ -174,7 +149,7 @@ def test_the_embeddings_rows_are_the_words(record: Any) -> None:
     assert set(again.tokens.flatten().tolist()) == told
 
 
-def test_a_model_without_its_embedding_says_the_same_of_vectors_as_of_tokens(record: Any) -> None:
+def test_a_model_without_its_embedding_says_the_same_of_vectors_as_of_tokens(record: Record) -> None:
     for network in (NETWORK, Lstm()):
         model = build(network)
         layer = find_token_embedding(dataclasses.replace(KNOWN, model=lambda model=model: model))[1]
@@ -201,7 +176,7 @@ def test_the_attack_within_reads_the_message_without_the_embedding_bit_for_bit()
     assert given.knowledge.input_shape == (24, LENGTH)
 
 
-def test_an_app_that_sends_a_plain_list_of_arrays_is_attacked_too(record: Any) -> None:
+def test_an_app_that_sends_a_plain_list_of_arrays_is_attacked_too(record: Record) -> None:
     (update,) = make_updates()
     assert update.gradient is not None
     plain = dataclasses.replace(
@@ -314,7 +289,7 @@ def an_image_model() -> nn.Module:
     ],
 )
 def test_what_is_no_text_is_refused_in_one_sentence(
-    record: Any, attack: Attack, change: dict[str, Any], message: str
+    record: Record, attack: Attack, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(AttackError) as caught:
         run(attack, record(make_updates()), dataclasses.replace(KNOWN, **change))
@@ -322,7 +297,7 @@ def test_what_is_no_text_is_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_an_update_that_says_nothing_of_words_is_refused(record: Any) -> None:
+def test_an_update_that_says_nothing_of_words_is_refused(record: Record) -> None:
     (update,) = make_updates()
     assert update.gradient is not None
     still = update.gradient | {"embedding.weight": torch.zeros(WORDS, 24)}
@@ -433,7 +408,7 @@ def test_a_truth_file_may_hold_texts(tmp_path: Path) -> None:
     path = tmp_path / "truth.safetensors"
     save_file({"tokens": TRUE.int(), "labels": LABELS, "padding": torch.tensor(3)}, path)
     truth = Truth.load(path)
-    assert truth.is_text
+    assert truth.has_tokens
     assert truth.data.dtype == torch.int64
     assert truth.padding == 3
     for tokens in (TRUE.float(), TRUE - 9, TRUE[:1], TRUE[0]):

@@ -24,6 +24,7 @@ from fedsim.base.worker_messages import (
     encode_message,
 )
 from fedsim.base.workers import Worker, background_worker, cause_of_death, run_in_processes
+from tests.support.processes import find_descendants, is_alive
 
 WORK = """
 import ctypes, logging, os, signal, sys, time
@@ -114,13 +115,13 @@ def pids(folder: Path) -> dict[str, int]:
 
 
 @pytest.fixture
-def gone(lives: Callable[[int], bool]) -> Callable[[list[int]], bool]:
+def gone() -> Callable[[list[int]], bool]:
     """Whether all of these processes end within seconds."""
 
     def wait_for_end(processes: list[int]) -> bool:
         deadline, left = time.monotonic() + 5, processes
         while left and time.monotonic() < deadline:
-            left = [pid for pid in left if lives(pid)]
+            left = [pid for pid in left if is_alive(pid)]
             time.sleep(0.05)
         return not left
 
@@ -205,9 +206,7 @@ def test_a_worker_that_closes_its_line_does_not_hold_us_up(folder: Path, monkeyp
 
 
 @needs_proc
-def test_whoever_stops_listening_leaves_no_process_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, lives: Callable[[int], bool]
-) -> None:
+def test_whoever_stops_listening_leaves_no_process_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that ignores what it is asked."""
     monkeypatch.setattr(fedsim.base.workers, "_GRACE", 0.5)
     items = [f"{folder}|{item}" for item in ("fine", "ignores SIGTERM", "hangs")]
@@ -216,17 +215,14 @@ def test_whoever_stops_listening_leaves_no_process_behind(
     while len(pids(folder)) < 3:
         time.sleep(0.01)
     work.close()
-    assert not [pid for pid in pids(folder).values() if lives(pid)]
+    assert not [pid for pid in pids(folder).values() if is_alive(pid)]
 
 
 @needs_proc
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_workers_end_when_their_parent_does(
-    folder: Path,
-    number: signal.Signals,
-    gone: Callable[[list[int]], bool],
-    descendants: Callable[[int], list[int]],
+    folder: Path, number: signal.Signals, gone: Callable[[list[int]], bool]
 ) -> None:
     """However it ends, with them deep in something that never calls back; no other is begun."""
     process = subprocess.Popen(
@@ -239,7 +235,7 @@ def test_workers_end_when_their_parent_does(
         deadline = time.monotonic() + 60
         while len(pids(folder)) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
-        started = descendants(process.pid)
+        started = find_descendants(process.pid)
         assert len(pids(folder)) == 2
         assert set(pids(folder).values()) <= set(started)
         process.send_signal(number)
@@ -306,7 +302,7 @@ def test_one_beside_that_dies_is_told_once(folder: Path, caplog: pytest.LogCaptu
 
 
 @needs_proc
-def test_an_error_in_the_round_loop_ends_the_one_beside(folder: Path, lives: Callable[[int], bool]) -> None:
+def test_an_error_in_the_round_loop_ends_the_one_beside(folder: Path) -> None:
     def fail() -> None:
         with background_worker(prepare(), ()) as give:  # type: ignore[arg-type]
             give(f"{folder}|hangs")
@@ -316,7 +312,7 @@ def test_an_error_in_the_round_loop_ends_the_one_beside(folder: Path, lives: Cal
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert not lives(pids(folder)["hangs"])
+    assert not is_alive(pids(folder)["hangs"])
 
 
 def test_memory_is_named_for_sigkill_alone() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,9 @@ from fedsim.base.errors import ConfigError, DataError
 from fedsim.data import Dataset
 from fedsim.data.tables import Adult, Csv, FlightPrices
 from fedsim.data.tabular import MAX_CATEGORIES, choose_test_rows
+from tests.support.data_folder import find_data_folder
 
 NUMBERS = ["age", "capital-gain", "capital-loss", "hours-per-week"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads what another version of the code left behind."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDSIM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-def real(name: str) -> Path:
-    """The data folder, if it holds `name`."""
-    if "FEDSIM_DATA" not in os.environ:
-        pytest.skip("needs FEDSIM_DATA, a folder with real data sets")
-    folder = Path(os.environ["FEDSIM_DATA"])
-    if not (folder / name).exists():
-        pytest.skip(f"FEDSIM_DATA ({folder}) holds no {name}")
-    return folder
 
 
 # Adult.
@@ -81,7 +62,7 @@ def reference_adult(folder: Path, columns: list[str]) -> tuple[pd.DataFrame, pd.
 
 
 def test_adult_equals_pandas_and_scikit_learn() -> None:
-    folder = real("adult/adult.data")
+    folder = find_data_folder("adult/adult.data")
     dataset = Adult().load(folder)
     names = [column.name for column in dataset.columns]
     train, test = reference_adult(folder, names)
@@ -103,7 +84,7 @@ def test_adult_equals_pandas_and_scikit_learn() -> None:
 
 
 def test_adult_has_the_62_features_of_the_code_of_lmra_without_country() -> None:
-    dataset = Adult(drop=("fnlwgt", "native-country"), max_examples=500).load(real("adult/adult.data"))
+    dataset = Adult(drop=("fnlwgt", "native-country"), max_examples=500).load(find_data_folder("adult/adult.data"))
     assert dataset.task.input_shape == (62,)
     assert len(dataset.train) == 500
 
@@ -160,7 +141,7 @@ def test_adult_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_flight_prices_equal_the_file_row_by_row() -> None:
-    folder = real("flight-prices/Clean_Dataset.csv.gz")
+    folder = find_data_folder("flight-prices/Clean_Dataset.csv.gz")
     dataset = FlightPrices().load(folder)
     assert (len(dataset.train), len(dataset.test)) == (240122, 60031)
     assert dataset.task.input_shape == (31,)
@@ -191,7 +172,7 @@ def test_flight_prices_equal_the_file_row_by_row() -> None:
 
 
 def test_flight_targets_are_standardised_and_airlines_are_groups() -> None:
-    dataset = FlightPrices().load(real("flight-prices/Clean_Dataset.csv.gz"))
+    dataset = FlightPrices().load(find_data_folder("flight-prices/Clean_Dataset.csv.gz"))
     assert dataset.train.labels.double().mean().item() == pytest.approx(0, abs=1e-6)
     assert dataset.train.labels.double().std().item() == pytest.approx(1, abs=1e-5)
     assert dataset.group_names == ("AirAsia", "Air_India", "GO_FIRST", "Indigo", "SpiceJet", "Vistara")
@@ -384,7 +365,7 @@ def test_a_damaged_archive_and_a_missing_file_are_named(tmp_path: Path) -> None:
     [
         ({"separator": "::"}, "separator: expected one character"),
         ({"separator": '"'}, "separator: expected one character"),
-        ({"test_fraction": 1.0}, "test_fraction: expected more than 0 and less than 1, got 1.0"),
+        ({"test_fraction": 1.0}, "test_fraction: expected a value below 1, got 1.0"),
         ({"target": "y", "group": "y"}, "group: expected another column than the target, got 'y'"),
         ({"target": "y", "drop": ("y",)}, "drop: expected columns that are not in use, got 'y'"),
     ],

@@ -89,7 +89,7 @@ def test_it_is_undefined_where_the_example_is_the_mean() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
-    [({"damping": 0.0}, "damping: expected a share above 0"), ({"steps": 0}, "steps: expected at least 1")],
+    [({"damping": 0.0}, "damping: expected a value above 0"), ({"steps": 0}, "steps: expected at least 1")],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

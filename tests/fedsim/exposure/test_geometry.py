@@ -11,8 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task, squared_error
 from fedsim.exposure.geometry import Geometry, compute_geometry
-from fedsim.report.figures import draw_diagram, style
-from fedsim.report.geometry import geometry_diagrams
+from fedsim.report.geometry import draw_geometries
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
@@ -76,7 +75,7 @@ def test_a_quadratic_with_two_directions_stays_in_their_plane() -> None:
     assert found.ratios.min() == pytest.approx(1.0, abs=1e-9)
 
 
-def test_it_is_drawn() -> None:
-    drawn = geometry_diagrams([look(), look(batch_size=5)], style(0))
-    assert [len(panel.lines[0].y) for panel in drawn] == [2, 2]
-    assert all(draw_diagram(panel).startswith(b"\x89PNG") for panel in drawn)
+def test_both_figures_are_drawn() -> None:
+    pictures = draw_geometries([look(), look(batch_size=5)])
+    assert list(pictures) == ["ratios", "cosines"]
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())

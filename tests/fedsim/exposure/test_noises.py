@@ -153,8 +153,8 @@ def test_inputs_without_a_direction_have_no_angle() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"sigma": 0.0}, "sigma: expected a standard deviation above 0"),
-        ({"sigma": math.nan}, "sigma: expected a standard deviation above 0"),
+        ({"sigma": 0.0}, "sigma: expected a value above 0"),
+        ({"sigma": math.nan}, "sigma: expected a finite value"),
         ({"noises": 0}, "noises: expected at least 1"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,19 @@ import pytest
 from fedsim.api import pipeline
 from fedsim.api.adversaries import read_adversary
 from fedsim.federation import open_run
-from fedsim.federation.config import Config
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording import transcript
 from fedsim.recording.manifest import ManifestFile
+from tests.support.experiments import make_tiny_config, run_serial
 
 Counts = Counter[str]
 
 
 @pytest.fixture(scope="module")
-def finished_run(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., OpenRun], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    config = tiny_config(attack=[{"name": "shared-model"}], adversary={"when": "at-end", "workers": 1})
-    return serial_run(config, tmp_path_factory.mktemp("made") / "run").path
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = make_tiny_config(attack=[{"name": "shared-model"}], adversary={"when": "at-end", "workers": 1})
+    return run_serial(config, tmp_path_factory.mktemp("made") / "run").path
 
 
 @pytest.fixture
@@ -96,6 +93,17 @@ def test_changes_of_two_writers_are_both_kept(run: Path) -> None:
     noted = ManifestFile(run).contents
     assert noted is not None
     assert {"scores.csv", "refused.csv", "geometry.csv"} <= set(noted.files)
+
+
+def test_a_table_that_was_replaced_is_not_of_the_run_any_more(run: Path) -> None:
+    """Whoever puts it back has changed the run, whichever command had written the tables."""
+    folder = OpenRun(run)
+    folder.write_table(folder.geometry, ["round"], [{"round": 1}])
+    replaced = folder.geometry.read_text()
+    folder.write_table(folder.geometry, ["round"], [{"round": 2}])
+    assert compare_with_manifest(OpenRun(run)).differences == []
+    folder.geometry.write_text(replaced)
+    assert compare_with_manifest(OpenRun(run)).differences == ["geometry.csv is not what was written"]
 
 
 def test_an_edit_that_fails_leaves_what_is_on_the_disk(run: Path) -> None:

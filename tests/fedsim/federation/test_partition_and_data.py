@@ -14,15 +14,9 @@ import torch
 
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.data import Column, Dataset, Examples
-from fedsim.data.digits import Digits
 from fedsim.data.idx import Mnist
 from fedsim.data.partitions.shares import Dirichlet, Iid
 from fedsim.federation.federated_data import FederatedData
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return Digits().load(None)
 
 
 def shared(digits: Dataset, **kwargs: Any) -> FederatedData:

@@ -86,7 +86,6 @@ BAD: list[tuple[Callable[..., Finding], dict[str, Any], str]] = [
     (images, curve("objective", torch.tensor(1.0)), "a curve 'objective' of torch.float32, shape (), expected one"),
     (images, curve("objective", torch.tensor([1, 2])), "a curve 'objective' of torch.int64, shape (2,), expected one"),
     (images, curve("objective", [1.0]), "a curve 'objective' of type list, expected a torch.Tensor"),
-    (images, curve("psnr", torch.zeros(2)), "calls a curve of its trace 'psnr', which only the evaluator can know"),
     (images, curve("<b>$x^2$", torch.zeros(2)), "calls a curve of its trace '<b>$x^2$', expected at most 40 letters"),
     (images, {"trace": [1.0]}, "returns a trace that is list, expected names to curves"),
     (images, steps(1, 2, 1, 4, 5, at=torch.tensor([0])), "snapshots of torch.float32, shape (1, 2, 1, 4, 5), expected"),

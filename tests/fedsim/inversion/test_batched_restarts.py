@@ -23,6 +23,7 @@ from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
+from tests.support.networks import Branching
 
 TASK, LABELS = Task((1, 6, 6), 5), torch.tensor([0, 3, 3, 4])
 RESTARTS, ITERATIONS = 5, 4
@@ -38,13 +39,6 @@ class Counted:
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         self.calls += 1
         return cross_entropy(outputs, labels)
-
-
-class Branching(nn.Module):
-    """A layer whose control flow depends on values, which cannot be computed for several at once."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs if inputs.sum() > 1e9 else inputs * 1.5
 
 
 def network() -> nn.Module:

@@ -33,6 +33,7 @@ from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
+from tests.support.networks import Branching
 
 IMAGES, ROWS, COLUMNS = Task((1, 6, 6), 5), Task((6,), 5), (1, 3, 2)
 ITERATIONS = 4
@@ -67,13 +68,6 @@ class Counted:
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         self.calls += 1
         return self.factor * cross_entropy(outputs, labels)
-
-
-class Branching(nn.Module):
-    """A layer whose control flow depends on values, which cannot be computed for several at once."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs if inputs.sum() > 1e9 else inputs * 1.5
 
 
 def network(task: Task) -> nn.Module:

@@ -6,7 +6,7 @@ import csv
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ import strategies.app
 from clients.defenses.dp_sgd import DpSgd
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_ledger, read_metrics
@@ -35,9 +34,8 @@ from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 from fedsim.report.page import write_report
 from strategies.checkpoint import Checkpoint
+from tests.support.experiments import make_tiny_config, run_serial
 
-Tiny = Callable[..., Config]
-Run = Callable[..., OpenRun]
 DP = {"name": "dp-sgd", "noise_multiplier": 1.0}
 
 
@@ -53,11 +51,9 @@ def last(folder: OpenRun, defense: str = "dp-sgd") -> Mapping[int, float]:
     return {client: some.epsilon for client, some in spending_by_client(read_ledger(folder), defense).items()}
 
 
-def test_a_run_is_composed_over_rounds_as_google_composes_it(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_is_composed_over_rounds_as_google_composes_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    folder = serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run")
+    folder = run_serial(make_tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run")
     rows = read_ledger(folder)
     assert [(row["round"], row["client"]) for row in rows] == [(str(r), str(c)) for r in (1, 2, 3) for c in range(4)]
     for row in rows:
@@ -78,16 +74,14 @@ def test_a_run_is_composed_over_rounds_as_google_composes_it(
     assert "epsilon" not in str(Transcript(folder.path).header(3))
 
 
-def test_a_client_pays_for_the_rounds_in_which_it_sent_and_for_no_others(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_a_client_pays_for_the_rounds_in_which_it_sent_and_for_no_others(tmp_path: Path) -> None:
     """Two of three clients are sampled, and every third straggles."""
-    config = tiny_config(
+    config = make_tiny_config(
         defense=[DP],
         strategy={"name": "fedavg", "fraction_train": 0.67},
         federation={"rounds": 9, "clients": 6, "straggler_probability": 0.3},
     )
-    folder = serial_run(config, tmp_path / "run")
+    folder = run_serial(config, tmp_path / "run")
     sent: dict[int, list[int]] = {client: [] for client in range(6)}
     for update in Transcript(folder.path).updates():
         sent[update.client].append(update.round)
@@ -102,12 +96,12 @@ def test_a_client_pays_for_the_rounds_in_which_it_sent_and_for_no_others(
         assert epsilon == pytest.approx(by_google([(1.0, 8 / 24, 3 * times)]) if times else 0.0, rel=0.01)
 
 
-def test_each_client_has_its_own_rate_steps_and_noise(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    config = tiny_config(
+def test_each_client_has_its_own_rate_steps_and_noise(tmp_path: Path) -> None:
+    config = make_tiny_config(
         partition={"name": "dirichlet", "alpha": 0.5}, defense=[{"name": "dp-sgd", "epsilon": 6.0}],
         training={"batch_size": 16},
     )  # fmt: skip
-    folder = serial_run(config, tmp_path / "run")
+    folder = run_serial(config, tmp_path / "run")
     rows = [row for row in read_ledger(folder) if row["round"] == "2"]
     counts = Experiment(config).data.counts
     assert len(set(counts)) > 2
@@ -131,12 +125,12 @@ class Fewer(FedAvg):
 
 
 def test_what_the_server_asked_for_counts_and_not_what_the_file_says(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         registry, "load", lambda group, name, real=registry.load: Fewer if name == "fedavg" else real(group, name)
     )
-    folder = serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run")
+    folder = run_serial(make_tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run")
     assert [(row["batch_size"], row["steps"]) for row in read_ledger(folder)[::4]] == [
         ("4", "3"),
         ("8", "2"),
@@ -166,14 +160,18 @@ class More(FedAvg):
     ],
 )
 def test_a_promise_that_was_not_kept_because_the_strategy_asked_for_more_is_told(
-    asks: type[FedAvg], defense: dict[str, Any], promised: float | None, tiny_config: Tiny, serial_run: Run,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    asks: type[FedAvg],
+    defense: dict[str, Any],
+    promised: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Also of a run that was interrupted after the rounds in which more was asked for."""
     monkeypatch.setattr(
         registry, "load", lambda group, name, real=registry.load: asks if name == "fedavg" else real(group, name)
     )
-    name, first = defense["name"], tiny_config(defense=[defense], federation={"rounds": 3})
+    name, first = defense["name"], make_tiny_config(defense=[defense], federation={"rounds": 3})
     real = strategies.app.Checkpoint.save
 
     def once(self: Checkpoint, *rest: Any) -> None:
@@ -184,9 +182,9 @@ def test_a_promise_that_was_not_kept_because_the_strategy_asked_for_more_is_told
 
     monkeypatch.setattr(strategies.app.Checkpoint, "save", once)
     with pytest.raises(RunError, match="interrupted"):
-        serial_run(first, tmp_path / "run")
+        run_serial(first, tmp_path / "run")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING and "ε" in record.message]
-    folder = serial_run(first, tmp_path / "run", resume=True)
+    folder = run_serial(first, tmp_path / "run", resume=True)
     told = [record.message for record in caplog.records if record.levelno >= logging.WARNING and "ε" in record.message]
     if promised is None:
         assert told == []
@@ -201,10 +199,8 @@ def test_a_promise_that_was_not_kept_because_the_strategy_asked_for_more_is_told
     assert float(found[1]) == pytest.approx(promised, rel=0.01)
 
 
-def test_a_client_that_fails_or_is_too_late_may_have_sent(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tiny_config(defense=[DP], federation={"vectorise": False})
+def test_a_client_that_fails_or_is_too_late_may_have_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_tiny_config(defense=[DP], federation={"vectorise": False})
     real, calls = DpSgd.on_sum, list[int]()
 
     def sometimes(self: DpSgd, total: State, expected: float, context: LocalContext) -> State:
@@ -214,7 +210,7 @@ def test_a_client_that_fails_or_is_too_late_may_have_sent(
         return real(self, total, expected, context)
 
     monkeypatch.setattr(DpSgd, "on_sum", sometimes)
-    folder = serial_run(run, tmp_path / "run")
+    folder = run_serial(run, tmp_path / "run")
     assert {update.client for update in Transcript(folder.path).updates() if update.round == 1} == {1, 2, 3}
     assert {row["counts"] for row in read_ledger(folder)} == {"1"}
 
@@ -237,10 +233,8 @@ class Halved(Defense):
         return Guarantee(epsilon=2.0 * participation.rounds, delta=delta, neighbours="halves", accountant="doubling")
 
 
-def test_a_strangers_guarantee_is_composed_and_each_defense_has_its_own_figure(
-    tiny_config: Tiny, tmp_path: Path
-) -> None:
-    tables = tiny_config(federation={"rounds": 3}).model_dump(mode="json", exclude_none=True)
+def test_a_strangers_guarantee_is_composed_and_each_defense_has_its_own_figure(tmp_path: Path) -> None:
+    tables = make_tiny_config(federation={"rounds": 3}).model_dump(mode="json", exclude_none=True)
     noise = {"name": "update-noise", "noise_multiplier": 0.0}
     run = fedsim.run({**tables, "defense": [Halved(), DP, noise]}, tmp_path / "run")
     rows, folder = read_ledger(OpenRun(run.path)), OpenRun(run.path)
@@ -268,8 +262,8 @@ def test_rounds_of_different_kinds_are_added_up_unless_the_defense_knows_better(
     assert (proved.epsilon, proved.delta) == (4 * 2 * 2.0, 1e-3)
 
 
-def test_where_nothing_is_proved_there_is_no_ledger(tiny_config: Tiny, serial_run: Run, tmp_path: Path) -> None:
-    folder = serial_run(tiny_config(defense=[{"name": "top-k"}, {"name": "gradient-prune"}]), tmp_path / "run")
+def test_where_nothing_is_proved_there_is_no_ledger(tmp_path: Path) -> None:
+    folder = run_serial(make_tiny_config(defense=[{"name": "top-k"}, {"name": "gradient-prune"}]), tmp_path / "run")
     assert not folder.ledger.exists()
     with folder.metrics.open() as file:
         assert "epsilon" not in (csv.DictReader(file).fieldnames or ())
@@ -285,15 +279,13 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("point", ["strategies.app._check_replies", "strategies.checkpoint.Checkpoint.save"])
-def test_a_run_that_goes_on_gives_the_same_ledger(
-    point: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny_config(
+def test_a_run_that_goes_on_gives_the_same_ledger(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_tiny_config(
         defense=[{"name": "dp-sgd", "epsilon": 8.0}],
         federation={"rounds": 4, "clients": 7, "straggler_probability": 0.2},
         strategy={"name": "fedavg", "fraction_train": 0.7},
     )
-    whole = serial_run(config, tmp_path / "whole")
+    whole = run_serial(config, tmp_path / "whole")
     owner, name = (strategies.app, "_check_replies") if "_check_replies" in point else (Checkpoint, "save")
     real, calls = getattr(owner, name), []
 
@@ -306,20 +298,18 @@ def test_a_run_that_goes_on_gives_the_same_ledger(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, third)
         with pytest.raises(Killed):
-            serial_run(config, tmp_path / "run")
+            run_serial(config, tmp_path / "run")
     folder = OpenRun(tmp_path / "run")
     assert {row["round"] for row in read_ledger(folder)} == {"1", "2", "3"}  # put down before clients are asked
-    serial_run(config, tmp_path / "run", resume=True)
+    run_serial(config, tmp_path / "run", resume=True)
     assert folder.ledger.read_bytes() == whole.ledger.read_bytes()
     assert compare_with_manifest(OpenRun(folder.path)).differences == []
 
 
-def test_more_rounds_than_the_noise_was_chosen_for_are_refused(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
+def test_more_rounds_than_the_noise_was_chosen_for_are_refused(tmp_path: Path) -> None:
     def run(rounds: int, **defense: Any) -> None:
-        config = tiny_config(defense=[{"name": "dp-sgd", **defense}], federation={"rounds": rounds})
-        serial_run(config, tmp_path / str(*defense), resume=(tmp_path / str(*defense)).exists())
+        config = make_tiny_config(defense=[{"name": "dp-sgd", **defense}], federation={"rounds": rounds})
+        run_serial(config, tmp_path / str(*defense), resume=(tmp_path / str(*defense)).exists())
 
     run(2, epsilon=8.0)
     with pytest.raises(
@@ -333,10 +323,8 @@ def test_more_rounds_than_the_noise_was_chosen_for_are_refused(
 
 
 @pytest.mark.parametrize("damage", ["removed", "changed", "shortened"])
-def test_a_run_does_not_go_on_without_its_ledger(
-    damage: str, tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    folder = serial_run(tiny_config(defense=[DP]), tmp_path / "run")
+def test_a_run_does_not_go_on_without_its_ledger(damage: str, tmp_path: Path) -> None:
+    folder = run_serial(make_tiny_config(defense=[DP]), tmp_path / "run")
     lines = folder.ledger.read_text().splitlines(keepends=True)
     if damage == "removed":
         folder.ledger.unlink()
@@ -344,7 +332,7 @@ def test_a_run_does_not_go_on_without_its_ledger(
         folder.ledger.write_text("".join(lines[:5] if damage == "shortened" else [*lines[:-1], lines[0]]))
     expected = "has no row of dp-sgd in round 1, .*put the file back" if damage == "removed" else "is not what this run"
     with pytest.raises(RunError, match=rf"ledger\.csv: {expected}"):
-        serial_run(tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run", resume=True)
+        run_serial(make_tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run", resume=True)
     assert compare_with_manifest(OpenRun(folder.path)).differences
     if damage != "shortened":
         with pytest.raises((RunError, ConfigError), match=r"ledger\.csv"):
@@ -354,13 +342,11 @@ def test_a_run_does_not_go_on_without_its_ledger(
 # In the report.
 
 
-def test_the_report_tells_who_spent_most_and_what_the_victims_did(
-    tiny_config: Tiny, serial_run: Run, tmp_path: Path
-) -> None:
-    config = tiny_config(
+def test_the_report_tells_who_spent_most_and_what_the_victims_did(tmp_path: Path) -> None:
+    config = make_tiny_config(
         defense=[DP, {"name": "top-k"}], federation={"rounds": 3, "clients": 6, "straggler_probability": 0.4}
     )
-    folder = serial_run(config, tmp_path / "run")
+    folder = run_serial(config, tmp_path / "run")
     epsilons = last(folder)
     most = max(epsilons, key=lambda client: (epsilons[client], -client))
     html = write_report(OpenRun(folder.path)).read_text(encoding="utf-8")
@@ -369,12 +355,12 @@ def test_the_report_tells_who_spent_most_and_what_the_victims_did(
     assert "no formal guarantee" in html
 
 
-def test_without_data_and_ledger_the_report_keeps_to_words(
-    tiny_config: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_data_and_ledger_the_report_keeps_to_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDSIM_DATA", raising=False)
     folder = OpenRun(tmp_path / "run")
     folder.prepare(resume=False, overwrite=False)
-    folder.write_experiment(tiny_config(data={"name": "mnist"}, defense=[DP], partition={"samples_per_client": 10}))
+    folder.write_experiment(
+        make_tiny_config(data={"name": "mnist"}, defense=[DP], partition={"samples_per_client": 10})
+    )
     html = write_report(OpenRun(folder.path)).read_text(encoding="utf-8")
     assert "privacy of each example, over all rounds; how much depends on what clients hold" in html

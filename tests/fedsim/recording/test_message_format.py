@@ -31,8 +31,8 @@ def test_the_number_of_examples_is_one_for_all_or_one_for_each_client() -> None:
     ("app", "sentence"),
     [
         ({"replies": "gradients"}, "replies: input should be 'weights', 'delta' or 'gradient', got 'gradients'"),
-        ({"message": -1}, "message: input should be greater than or equal to 0, got -1"),
-        ({"shapes": {"w": [0]}}, "shapes.w.0: input should be greater than or equal to 1, got 0"),
+        ({"message": -1}, "message: expected at least 0, got -1"),
+        ({"shapes": {"w": [0]}}, "shapes.w.0: expected at least 1, got 0"),
         ({"num_examples": {"x": 3}}, "num_examples: expected client ids as keys, got 'x'"),
         ({"preffix": "a"}, "preffix: unknown key, did you mean 'prefix'?"),
     ],

@@ -77,7 +77,7 @@ def dense(payload: Payload) -> State:
     return {name: form.to_dense(BEFORE[name].shape) for name, (_, form) in payload.tensors.items()}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(payload=payloads())
 def test_what_is_read_is_what_was_sent_through_the_wire_and_a_recording(
     payload: Payload, tmp_path_factory: pytest.TempPathFactory
@@ -99,7 +99,7 @@ def test_what_is_read_is_what_was_sent_through_the_wire_and_a_recording(
     assert same(read.pseudo_gradient, expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(payload=payloads())
 def test_what_a_strategy_gets_is_the_payload_decoded_from_memory_or_from_disk(payload: Payload) -> None:
     record = make_record(payload.arrays())
@@ -221,7 +221,7 @@ def test_a_recording_of_a_malformed_payload_is_damaged(tmp_path: Path) -> None:
         Transcript(tmp_path).update(1, 3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(payload=payloads())
 def test_an_attack_matches_the_delta_that_was_sent_and_not_a_difference_of_rounded_weights(payload: Payload) -> None:
     deltas = Payload({name: ("delta", form) for name, (_, form) in payload.tensors.items()})

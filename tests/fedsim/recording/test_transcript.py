@@ -31,6 +31,7 @@ from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
+from tests.support.recordings import build_update
 
 PATH = "round-{:06d}.safetensors"
 
@@ -103,7 +104,7 @@ def states(draw: st.DrawFn) -> dict[str, Tensor]:
     return {key: tensor(draw(shapes), draw(dtypes), draw(st.integers(0, 99))) for key in keys}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     before=states(),
     after=st.lists(states(), min_size=1, max_size=3),
@@ -149,18 +150,14 @@ def test_views_and_tensors_that_need_gradients_are_recorded_by_value(tmp_path: P
     base = torch.arange(12.0).reshape(3, 4)
     tied = torch.nn.Parameter(torch.randn(2, 2))
     after = {"transposed": base.T, "strided": base[:, ::2], "tied.a": tied, "tied.b": tied}
-    Recorder(tmp_path).write(
-        1, [Update(round=1, client=0, before={}, payload=Payload.from_dense(after, "weights"), num_examples=1)]
-    )
+    Recorder(tmp_path).write(1, [build_update({}, after)])
     read = Transcript(tmp_path).recorded_update(1, 0).after
     assert all(torch.equal(read[name], tensor.detach()) for name, tensor in after.items())
 
 
 def test_the_order_of_names_survives_beyond_ten_thousand_tensors(tmp_path: Path) -> None:
     after = {f"p{i}": torch.tensor(float(i)) for i in range(10_003)}
-    Recorder(tmp_path).write(
-        1, [Update(round=1, client=0, before={}, payload=Payload.from_dense(after, "weights"), num_examples=1)]
-    )
+    Recorder(tmp_path).write(1, [build_update({}, after)])
     assert list(Transcript(tmp_path).recorded_update(1, 0).after) == list(after)
 
 
@@ -397,7 +394,7 @@ def test_a_recording_of_a_later_format_is_told_apart_from_damage(tmp_path: Path,
         Transcript(tmp_path).header(1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_no_flipped_bit_anywhere_in_a_file_goes_unnoticed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -555,15 +552,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full_ends_the_run_and_leaves_the_earlier_rounds(small_disk: Path) -> None:
     recorder = Recorder(small_disk)
     big = {"weight": torch.zeros(20_000)}
-    updates = [
-        Update(
-            round=1,
-            client=0,
-            before=big,
-            payload=Payload.from_dense({"weight": torch.ones(20_000)}, "weights"),
-            num_examples=1,
-        )
-    ]
+    updates = [build_update(big, {"weight": torch.ones(20_000)})]
     recorder.write(1, updates)
     with pytest.raises(RunError, match="make room and resume the run"):
         recorder.write(2, updates)
@@ -640,16 +629,7 @@ def test_data_that_is_moved_by_less_than_its_length_keeps_every_byte(
 ) -> None:
     monkeypatch.setattr(fedsim.recording.recorder, "_CHUNK_BYTES", 5000)
     before = {"w": torch.arange(20_000.0)}
-    updates = [
-        Update(
-            round=1,
-            client=client,
-            before=before,
-            payload=Payload.from_dense({"w": before["w"] + client}, "weights"),
-            num_examples=1,
-        )
-        for client in range(3)
-    ]
+    updates = [build_update(before, {"w": before["w"] + client}, client=client) for client in range(3)]
     Recorder(tmp_path).write(1, iter(updates), {9: "x" * 9000}, expected=1)
     assert_recorded(tmp_path, updates)
 
@@ -666,7 +646,7 @@ def test_a_header_of_any_length_finds_its_room(room: int, tmp_path: Path, monkey
     assert header.config == config
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(extra=st.integers(0, 400))
 def test_a_header_that_is_a_byte_too_long_finds_its_room(tmp_path_factory: pytest.TempPathFactory, extra: int) -> None:
     folder = tmp_path_factory.mktemp("edge")
@@ -774,23 +754,14 @@ def test_a_stream_and_a_list_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "stream" / PATH.format(1)).read_bytes() == (tmp_path / "list" / PATH.format(1)).read_bytes()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(states=st.lists(states(), min_size=1, max_size=4), expected=st.integers(0, 5))
 def test_types_of_all_widths_come_back_to_the_bit_and_where_their_width_wants_them(
     tmp_path_factory: pytest.TempPathFactory, states: list[dict[str, Tensor]], expected: int
 ) -> None:
     folder = tmp_path_factory.mktemp("mixed")
     odd = {"half": torch.tensor([1.5, -0.0, float("nan")]).bfloat16(), "flag": torch.tensor([True])}
-    updates = [
-        Update(
-            round=1,
-            client=client,
-            before=states[0],
-            payload=Payload.from_dense({**state, **odd}, "weights"),
-            num_examples=1,
-        )
-        for client, state in enumerate(states)
-    ]
+    updates = [build_update(states[0], {**state, **odd}, client=client) for client, state in enumerate(states)]
     Recorder(folder).write(1, iter(updates), expected=expected)
     path = folder / PATH.format(1)
     read = library_reads(path)
@@ -813,9 +784,7 @@ def test_types_of_all_widths_come_back_to_the_bit_and_where_their_width_wants_th
 def test_a_type_that_the_format_does_not_know_is_one_sentence(dtype: torch.dtype, tmp_path: Path) -> None:
     after = {"odd one": torch.zeros(2).to(dtype)}
     with pytest.raises(FedsimError, match="odd one"):
-        Recorder(tmp_path).write(
-            1, [Update(round=1, client=0, before={}, payload=Payload.from_dense(after, "weights"), num_examples=1)]
-        )
+        Recorder(tmp_path).write(1, [build_update({}, after)])
     assert not list(tmp_path.iterdir())
 
 
@@ -891,7 +860,7 @@ def mutated(value: Any, place: list[int], action: int, odd: Any) -> Any:
     return inner
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(changes=st.lists(mutations(), min_size=1, max_size=2))
 def test_whatever_a_header_says_it_is_read_or_named_as_damaged(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[list[int], int, Any]]
@@ -983,36 +952,19 @@ def test_a_reply_of_another_form_is_named(tmp_path: Path, change: dict[str, Any]
 
 @pytest.mark.parametrize("after", [{"w": torch.ones(1)}, {"w": torch.ones(())}, {}], ids=["one", "scalar", "none"])
 def test_a_tensor_of_one_element_is_never_spread_over_another(after: dict[str, torch.Tensor]) -> None:
-    update = Update(
-        round=1, client=0, before={"w": torch.zeros(3)}, payload=Payload.from_dense(after, "weights"), num_examples=1
-    )
+    update = build_update({"w": torch.zeros(3)}, after)
     with pytest.raises(TranscriptError, match=r"round 1, client 0: of 'w', \(3,\), it sent"):
         _ = update.pseudo_gradient
 
 
 def test_a_client_below_0_is_not_recorded(tmp_path: Path) -> None:
-    update = Update(
-        round=1,
-        client=-1,
-        before={"w": torch.zeros(3)},
-        payload=Payload.from_dense({"w": torch.ones(3)}, "weights"),
-        num_examples=1,
-    )
+    update = build_update({"w": torch.zeros(3)}, {"w": torch.ones(3)}, client=-1)
     with pytest.raises(RunError, match="client -1, below 0"):
         Recorder(tmp_path).write(1, [update])
 
 
 def test_a_file_with_a_client_below_0_or_twice_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = [
-        Update(
-            round=1,
-            client=k,
-            before={"w": torch.zeros(3)},
-            payload=Payload.from_dense({"w": torch.ones(3)}, "weights"),
-            num_examples=1,
-        )
-        for k in (0, 1)
-    ]
+    updates = [build_update({"w": torch.zeros(3)}, {"w": torch.ones(3)}, client=k) for k in (0, 1)]
     real = Header.to_json
     for number, ids in enumerate([(-1, 1), (1, 1)]):
 

@@ -48,6 +48,7 @@ def rows(values: Sequence[float], *, knows: bool, title: str = "sme", **keys: An
             "ceiling": "",
             "higher_is_better": True,
             "missing": "",
+            "instrument": "",
             "variant": "ad" if knows else "na",
             "settings": "{}",
             "granted": "model loss defenses" if knows else "model loss",

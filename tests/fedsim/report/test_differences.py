@@ -29,7 +29,7 @@ def rows(values: Mapping[int, float], metric: str = "psnr", higher: bool = True,
         {
             "attack": "sme", "victim": victim, "round": "1", "repeat": 0, "metric": metric, "value": value,
             "floor": 0.0, "floor_guess": "grey", "nearest_public": math.nan, "ceiling": "", "missing": "",
-            "higher_is_better": str(higher), "variant": "v", "settings": "{}", "granted": "labels",
+            "instrument": "", "higher_is_better": str(higher), "variant": "v", "settings": "{}", "granted": "labels",
         }
         | others
         for victim, value in values.items()
@@ -170,6 +170,18 @@ def test_a_metric_that_one_run_could_not_compute_has_no_difference() -> None:
     found = one(rows(dict.fromkeys(range(6), 1.0)), missing)
     assert (found.verdict, found.remark) == ("", "images are too small")
     assert math.isnan(found.mean)
+
+
+def test_scores_by_different_networks_are_not_compared() -> None:
+    scores = dict.fromkeys(range(6), 0.5)
+    by_alex, by_squeeze = (rows(scores, "lpips", higher=False, instrument=name) for name in ("alex", "squeeze"))
+    unlike = one(by_alex, by_squeeze)
+    assert unlike.verdict == ""
+    assert unlike.missing.startswith("measured with 'alex' in one run and with 'squeeze' in the other")
+    assert unlike.remark == unlike.missing
+    assert math.isnan(unlike.mean)
+    alike = one(by_alex, by_alex)
+    assert (alike.missing, alike.verdict) == ("", NOT_SHOWN)
 
 
 def test_attacks_of_one_run_alone_are_named() -> None:

@@ -76,5 +76,5 @@ def test_words_that_were_found_are_one_example_of_their_finding():
         row | {"victim": "5", "metric": "words_found", "value": "nan", "missing": "unknown"},
     ]
     where = key("4", "embedding-rows")
-    found = image_scores.add_word_sets({where: {"recover_rate": [0.0, 0.2]}}, rows)
+    found = image_scores.add_whole_findings({where: {"recover_rate": [0.0, 0.2]}}, rows)
     assert found == {where: {"recover_rate": [0.0, 0.2], "words_found": [0.75]}}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.audit.evaluation.evaluator import ImageGrid
+from fedsim.audit.evaluation.display import ImageGrid
 from fedsim.report.pictures import Gallery, VictimImages, encode_png, images_as_bytes
 
 TRUE = torch.linspace(0, 1, 3 * 16).reshape(3, 1, 4, 4)

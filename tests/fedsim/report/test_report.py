@@ -23,15 +23,14 @@ from fedsim.federation.config import AttackFile, AttackTable, Config, PluginTabl
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.findings import Reconstruction, Representatives, Texts
-from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import Update
 from fedsim.report import figures, pictures
 from fedsim.report.charts import Look
 from fedsim.report.citations import bibtex
 from fedsim.report.curves import overlay_curves, training_charts
 from fedsim.report.page import write_report
+from tests.support.recordings import build_update
 
 SME = AttackTable(name="sme")
 CONFIG = {
@@ -51,13 +50,7 @@ def record(folder, rounds=(1, 2, 3), failures=None):
     for number in rounds:
         before = {"weight": torch.arange(6.0) + number}
         updates = [
-            Update(
-                round=number,
-                client=c,
-                before=before,
-                payload=Payload.from_dense({"weight": torch.ones(6) * c}, "weights"),
-                num_examples=3 + c,
-            )
+            build_update(before, {"weight": torch.ones(6) * c}, round=number, client=c, num_examples=3 + c)
             for c in (0, 1)
         ]
         recorder.write(number, updates, failures or {}, {"local-epochs": 2})
@@ -137,7 +130,7 @@ def judge(folder, lines, victims=3):
     """Rows of `scores.csv` out of (attack, metric, value, floor, guess), each for so many victims."""
     rows = [
         dict(zip(SCORE_COLUMNS, (attack, victim, 1, 0, metric, value + victim / 1000, floor, guess), strict=False))
-        | {"nearest_public": "nan", "ceiling": 1, "higher_is_better": True, "missing": ""}
+        | {"nearest_public": "nan", "ceiling": 1, "higher_is_better": True, "missing": "", "instrument": ""}
         | {"variant": FACTS["variant"], "settings": "{}", "granted": "model loss"}
         for attack, metric, value, floor, guess in lines
         for victim in range(victims)
@@ -225,7 +218,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         "a single image may leak where the mean does not, so look at the pictures",
         "3 rounds,",
         "Zhu, Yao, Blaschko: Surrogate Model Extension (SME)",
-        "@inproceedings{zhu2023surrogate",
+        "@inproceedings{Zhu2023",
     ):
         assert words in text
     titles = re.findall(r'<figure class="chart">\s*<figcaption>(.*?)</figcaption>', html)
@@ -570,7 +563,7 @@ def test_a_finding_that_is_drawn_and_not_scored_is_told_from_the_others_everywhe
     claimed_otherwise(folder, "aaaa", {"iterations": 7})
     claimed_otherwise(folder, "bbbb", {"iterations": 9})
     row = dict(zip(SCORE_COLUMNS, ("sme", 0, 1, 0, "psnr", 12.0, 9.0, "mean"), strict=False)) | {"granted": "model"}
-    row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "nearest_public": "nan"}
+    row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "instrument": "", "nearest_public": "nan"}
     folder.write_table(folder.scores, SCORE_COLUMNS, [row | {"variant": "aaaa", "settings": '{"iterations": 7}'}])
     page = write_report(OpenRun(folder.path)).read_text()
     assert '<th scope="row" data-value="sme (iterations=7)">sme (iterations=7)</th>' in page
@@ -901,8 +894,8 @@ def test_colour_images_keep_their_colours():
 def test_bibtex_escapes_what_tex_would_read():
     paper = Paper(title="Leaks & Noise_1", authors="Alpha, Beta", venue="IEEE Transactions on X", year=2020)
     assert bibtex(paper) == (
-        "@article{alpha2020leaks,\n  author = {Alpha and Beta},\n  title = {{Leaks \\& Noise\\_1}},\n"
-        "  journal = {IEEE Transactions on X},\n  year = {2020},\n}"
+        "@misc{alpha2020leaks,\n  author = {Alpha and Beta},\n  title = {{Leaks \\& Noise\\_1}},\n"
+        "  howpublished = {IEEE Transactions on X},\n  year = {2020},\n}"
     )
 
 

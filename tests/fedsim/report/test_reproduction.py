@@ -20,17 +20,18 @@ from fedsim.api.adversaries import read_adversary
 from fedsim.audit.finding_files import read_facts
 from fedsim.audit.variants import settings_of
 from fedsim.base.files import hash_file
-from fedsim.base.papers import Paper
+from fedsim.base.papers import Paper, find_entry
 from fedsim.federation.build import build_attacks
 from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from fedsim.report.citations import FLOWER, bibtex
+from fedsim.report.reported_run import open_reported_run
 from fedsim.report.reproduction import reproduction_of
 from fedsim.report.reproduction_files import attack_files, attack_table
 from fedsim.report.reproduction_needs import strip_folders
-from fedsim.report.run_contents import FindingView, read_audit, read_findings, read_recording
+from fedsim.report.run_contents import FindingView
 
 TABLES: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -68,11 +69,7 @@ def made_anew(page: str, folder: Path) -> tuple[Path, str]:
 
 def claims(path: Path) -> dict[str, str]:
     """The hash of each finding of a run."""
-    folder, notes = OpenRun(path), list[str]()
-    audit = read_audit(folder, notes)
-    return dict(
-        reproduction_of(audit, read_recording(folder, notes), read_findings(folder, audit, notes, notes)).hashes
-    )
+    return dict(reproduction_of(open_reported_run(OpenRun(path))).hashes)
 
 
 def fingerprints(path: Path) -> set[str]:
@@ -302,22 +299,10 @@ def test_each_absolute_path_is_left_with_its_last_part_and_nothing_else_changes(
         assert strip_folders(text) == text
 
 
-@pytest.mark.parametrize(
-    ("venue", "kind", "field"),
-    [
-        ("NeurIPS", "inproceedings", "booktitle"),
-        ("IEEE Transactions on Something", "article", "journal"),
-        ("Proceedings of the IEEE", "article", "journal"),
-        ("arXiv", "article", "journal"),
-        ("PhD thesis, Universidade de Lisboa", "phdthesis", "school"),
-        ("Technical report, University of Toronto", "techreport", "institution"),
-        ("UCI Machine Learning Repository", "misc", "howpublished"),
-    ],
-)
-def test_the_kind_of_a_publication_follows_from_its_venue(venue, kind, field):
-    entry = bibtex(Paper(title="A Title", authors="One, de Two", venue=venue, year=2020))
-    assert entry.startswith(f"@{kind}{{one2020title,")
-    assert f"  {field} = {{{venue}}}," in entry
+def test_a_stranger_s_paper_has_an_entry_of_no_particular_kind():
+    entry = bibtex(Paper(title="A Title", authors="One, de Two", venue="NeurIPS", year=2020))
+    assert entry.startswith("@misc{one2020title,")
+    assert "  howpublished = {NeurIPS}," in entry
     assert "  author = {One and {de Two}}," in entry
 
 
@@ -336,6 +321,6 @@ def test_what_a_run_used_is_cited_once(tmp_path):
     assert len(keys) == len(set(keys))
     used = ("datasets", "digits"), ("measures", "lavp"), ("defenses", "gradient-prune"), ("attacks", "sme")
     for paper in (FLOWER, *(registry.load(group, name).paper for group, name in used)):
-        assert bibtex(paper) in entries
+        assert find_entry(paper) in entries
     assert "For lavp, spectrum." in page
     assert "For the data set digits." in page

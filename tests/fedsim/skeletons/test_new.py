@@ -12,7 +12,7 @@ import pytest
 from fedsim.base.errors import ConfigError
 from fedsim.federation.reading import config_of
 from fedsim.plugins import registry
-from fedsim.skeletons.new import KINDS, PLUGINS, PluginTemplate
+from fedsim.skeletons.new import INSTALLED, KINDS, PLUGINS, PluginTemplate
 
 TEMPLATE = (files("fedsim.skeletons") / "experiment.toml").read_text(encoding="utf-8")
 
@@ -38,6 +38,11 @@ def test_a_bad_name_is_one_sentence(kind: str, name: str, sentence: str) -> None
     assert "\n" not in str(refused.value)
 
 
+def test_an_inversion_is_an_attack() -> None:
+    with pytest.raises(ConfigError, match=r"^new: --inversion is a kind of attack; leave it out for a new defense$"):
+        PluginTemplate("defense", "mine", inversion=True)
+
+
 def test_an_experiment_may_be_called_as_no_module_can_be(tmp_path: Path) -> None:
     assert PluginTemplate("experiment", "lambda").write(tmp_path) == [Path("lambda.toml")]
 
@@ -51,17 +56,29 @@ def test_nothing_is_overwritten_nor_written_beside_it(there: str, tmp_path: Path
     assert (tmp_path / there).read_text() == "mine"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_files_speak_of_what_they_are_called(kind: str) -> None:
-    skeleton = PluginTemplate(kind, "first-try_2")
+@pytest.mark.parametrize(("kind", "inversion"), [*((kind, False) for kind in KINDS), ("attack", True)])
+def test_the_files_speak_of_what_they_are_called(kind: str, inversion: bool) -> None:
+    skeleton = PluginTemplate(kind, "first-try_2", inversion)
     for path, text in skeleton.file_contents.items():
         assert "skeleton" not in text.lower()
         assert str(skeleton.experiment_file) in text or path == skeleton.experiment_file
         compile(text, path, "exec") if path.suffix == ".py" else tomllib.loads(text)
     assert (skeleton.reference == "first_try_2:FirstTry2") is True
-    assert list(map(str, skeleton.file_contents)) == (["first_try_2.py"] if kind in PLUGINS else []) + [
-        str(skeleton.experiment_file)
-    ]
+    files = ["first_try_2.py"] if kind in PLUGINS else []
+    if kind in INSTALLED:
+        files = ["first_try_2/first_try_2.py", "first_try_2/pyproject.toml"]
+    assert list(map(str, skeleton.file_contents)) == [*files, str(skeleton.experiment_file)]
+
+
+@pytest.mark.parametrize("kind", INSTALLED)
+def test_a_plugin_that_no_file_names_is_a_package_of_one_entry_point(kind: str, tmp_path: Path) -> None:
+    skeleton = PluginTemplate(kind, "first-try")
+    skeleton.write(tmp_path)
+    project = tomllib.loads((tmp_path / "first_try" / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"] == {f"fedsim.{INSTALLED[kind]}": {"first_try": "first_try:FirstTry"}}
+    assert project["tool"]["setuptools"]["py-modules"] == ["first_try"]
+    assert skeleton.installation == "pip install --no-deps -e ./first_try"
+    assert skeleton.commands == ["check first_try", "run first_try.toml"]
 
 
 def test_what_the_experiment_has_in_comments_can_be_taken_out_of_them(tmp_path: Path) -> None:

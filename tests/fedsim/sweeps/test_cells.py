@@ -185,6 +185,29 @@ def test_data_count_by_what_is_in_their_files_wherever_the_folder_is(
         the_cell(data=data)
 
 
+def test_scores_by_another_network_are_of_another_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LPIPS by AlexNet and by SqueezeNet cannot be compared, so a sweep scores its cells anew."""
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "squeezenet1_1-a.pth").write_text("squeeze")
+    by_squeeze = the_cell()
+    (tmp_path / "weights" / "alexnet-a.pth").write_text("alex")
+    by_alex = the_cell()
+    assert by_alex.key != by_squeeze.key
+    assert by_alex.federation == by_squeeze.federation
+
+
+def test_scores_by_other_code_of_a_metric_are_of_another_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = the_cell()
+    keys = set()
+    for code in ("ab", "cd"):
+        monkeypatch.setattr("fedsim.sweeps.cells.hash_metric_code", lambda code=code: {"their_error": code})
+        cell = the_cell()
+        assert cell.federation == plain.federation
+        keys.add(cell.key)
+    assert len(keys | {plain.key}) == 3
+
+
 def test_data_that_come_in_no_file_count_by_their_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     before, load = the_cell().federation, Digits.load
 

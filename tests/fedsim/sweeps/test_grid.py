@@ -149,3 +149,43 @@ def test_bad_input_is_named(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=r"^study\.toml: ") as error:
         grid(**arguments)
     assert words in str(error.value)
+
+
+BASE = {"attack": [dict(SME)], "data": {"name": "mnist"}, "training": {"local_epochs": 1, "learning_rate": 0.1}}
+
+
+def test_a_case_changes_tables_key_by_key_after_all_other_axes() -> None:
+    long = {
+        "label": "long",
+        "training": {"local_epochs": 5, "learning_rate": []},
+        "data": {"name": "digits", "size": 8},
+    }
+    found = grid({"case": [{"label": "short"}, long], "training.local_epochs": [2]}, base=BASE)
+    assert names(found) == [f"case={case}, training.local_epochs=2, attack=sme, seed=0" for case in ("short", "long")]
+    short, changed = map(found.tables, found.points)
+    assert short["training"] == {"local_epochs": 2, "learning_rate": 0.1}
+    assert changed["training"] == {"local_epochs": 5}
+    assert changed["data"] == {"name": "digits", "size": 8}
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ({"training": {"local_epochs": 5}}, "expected tables with a label"),
+        ({"label": "a", "trainin": {}}, "a: 'trainin' names no key of an experiment file, did you mean"),
+        ({"label": "a", "federation": {"seed": 3}}, "a: write the values as seeds"),
+    ],
+)
+def test_a_case_that_is_no_part_of_an_experiment_is_refused(case: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        grid({"case": [case]}, base=BASE)
+
+
+def test_only_some_cells_stay_and_a_star_stands_for_any_text() -> None:
+    axes = {"case": [{"label": label} for label in ("E = 1", "E = 5", "none")], "attack": [SME, IG]}
+    found = grid(axes, only=[{"case": "E = *", "attack": "sme"}, {"case": "none"}], exclude=[{"attack": "inv*"}])
+    assert [point.labels["case"] for point in found.points] == ["E = 1", "E = 5", "none"]
+    with pytest.raises(ConfigError, match=r"sweep\.only\.0: case = 'F\*': no value"):
+        grid(axes, only=[{"case": "F*"}])
+    with pytest.raises(ConfigError, match=r"sweep\.only: no cell is any of these"):
+        grid(axes, only=[{"case": "none", "attack": "sme"}], exclude=[{"case": "none"}])

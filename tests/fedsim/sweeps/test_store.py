@@ -350,10 +350,7 @@ def test_what_failed_in_a_federation_is_told_of_its_cells_also_once_it_is_remove
 
 
 def test_a_federation_that_crashed_is_tried_again_and_so_are_its_cells(
-    own: Path,
-    failing: Callable[[Exception | None], None],
-    monkeypatch: pytest.MonkeyPatch,
-    expected: object,
+    own: Path, failing: Callable[[Exception | None], None], monkeypatch: pytest.MonkeyPatch, expected: object
 ) -> None:
     failing(MemoryError("none is left"))
     assert work_off(own, plan_of(own)) == {}

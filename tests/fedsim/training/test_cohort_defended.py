@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +17,6 @@ from clients.defenses.mixup import Mixup
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
-from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.recording.wire_format import State
@@ -29,6 +26,7 @@ from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
+from tests.support.experiments import make_tiny_config, run_serial
 
 SETTINGS = LocalTraining(local_epochs=2, batch_size=2, learning_rate=0.1)
 DP = DpSgd(clip=0.5, noise_multiplier=0.7)
@@ -108,8 +106,6 @@ def test_who_may_train_at_once() -> None:
 
 
 def test_a_federation_trains_them_at_once_and_those_with_canaries_alone(
-    tiny_config: Callable[..., Config],
-    serial_run: Callable[..., RunFolder],
     tmp_path: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -120,10 +116,10 @@ def test_a_federation_trains_them_at_once_and_those_with_canaries_alone(
         return local_updates(model, before, shares, *rest)
 
     monkeypatch.setattr(clients.app, "local_updates", note_group_size)
-    config = tiny_config(
+    config = make_tiny_config(
         defense=[{"name": "dp-sgd", "noise_multiplier": 1.0}],
         federation={"clients": 6, "rounds": 1},
         canaries={"count": 20, "clients": [2]},
     )
-    serial_run(config, tmp_path / "run")
+    run_serial(config, tmp_path / "run")
     assert groups == [5]

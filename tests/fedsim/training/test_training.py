@@ -26,12 +26,13 @@ from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
-from fedsim.recording.payloads import Payload
-from fedsim.recording.wire_format import State, Update, match_names, non_finite_names
+from fedsim.recording.wire_format import State, match_names, non_finite_names
 from fedsim.training.loop import evaluate, local_update
 from fedsim.training.model_state import copy_state, load_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
+from tests.support.tensors import are_equal
 
 KEY = (3, "train", 1, 0)
 
@@ -50,10 +51,6 @@ def train(model: nn.Module, *, count: int = 10, key: Any = KEY, defenses: Any = 
     inputs, labels = some_data(count)
     training = LocalTraining(**{"local_epochs": 2, "batch_size": 4, "learning_rate": 0.1, **kwargs})
     return local_update(model, copy_state(model), inputs, labels, training, key=key, defenses=defenses)[0]
-
-
-def equal(left: State, right: State) -> bool:
-    return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
 class Spy(nn.Module):
@@ -164,7 +161,7 @@ def test_training_equals_a_loop_written_by_hand(name: str) -> None:
             losses.append(loss.item())
     training = LocalTraining(local_epochs=2, batch_size=4, learning_rate=0.1, **kwargs)
     after, loss_mean = local_update(model, copy_state(net()), inputs, labels, training, key=KEY)
-    assert equal(after, copy_state(theirs))
+    assert are_equal(after, copy_state(theirs))
     assert loss_mean == pytest.approx(np.mean(losses), abs=1e-6)
 
 
@@ -188,7 +185,7 @@ def test_momentum_begins_anew_each_round() -> None:
     training = LocalTraining(local_epochs=1, batch_size=4, learning_rate=0.1, momentum=0.9)
     first, _ = local_update(model, state, inputs, labels, training, key=KEY)
     second, _ = local_update(model, state, inputs, labels, training, key=KEY)
-    assert equal(first, second)
+    assert are_equal(first, second)
 
 
 def test_the_proximal_term_pulls_towards_the_broadcast_model() -> None:
@@ -208,7 +205,7 @@ def test_the_proximal_term_pulls_towards_the_broadcast_model() -> None:
     after = train(model, count=4, local_epochs=3, proximal_mu=2.0)
     for name, tensor in copy_state(theirs).items():
         torch.testing.assert_close(after[name], tensor)
-    assert not equal(after, train(net(), count=4, local_epochs=3))
+    assert not are_equal(after, train(net(), count=4, local_epochs=3))
 
 
 def test_a_strong_proximal_term_keeps_the_model_where_it_is() -> None:
@@ -249,7 +246,7 @@ def test_frozen_batch_norm_leaves_its_statistics_and_trains_its_scale() -> None:
     for name in ("2.running_mean", "2.running_var"):
         assert torch.equal(after[name], before[name])
     assert not torch.equal(after["2.weight"], before["2.weight"])
-    assert not equal(after, train(net(batch_norm=True), local_epochs=1))
+    assert not are_equal(after, train(net(batch_norm=True), local_epochs=1))
 
 
 def test_frozen_batch_norm_trains_on_single_examples() -> None:
@@ -320,7 +317,7 @@ def test_integer_buffers_carry_nothing_from_one_client_to_the_next() -> None:
     training = LocalTraining(local_epochs=1, batch_size=5)
     first, _ = local_update(model, fresh, inputs, labels, training, key=KEY)
     second, _ = local_update(model, state, inputs, labels, training, key=KEY)
-    assert equal(first, second)
+    assert are_equal(first, second)
 
 
 def test_dropout_follows_the_key_and_nothing_else() -> None:
@@ -328,7 +325,7 @@ def test_dropout_follows_the_key_and_nothing_else() -> None:
     first = train(model)
     torch.manual_seed(99)
     random.seed(99)
-    assert equal(first, train(net(dropout=0.5)))
+    assert are_equal(first, train(net(dropout=0.5)))
     for dropout, close in ((0.0, True), (0.5, False)):  # one full batch, so its order does not matter
         one, two = (train(net(dropout=dropout), key=(seed, "train"), count=4, local_epochs=1) for seed in (1, 2))
         assert all(torch.allclose(one[name], two[name]) for name in one) == close
@@ -339,7 +336,7 @@ def test_dropout_draws_apart_from_the_batch_order() -> None:
     off = train(net(dropout=0.5), dropout=False)
     plain = train(net())
     assert [t.tolist() for t in off.values()] == [t.tolist() for t in plain.values()]
-    assert not equal(off, train(net(dropout=0.5)))
+    assert not are_equal(off, train(net(dropout=0.5)))
 
 
 def test_training_leaves_the_global_generators_as_they_were() -> None:
@@ -365,7 +362,7 @@ def test_the_models_own_weights_and_mode_do_not_matter() -> None:
     used.eval()
     first, _ = local_update(used, state, inputs, labels, training, key=KEY)
     second, _ = local_update(net(), state, inputs, labels, training, key=KEY)
-    assert equal(first, second)
+    assert are_equal(first, second)
 
 
 def test_training_changes_neither_the_broadcast_state_nor_the_data() -> None:
@@ -374,11 +371,11 @@ def test_training_changes_neither_the_broadcast_state_nor_the_data() -> None:
     kept = {name: tensor.clone() for name, tensor in before.items()}
     kept_inputs, kept_labels = inputs.clone(), labels.clone()
     after, _ = local_update(model, before, inputs, labels, LocalTraining(local_epochs=2), key=KEY)
-    assert equal(before, kept)
+    assert are_equal(before, kept)
     assert torch.equal(inputs, kept_inputs)
     assert torch.equal(labels, kept_labels)
     load_state(model, before)
-    assert not equal(after, before)
+    assert not are_equal(after, before)
 
 
 @pytest.mark.parametrize(("rate", "epochs"), [(1e30, 5), (1e38, 5)])
@@ -436,7 +433,7 @@ class Meddler(Defense):
 
 
 def test_a_defense_without_hooks_in_local_training_changes_nothing_there() -> None:
-    assert equal(train(net(), defenses=[Idle(), Idle()]), train(net()))
+    assert are_equal(train(net(), defenses=[Idle(), Idle()]), train(net()))
 
 
 def test_the_batch_and_gradient_hooks_take_effect() -> None:
@@ -480,7 +477,7 @@ def test_clipping_bounds_the_norm_keeps_the_direction_and_is_idempotent(update: 
 @given(update=updates)
 def test_without_noise_and_with_a_large_clip_nothing_changes(update: State) -> None:
     defended = UpdateNoise(clip=1e9).on_update(update, LocalContext(rng=torch.Generator()))
-    assert equal(defended, update)
+    assert are_equal(defended, update)
 
 
 def test_the_noise_has_the_promised_spread() -> None:
@@ -595,9 +592,7 @@ def test_a_defense_that_yields_no_numbers_is_an_error_not_an_update() -> None:
 
 def test_the_pseudo_gradient_is_what_was_subtracted() -> None:
     before = copy_state(net())
-    update = Update(
-        round=1, client=0, before=before, payload=Payload.from_dense(train(net()), "weights"), num_examples=10
-    )
+    update = build_update(before, train(net()), num_examples=10)
     for name, tensor in update.pseudo_gradient.items():
         torch.testing.assert_close(before[name] - tensor, update.after[name])
 
@@ -610,13 +605,13 @@ def test_states_without_names_are_matched_by_order() -> None:
     for given_state in (state, numbered, shuffled, {**state, "extra": torch.zeros(1)}):
         found = match_names(given_state, shapes)
         assert found is not None
-        assert equal(found, state)
+        assert are_equal(found, state)
     assert match_names({**state, "1.bias": torch.zeros(99)}, shapes) is None
     assert match_names({key: numbered[key] for key in list(numbered)[:-1]}, shapes) is None
     assert match_names({}, shapes) is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(count=st.integers(1, 30), epochs=st.integers(1, 3), batch=st.integers(1, 12))
 def test_the_number_of_steps_is_what_the_server_computes(count: int, epochs: int, batch: int) -> None:
     spy = Spy(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))

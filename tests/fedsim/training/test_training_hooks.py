@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config
-from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, Poisson
 from fedsim.interfaces.defense_checks import check_defense
@@ -35,6 +32,8 @@ from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.sampling import poisson_batches
 from fedsim.training.settings import LocalTraining
+from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.tensors import are_equal
 
 KEY = (3, "train", 1, 0)
 PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
@@ -143,10 +142,6 @@ def train(*defenses: Defense, key: Any = KEY, model: nn.Module | None = None, **
     return local_update(model, copy_state(model), inputs, labels, sgd(**how), key=key, defenses=defenses)
 
 
-def equal(left: State, right: State) -> bool:
-    return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
-
-
 # Poisson sampling.
 
 
@@ -236,7 +231,7 @@ def test_a_step_on_an_empty_batch_is_noise_alone() -> None:
 
 
 def test_an_empty_batch_without_noise_leaves_the_model_where_it_is() -> None:
-    assert equal(train(Sampled(rate=NEVER))[0], copy_state(net()))
+    assert are_equal(train(Sampled(rate=NEVER))[0], copy_state(net()))
 
 
 def test_an_empty_batch_has_a_gradient_that_hooks_add_noise_to_and_is_shown_to_no_hook_on_batches() -> None:
@@ -269,7 +264,7 @@ def test_the_proximal_term_pulls_on_an_empty_batch_too() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, math.nan])
 def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match=r"^rate of Poisson sampling: expected a probability above 0"):
+    with pytest.raises(ConfigError, match=r"^Poisson sampling: rate: expected (a value above 0|at most 1), got"):
         Poisson(rate=rate)
 
 
@@ -387,13 +382,11 @@ class AddsToo(Adds):
     """Likewise, by another name."""
 
 
-def test_another_defense_changes_no_noise_on_the_update(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_another_defense_changes_no_noise_on_the_update(tmp_path: Path) -> None:
     def defended_gradient(*names: str) -> State:
         defenses = [{"name": f"{__name__}:{name}"} for name in names]
         tables: dict[str, Any] = {"federation": {"clients": 1, "rounds": 1}, "defense": defenses, "attack": []}
-        run = serial_run(tiny_config(**tables), tmp_path / "-".join(("run", *names)))
+        run = run_serial(make_tiny_config(**tables), tmp_path / "-".join(("run", *names)))
         return Transcript(run.path).update(1, 0).pseudo_gradient
 
     plain, one, other, both = (
@@ -412,15 +405,13 @@ def test_another_defense_changes_no_noise_on_the_update(
 TABLES: dict[str, Any] = {"defense": [{"name": f"{__name__}:Private"}], "attack": []}
 
 
-def test_clients_with_such_defenses_send_the_same_bytes_whether_or_not_others_train_at_once(
-    tiny_config: Callable[..., Config], serial_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_clients_with_such_defenses_send_the_same_bytes_whether_or_not_others_train_at_once(tmp_path: Path) -> None:
     together, alone = (
-        Transcript(serial_run(tiny_config(federation={"vectorise": way}, **TABLES), tmp_path / str(way)).path)
+        Transcript(run_serial(make_tiny_config(federation={"vectorise": way}, **TABLES), tmp_path / str(way)).path)
         for way in (True, False)
     )
     for one, other in zip(together.updates(), alone.updates(), strict=True):
-        assert equal(one.after, other.after)
+        assert are_equal(one.after, other.after)
     assert len(list(alone.updates())) == 8
 
 
@@ -439,7 +430,7 @@ def test_clients_with_such_defenses_send_the_same_bytes_whether_or_not_others_tr
     ],
 )
 def test_an_experiment_that_a_defense_cannot_work_in_is_refused_before_it_starts(
-    tiny_config: Callable[..., Config], tables: dict[str, Any], expected: str
+    tables: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
-        Experiment(tiny_config(**TABLES, **tables)).check()
+        Experiment(make_tiny_config(**TABLES, **tables)).check()

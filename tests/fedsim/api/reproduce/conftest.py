@@ -12,7 +12,7 @@ from fedsim.api.reproduce import recipes, running
 
 PAPER = """
 title = "P"
-cite = "Nobody: nothing, 2026"
+key = "Zhu2019"
 [table.plane]
 title = "Table 1"
 setting = "theirs"

@@ -58,7 +58,7 @@ def test_a_difference_that_the_paper_does_not_print_follows_from_its_figures() -
 
 def test_ours_stand_beside_theirs_with_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     table = validate_tables(PublishedTable, {**SOME, "incomparable": {"a": "why"}}, "here")
-    paper = read.PublishedPaper(title="P", cite="C", table={"t": table})
+    paper = read.PublishedPaper(title="P", key="Zhu2019", table={"t": table})
     monkeypatch.setattr(read, "read_papers", lambda: {"p": paper})
     ours = {"one": {"b": "2.5", "a": "1.0", "floor": ".1"}}
     found = {(one.row, one.quantity): one.verdict for one in compare_figures("p", "t", ours, "kept")}

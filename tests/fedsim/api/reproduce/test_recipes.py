@@ -41,11 +41,12 @@ def test_every_sweep_file_is_that_of_a_table() -> None:
 
 
 @pytest.mark.parametrize(("paper", "table"), TABLES)
-def test_a_table_is_made_again_by_a_sweep_or_by_a_script_that_is_there(paper: str, table: str) -> None:
+def test_a_table_is_made_again_by_a_sweep_or_by_studies_that_are_there(paper: str, table: str) -> None:
     script = read_papers()[paper].table[table].script
     assert (script is None) is (find_recipe(paper, table) is not None)
     if script is not None:
-        assert (ROOT / script.command.removeprefix("python ")).is_file()
+        for study in script.command.removeprefix("python -m studies ").split():
+            assert (ROOT / "studies" / study / "study.toml").is_file()
 
 
 @pytest.mark.parametrize("name", SWEEPS)

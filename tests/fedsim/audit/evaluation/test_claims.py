@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.audit.evaluation.evaluator import FindingSpec, evaluator_of
+from fedsim.audit.evaluation.evaluator import FindingSpec, check_claim, evaluator_of
 from fedsim.base.errors import AttackError
 from fedsim.base.task import Task
 from fedsim.interfaces.attack import Knowledge, PartialRecords, Records
@@ -131,3 +131,15 @@ def test_a_finding_of_another_form_is_one_sentence(rule: FindingSpec, finding: F
     whole = f"round 1, client 0: the attack claims {sentence}; mend the attack"
     with pytest.raises(AttackError, match=f"^{re.escape(whole)}$"):
         evaluator_of(finding).form(finding, rule)
+
+
+@pytest.mark.parametrize("name", ["psnr", "mse"])
+def test_a_curve_that_only_the_evaluator_can_compute_is_refused(name: str) -> None:
+    curve = torch.zeros(2)
+    check_claim(data(2, 1, 4, 4, trace={"objective": curve, "l_sim": curve}), make_spec())
+    with pytest.raises(AttackError) as refused:
+        check_claim(data(2, 1, 4, 4, trace={name: curve}), make_spec())
+    assert str(refused.value) == (
+        f"round 1, client 0: the attack calls a curve of its trace '{name}', which only the evaluator can know; "
+        "rename the curve"
+    )

@@ -16,7 +16,7 @@ from fedsim.audit.evaluation.imputation import ImputedCategories
 from fedsim.audit.evaluation.inferences import score_inference
 from fedsim.audit.evaluation.local_models import ModelCache, score_local_model
 from fedsim.audit.evaluation.representatives import score_representatives
-from fedsim.audit.evaluation.score import PublicExamples, Score
+from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.zest import interpretable_pieces, model_outputs, signature, zest
 from fedsim.base import metrics
 from fedsim.base.errors import AttackError, DataError
@@ -24,19 +24,17 @@ from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task, squared_error
 from fedsim.data import Column
 from fedsim.interfaces.findings import Inference, Representatives
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.wire_format import State
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
+from tests.support.tensors import draw_normal
 
 FEATURES = 5
 CLASSES, REGRESSION = Task((FEATURES,), 3), Task((FEATURES,), 0)
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-INPUTS, REFERENCES = randn(30, FEATURES), randn(8, FEATURES, seed=1)
+INPUTS, REFERENCES = draw_normal(30, FEATURES), draw_normal(8, FEATURES, seed=1)
 LABELS = torch.arange(30) % 3
 COLUMNS = (Column(name="a", start=0, categories=("x", "y")), *(Column(name=f"n{i}", start=i) for i in (2, 3, 4)))
 
@@ -58,7 +56,7 @@ def judge(claimed: State, proxies: dict[str, State], optimum: State | None = Non
 
 
 def away(state: State, size: float, seed: int = 9) -> dict[str, Tensor]:
-    return {name: tensor + size * randn(*tensor.shape, seed=seed) for name, tensor in state.items()}
+    return {name: tensor + size * draw_normal(*tensor.shape, seed=seed) for name, tensor in state.items()}
 
 
 OPTIMUM = copy_state(built())
@@ -177,7 +175,7 @@ def test_the_error_of_a_regression_is_relative_and_in_its_own_units() -> None:
     """Table 9 of LMRA: mean of |y - found| / |y|, in percent; prices are 500 + 100 times what the model says."""
     model = built(REGRESSION)
     optimum = copy_state(model)
-    targets = randn(30, seed=4)
+    targets = draw_normal(30, seed=4)
     scores = judge(
         away(optimum, 0.2), {"global model": optimum}, optimum, model=model, labels=targets, loss=squared_error,
         target=(500.0, 100.0), columns=(),
@@ -312,7 +310,7 @@ def test_a_guess_about_other_records_is_refused() -> None:
 
 
 def test_balanced_accuracy_is_scikit_learns() -> None:
-    numbers, truth = randn(60, 4), torch.arange(60) % 3  # of the fourth category it has none
+    numbers, truth = draw_normal(60, 4), torch.arange(60) % 3  # of the fourth category it has none
     _, balanced = score_inference(Inference(of="attribute", candidates=torch.arange(4), scores=numbers), truth)
     with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
         expected = balanced_accuracy_score(truth.numpy(), numbers.argmax(1).numpy())
@@ -411,7 +409,7 @@ def test_a_class_that_is_not_public_is_guessed_by_the_mean_of_all() -> None:
         ("representatives of shape", lambda: represent(torch.rand(1, 1, 8, 8), [0])),
         ("and representatives of classes are compared as images; for tables, attack", lambda: score_representatives(
             Representatives(data=torch.rand(2, 22), labels=torch.arange(2)), torch.rand(3, 22), CLASSES_HELD,
-            public=None, rng=generator(1))),
+            public=None, rng=generator(1), modality="table")),
         (r"3 records among 2 candidates, but the truth is of shape \(0,\), expected \(3,\)", lambda: score_inference(
             inference("attribute", [[1, 0]] * 3), torch.ones(0).long())),
     ],

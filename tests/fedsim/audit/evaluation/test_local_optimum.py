@@ -18,24 +18,21 @@ from fedsim.base.errors import ConfigError, DataError, RunError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task, squared_error
 from fedsim.federation.build import Experiment
-from fedsim.federation.reading import load_config
+from fedsim.federation.config import Config, validate_tables
 from fedsim.training.local_optimum import train_to_convergence
 from fedsim.training.loop import evaluate
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.linear import Linear
 from fedsim.training.models.mlp import Mlp
+from tests.support.tensors import draw_normal
 
 EXAMPLES, FEATURES = 200, 5
 REGRESSION, CLASSES = Task((FEATURES,), 0), Task((FEATURES,), 3)
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-INPUTS = randn(EXAMPLES, FEATURES)
-TARGETS = INPUTS @ torch.arange(FEATURES).float() + 0.3 + 0.5 * randn(EXAMPLES, seed=1)
-NOISY = (INPUTS[:, :3] + randn(EXAMPLES, 3, seed=2)).argmax(1)  # no plane separates them
+INPUTS = draw_normal(EXAMPLES, FEATURES)
+TARGETS = INPUTS @ torch.arange(FEATURES).float() + 0.3 + 0.5 * draw_normal(EXAMPLES, seed=1)
+NOISY = (INPUTS[:, :3] + draw_normal(EXAMPLES, 3, seed=2)).argmax(1)  # no plane separates them
 PLAIN = (INPUTS[:, 0] * INPUTS[:, 1] > 0).long() + (INPUTS[:, 2] > 1).long()  # a network separates them
 
 
@@ -61,7 +58,7 @@ def test_a_linear_regression_is_solved_by_least_squares(bias: bool) -> None:
 
 def test_of_many_least_squares_solutions_it_is_the_shortest() -> None:
     """Fewer records than features: numpy's, too, is that of least norm."""
-    inputs, targets = randn(6, 20).double(), randn(6).double()
+    inputs, targets = draw_normal(6, 20).double(), draw_normal(6).double()
     model = built(Task((20,), 0), bias=False).double()
     found = local_optimum(model, copy_state(model), inputs, targets, squared_error)["1.weight"].flatten()
     expected = np.linalg.pinv(inputs.numpy()) @ targets.numpy()
@@ -279,7 +276,13 @@ def test_a_client_of_att_faces_is_not_thrown_out_of_its_valley() -> None:
     home = os.environ.get("FEDSIM_DATA")
     if home is None or not (Path(home) / "att_faces").is_dir():
         pytest.skip("needs AT&T faces under $FEDSIM_DATA")
-    config = load_config(Path(__file__).parents[4] / "benchmarks" / "lmra-att-faces.toml", ["federation.clients=20"])
+    tables = {
+        "data": {"name": "att-faces"},
+        "partition": {"name": "att-faces-by-person"},
+        "model": {"name": "mlp", "hidden": [32, 32, 32]},
+        "federation": {"engine": "serial", "clients": 20, "seed": 1},
+    }
+    config = validate_tables(Config, tables, "faces")
     experiment = Experiment(config)
     inputs, labels = experiment.data.train(2)
     inputs, model = experiment.data.to_model(inputs), experiment.new_model()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,19 +12,20 @@ from torch import Tensor
 
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.perceptual_distance import check_backbone, find_backbone, lpips_distances
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
-from fedsim.federation.build import Experiment
+from fedsim.base.randomness import generator
+from fedsim.federation.build import Experiment, find_weights_folder
 from fedsim.federation.open_run import OpenRun
-
-
-def images(count: int, *shape: int, seed: int = 0) -> Tensor:
-    return torch.rand((count, *shape), generator=torch.Generator().manual_seed(seed))
+from fedsim.interfaces.findings import Reconstruction
+from tests.support.experiments import make_tiny_config
+from tests.support.tensors import draw_uniform
 
 
 def weights_folder() -> Path | None:
     """Network weights that lie in the data folder; there is no other way to get them offline."""
-    named = os.environ.get("FEDSIM_DATA")
-    folder = Path(named) / "weights" if named else None
+    folder = find_weights_folder()
     return folder if folder and (folder / "squeezenet1_1-imagenet1k.pth").is_file() else None
 
 
@@ -36,17 +35,31 @@ needs_weights = pytest.mark.skipif(
 
 
 def test_lpips_says_why_it_was_not_computed(tmp_path: Path) -> None:
-    small, large, five = images(1, 1, 15, 28), images(1, 1, 28, 28), images(1, 5, 28, 28)
+    small, large, five = draw_uniform(1, 1, 15, 28), draw_uniform(1, 1, 28, 28), draw_uniform(1, 5, 28, 28)
     assert "15 x 28 are too small" in str(lpips_distances(small, small, tmp_path))
     assert "5 channels" in str(lpips_distances(five, five, tmp_path))
     assert f"no network weights at {tmp_path}" in str(lpips_distances(large, large, tmp_path))
     assert "$FEDSIM_DATA/weights" in str(lpips_distances(large, large, None))
 
 
+def test_a_score_names_the_network_that_measured_it(tmp_path: Path) -> None:
+    truth = Truth(data=draw_uniform(2, 1, 32, 32), labels=torch.tensor([0, 1]))
+    claim = Reconstruction(data=draw_uniform(2, 1, 32, 32), labels=truth.labels)
+
+    def instruments(weights: Path | None) -> dict[str, str]:
+        scores = score_examples(claim, truth, public=None, rng=generator(0), weights=weights)
+        return {score.metric: score.instrument for score in scores if score.instrument}
+
+    assert instruments(None) == {}
+    for name, backbone in (("squeezenet1_1-a.pth", "squeeze"), ("vgg16-a.pth", "vgg"), ("alexnet-a.pth", "alex")):
+        (tmp_path / name).touch()
+        assert instruments(tmp_path) == {"lpips": backbone}
+
+
 @needs_weights
 @pytest.mark.parametrize("content", [b"", b"no weights", "cut", "other"])
 def test_damaged_weights_are_noticed_before_anything_is_attacked(
-    content: bytes | str, tmp_path: Path, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
+    content: bytes | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "weights" / "squeezenet1_1-imagenet1k.pth"
     path.parent.mkdir()
@@ -57,7 +70,7 @@ def test_damaged_weights_are_noticed_before_anything_is_attacked(
         if content == "cut":
             path.write_bytes(path.read_bytes()[:-500])
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
-    config = tiny_config(attack=[{"name": "sme"}], adversary={"when": "at-end"})
+    config = make_tiny_config(attack=[{"name": "sme"}], adversary={"when": "at-end"})
     audit = Audit(folder=OpenRun(tmp_path), spec=config, experiment=Experiment(config), base_folder=tmp_path)
     with pytest.raises(DataError, match="is no readable file of weights") as caught:
         audit.check()
@@ -68,7 +81,7 @@ def test_damaged_weights_are_noticed_before_anything_is_attacked(
 @needs_weights
 @pytest.mark.parametrize("channels", [1, 3])
 def test_lpips_is_zero_for_equals_and_rises_with_noise(channels: int) -> None:
-    true = images(2, channels, 32, 32)
+    true = draw_uniform(2, channels, 32, 32)
     noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(3))
     values = []
     for strength in (0.0, 0.05, 0.2, 0.5):
@@ -88,7 +101,7 @@ def test_lpips_is_what_its_definition_says_of_the_heads_in_torchmetrics() -> Non
 
     folder = weights_folder()
     assert folder is not None
-    claimed, true = images(3, 3, 24, 24), images(3, 3, 24, 24, seed=4)
+    claimed, true = draw_uniform(3, 3, 24, 24), draw_uniform(3, 3, 24, 24, seed=4)
     features = squeezenet1_1(weights=None)
     features.load_state_dict(torch.load(folder / "squeezenet1_1-imagenet1k.pth", weights_only=True))
     heads = torch.load(
@@ -124,7 +137,7 @@ def test_alexnet_is_taken_where_its_weights_are_there(tmp_path: Path) -> None:
     found = find_backbone(tmp_path)
     assert found is not None
     assert found[0].name == "alex"
-    claimed, true = images(2, 3, 40, 40), images(2, 3, 40, 40, seed=1)
+    claimed, true = draw_uniform(2, 3, 40, 40), draw_uniform(2, 3, 40, 40, seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reference = LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
@@ -137,7 +150,9 @@ def test_alexnet_is_taken_where_its_weights_are_there(tmp_path: Path) -> None:
     distances = lpips_distances(claimed, true, tmp_path)
     assert isinstance(distances, Tensor)
     torch.testing.assert_close(distances, expected)
-    assert "30 x 40 are too small" in str(lpips_distances(images(1, 3, 30, 40), images(1, 3, 30, 40), tmp_path))
+    assert "30 x 40 are too small" in str(
+        lpips_distances(draw_uniform(1, 3, 30, 40), draw_uniform(1, 3, 30, 40), tmp_path)
+    )
 
 
 def test_weights_of_another_network_are_named(tmp_path: Path) -> None:

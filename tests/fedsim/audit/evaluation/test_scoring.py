@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsim.audit.evaluation.score import PublicExamples, Score
+from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import (
     frequency_guess_accuracy,
     label_accuracy,
@@ -27,6 +27,7 @@ from fedsim.base import metrics
 from fedsim.base.errors import AttackError, DataError, TranscriptError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.findings import Reconstruction, Texts
+from fedsim.interfaces.modality import PublicExamples
 
 
 def images(count: int, seed: int = 0, size: int = 8) -> Tensor:
@@ -374,7 +375,7 @@ def test_a_truth_file_is_read(tmp_path: Path) -> None:
         ({"data": images(4) * 255, "labels": LABELS}, r"lies in \[.*, 25.*\], expected \[0, 1\]"),
         ({"data": images(4) * math.nan, "labels": LABELS}, r"expected \[0, 1\]"),
         ({"data": images(4), "labels": LABELS[:3]}, r"a label for each, got \(4, 1, 8, 8\) and \(3,\)"),
-        ({"data": images(4)[0], "labels": LABELS[:1]}, r"expected data of shape"),
+        ({"data": images(4)[:, 0, 0, 0].contiguous(), "labels": LABELS}, r"expected data of shape"),
         ({"data": images(0), "labels": LABELS[:0]}, r"expected data of shape"),
         ({"data": images(4), "labels": LABELS - 1}, r"expected data of shape"),
     ],

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedsim.audit.evaluation.score import PublicExamples, Score
+from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.recording.payloads import Payload
-from fedsim.recording.wire_format import Update
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state, load_state
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
 
 RANGE = (torch.tensor([-0.5]), torch.tensor([2.0]))
 LABELS = torch.tensor([0, 1, 2, 1])
@@ -43,7 +43,7 @@ def message(model: nn.Module | None = None, **how: Any) -> AttackedUpdate:
     before = copy_state(model)
     inputs = RANGE[0] + (RANGE[1] - RANGE[0]) * images(4)
     after, _ = local_update(model, before, inputs, LABELS, plan, key=("similarity",))
-    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=4)
+    update = build_update(before, after, num_examples=4)
     return AttackedUpdate(model=model, loss=cross_entropy, update=update, value_range=RANGE, settings=plan)
 
 
@@ -86,9 +86,7 @@ def test_it_is_the_cosine_at_w_t_and_the_best_one_on_the_line() -> None:
 def test_a_gradient_that_was_sent_has_no_line() -> None:
     sent = message()
     gradient = {name: (sent.update.before[name] - tensor) / 0.5 for name, tensor in sent.update.after.items()}
-    update = Update(
-        round=1, client=0, before=sent.update.before, payload=Payload.from_dense(gradient, "gradient"), num_examples=4
-    )
+    update = build_update(sent.update.before, gradient, "gradient", num_examples=4)
     alone = AttackedUpdate(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE)
     assert alone.similarities(images(4), LABELS) == {"l_sim": pytest.approx(0, abs=1e-6)}
 
@@ -146,13 +144,7 @@ def test_where_there_is_none_the_reason_stands_there_and_the_others_are_scored(
     sent = message()
     update = sent.update
     if "after" in change:
-        update = Update(
-            round=1,
-            client=0,
-            before=update.before,
-            payload=Payload.from_dense(update.before, "weights"),
-            num_examples=4,
-        )
+        update = build_update(update.before, update.before, num_examples=4)
     broken = AttackedUpdate(model=change.get("model", sent.model), loss=cross_entropy, update=update, value_range=RANGE)
     scores = scores_by_metric(images(4, seed=3), broken)
     assert sentence in scores["l_sim"].missing
@@ -161,13 +153,7 @@ def test_where_there_is_none_the_reason_stands_there_and_the_others_are_scored(
 
 def test_a_zero_update_is_an_error() -> None:
     sent = message()
-    update = Update(
-        round=1,
-        client=0,
-        before=sent.update.before,
-        payload=Payload.from_dense(sent.update.before, "weights"),
-        num_examples=4,
-    )
+    update = build_update(sent.update.before, sent.update.before, num_examples=4)
     with pytest.raises(DataError, match="is zero"):
         AttackedUpdate(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE).similarities(
             images(4), LABELS

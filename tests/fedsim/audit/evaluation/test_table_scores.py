@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedsim.audit.evaluation.score import PublicExamples
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.table_scores import draw_rows, likeliest_row
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import table_metrics
 from fedsim.base.randomness import generator
 from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.modality import PublicExamples
 
 COLUMNS = (1, 3)
 TRUE = torch.tensor([[0.5, 1.0, 0.0, 0.0], [0.1, 0.0, 1.0, 0.0]])

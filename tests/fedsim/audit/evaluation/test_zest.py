@@ -16,15 +16,12 @@ from fedsim.base.task import Task
 from fedsim.data import Column, Examples
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
+from tests.support.tensors import draw_normal
 
 FEATURES, OUTPUTS = 6, 3
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-REFERENCES = randn(10, FEATURES)
+REFERENCES = draw_normal(10, FEATURES)
 PIECES = interpretable_pieces((FEATURES,))
 
 
@@ -129,6 +126,14 @@ def test_images_are_cut_into_a_grid_through_all_channels() -> None:
     assert interpretable_pieces((1, 2, 3)).tolist() == [[[0, 1, 2], [3, 4, 5]]]
 
 
+def test_a_series_is_cut_into_spans_of_time_that_its_channels_share() -> None:
+    pieces = interpretable_pieces((2, 20))
+    assert torch.equal(pieces[0], pieces[1])
+    assert pieces[0].unique(return_counts=True)[1].tolist() == [3, 2, 3, 2, 3, 2, 3, 2]
+    assert interpretable_pieces((1, 2, 3), modality="image").shape == (1, 2, 3)
+    assert interpretable_pieces((1, 3)).tolist() == [[0, 1, 2]]
+
+
 def test_a_masked_image_shows_the_mean_of_its_channel() -> None:
     images = torch.rand(5, 2, 4, 4, generator=torch.Generator().manual_seed(1))
     shown: list[Tensor] = []
@@ -182,7 +187,7 @@ def test_withheld_statistics_are_those_of_the_references() -> None:
     """So that the answer to an example does not depend on what else is in its batch."""
     model = network(1, batch_norm=True)
     with torch.no_grad():
-        model(randn(40, FEATURES, seed=3) * 5)  # some other statistics
+        model(draw_normal(40, FEATURES, seed=3) * 5)  # some other statistics
     before = copy.deepcopy(model.state_dict())
     answer = model_outputs(model, copy_state(model, statistics=False), REFERENCES)
     model.eval()
@@ -196,7 +201,7 @@ def test_withheld_statistics_are_those_of_the_references() -> None:
 def test_shared_statistics_are_kept() -> None:
     model = network(1, batch_norm=True)
     with torch.no_grad():
-        model(randn(40, FEATURES, seed=3) * 5)
+        model(draw_normal(40, FEATURES, seed=3) * 5)
     answer = model_outputs(model, copy_state(model), REFERENCES)
     torch.testing.assert_close(answer(REFERENCES), model.eval()(REFERENCES))
 
@@ -207,7 +212,7 @@ def test_shared_statistics_are_kept() -> None:
         (ConfigError, "expected more than the 6 pieces", lambda: signature(nn.ReLU(), REFERENCES, PIECES, masks=6)),
         (DataError, "no reference examples", lambda: signature(nn.Identity(), REFERENCES[:0], PIECES)),
         (AttackError, "NaN or infinite", lambda: signature(lambda x: x / 0, REFERENCES, PIECES)),
-        (DataError, "expected images or rows of a table", lambda: interpretable_pieces((3, 4))),
+        (DataError, "expected images, rows of a table or series", lambda: interpretable_pieces((2, 3, 4, 5))),
         (DataError, "signatures of one shape", lambda: zest(torch.ones(1, 2, 3), torch.ones(1, 2, 2))),
     ],
 )  # fmt: skip

@@ -388,9 +388,9 @@ def test_more_clients_than_disjoint_people_still_have_four_each(faces: Dataset) 
 
 
 def test_att_faces_by_person_says_what_cannot_be(faces: Dataset) -> None:
-    with pytest.raises(ConfigError, match=r"^own: expected at least 1 person, got 0"):
+    with pytest.raises(ConfigError, match=r"^own: expected at least 1, got 0"):
         AttFacesByPerson(own=0)
-    with pytest.raises(ConfigError, match=r"^others: expected a list of numbers from 0 on, got "):
+    with pytest.raises(ConfigError, match=r"^others: expected a length of at least 1, got "):
         AttFacesByPerson(others=())
     with pytest.raises(ConfigError, match=r"partition\.own: 41 people a client, but 'att-faces' has 40"):
         AttFacesByPerson(own=41).assign(faces, 2, rng())

@@ -289,7 +289,7 @@ def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
 # Tensors in and out.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3),
     dtype=st.sampled_from(["float32", "float64", "float16", "int64", "int8", "bool", "uint8", "complex64"]),

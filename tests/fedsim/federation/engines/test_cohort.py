@@ -371,7 +371,7 @@ def test_a_node_has_one_message_at_a_time(nodes: int, monkeypatch: pytest.Monkey
     assert {message.metadata.dst_node_id for message in physical.sent} == set(physical.get_node_ids())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     clients=st.sets(st.integers(0, 79), min_size=1),
     nodes=st.integers(1, 9),

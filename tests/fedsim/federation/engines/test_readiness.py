@@ -25,6 +25,7 @@ from fedsim.federation.engines.readiness import (
     wait_for_nodes,
 )
 from fedsim.federation.engines.serial import InProcessGrid
+from tests.support.experiments import make_tiny_config
 
 SIMULATION = ConfigRecord({"experiment": "{}"})
 
@@ -190,16 +191,16 @@ def test_a_node_that_answers_something_else_is_one_sentence(content: RecordDict)
     assert_one_sentence(caught.value)
 
 
-def test_the_clientapp_itself_is_ready_or_says_why_not(tiny_config: Callable[..., Config]) -> None:
+def test_the_clientapp_itself_is_ready_or_says_why_not() -> None:
     grid = InProcessGrid(client_app, nodes=2)
     nodes = list(grid.get_node_ids())
 
     def check(config: Config) -> None:
         check_nodes(grid, nodes, ConfigRecord({"experiment": config.model_dump_json()}))
 
-    check(tiny_config())
+    check(make_tiny_config())
     with pytest.raises(RunError, match=r"a node on '.*' cannot take part: .*no-such-data"):
-        check(tiny_config(data={"name": "no-such-data"}))
+        check(make_tiny_config(data={"name": "no-such-data"}))
 
 
 # Comparing.

@@ -18,8 +18,7 @@ from fedsim.inversion.labels.gradients import LABEL_RULES, LabelRule, bias_rule,
 from fedsim.inversion.labels.last_layer import LastLayer, last_layer
 from fedsim.inversion.problem import InversionProblem, build_problem
 from fedsim.plugins import registry
-from fedsim.recording.payloads import Payload
-from fedsim.recording.wire_format import Update
+from tests.support.recordings import build_update
 
 CLASSES, WIDTH = 30, 24
 REPEATED = torch.tensor([2, 2, 2, 7, 7, 19, 23, 29])
@@ -92,9 +91,7 @@ def scene_for(model: nn.Module, labels: Sequence[int], shape: tuple[int, ...] = 
     names = [name for name, _ in model.named_parameters()]
     sent = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
     before = {name: t.detach().clone() for name, t in model.state_dict().items() if t.is_floating_point()}
-    update = Update(
-        round=1, client=0, before=before, payload=Payload.from_dense(sent, "gradient"), num_examples=len(labels)
-    )
+    update = build_update(before, sent, "gradient", num_examples=len(labels))
     knowledge = Knowledge(model=lambda: model, loss=cross_entropy, input_shape=shape, value_range=([0.0], [1.0]))
     return build_problem(update, knowledge)
 

@@ -18,7 +18,6 @@ from fedsim.base.errors import KnowledgeError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.data import Dataset
-from fedsim.data.digits import Digits
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.recording.payloads import Payload
@@ -28,13 +27,9 @@ from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
 
 SHAPE = (1, 8, 8)
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return Digits().load(None)
 
 
 def mlp() -> nn.Module:
@@ -54,9 +49,7 @@ def trained(digits: Dataset, counts: dict[int, int], model: Any = mlp, **how: An
     before = copy_state(model())
     plan = LocalTraining(**({"local_epochs": 2, "batch_size": 4, "learning_rate": 0.01} | how))
     after, _ = local_update(model(), before, inputs, labels, plan, key=("labels",))
-    return Update(
-        round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=len(labels)
-    ), labels.sort().values
+    return build_update(before, after, num_examples=len(labels)), labels.sort().values
 
 
 def known(digits: Dataset, **granted: Any) -> Knowledge:
@@ -146,7 +139,7 @@ def test_probabilities_are_taken_along_the_way_not_at_its_start_alone() -> None:
     for _ in range(steps):
         bias = bias - rate * (bias.softmax(0) - counts / 10)
     after = before | {"1.bias": bias}
-    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=10)
+    update = build_update(before, after, num_examples=10)
     protocol: dict[str, Any] = {"learning_rate": rate, "local_epochs": steps, "batch_size": 10}
     knowledge = Knowledge(input_shape=(1, 2, 2), num_classes=3, value_range=([0.0], [1.0]), **protocol)
     claimed = count_labels(update, knowledge, model, before, after, generator(1))
@@ -220,7 +213,7 @@ def test_training_long_enough_to_fit_the_data_is_warned_of(digits: Dataset, capl
 
 
 @given(counts=st.dictionaries(st.integers(0, 9), st.integers(1, 6), min_size=1, max_size=9))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_one_step_on_any_mixture_gives_its_labels_away(digits: Dataset, counts: dict[int, int]) -> None:
     how = {"local_epochs": 1, "batch_size": 100, "learning_rate": 0.01}
     update, labels = trained(digits, counts, **how)
@@ -263,7 +256,7 @@ def test_the_probes_follow_the_generator_and_nothing_is_changed(digits: Dataset)
 )
 def test_without_a_final_bias_labels_must_be_granted(digits: Dataset, build: Callable[[], nn.Module]) -> None:
     state = copy_state(build())
-    update = Update(round=1, client=0, before=state, payload=Payload.from_dense(state, "weights"), num_examples=3)
+    update = build_update(state, state, num_examples=3)
     with pytest.raises(
         KnowledgeError, match=r"labels .*: the model('s last linear layer has no bias| ends in).*; grant"
     ):

@@ -1,4 +1,4 @@
-"""ROC curves of membership inference on logarithmic axes."""
+"""Panel of attacks that tell members from others: ROC curves on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,40 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from markupsafe import Markup
 
-from fedsim.audit.evaluation.evaluator import RocCurve
+from fedsim.audit.evaluation.display import RocCurve
+from fedsim.interfaces.panel import Panel
 from fedsim.report import charts
 from fedsim.report.charts import QUIET, Curve, Look
-from fedsim.report.curves import ChartGroup, Numbers, overlay_curves
+from fedsim.report.curves import Numbers, overlay_curves
+from fedsim.report.html import render_fragment
+from fedsim.report.reported_run import ReportedRun
 from fedsim.report.run_contents import FindingView
 
 CHANCE = "chance"
 _POINTS_PER_DECADE = 20
 
 
-def roc_charts(findings: Sequence[FindingView], attacks: Iterable[str]) -> ChartGroup:
-    """Draw one chart of all attacks: each the mean over its findings, in the band from the lowest to the highest.
+class MembershipsPanel(Panel):
+    """Draw how many members each attack finds at each rate of false alarms."""
 
-    The smallest false-positive rate that is drawn is that of one candidate, and so is the smallest true-positive rate:
-    a logarithmic axis has no 0.
+    title = "Members among candidates"
+    link = "Members"
+    order = 40
+
+    def render(self, run: ReportedRun) -> Markup | None:
+        """Return the chart; None where no attack tells members from others."""
+        chart = draw_roc_chart(run.findings, run.attacks)
+        return None if chart is None else render_fragment("memberships.html.j2", chart=chart)
+
+
+def draw_roc_chart(findings: Sequence[FindingView], attacks: Iterable[str]) -> Markup | None:
+    """Draw one chart of all attacks; None where no attack tells members from others.
+
+    Each line is the mean over an attack's findings, in the band from the lowest to the highest. The
+    smallest false-positive rate that is drawn is that of one candidate, and so is the smallest
+    true-positive rate: a logarithmic axis has no 0.
 
     Args:
         attacks: titles in the order of their colours.
@@ -31,7 +49,7 @@ def roc_charts(findings: Sequence[FindingView], attacks: Iterable[str]) -> Chart
         if finding.roc is not None:
             rocs_by_attack.setdefault(str(finding.about["attack"]), []).append(finding.roc)
     if not rocs_by_attack:
-        return ChartGroup()
+        return None
     rocs = [roc for attack_rocs in rocs_by_attack.values() for roc in attack_rocs]
     lowest_false = min(_smallest_share(roc.false_positive_rates.numpy()) for roc in rocs)
     lowest_true = min(_smallest_share(roc.true_positive_rates.numpy()) for roc in rocs)
@@ -42,7 +60,7 @@ def roc_charts(findings: Sequence[FindingView], attacks: Iterable[str]) -> Chart
         curves = [(rates, _true_positive_rates(roc, rates).clip(lowest_true)) for roc in rocs_by_attack[title]]
         lines.append(overlay_curves(title, look, curves))
     guess = Curve(name=CHANCE, look=QUIET, x=rates, y=rates)
-    chart = charts.draw_curves(
+    return charts.draw_curves(
         "Members found at each false-positive rate (ROC)",
         [*lines, guess],
         xlabel="false-positive rate",
@@ -51,7 +69,6 @@ def roc_charts(findings: Sequence[FindingView], attacks: Iterable[str]) -> Chart
         log_across=True,
         legend=True,
     )
-    return ChartGroup(drawn=[chart])
 
 
 def _smallest_share(shares: Numbers) -> float:

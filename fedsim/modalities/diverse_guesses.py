@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.audit.evaluation.score import PublicExamples
+from fedsim.interfaces.modality import PublicExamples
 
 _MAX_EXAMPLES = 1000
 """Most public examples of a class that are clustered."""

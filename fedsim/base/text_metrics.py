@@ -82,8 +82,7 @@ def rouge(claimed: Tensor, true: Tensor, padding: int | None, words: int) -> Ten
         words: n, the length of an n-gram.
 
     References:
-        Lin: ROUGE: A Package for Automatic Evaluation of Summaries, 2004, Sect. 2; without
-        stemming.
+        [Lin2004], Sect. 2; without stemming.
     """
     scores = []
     for pair in zip(claimed.tolist(), true.tolist(), strict=True):
@@ -99,6 +98,11 @@ def _count_ngrams(text: list[int], padding: int | None, length: int) -> Counter[
     return Counter(zip(*shifted, strict=False))
 
 
+def text_similarities(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """Return `true claimed`, the sum of position accuracy and token recall of each pair."""
+    return position_accuracy(claimed, true, padding) + token_recall(claimed, true, padding)
+
+
 def pair_texts(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
     """Assign claimed texts one-to-one to the true ones; return them in the order of the true ones.
 
@@ -107,7 +111,7 @@ def pair_texts(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
     """
     from scipy.optimize import linear_sum_assignment
 
-    similarity = position_accuracy(claimed, true, padding) + token_recall(claimed, true, padding)
+    similarity = text_similarities(claimed, true, padding)
     assignment = linear_sum_assignment(similarity.numpy(), maximize=True)
     true_indices, claimed_indices = (torch.from_numpy(indices) for indices in assignment)
     assigned_texts = claimed[claimed_indices].to(true.dtype)

@@ -1,0 +1,177 @@
+"""Metrics of claimed examples: how near each one comes to the true example that it is assigned to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.evaluation.perceptual_distance import find_backbone, lpips_distances
+from fedsim.base import metrics, text_metrics
+from fedsim.interfaces.metric import ANY_NUMERIC, EXPLANATION_OF_GUESSES, ExampleContext, ExampleMetric, Metric
+
+RECOVERED = 20.0
+"""PSNR in dB from which on an image counts as recovered.
+
+SME calls images below 18 dB visually corrupted.
+"""
+EXACT = 40.0
+"""PSNR in dB from which on an image counts as exact.
+
+A row of a table does where each value differs by at most 1/10000 of its range.
+"""
+_EXACT_DIFFERENCE = 1e-4
+_IMAGE, _TEXT = "image", "text"
+
+
+class Psnr(ExampleMetric):
+    """Peak signal-to-noise ratio of images."""
+
+    title = "PSNR"
+    unit = "dB"
+    higher_is_better = True
+    lowest = 0.0
+    preference = 10
+    modalities = frozenset({_IMAGE})
+
+    def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
+        """Return the PSNR of each image."""
+        return metrics.psnr(claimed, true)
+
+
+class Ssim(ExampleMetric):
+    """Structural similarity of images."""
+
+    title = "SSIM"
+    higher_is_better = True
+    lowest = -1.0
+    highest = 1.0
+    preference = 30
+    modalities = frozenset({_IMAGE})
+
+    def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
+        """Return the SSIM of each image, or that the images are too small."""
+        return metrics.explain_missing_ssim(true) or metrics.ssim(claimed, true)
+
+
+class MeanSquaredError(ExampleMetric):
+    """Mean squared error of numbers in [0, 1]."""
+
+    title = "MSE"
+    higher_is_better = False
+    lowest = 0.0
+    highest = 1.0
+    preference = 60
+    modalities = frozenset({ANY_NUMERIC})
+
+    def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
+        """Return the mean squared error of each example."""
+        return metrics.mse(claimed, true)
+
+
+class Lpips(ExampleMetric):
+    """Perceptual distance of images, by a trained network."""
+
+    title = "LPIPS"
+    higher_is_better = False
+    lowest = 0.0
+    preference = 70
+    modalities = frozenset({_IMAGE})
+
+    def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
+        """Return the LPIPS of each image, or that there is no network for such images."""
+        return lpips_distances(claimed, true, context.weights)
+
+    def instrument(self, context: ExampleContext) -> str:
+        """Return the network whose features are compared: `alex`, `vgg` or `squeeze`."""
+        backbone = find_backbone(context.weights)
+        return "" if backbone is None else backbone[0].name
+
+
+class PositionAccuracy(ExampleMetric):
+    """Share of a text's tokens that are claimed at their positions.
+
+    Table VIII of TGIAs-RO marks errors so.
+    """
+
+    title = "recover rate"
+    higher_is_better = True
+    is_share = True
+    preference = 80
+    modalities = frozenset({_TEXT})
+
+    def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
+        """Return the share of each text."""
+        return _position_accuracy(claimed, true, context.padding)
+
+
+class TokenRecall(ExampleMetric):
+    """Share of a text's tokens that are claimed at any position."""
+
+    title = "tokens found"
+    higher_is_better = True
+    is_share = True
+    preference = 81
+    modalities = frozenset({_TEXT})
+
+    def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
+        """Return the share of each text."""
+        recall = torch.zeros(len(true))
+        texts, numbers = torch.unique(true, dim=0, return_inverse=True)
+        for number, text in enumerate(texts):
+            selected = numbers == number
+            recall[selected] = text_metrics.token_recall(claimed[selected], text[None], context.padding)[0]
+        return recall
+
+
+class RecoveredShare(ExampleMetric):
+    """Share of the images that reach `RECOVERED` dB, or of the texts that are found whole."""
+
+    title = "recovered"
+    higher_is_better = True
+    is_share = True
+    ranks_examples = False
+    preference = 90
+    modalities = frozenset({_IMAGE, _TEXT})
+
+    def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
+        """Return 1 for each example that is recovered, 0 for others."""
+        if context.modality == _IMAGE:
+            return (metrics.psnr(claimed, true) >= RECOVERED).float()
+        rates = _position_accuracy(claimed, true, context.padding)
+        return ((rates == 1) & text_metrics.ends_match(claimed, true, context.padding)).float()
+
+
+class ExactShare(ExampleMetric):
+    """Share of the examples that are exact: images by `EXACT` dB, others by each of their values."""
+
+    title = "exact"
+    higher_is_better = True
+    is_share = True
+    ranks_examples = False
+    preference = 91
+    modalities = frozenset({ANY_NUMERIC})
+
+    def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
+        """Return 1 for each example that is exact, 0 for others."""
+        if context.modality == _IMAGE:
+            return (metrics.psnr(claimed, true) >= EXACT).float()
+        largest_difference = (claimed - true).abs().flatten(1).amax(1)
+        return (largest_difference <= _EXACT_DIFFERENCE).float()
+
+
+class WordRecall(Metric):
+    """Share of the different words of all true texts that any claim contains."""
+
+    title = "words found"
+    higher_is_better = True
+    is_share = True
+    ranks_examples = True
+    preference = 82
+    explanations = (EXPLANATION_OF_GUESSES,)
+
+
+def _position_accuracy(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """Return `text`, the share of the tokens of each true text that stand where they are claimed."""
+    is_token = torch.ones_like(true, dtype=torch.bool) if padding is None else true != padding
+    hits = (claimed == true) & is_token
+    return hits.sum(1) / is_token.sum(1).clamp_min(1)

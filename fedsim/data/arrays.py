@@ -1,0 +1,141 @@
+"""The user's own arrays: a NumPy file with examples of any modality and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.base.constraints import CheckedSettings, PositiveShareBelowOne
+from fedsim.base.errors import ConfigError, DataError
+from fedsim.data import Dataset, Examples
+from fedsim.data.cache import load_cached
+from fedsim.data.files import describe_error, find_file, require_data_folder, verify_checksum
+from fedsim.data.holding_out import choose_evenly
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayFile(CheckedSettings):
+    """Arrays of your own in a NumPy `.npz` file: time series, audio, images or rows of numbers.
+
+    The file holds `x_train` and `y_train`, `x_test` and `y_test`; or `x` and `y`, of which part is
+    held out. `x` is `example ...` with the axes of the modality, `channel time` of a series; `y` is
+    one integer an example, its class, or one real number, the target of a regression.
+
+    Args:
+        path: the file, within the data folder or absolute.
+        modality: kind of the examples; by default it follows from the number of axes.
+        value_range: lowest and highest value of an input; by default those of the file.
+        test_fraction: share of `x` to test on, in (0, 1); not used where there is an `x_test`.
+    """
+
+    path: str = ""
+    modality: str = ""
+    value_range: tuple[float, float] | None = None
+    test_fraction: PositiveShareBelowOne = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
+            raise ConfigError(f"value_range: expected [lowest, highest], got {list(self.value_range)}")
+
+    def load(self, folder: Path | None) -> Dataset:
+        """Read the file `path`.
+
+        Raises:
+            DataError: the file is missing, or does not hold such arrays.
+        """
+        if not self.path:
+            raise DataError("data: 'npz' needs a path; set data.path to a file that numpy.savez wrote")
+        path = Path(self.path).expanduser()
+        home = path.parent if path.is_absolute() else require_data_folder(folder, "npz")
+        name = path.name if path.is_absolute() else self.path
+        path = find_file(home, [name], "correct data.path, absolute or within the data folder")
+        return load_cached(self, [path], lambda: self._parse(verify_checksum(path, home)))
+
+    def _parse(self, path: Path) -> Dataset:
+        arrays = _read_arrays(path)
+        labels, fields = _make_labels(arrays)
+        inputs = {name: array for name, array in arrays.items() if name.startswith("x")}
+        low = min(float(array.min()) for array in inputs.values())
+        high = max(float(array.max()) for array in inputs.values())
+        for part in ("train", "test"):
+            raw = inputs.get(f"x_{part}")
+            part_labels = labels.get(f"y_{part}")
+            if raw is None or part_labels is None:
+                mask = choose_evenly(_strata(labels["y"]), self.test_fraction)
+                mask = mask if part == "test" else ~mask
+                raw, part_labels = inputs["x"][mask], labels["y"][mask]
+            fields[part] = Examples(raw=raw, labels=part_labels, scale=1.0)
+        return Dataset(
+            name="npz",
+            source=path.name,
+            licence="as its owner says",
+            modality=self.modality,
+            value_range=self.value_range or (low, high if high > low else low + 1),
+            **fields,
+        )
+
+
+def _read_arrays(path: Path) -> dict[str, Tensor]:
+    """Return the arrays by name: `x` and `y`, or each of them for both parts.
+
+    Raises:
+        DataError: it is no such file, an array is missing, or their types do not fit.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            content = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError) as error:
+        raise DataError(f"{path}: is no file of arrays, {describe_error(error)}; write it by numpy.savez") from error
+    names = ("x", "y") if "x" in content else ("x_train", "y_train", "x_test", "y_test")
+    arrays: dict[str, Tensor] = {}
+    for name in names:
+        if name not in content:
+            raise DataError(
+                f"{path}: has no array '{name}', only {', '.join(sorted(content)) or 'none'}; name them x and y, or "
+                "x_train, y_train, x_test and y_test"
+            )
+        if content[name].dtype.kind not in "fiub":
+            raise DataError(f"{path}: '{name}' holds {content[name].dtype}, expected numbers")
+        if content[name].ndim < (2 if name.startswith("x") else 1) or not content[name].size:
+            raise DataError(
+                f"{path}: '{name}' has the shape {content[name].shape}, expected examples by their axes in x and one "
+                "label an example in y"
+            )
+        arrays[name] = torch.from_numpy(np.ascontiguousarray(content[name]))
+        if name.startswith("x"):
+            arrays[name] = arrays[name].to(torch.float32)
+    for name in names:
+        if len(arrays[name]) != len(arrays[name.replace("x", "y", 1)]):
+            raise DataError(f"{path}: '{name}' has {len(arrays[name])} examples, but not as many labels; correct it")
+    return arrays
+
+
+def _make_labels(arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the labels by name, and the fields of `Dataset` that follow from them.
+
+    Targets of a regression are standardised by the training ones.
+    """
+    labels = {name: array for name, array in arrays.items() if name.startswith("y")}
+    train = labels.get("y_train", labels.get("y"))
+    assert train is not None
+    if not train.is_floating_point():
+        highest = max(int(part.max()) for part in labels.values())
+        indices = {name: part.to(torch.int64) for name, part in labels.items()}
+        return indices, {"num_classes": max(2, highest + 1)}
+    mean = float(train.double().mean())
+    deviation = float(train.double().std(correction=0)) or 1.0
+    targets = {name: ((part.double() - mean) / deviation).float() for name, part in labels.items()}
+    return targets, {"num_classes": 0, "target": (mean, deviation)}
+
+
+def _strata(labels: Tensor) -> Tensor:
+    """Return the classes; of a regression, the order of the targets, so that all sizes are held out."""
+    return labels.argsort().argsort() if labels.is_floating_point() else labels

@@ -1,0 +1,55 @@
+"""Guesses that fit every modality of numbers, made of public examples and the claimed labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim.interfaces.modality import GuessMaterial, PublicExamples
+from fedsim.modalities.diverse_guesses import centres_of, clusters_of_claims
+
+
+def general_guesses(material: GuessMaterial, middle_name: str = "mid-grey") -> dict[str, Tensor]:
+    """Return `count` examples of each guess, by name.
+
+    They are uniform noise and the middle of the range; where public examples are known, random ones
+    of them, their mean, and for the claimed labels the means of the classes and as many centres of
+    each class as are claimed (`diverse_guesses`).
+
+    Args:
+        material: what guesses are made from.
+        middle_name: name of the guess in the middle of the range.
+    """
+    shape, public = (material.count, *material.shape), material.public
+    guesses = {
+        "noise": torch.rand(shape, generator=material.rng),
+        middle_name: torch.full(shape, 0.5),
+    }
+    if public is None:
+        return guesses
+    mean = public.data.mean(0)
+    drawn = torch.randint(len(public.data), (material.count,), generator=material.rng)
+    guesses["public mean"] = mean.expand(shape)
+    guesses["public example"] = public.data[drawn]
+    centres = centres_of(public, clusters_of_claims(public, material.labels))
+    centres = torch.cat([centres, mean.expand(shape)[len(centres) :]])
+    if material.labels.is_floating_point():  # targets of a regression are no classes
+        return guesses | {"public centres": centres}
+    guesses["public class mean"] = class_means(public, material.labels, material.count)
+    if not torch.allclose(centres, guesses["public class mean"], atol=1e-5):
+        guesses["public class centres"] = centres
+    return guesses
+
+
+def class_means(public: PublicExamples, labels: Tensor, count: int) -> Tensor:
+    """Return `count` means of public examples: of the class of each label, then of all examples.
+
+    A class without public examples has the mean of all.
+    """
+    mean = public.data.mean(0)
+    means: list[Tensor] = []
+    for label in labels.tolist():
+        class_mean = public.data[public.labels == label].mean(0)
+        means.append(class_mean if torch.isfinite(class_mean).all() else mean)
+    means += [mean] * (count - len(means))
+    return torch.stack(means)

@@ -1,0 +1,73 @@
+"""Panel of scores beside floors, with a verdict on each attack and on the clients' defenses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from fedsim.interfaces.metric import describe_metric, sort_metrics
+from fedsim.interfaces.panel import Panel
+from fedsim.report import adaptive
+from fedsim.report.headline import most_victims
+from fedsim.report.html import render_fragment
+from fedsim.report.reported_run import ReportedRun
+from fedsim.report.run_contents import FindingView
+from fedsim.report.summary import MIN_VICTIMS, ScoreReading
+
+
+class ScoresPanel(Panel):
+    """Show the score of each attack by each metric, the best guess, and what follows from both."""
+
+    title = "What leaked"
+    link = "Scores"
+    order = 50
+
+    def render(self, run: ReportedRun) -> Markup:
+        """Return the table of scores with how to read it, or say why there is none."""
+        pairs = [pair for pair in adaptive.pair_readings(run.readings) if pair.outcome]
+        return render_fragment(
+            "scores.html.j2",
+            leaks=_readings_by_attack(run.merged_readings),
+            explanations=_explain_metrics(run.merged_readings),
+            fewest=MIN_VICTIMS if most_victims(run.readings) < MIN_VICTIMS else 0,
+            groups=any(finding.about["members"] for finding in run.findings),
+            single=_example_noun(run.findings),
+            remarks=adaptive.defense_remarks(run.readings, run.audit),
+            pairs=_pairs_by_attack(pairs),
+            found=run.findings,
+            has_experiment=run.experiment is not None,
+        )
+
+
+def _readings_by_attack(readings: Sequence[ScoreReading]) -> dict[str, list[ScoreReading]]:
+    groups: dict[str, list[ScoreReading]] = {}
+    for reading in readings:
+        groups.setdefault(reading.summary.attack, []).append(reading)
+    return groups
+
+
+def _explain_metrics(readings: Sequence[ScoreReading]) -> list[str]:
+    """Return how to read the metrics and their floors, each sentence once."""
+    explanations: dict[str, None] = {}
+    for name in sort_metrics({reading.summary.metric for reading in readings}):
+        explanations |= dict.fromkeys(describe_metric(name).explanations)
+    return list(explanations)
+
+
+def _pairs_by_attack(
+    pairs: Sequence[adaptive.NaiveAdaptivePair],
+) -> dict[str, list[adaptive.NaiveAdaptivePair]]:
+    groups: dict[str, list[adaptive.NaiveAdaptivePair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.naive.summary.attack, []).append(pair)
+    return groups
+
+
+def _example_noun(findings: Sequence[FindingView]) -> tuple[str, str] | None:
+    """Return what an example is called and where to look at it; None where no finding claims examples."""
+    if any(finding.pictured for finding in findings):
+        return "image", "the pictures"
+    if any(finding.texts for finding in findings):
+        return "text", "the texts"
+    return ("example", "image-scores.csv") if any(finding.num_examples for finding in findings) else None

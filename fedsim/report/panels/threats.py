@@ -1,0 +1,23 @@
+"""Panel of the threat model."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from fedsim.interfaces.panel import Panel
+from fedsim.report.html import render_fragment
+from fedsim.report.reported_run import ReportedRun
+
+
+class ThreatsPanel(Panel):
+    """Say what the adversary sees, what it is granted, and which attack needs what of it."""
+
+    title = "Threat model"
+    link = "Who knows what"
+    order = 80
+
+    def render(self, run: ReportedRun) -> Markup | None:
+        """Return the threat model in sentences and as a table; None where nobody knows it."""
+        if not run.granted_facts:
+            return None
+        return render_fragment("threats.html.j2", threats=run.granted_facts, sums=run.recording.holds_sums)

@@ -1,0 +1,213 @@
+"""Everything that a report has read of a run; each panel of the page is handed it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fedsim.audit.audit import Audit
+from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison, read_epsilons
+from fedsim.base.errors import FedsimError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_metrics, read_refusals
+from fedsim.report import adaptive, image_scores
+from fedsim.report.cards import choose_examples, examples_by_finding
+from fedsim.report.image_scores import ExampleScores, ExtremeExample
+from fedsim.report.pictures import Gallery
+from fedsim.report.run_contents import (
+    FindingView,
+    Recording,
+    attack_classes,
+    read_attack_traits,
+    read_audit,
+    read_findings,
+    read_recording,
+    read_scores,
+)
+from fedsim.report.summary import AttackTraits, ScoreReading, score_readings
+from fedsim.report.threats import GrantedFact, list_granted_facts
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ReportedRun:
+    """Run as its report sees it; each value is read when it is first asked for, once.
+
+    Attributes:
+        folder: the run folder.
+        audit: who attacked, and where the truth is; None where nobody knows.
+        trust: whether code that the run folder names may be imported.
+        notes: sentences that stand at the head of the page. A panel may add one that concerns the
+            whole run.
+        failures: a sentence for each thing that is damaged or cannot be shown.
+    """
+
+    folder: OpenRun
+    audit: Audit | None
+    trust: bool = False
+    notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run folder."""
+        return self.folder.path.resolve().name
+
+    @property
+    def experiment(self) -> Experiment | None:
+        """Return the federation behind the recording; None where it was recorded elsewhere."""
+        return self.audit.experiment if self.audit else None
+
+    @property
+    def config(self) -> Config | None:
+        """Return the settings of the experiment; None where it was recorded elsewhere."""
+        return self.audit.config if self.audit else None
+
+    @property
+    def attack_files(self) -> list[AttackFile]:
+        """Return the settings that the report follows: the attack file, and the experiment."""
+        files = [self.audit.spec] if self.audit else []
+        return [*files, self.config] if self.config else files
+
+    @cached_property
+    def recording(self) -> Recording:
+        """Return what was recorded, as far as it is not damaged."""
+        return read_recording(self.folder, self.notes)
+
+    @cached_property
+    def metrics(self) -> Sequence[Mapping[str, str]]:
+        """Return the rows of `metrics.csv`: accuracy, loss and spent privacy by round."""
+        return read_metrics(self.folder)
+
+    @cached_property
+    def epsilon_audits(self) -> Sequence[EpsilonComparison]:
+        """Return the epsilons that were measured by canaries, beside the proved ones."""
+        return read_epsilons(self.folder)
+
+    @cached_property
+    def scores(self) -> Sequence[Mapping[str, str]]:
+        """Return the rows of `scores.csv`."""
+        return read_scores(self.folder)
+
+    @cached_property
+    def attack_traits(self) -> Mapping[tuple[str, str], AttackTraits]:
+        """Return by title and variant of each attack what its scores are read by."""
+        return read_attack_traits(self.folder, self.audit, trust=self.trust)
+
+    @cached_property
+    def readings(self) -> Sequence[ScoreReading]:
+        """Return what the scores say, by attack and metric: the mean, its floor and a verdict."""
+        return score_readings(self.scores, self.attack_traits)
+
+    @cached_property
+    def merged_readings(self) -> Sequence[ScoreReading]:
+        """Return `readings`, those of an adaptive attack that equals the naive one left out."""
+        return adaptive.merge_equal_attacks(self.readings)
+
+    @cached_property
+    def example_scores(self) -> ExampleScores:
+        """Return by finding and metric the score of each example."""
+        return image_scores.add_whole_findings(image_scores.read_example_scores(self.folder), self.scores)
+
+    @cached_property
+    def extreme_examples(self) -> Mapping[str, Sequence[ExtremeExample]]:
+        """Return by attack the examples that it reconstructed best, worst and in between."""
+        return choose_examples(self.readings, self.example_scores)
+
+    @property
+    def findings(self) -> Sequence[FindingView]:
+        """Return the claims of attacks, each beside the truth where that is known."""
+        return self._findings_and_gallery[0]
+
+    @property
+    def gallery(self) -> Gallery:
+        """Return the images of all findings, those of one victim together."""
+        return self._findings_and_gallery[1]
+
+    @cached_property
+    def _findings_and_gallery(self) -> tuple[Sequence[FindingView], Gallery]:
+        gallery = Gallery()
+        findings = read_findings(
+            self.folder,
+            self.audit,
+            self.notes,
+            self.failures,
+            gallery=gallery,
+            scores=self.example_scores,
+            card_examples=examples_by_finding(self.extreme_examples),
+            trust=self.trust,
+        )
+        return findings, gallery
+
+    @cached_property
+    def attacks(self) -> Mapping[str, Any]:
+        """Return by title the class of each attack, None where nobody knows it."""
+        return attack_classes(self.audit, self.findings, trust=self.trust)
+
+    @cached_property
+    def granted_facts(self) -> Sequence[GrantedFact]:
+        """Return what can be granted to an adversary, and what was."""
+        return list_granted_facts(self.audit, self.findings, self.attacks)
+
+    @cached_property
+    def integrity(self) -> str:
+        """Say which run this is, and whether it is still what was written.
+
+        Differences become a note and a failure.
+        """
+        verdict = compare_with_manifest(self.folder)
+        if verdict.differences:
+            differences = "; ".join(verdict.differences)
+            self.notes.append(f"This is not the run that was written: {differences}.")
+            self.failures.append(f"{self.folder.path}: is not the run that was written: {differences}")
+        return verdict.text
+
+    def read_contents(self) -> None:
+        """Read what a damaged file can be part of, in the order in which the page tells of it.
+
+        Raises:
+            RunError: a table of the run is damaged, or a picture cannot be written.
+        """
+        for reason in self.recording.damaged.values():
+            if not any(reason in failure for failure in self.failures):
+                self.failures.append(reason)
+        self.failures.extend(audit.sentence for audit in self.epsilon_audits if audit.is_broken)
+        _ = self.readings, self.metrics, self.findings
+        self.notes.extend(self._refused_attacks())
+        _ = self.integrity
+
+    def _refused_attacks(self) -> list[str]:
+        """Return a sentence for each attack that was refused, now or earlier, and has no finding."""
+        titles_of_findings = {finding.about["attack"] for finding in self.findings}
+        refused = read_refusals(self.folder)
+        audit = self.audit
+        if audit is not None and (audit.spec.adversary.when != "never" or titles_of_findings):
+            with suppress(FedsimError):  # what is granted is not known any more, as on a machine without the data
+                refused |= audit.refusal_reasons
+        return [f"Not made: {reason}." for title, reason in refused.items() if title not in titles_of_findings]
+
+
+def open_reported_run(
+    folder: OpenRun, audit: Audit | None = None, failures: list[str] | None = None, *, trust: bool = False
+) -> ReportedRun:
+    """Return what a report says of a run folder; nothing but its experiment is read yet.
+
+    Args:
+        folder: the run folder.
+        audit: who attacked; by default the run's own experiment says so.
+        failures: gets the sentences of `ReportedRun.failures`.
+        trust: import code that the run folder names.
+
+    Raises:
+        ConfigError: the folder holds neither an experiment nor a recording, or names code and is not trusted.
+    """
+    folder.check_holds_run()
+    notes = list[str]()
+    failures = [] if failures is None else failures
+    audit = audit or read_audit(folder, notes, failures, trust=trust)
+    return ReportedRun(folder=folder, audit=audit, trust=trust, notes=notes, failures=failures)

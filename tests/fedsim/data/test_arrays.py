@@ -1,0 +1,105 @@
+"""The user's own arrays in a NumPy file, and the waves that are made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.base.errors import ConfigError, DataError
+from fedsim.data.arrays import ArrayFile
+from fedsim.data.waves import Waves
+
+
+def write_arrays(folder: Path, **arrays: Any) -> Path:
+    path = folder / "mine.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def make_series(count: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(count, 2, 16))
+
+
+def test_both_parts_are_read_as_they_are(tmp_path: Path) -> None:
+    series = make_series(6)
+    path = write_arrays(
+        tmp_path, x_train=series[:4], y_train=np.array([0, 1, 2, 0]), x_test=series[4:], y_test=np.array([1, 2])
+    )
+    data = ArrayFile(path=str(path)).load(None)
+    assert (data.task.modality, data.task.input_shape, data.num_classes) == ("series", (2, 16), 3)
+    assert torch.equal(data.train.inputs(), torch.from_numpy(series[:4]).float())
+    assert data.test.labels.tolist() == [1, 2]
+    assert data.value_range == pytest.approx((series.min(), series.max()))
+
+
+def test_a_part_is_held_out_where_there_is_one_array(tmp_path: Path) -> None:
+    path = write_arrays(tmp_path, x=make_series(20), y=np.arange(20) % 2)
+    data = ArrayFile(path=path.name, value_range=(-9, 9)).load(tmp_path)
+    assert (len(data.train), len(data.test)) == (16, 4)
+    assert data.test.labels.bincount().tolist() == [2, 2]
+    assert data.value_range == (-9, 9)
+
+
+def test_real_numbers_are_targets_and_are_standardised(tmp_path: Path) -> None:
+    targets = np.linspace(3, 8, 20)
+    data = ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=targets))).load(None)
+    assert data.num_classes == 0
+    assert data.target == pytest.approx((targets.mean(), targets.std()))
+    together = torch.cat([data.train.labels, data.test.labels]) * data.target[1] + data.target[0]
+    assert together.sort().values.tolist() == pytest.approx(targets.tolist(), rel=1e-5)
+
+
+def test_the_file_may_say_another_modality(tmp_path: Path) -> None:
+    path = write_arrays(tmp_path, x=make_series(4), y=np.arange(4) % 2)
+    assert ArrayFile(path=str(path), modality="pairs").load(None).task.modality == "pairs"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"a": [1]}, "has no array 'x_train', only a; name them x and y"),
+        ({"x": [[1.0]], "y": ["b"]}, "'y' holds <U1, expected numbers"),
+        ({"x": [1.0], "y": [1]}, r"'x' has the shape \(1,\), expected examples by their axes"),
+        ({"x": [[1.0]], "y": 1}, r"'y' has the shape \(\), expected"),
+        ({"x": [[1.0], [2.0]], "y": [1]}, "'x' has 2 examples, but not as many labels"),
+        ({"x": [[None]], "y": [1]}, "is no file of arrays, .*; write it by numpy.savez"),
+    ],
+)
+def test_another_file_is_one_sentence(arrays: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    path = write_arrays(tmp_path, **arrays)
+    with pytest.raises(DataError, match=sentence) as refused:
+        ArrayFile(path=str(path)).load(None)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_none_and_a_range_upside_down_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.npz").write_text("x")
+    with pytest.raises(DataError, match=r"mine\.npz: is no file of arrays"):
+        ArrayFile(path=str(tmp_path / "mine.npz")).load(None)
+    with pytest.raises(DataError, match="'npz' needs a path"):
+        ArrayFile().load(None)
+    with pytest.raises(ConfigError, match=r"value_range: expected \[lowest, highest\], got \[1, 0\]"):
+        ArrayFile(value_range=(1, 0))
+
+
+def test_waves_are_series_of_four_forms_near_the_cycles_of_their_client() -> None:
+    data = Waves(channels=2, length=64, clients=3, examples_per_client=40, noise=0).load(None)
+    assert (data.task.modality, data.task.input_shape) == ("series", (2, 64))
+    assert data.train.labels.bincount().tolist() == [30] * 4
+    squares = data.train.raw[data.train.labels == data.class_names.index("square")]
+    assert all(len(channel.unique()) == 2 for series in squares for channel in series)
+    # Crossings of 0, two a cycle, differ from client to client more than within one.
+    assert data.train.groups is not None
+    counts = (data.train.raw[:, :, 1:].sign() != data.train.raw[:, :, :-1].sign()).sum((1, 2)).float()
+    means = torch.stack([counts[data.train.groups == client].mean() for client in range(3)])
+    assert means.std() > 2 * max(counts[data.train.groups == client].std() for client in range(3)) / 40**0.5
+
+
+def test_more_clients_leave_the_others_as_they_are() -> None:
+    few, many = (Waves(clients=clients, examples_per_client=8).load(None) for clients in (1, 3))
+    assert torch.equal(few.train.raw, many.train.raw[:8])
+    assert not torch.equal(many.train.raw[:8], many.train.raw[8:16])

@@ -1,0 +1,146 @@
+"""The studies: their plans hold together, pages follow from their rows, and a tiny one of each kind runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedsim.base.errors import ConfigError
+from fedsim.sweeps.file import read_sweep
+from fedsim.sweeps.grid import build_grid
+from studies import running, writing
+from studies.running import Study, StudyFile
+
+ROOT = Path(__file__).parents[2]
+NAMES = running.study_names()
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_says_what_it_asks_and_has_a_plan(name: str) -> None:
+    study = Study.open(name)
+    assert study.file.about.strip()
+    if (study.folder / "sweep.toml").exists():
+        assert build_grid(read_sweep(study.folder / "sweep.toml")).points
+    elif not name.startswith("lavp"):  # whose cells are images of data sets
+        assert study.cells()
+
+
+@pytest.mark.parametrize("name", ["dager", "tableak", "today", "angular", "gate"])
+def test_every_row_is_of_a_cell(name: str) -> None:
+    study = Study.open(name)
+    cells, is_row_of = study.cells(), getattr(study.module, "is_row_of", running.matches)
+    for row in running.read_rows(study.results)[::20]:
+        assert any(is_row_of(row, cell) for cell in cells), row
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SLOW if name in ("exposure", "gate") else ()) for name in NAMES]
+)
+def test_pages_have_the_tables_of_the_rows(name: str) -> None:
+    for page, tables in writing.page_tables(Study.open(name)).items():
+        text = page.read_text(encoding="utf-8")
+        for mark, table in tables.items():
+            assert writing.replace_marked(text, mark, table) == text, f"run python -m studies {name} --write"
+
+
+def test_a_study_goes_on_after_its_rows(tmp_path: Path) -> None:
+    measured = []
+
+    class Module:
+        @staticmethod
+        def measure(size: int) -> dict[str, float]:
+            measured.append(size)
+            return {"value": size / 3}
+
+    study = Study("dager", StudyFile(about="", cells=[{"size": [1, 2, 3]}], number_format=".3g"))
+    vars(study)["module"] = Module
+    running.run_cells(study, tmp_path / "rows.csv", {"size": "2"}, 1.0)
+    running.run_cells(study, tmp_path / "rows.csv", {}, 1.0)
+    running.run_cells(study, tmp_path / "rows.csv", {}, 1.0)
+    assert measured == [2, 1, 3]
+    assert (tmp_path / "rows.csv").read_text() == "size,value\n2,0.667\n1,0.333\n3,1.0\n"
+
+
+def test_rows_of_another_commit_are_told_in_one_sentence() -> None:
+    assert running.other_commit("", [{}]) == ""
+    assert running.other_commit("0000000", []) == ""
+    assert "were made by commit 0000000, and this is" in running.other_commit("0000000", [{}])
+
+
+def test_a_table_without_a_place_says_what_to_write() -> None:
+    with pytest.raises(ValueError, match="the page has no place for the table; write '<!-- study x: begin -->'"):
+        writing.replace_marked("a page", "x", "table")
+
+
+@pytest.fixture
+def today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The study of photographs with digits in their place, and networks and attacks that take no time."""
+    module = import_module("studies.today.study")
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "DATA", {"digits": {"name": "handwriting"}})
+    monkeypatch.setattr(module, "SIDES", {"digits": 28})
+    small = {"resnet18/4": {"name": "resnet18", "channels": 2}, "vit": {"name": "vit", "dim": 32, "blocks": 1}}
+    monkeypatch.setattr(module, "MODELS", small)
+    monkeypatch.setattr(module, "PATCHES", 4)
+    monkeypatch.setattr(module, "METRICS", ("psnr", "ssim", "recovered"))  # LPIPS needs weights of its own
+    few = {name: a if name == "positions" else replace(a, iterations=2) for name, a in module.ATTACKS.items()}
+    monkeypatch.setattr(module, "ATTACKS", few)
+    for cached in (module.experiment_of, module.weights_of):
+        cached.cache_clear()
+    return module
+
+
+MESSAGE = {"data": "digits", "training": "gradient", "weights": "fresh", "seed": 1}
+
+
+def test_one_image_is_read_from_the_gradients_of_positions(today: ModuleType) -> None:
+    message = MESSAGE | {"model": "vit", "statistics": "none"}
+    row = today.measure(**message, batch=1, attack="positions")
+    assert row["psnr"] > 40
+    assert today.claim_path(message | {"batch": 1, "attack": "positions"}).is_file()
+    update, knowledge = today.send_message(**message, batch=2)
+    with pytest.raises(ValueError, match="positions are read of one image, not of 2; use inverting-gradients"):
+        today.ATTACKS["positions"].invert(update, knowledge)
+    images, _ = today.victims_images("digits", 2, 1)
+    tensors = [value for value in vars(knowledge).values() if hasattr(value, "numel")]
+    assert all(tensor.numel() < images.numel() for tensor in tensors)
+
+
+@pytest.mark.parametrize("statistics", ["frozen", "withheld", "sent"])
+def test_a_message_has_the_statistics_that_the_cell_names(today: ModuleType, statistics: str) -> None:
+    update, _ = today.send_message(**MESSAGE, model="resnet18/4", batch=2, statistics=statistics)
+    name = "stem.1.running_mean"
+    assert (name in update.before) == (statistics != "withheld")
+    returned = update.payload.values("weights", update.before)
+    moved = name in returned and bool((returned[name] != update.before[name]).any())
+    assert moved == (statistics == "sent")
+
+
+@pytest.mark.parametrize(
+    ("psnr", "lpips", "expected"),
+    [
+        (["15", "16", "17"], ["0.5", "0.3", "0.7"], "**16.0** (13.5, 18.5) / 0.50 / 0.01"),
+        (["9", "16", "17"], ["0.2", "0.25", "0.25"], "14.0 (3.2, 24.8) / **0.23** / 0.01"),
+        (["15"], ["0.1"], "15.0 / 0.10 / 0.01"),
+        ([], [], "–"),
+    ],
+)
+def test_bold_is_what_beats_the_guess_for_sure(
+    today: ModuleType, monkeypatch: pytest.MonkeyPatch, psnr: list[str], lpips: list[str], expected: str
+) -> None:
+    """Of PSNR more is better, of LPIPS less."""
+    monkeypatch.setattr(today, "SCORES", {"psnr": ".1f", "lpips": ".2f"})
+    about = {"psnr_floor": "12", "lpips_floor": "0.4", "distance": "0.01", "attack": "sme"}
+    rows = [about | {"psnr": p, "lpips": d} for p, d in zip(psnr, lpips, strict=True)]
+    assert today.format_scores(rows) == expected
+
+
+def test_a_sweep_of_unknown_cells_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"studies/labels: no cell is {'case': 'no such'}"):
+        running.run_sweep(Study.open("labels"), tmp_path / "rows.csv", {"case": "no such"})
