@@ -37,7 +37,7 @@ benchmark-engines: .venv/ready .venv-peers/ready
 # Compares an iteration of IG and SME with that of another library, and measures how the cost of SME and DLFA grows with E.
 benchmark-inversion: .venv-peers/ready
 	PYTHONPATH=. .venv-peers/bin/python benchmarks/inversion_speed.py --compile
-	PYTHONPATH=. .venv-peers/bin/python benchmarks/inversion_speed.py --cells '28x28x1 N=10' --epochs 1 5 10 20 50
+	PYTHONPATH=. .venv-peers/bin/python benchmarks/inversion_speed.py --only '28x28x1 N=10' --epochs 1 5 10 20 50
 
 .venv-peers/ready: .venv/ready
 	test -x .venv-peers/bin/pip || .venv/bin/python -m venv .venv-peers

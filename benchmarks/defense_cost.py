@@ -1,20 +1,14 @@
 """What each defense costs: processor time of a client's local step against none, and bytes of an update, in one run.
 
-    python benchmarks/defense_cost.py [--repeats 15] [--only NAME ...]
+    python benchmarks/defense_cost.py [--repeats 15] [--only NAME ...] [--out FILE.json]
 
 Clients train as in a round of the serial engine, on one thread; the time of a step is that of all that clients do in a
-round, messages among it, divided by their steps. All defenses take turns, and each time is divided by that without a
-defense of the same turn. Printed are the median over turns and the quartiles; bytes are those of a recorded update.
+round, messages among it, divided by their steps. Bytes are those of a recorded update.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
 import logging
-import platform
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import Row, compare_turns, make_parser, measure_in_turns, publish_rows
 
 from clients.app import app as client_app
 from fedsim.federation.build import Experiment
@@ -29,13 +24,17 @@ from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.engines.arrays import make_record
 from fedsim.federation.engines.cohort import CohortGrid
 from fedsim.federation.engines.serial import InProcessGrid
-from fedsim.plugins import registry
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from strategies.app import _simulation_record, _training_config
 from strategies.curious import Curious
 
-RESULTS = Path(__file__).parent / "results" / "defense-cost.csv"
+MLP: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "samples_per_client": 48},
+    "model": {"name": "mlp", "hidden": [100]},
+    "training": {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.01},
+}
 WHERE: dict[str, dict[str, Any]] = {
     "CNN": {
         "data": {"name": "mnist"},
@@ -44,25 +43,13 @@ WHERE: dict[str, dict[str, Any]] = {
         "training": {"local_epochs": 1, "batch_size": 32, "learning_rate": 0.01},
         "federation": {"clients": 1},
     },
-    "MLP": {
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "samples_per_client": 48},
-        "model": {"name": "mlp", "hidden": [100]},
-        "training": {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.01},
-        "federation": {"clients": 4, "vectorise": False},
-    },
-    "32 MLPs at once": {
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "samples_per_client": 48},
-        "model": {"name": "mlp", "hidden": [100]},
-        "training": {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.01},
-        "federation": {"clients": 32},
-    },
+    "MLP": {**MLP, "federation": {"clients": 4, "vectorise": False}},
+    "32 MLPs at once": {**MLP, "federation": {"clients": 32}},
 }
 """SME's CNN with batches of 32 MNIST images; a small network whose clients train one by one, and several at once."""
 NONE = "none"
-DEFENSES: dict[str, dict[str, Any] | None] = {
-    NONE: None,
+DEFENSES: dict[str, dict[str, Any]] = {
+    NONE: {},
     "update-noise": {"name": "update-noise", "noise_multiplier": 0.01},
     "update-noise, Laplace": {"name": "update-noise", "noise_multiplier": 0.01, "noise": "laplace"},
     "update-noise, C follows": {"name": "update-noise", "noise_multiplier": 0.01, "quantile": 0.5, "bit_noise": 1.0},
@@ -84,11 +71,10 @@ DEFENSES: dict[str, dict[str, Any] | None] = {
     "quantise, fp16": {"name": "quantise", "scheme": "fp16"},
 }
 """By what the table calls it; settings are the defaults where nothing is said."""
-Row = dict[str, Any]
 
 
-def experiment(where: str, defense: dict[str, Any] | None) -> Experiment:
-    """Of one round at one place, under one defense."""
+def build_experiment(where: str, defense: dict[str, Any]) -> Experiment:
+    """Build the experiment of one round at one place, under one defense."""
     tables = {name: dict(keys) for name, keys in WHERE[where].items()}
     tables["federation"] |= {"engine": "serial", "seed": 1, "rounds": 1}
     fixed = {"strategy": {"name": "fedavg"}, "adversary": {"when": "never"}, "defense": [defense] if defense else []}
@@ -106,12 +92,12 @@ class Round:
         self.steps = sum(experiment.training.steps(count) for count in experiment.data.counts)
 
     def replies(self, strategy: Any) -> Iterator[Any]:
-        """What clients send in round 1."""
+        """Yield what clients send in round 1."""
         messages = strategy.configure_train(1, self._arrays, _training_config(self.experiment), self._grid)
         return iter(self._grid.send_and_receive(messages))
 
     def seconds(self) -> float:
-        """Processor time of one local step."""
+        """Return the processor time of one local step."""
         started, count = time.process_time(), 0
         for reply in self.replies(self.experiment.new_strategy()):
             if reply.has_error():
@@ -121,89 +107,30 @@ class Round:
         return (time.process_time() - started) / self.steps
 
     def nbytes(self) -> int:
-        """Of the update of client 0, as it is read from a recording."""
+        """Return the size of the update of client 0, as it is read from a recording."""
         with tempfile.TemporaryDirectory() as folder:
             curious = Curious(self.experiment.new_strategy(), Recorder(Path(folder) / "transcript"))
             curious.aggregate_train(1, self.replies(curious))
             return Transcript(Path(folder)).update(1, 0).payload.nbytes
 
 
-def measure_defenses(where: str, defenses: dict[str, dict[str, Any] | None], repeats: int) -> list[Row]:
-    """A row for each defense at one place."""
-    rounds = {name: Round(experiment(where, table)) for name, table in defenses.items()}
-    sizes = {name: each.nbytes() for name, each in rounds.items()}  # which also loads the data
-    turns: list[dict[str, float]] = []
-    for turn in range(repeats):
-        turns.append({name: each.seconds() for name, each in rounds.items()})
-        print(f"{where}: turn {turn + 1} of {repeats}", file=sys.stderr)
-    return [row(where, name, turns, sizes) for name in defenses]
-
-
-def row(where: str, name: str, turns: list[dict[str, float]], sizes: dict[str, int]) -> Row:
-    """The figures of one defense."""
-    low, middle, high = statistics.quantiles([turn[name] / turn[NONE] for turn in turns], n=4)
-    return {
-        "where": where,
-        "defense": name,
-        "milliseconds": f"{1e3 * statistics.median(turn[name] for turn in turns):.4g}",
-        "ratio": f"{middle:.3g}",
-        "lower quartile": f"{low:.3g}",
-        "upper quartile": f"{high:.3g}",
-        "bytes": sizes[name],
-        "bytes to none": f"{sizes[name] / sizes[NONE]:.3g}",
-    }
-
-
-def markdown(rows: list[Row]) -> str:
-    """A line for each defense: its ratio at each place with the quartiles, and its bytes."""
-    places = list(dict.fromkeys(row["where"] for row in rows))
-    lines = [f"| defense | {' | '.join(f'step, {place}' for place in places)} | bytes, CNN |", "|---" * 5 + "|"]
-    for name in dict.fromkeys(row["defense"] for row in rows):
-        found = {row["where"]: row for row in rows if row["defense"] == name}
-        cells = [_cell(found[place]) for place in places]
-        size = found["CNN"]
-        lines.append(f"| {name} | {' | '.join(cells)} | {size['bytes']:,} ({size['bytes to none']}) |")
-    return "\n".join(lines)
-
-
-def _cell(row: Row) -> str:
-    if row["defense"] == NONE:
-        return f"{row['milliseconds']} ms"
-    return f"{row['ratio']} ({row['lower quartile']} to {row['upper quartile']})"
-
-
-def chosen(only: list[str]) -> dict[str, dict[str, Any] | None]:
-    """None and the defenses to measure; each built-in one has to be in the table above."""
-    here = {table["name"] for table in DEFENSES.values() if table}
-    ours = {name for name in registry.registered_names("defenses") if _is_ours(name)}
-    if missing := sorted(ours - here):
-        sys.exit(f"defense_cost: {missing[0]} is not measured; add a line to DEFENSES")
-    if unknown := sorted(set(only) - here):
-        sys.exit(f"defense_cost: nothing is called {unknown[0]}; known: {', '.join(sorted(here))}")
-    return {label: table for label, table in DEFENSES.items() if table is None or not only or table["name"] in only}
-
-
-def _is_ours(name: str) -> bool:
-    owner = registry.find_entry_point("defenses", name).dist
-    return owner is not None and owner.name == "fedsim-curious"
+def measure_defenses(where: str, names: list[str], repeats: int) -> list[Row]:
+    """Return a row for each defense at one place."""
+    rounds = {name: Round(build_experiment(where, DEFENSES[name])) for name in names}
+    turns = measure_in_turns({name: each.seconds for name, each in rounds.items()}, repeats)
+    rows = compare_turns(turns, NONE, {"where": where})
+    for row in rows:
+        row["bytes"] = rounds[row["way"]].nbytes()
+    return rows
 
 
 def main() -> None:
-    """Measure all, write the CSV file unless a part was asked for, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--only", nargs="*", default=[])
-    options = parser.parse_args()
+    """Measure at all places."""
+    options = make_parser(__doc__, repeats=15, choices=DEFENSES).parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    defenses = chosen(options.only)
-    rows = [row for where in WHERE for row in measure_defenses(where, defenses, options.repeats)]
-    if not options.only:
-        with RESULTS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    print(f"{platform.machine()}, torch {torch.__version__}, one thread, {options.repeats} turns\n\n{markdown(rows)}")
+    names = list(dict.fromkeys([NONE, *options.only]))
+    publish_rows([row for where in WHERE for row in measure_defenses(where, names, options.repeats)], options.out)
 
 
 if __name__ == "__main__":

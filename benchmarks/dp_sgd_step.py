@@ -1,23 +1,20 @@
 """What a local step under DP-SGD costs: fedsim's `dp-sgd` beside a step without it, and Opacus' own loop.
 
-    python benchmarks/dp_sgd_step.py [--repeats 7] [--steps 20]
+    python benchmarks/dp_sgd_step.py [--repeats 7] [--steps 20] [--out FILE.json]
 
 All train the same network on the same synthetic data by SGD, on one thread; under DP-SGD batches are drawn by Poisson
 sampling, so they have B examples on average. Opacus makes the gradients of examples by hooks, its default, or by
-`torch.func` (mode `ew` is its third), or clips without them by two backward passes (`ghost`). In each repeat all
-take turns; the figures are medians over repeats of the CPU
-time of a step, in milliseconds, and of its ratio to the plain step of the same repeat.
+`torch.func` (mode `ew` is its third), or clips without them by two backward passes (`ghost`). Times are of the CPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 import warnings
 from collections.abc import Callable
 
 import torch
+from measuring import Row, compare_turns, make_parser, measure_in_turns, publish_rows
 from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -36,24 +33,24 @@ TASK = Task((1, 28, 28), 10)
 NETWORKS = {"lenet": LeNet(), "sme-cnn": SmeCnn(), "mlp": Mlp(hidden=(100,))}
 MODES = ("hooks", "functorch", "ew", "ghost")
 EXAMPLES, RATE = 500, 0.05
-Timed = Callable[[], float]
+Timer = Callable[[], float]
 
 
-def ours(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int, steps: int, *, private: bool) -> Timed:
-    """CPU seconds of a step of fedsim's local training."""
+def time_fedsim(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int, steps: int, *, private: bool) -> Timer:
+    """Return what measures the CPU seconds of a step of fedsim's local training."""
     settings = LocalTraining(local_steps=steps, batch_size=batch, learning_rate=RATE)
     defenses, before = [DpSgd(noise_multiplier=1.0)] if private else [], copy_state(model)
 
-    def timed() -> float:
+    def seconds() -> float:
         started = time.process_time()
         local_update(model, before, inputs, labels, settings, key=("benchmark",), defenses=defenses)
         return (time.process_time() - started) / steps
 
-    return timed
+    return seconds
 
 
-def opacus(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int, steps: int, mode: str) -> Timed:
-    """CPU seconds of a step of Opacus' own loop."""
+def time_opacus(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int, steps: int, mode: str) -> Timer:
+    """Return what measures the CPU seconds of a step of Opacus' own loop."""
     model.train()
     made = PrivacyEngine().make_private(
         module=model,
@@ -70,45 +67,41 @@ def opacus(model: nn.Module, inputs: Tensor, labels: Tensor, batch: int, steps: 
     else:
         (wrapped, optimizer, loader), objective = made, cross_entropy
 
-    def timed() -> float:
-        done, started = 0, time.process_time()
-        while done < steps:
+    def seconds() -> float:
+        count, started = 0, time.process_time()
+        while count < steps:
             for examples, targets in loader:
                 optimizer.zero_grad()
                 objective(wrapped(examples), targets).backward()
                 optimizer.step()
-                done += 1
-                if done == steps:
+                count += 1
+                if count == steps:
                     break
         return (time.process_time() - started) / steps
 
-    return timed
+    return seconds
 
 
 def main() -> None:
-    """Print a line for each network, batch size and way."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
+    """Measure each network and batch size."""
+    parser = make_parser(__doc__, repeats=7)
     parser.add_argument("--steps", type=int, default=20)
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     inputs, labels = torch.rand(EXAMPLES, 1, 28, 28), torch.randint(10, (EXAMPLES,))
-    print(f"{'network':8} {'B':>3}  {'step':20} {'ms':>7}  {'ratio':>6}")
+    rows: list[Row] = []
     for name, plugin in NETWORKS.items():
         for batch in (10, 50):
-            data = (inputs, labels, batch, wanted.steps)
-            ways = {"plain": ours(plugin.build(TASK), *data, private=False)}
-            ways["fedsim dp-sgd"] = ours(plugin.build(TASK), *data, private=True)
-            ways |= {f"Opacus, {mode}": opacus(plugin.build(TASK), *data, mode) for mode in MODES}
-            for way in ways.values():
-                way()
-            seconds = [{way: timed() for way, timed in ways.items()} for _ in range(wanted.repeats)]
-            for way in ways:
-                took = statistics.median(row[way] for row in seconds)
-                ratio = statistics.median(row[way] / row["plain"] for row in seconds)
-                print(f"{name:8} {batch:3}  {way:20} {1000 * took:7.2f}  {ratio:6.2f}")
+            data = (inputs, labels, batch, options.steps)
+            ways = {"plain": time_fedsim(plugin.build(TASK), *data, private=False)}
+            ways["fedsim dp-sgd"] = time_fedsim(plugin.build(TASK), *data, private=True)
+            for mode in MODES:
+                ways[f"Opacus, {mode}"] = time_opacus(plugin.build(TASK), *data, mode)
+            turns = measure_in_turns(ways, options.repeats)
+            rows += compare_turns(turns, "plain", {"network": name, "B": batch})
+    publish_rows(rows, options.out)
 
 
 if __name__ == "__main__":

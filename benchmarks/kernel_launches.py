@@ -1,6 +1,6 @@
 """How many kernels an iteration of an inversion attack starts, one restart after the other and many in one call.
 
-    python benchmarks/kernel_launches.py [--victims N ...] [--restarts N ...] [--attacks NAME ...]
+    python benchmarks/kernel_launches.py [--victims N ...] [--restarts N ...] [--only NAME ...]
 
 On an accelerator, whose kernels of a small network take less time than their start, this is what an iteration costs.
 There need not be one: PyTorch's profiler counts on the CPU the operations that compute, each of which starts one kernel
@@ -11,16 +11,17 @@ victims in one round. How many there are does not depend on the sizes, so the CN
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import torch
+from measuring import make_parser, publish_rows
 from torch.autograd.profiler_util import FunctionEvent
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
@@ -47,19 +48,19 @@ ATTACKS: dict[str, dict[str, object]] = {
 }
 
 
-class Enough(BaseException):
+class CountingEnds(BaseException):
     """The iterations to count are over."""
 
 
-def model() -> torch.nn.Module:
-    """What is attacked."""
+def build_model() -> torch.nn.Module:
+    """Build what is attacked."""
     with seed_globals("kernel launches"):
         return SmeCnn(channels=(4, 8), hidden=20).build(TASK)
 
 
 def record_steps(victims: int, folder: Path) -> Transcript:
-    """A gradient step of each victim, on noise of its own."""
-    network, labels, updates = model(), torch.arange(COUNT), []
+    """Record a gradient step of each victim, on noise of its own."""
+    network, labels, updates = build_model(), torch.arange(COUNT), []
     before = {name: tensor.detach().clone() for name, tensor in network.named_parameters()}
     for client in range(victims):
         network.zero_grad()
@@ -72,11 +73,11 @@ def record_steps(victims: int, folder: Path) -> Transcript:
     return Transcript(folder)
 
 
-def launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float:
-    """Kernels that an iteration of one victim starts."""
+def count_launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float:
+    """Return how many kernels an iteration of one victim starts."""
     profiler = profile(activities=[ProfilerActivity.CPU])
     known = Knowledge(
-        model=model,
+        model=build_model,
         loss=cross_entropy,
         input_shape=TASK.input_shape,
         num_classes=TASK.num_classes,
@@ -94,7 +95,7 @@ def launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float
             profiler.start()
         if victim == 0 and iteration == LAST:
             profiler.stop()
-            raise Enough
+            raise CountingEnds
 
     with TemporaryDirectory() as room:
         transcript = record_steps(victims, Path(room) / "transcript")
@@ -105,24 +106,24 @@ def launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float
             )
             for client in range(victims)
         ]
-        with patch.object(matching, "batching_pays", lambda device: at_once), suppress(Enough):
+        with patch.object(matching, "batching_pays", lambda device: at_once), suppress(CountingEnds):
             list(attack.run_several(orders))
-    return sum(map(starts_one, profiler.events())) / (LAST - FIRST) / (victims if at_once else 1)
+    return sum(map(starts_kernel, profiler.events())) / (LAST - FIRST) / (victims if at_once else 1)
 
 
-def starts_one(event: FunctionEvent) -> bool:
-    """Whether this is an operation that computes and is not made up of others that do."""
-    return computes(event.name) and not any(map(holds_one, event.cpu_children))
+def starts_kernel(event: FunctionEvent) -> bool:
+    """Tell whether this is an operation that computes and is not made up of others that do."""
+    return computes(event.name) and not any(map(holds_computation, event.cpu_children))
 
 
-def holds_one(event: FunctionEvent) -> bool:
-    """Whether this is, or is made up of, operations that compute."""
-    return computes(event.name) or any(map(holds_one, event.cpu_children))
+def holds_computation(event: FunctionEvent) -> bool:
+    """Tell whether this is, or is made up of, operations that compute."""
+    return computes(event.name) or any(map(holds_computation, event.cpu_children))
 
 
 @cache
 def computes(name: str) -> bool:
-    """Whether this is one of PyTorch's operations, and not one that returns a view, bare memory or no tensor."""
+    """Tell whether this is one of PyTorch's operations, and not one that returns a view, bare memory or no tensor."""
     if not name.startswith("aten::") or "empty" in name or name in ("aten::_unsafe_view", "aten::resize_"):
         return False
     returns = [value for schema in torch._C._jit_get_schemas_for_operator(name) for value in schema.returns]
@@ -131,23 +132,22 @@ def computes(name: str) -> bool:
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """Count for each attack, number of restarts and number of victims."""
+    parser = make_parser(__doc__, choices=ATTACKS)
     parser.add_argument("--victims", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--restarts", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS))
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     logging.disable()
-    print("| attack | restarts | victims | one after the other | in one call | ratio |\n|---|---|---|---|---|---|")
-    for name in chosen.attacks:
-        for restarts in chosen.restarts:
-            given = {**ATTACKS.get(name, {}), "iterations": 1000, "restarts": restarts}
-            attack = registry.build("attacks", name, given, name)
-            apart = launches(attack, 1, at_once=False)
-            for victims in chosen.victims:
-                together = launches(attack, victims, at_once=True)
-                told = f"| `{name}` | {restarts} | {victims} | {apart:.0f} | {together:.0f} | {apart / together:.1f} |"
-                print(told, flush=True)
+    rows = []
+    for name, restarts in product(options.only, options.restarts):
+        settings = {**ATTACKS[name], "iterations": 1000, "restarts": restarts}
+        attack = registry.build("attacks", name, settings, name)
+        alone = count_launches(attack, 1, at_once=False)
+        for victims in options.victims:
+            together = count_launches(attack, victims, at_once=True)
+            about = {"attack": name, "restarts": restarts, "victims": victims}
+            rows.append({**about, "one after the other": alone, "in one call": together, "ratio": alone / together})
+    publish_rows(rows, options.out)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """What recording costs: the share of the round loop's time that it adds, at the strategy and at the Grid, in one run.
 
-    python benchmarks/recording_cost.py [--rounds 25]
+    python benchmarks/recording_cost.py [--repeats 25] [--out FILE.json]
 
 In each round the clock is read round `Curious` and round the strategy inside it, and in the next round, round
 `CuriousGrid` and the Grid inside it. The difference is what recording costs (copying, hashing, writing); it is divided
-by the rest of the round (broadcast, ten clients' training in this process, aggregation; no evaluation). Printed are
-medians over rounds.
+by the rest of the round (broadcast, ten clients' training in this process, aggregation; no evaluation). Rows have
+the medians over rounds, and the quartiles of the share.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
-import platform
 import statistics
 import tempfile
 import time
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import PROJECT, Row, make_parser, publish_rows
 
 from clients.app import app as client_app
 from fedsim.federation.build import Experiment
@@ -34,7 +33,7 @@ from strategies.app import _simulation_record, _training_config
 from strategies.curious import Curious
 from strategies.curious_grid import CuriousGrid
 
-DEMO = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+DEMO = PROJECT / "examples" / "quickstart.toml"
 TEN = "federation.clients=10"
 SETTINGS = {
     "mlp, 15 k parameters, 20 steps of 5 digits": [
@@ -53,53 +52,45 @@ SETTINGS = {
 
 
 class Stopwatch:
-    """Adds up the seconds spent in functions that it has wrapped."""
+    """Adds up the seconds spent in methods of a thing."""
 
-    def __init__(self) -> None:
+    def __init__(self, thing: Any, *methods: str) -> None:
         self.seconds = 0.0
+        for name in methods:
+            setattr(thing, name, self._wrap(getattr(thing, name)))
 
-    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, timed."""
-
-        def timed(*arguments: Any, **named: Any) -> Any:
+    def _wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
             started = time.perf_counter()
             try:
-                return function(*arguments, **named)
+                return method(*arguments, **named)
             finally:
                 self.seconds += time.perf_counter() - started
 
-        return timed
+        return call
 
 
-def timed(thing: Any, *methods: str) -> tuple[Any, Stopwatch]:
-    """`thing` with a stopwatch on these methods."""
-    watch = Stopwatch()
-    for name in methods:
-        setattr(thing, name, watch.wrap(getattr(thing, name)))
-    return thing, watch
-
-
-def measure(experiment: Experiment, rounds: int, folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """Seconds that recording took, and seconds of the rest, in each round, by where it was recorded."""
+def measure_rounds(experiment: Experiment, rounds: int, folder: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return seconds of recording, and of the rest, in each round, by where it was recorded."""
     hooks = "configure_train", "aggregate_train"
-    inner, in_strategy = timed(experiment.new_strategy(), *hooks)
-    curious, round_strategy = timed(Curious(inner, Recorder(folder / "strategy" / "transcript")), *hooks)
-    clients = experiment.config.federation.clients
-    grid: Any = CohortGrid(
-        InProcessGrid(client_app), clients, _simulation_record(experiment), [2], group_size=experiment.clients_at_once
-    )
+    inner = experiment.new_strategy()
+    in_strategy = Stopwatch(inner, *hooks)
+    curious = Curious(inner, Recorder(folder / "strategy" / "transcript"))
+    round_strategy = Stopwatch(curious, *hooks)
+    clients, simulation = experiment.config.federation.clients, _simulation_record(experiment)
+    grid: Any = CohortGrid(InProcessGrid(client_app), clients, simulation, [2], group_size=experiment.clients_at_once)
     # Not streamed, to tell training from recording.
     send = grid.send_and_receive
     grid.send_and_receive = lambda messages, timeout=None: list(send(messages))
-    grid, in_grid = timed(grid, "send_and_receive")
-    watched, round_grid = timed(CuriousGrid(grid, Recorder(folder / "grid" / "transcript")), "send_and_receive")
-    watches = in_strategy, round_strategy, in_grid, round_grid
+    in_grid = Stopwatch(grid, "send_and_receive")
+    recorded: Any = CuriousGrid(grid, Recorder(folder / "grid" / "transcript"))
+    round_grid = Stopwatch(recorded, "send_and_receive")
     arrays = make_record(experiment.initial_state())
     samples: dict[str, list[tuple[float, float]]] = {"strategy": [], "grid": []}
     for number in range(1, 2 * rounds + 5):
         at = ("strategy", "grid")[number % 2]
-        strategy, wire = (curious, grid) if at == "strategy" else (inner, watched)
-        for watch in watches:
+        strategy, wire = (curious, grid) if at == "strategy" else (inner, recorded)
+        for watch in (in_strategy, round_strategy, in_grid, round_grid):
             watch.seconds = 0.0
         started = time.perf_counter()
         messages = strategy.configure_train(number, arrays, _training_config(experiment), grid)
@@ -109,28 +100,27 @@ def measure(experiment: Experiment, rounds: int, folder: Path) -> dict[str, list
         outside, inside = (round_strategy, in_strategy) if at == "strategy" else (round_grid, in_grid)
         recording = outside.seconds - inside.seconds
         samples[at].append((recording, time.perf_counter() - started - recording))
-    return {at: found[2:] for at, found in samples.items()}  # the first rounds load the data
+    return {at: times[2:] for at, times in samples.items()}  # the first rounds load the data
 
 
 def main() -> None:
     """Measure both settings."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=25)
-    rounds = parser.parse_args().rounds
+    options = make_parser(__doc__, repeats=25).parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    print(f"{platform.machine()}, torch {torch.__version__}, one thread, {rounds} rounds, ten clients, serial engine")
+    rows: list[Row] = []
     for name, overrides in SETTINGS.items():
         config = validate_tables(Config, read_toml(DEMO, [*overrides, 'federation.engine="serial"']), name)
         with tempfile.TemporaryDirectory() as folder:
-            samples = measure(Experiment(config), rounds, Path(folder))
-            size = sum(path.stat().st_size for path in Path(folder).rglob("round-*.safetensors")) / (2 * rounds + 4)
-        print(f"{name}: {size / 1e6:.2f} MB a round")
-        for at, found in samples.items():
-            low, middle, high = statistics.quantiles([recording / rest for recording, rest in found], n=4)
-            cost, rest = (statistics.median(sample[k] for sample in found) * 1e3 for k in (0, 1))
-            told = f"share {middle:.1%} (quartiles {low:.1%} to {high:.1%})"
-            print(f"  at the {at:9} {cost:.1f} ms of recording, {rest:.1f} ms of the rest, {told}")
+            samples = measure_rounds(Experiment(config), options.repeats, Path(folder))
+            sizes = [path.stat().st_size for path in Path(folder).rglob("round-*.safetensors")]
+        for at, times in samples.items():
+            recording, rest = (1e3 * statistics.median(values) for values in zip(*times, strict=True))
+            low, middle, high = statistics.quantiles([taken / other for taken, other in times], n=4)
+            about = {"setting": name, "at": at, "MB a round": sum(sizes) / 1e6 / (2 * options.repeats + 4)}
+            figures = {"recording, ms": recording, "rest, ms": rest, "share": middle, "lower": low, "upper": high}
+            rows.append({**about, **figures, "seconds": times})
+    publish_rows(rows, options.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long a grid of 5 attacks x 6 defenses x 3 seeds takes, and that `kill -9` in its middle changes nothing.
 
-    python benchmarks/sweep_speed.py [--tiny] [--iterations 400] [--keep runs/sweep-speed]
+    python benchmarks/sweep_speed.py [--tiny] [--iterations 400] [--keep runs/sweep-speed] [--out FILE.json]
 
 The clients are people with their own handwriting. Three sweeps are made, each with a store of its own:
 
@@ -15,23 +15,19 @@ Run it on a machine that does nothing else.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import tomli_w
+from measuring import Row, make_parser, publish_rows
 
 ATTACKS = ("inverting-gradients", "sme", "dlg", "sapag", "long-strides")
 DEFENSES: list[list[dict[str, Any]]] = [
@@ -44,28 +40,18 @@ DEFENSES: list[list[dict[str, Any]]] = [
 ]
 FULL, TINY = (5, 6, 3), (2, 2, 2)
 """How many attacks, defenses and seeds."""
-CLOCK = ["seconds"]
-"""Columns that are not the same twice."""
 PAUSE = 0.2
 """Seconds between two looks at what is done."""
 
 
-def attack(name: str, iterations: int) -> dict[str, Any]:
-    """An attack; one iteration of DLG's optimiser takes as long as ten or more of the others."""
-    return {"name": name, "iterations": max(1, iterations // 10) if name == "dlg" else iterations}
-
-
-def grid(size: tuple[int, int, int], iterations: int) -> dict[str, Any]:
-    """The sweep file."""
+def build_sweep(size: tuple[int, int, int], iterations: int) -> Row:
+    """Return the tables of the sweep file; an iteration of DLG's optimiser takes as long as ten of the others."""
     attacks, defenses, seeds = size
+    settings = []
+    for name in ATTACKS[:attacks]:
+        settings.append({"name": name, "iterations": max(1, iterations // 10) if name == "dlg" else iterations})
     return {
-        "sweep": {
-            "seeds": [*range(1, seeds + 1)],
-            "axes": {
-                "attack": [attack(name, iterations) for name in ATTACKS[:attacks]],
-                "defense": DEFENSES[:defenses],
-            },
-        },
+        "sweep": {"seeds": [*range(1, seeds + 1)], "axes": {"attack": settings, "defense": DEFENSES[:defenses]}},
         "data": {"name": "handwriting"},
         "partition": {"name": "natural", "samples_per_client": 10, "test_fraction": 0.2},
         "model": {"name": "mlp"},
@@ -75,89 +61,76 @@ def grid(size: tuple[int, int, int], iterations: int) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def begun(file: Path, name: str, *changes: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`fedsim sweep` on its way, into the folder `name` and a store of its own, both beside the file."""
+def run_sweep(file: Path, name: str, *changes: str, kill_after: int | None = None) -> tuple[float, int]:
+    """Run `fedsim sweep` into the folder `name` with a store of its own, to the end or until so many cells are done.
+
+    Returns:
+        Seconds that it took, and how many cells are done; some may have failed.
+    """
     command = [sys.executable, "-c", "from fedsim.cli.main import main; main()", "sweep", file.name, "--quiet"]
     command += ["--out", name, "--cells", f"{name}-cells"]
     for change in changes:
         command += ["--set", change]
+    store, started = file.parent / f"{name}-cells", time.perf_counter()
     with subprocess.Popen(command, cwd=file.parent) as process:
-        yield process
-
-
-def swept(file: Path, name: str, *changes: str) -> float:
-    """Seconds that a whole sweep takes, some of whose cells may fail."""
-    started = time.perf_counter()
-    with begun(file, name, *changes) as process:
-        if (code := process.wait()) not in (0, 1):
-            raise SystemExit(f"fedsim sweep {name}: exit code {code}")
-    return time.perf_counter() - started
-
-
-def killed(file: Path, name: str, cells: int) -> tuple[float, int]:
-    """Seconds until so many cells are done and the sweep is killed, and how many are done then."""
-    started = time.perf_counter()
-    with begun(file, name) as process:
-        while done(file.parent / f"{name}-cells") < cells:
-            if process.poll() is not None:
-                raise SystemExit(f"fedsim sweep {name}: ended before it was killed, exit code {process.returncode}")
+        while kill_after is not None and count_cells(store) < kill_after and process.poll() is None:
             time.sleep(PAUSE)
-        process.send_signal(signal.SIGKILL)
-    return time.perf_counter() - started, done(file.parent / f"{name}-cells")
+        if kill_after is not None:
+            process.send_signal(signal.SIGKILL)
+        code = process.wait()
+    if code not in ((-signal.SIGKILL,) if kill_after is not None else (0, 1)):
+        raise SystemExit(f"fedsim sweep {name}: exit code {code}")
+    return time.perf_counter() - started, count_cells(store)
 
 
-def done(store: Path) -> int:
-    """How many cells of a store are finished."""
+def count_cells(store: Path) -> int:
+    """Return how many cells of a store are finished."""
     return len(list(store.glob("attacks/*.json")))
 
 
-def table(folder: Path) -> pd.DataFrame:
-    """The scores, but for what differs from run to run: the clock and the place of the store."""
-    found = pd.read_csv(folder / "sweep.csv", dtype=str, keep_default_na=False)
-    return found.drop(columns=[*CLOCK, "run"]).sort_values(list(found.columns[:12]), ignore_index=True)
+def read_scores(folder: Path) -> pd.DataFrame:
+    """Return the scores, but for what differs from run to run: the clock and the place of the store."""
+    scores = pd.read_csv(folder / "sweep.csv", dtype=str, keep_default_na=False)
+    return scores.drop(columns=["seconds", "run"]).sort_values(list(scores.columns[:12]), ignore_index=True)
 
 
-def working(store: Path) -> float:
-    """Seconds that cells and federations took, by themselves."""
-    return sum(json.loads(path.read_text())["marker"]["seconds"] for path in store.glob("*/*.json"))
-
-
-def measure_sweeps(folder: Path, size: tuple[int, int, int], iterations: int) -> None:
-    """Make the three sweeps and print what they took."""
+def measure_sweeps(folder: Path, size: tuple[int, int, int], iterations: int) -> Row:
+    """Make the three sweeps; return what they took."""
     file = folder / "grid.toml"
-    file.write_text(tomli_w.dumps(grid(size, iterations)), encoding="utf-8")
-    cells = math.prod(size)
-    first, kept = killed(file, "killed", cells // 2)
-    again = swept(file, "killed")
-    beside = swept(file, "whole")
-    alone = swept(file, "alone", "sweep.workers=1")
-    expected = table(folder / "killed")
-    same = [expected.equals(table(folder / name)) for name in ("whole", "alone")]
-    beyond = alone - working(folder / "alone-cells")
-    print(f"{cells} cells, {len(expected)} scores, {iterations} iterations; Python {sys.version.split()[0]}")
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    failed = pd.read_csv(folder / "killed" / "cells.csv")["state"].eq("failed").sum()
-    print(f"cells that failed, as attacks may: {failed}")
-    print(f"grid: {first + again:.0f} s, {first:.0f} s until kill -9 with {kept} cells done, {again:.0f} s after that")
-    print(f"the same scores as without kill -9: {same[0]}; as one cell after another: {same[1]}")
-    print(f"at a stretch: {beside:.0f} s on all cores, {alone:.0f} s one after another: {alone / beside:.2f} times")
-    print(f"overhead of the sweep: {beyond:.1f} s of {alone:.0f} s, {beyond / alone:.1%}")
-    if not all(same):
-        raise SystemExit("the tables differ")
+    file.write_text(tomli_w.dumps(build_sweep(size, iterations)), encoding="utf-8")
+    killed, done = run_sweep(file, "killed", kill_after=math.prod(size) // 2)
+    resumed, _ = run_sweep(file, "killed")
+    whole, _ = run_sweep(file, "whole")
+    alone, _ = run_sweep(file, "alone", "sweep.workers=1")
+    scores = read_scores(folder / "killed")
+    if not all(scores.equals(read_scores(folder / name)) for name in ("whole", "alone")):
+        raise SystemExit("the tables of the three sweeps differ")
+    markers = [json.loads(path.read_text())["marker"] for path in (folder / "alone-cells").glob("*/*.json")]
+    states = pd.read_csv(folder / "killed" / "cells.csv")["state"]
+    return {
+        "cells": math.prod(size),
+        "failed": int(states.eq("failed").sum()),
+        "s until kill -9": killed,
+        "cells done then": done,
+        "s after that": resumed,
+        "s side by side": whole,
+        "s one after another": alone,
+        "s of these beyond cells": alone - sum(marker["seconds"] for marker in markers),
+    }
 
 
 def main() -> None:
     """Measure in a folder that is kept, or in one that is not."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--tiny", action="store_true", help="2 attacks x 2 defenses x 2 seeds")
     parser.add_argument("--iterations", type=int, default=400, help="of each attack; of DLG a tenth")
     parser.add_argument("--keep", type=Path, help="a folder that does not exist yet")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.keep or Path(temporary) / "sweeps"
+        folder = options.keep or Path(temporary) / "sweeps"
         folder.mkdir(parents=True)
-        measure_sweeps(folder.resolve(), TINY if arguments.tiny else FULL, arguments.iterations)
+        row = measure_sweeps(folder.resolve(), TINY if options.tiny else FULL, options.iterations)
+        publish_rows([row], options.out)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from fedsim.audit.evaluation import case, display, evaluator, score, truth
 from fedsim.base import constraints, task
 from fedsim.data import partitions
 from fedsim.exposure import measure
-from fedsim.federation.engines import engine
+from fedsim.federation.engines import engine, serial
 from fedsim.interfaces import attack, defense, findings, knowledge, local_context, metric, modality, panel
 from fedsim.modalities import guesses
 from fedsim.plugins.factories import RETURN_TYPES
-from fedsim.recording import payloads, transcript, wire_format
+from fedsim.recording import header, payloads, transcript, wire_format
 from fedsim.report import charts, reported_run, run_contents, summary
 from fedsim.training import local_round
 
@@ -54,7 +54,15 @@ PARTS = {
     ),
     "What the server saw": (
         "`target.transcript`, and what it gives.",
-        [transcript.Transcript, wire_format.Update, payloads.Payload, payloads.Sparse, payloads.Quantised],
+        [
+            transcript.Transcript,
+            header.Header,
+            header.Reply,
+            wire_format.Update,
+            payloads.Payload,
+            payloads.Sparse,
+            payloads.Quantised,
+        ],
         [],
     ),
     "What an attack claims": (
@@ -113,7 +121,7 @@ PARTS = {
         [],
     ),
     "A measure": (
-        "Derive a frozen dataclass from `Measure` and implement `_of`.",
+        "Derive a frozen dataclass from `Measure` and implement `_compute`.",
         [measure.Measure],
         [],
     ),
@@ -124,8 +132,9 @@ PARTS = {
         [metric.find_metric],
     ),
     "An engine": (
-        "Derive a frozen dataclass from `Engine` and implement `carry`. `[federation] engine` names it.",
-        [engine.Engine, engine.FederationJob],
+        "Derive a frozen dataclass from `Engine` and implement `carry`. `[federation] engine` names it. A Grid of your "
+        "own may derive from `InProcessGrid`, which is that of `serial`.",
+        [engine.Engine, engine.FederationJob, serial.InProcessGrid],
         [],
     ),
     "A panel": (
@@ -220,6 +229,8 @@ def _methods(cls: type) -> Iterable[str]:
             yield f"{name}: {kind}  # {_first(member)}"
         elif inspect.isfunction(member):
             yield f"{_signature(member)}  # {_first(member)}".rstrip(" #")
+        elif isinstance(member, classmethod | staticmethod):
+            yield f"@{type(member).__name__} {_signature(member.__func__)}  # {_first(member.__func__)}".rstrip(" #")
 
 
 def _signature(function: Any) -> str:

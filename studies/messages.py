@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import fedsim
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.evaluation.perceptual_distance import lpips_distances
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment, find_data_folder
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import AttackFile, Config, validate_tables
 from fedsim.federation.training_states import make_states
 from fedsim.interfaces.attack import Attack, Target
 from fedsim.interfaces.findings import Finding
@@ -96,6 +100,38 @@ def image_knowledge(experiment: Experiment, labels: Tensor, **more: Any) -> Know
         "labels": labels,
     }
     return Knowledge(**facts | more)
+
+
+@contextmanager
+def attack_federation(
+    tables: dict[str, Any], attacks: list[dict[str, Any]], rounds: int | Sequence[int]
+) -> Iterator[tuple[fedsim.Run, Audit]]:
+    """Run an experiment and attack all clients in these rounds, in a folder that does not stay.
+
+    Raises:
+        RuntimeError: attacks failed.
+    """
+    numbers = list(range(1, rounds + 1)) if isinstance(rounds, int) else list(rounds)
+    adversary = {"victims": "all", "rounds": numbers, "workers": 1}
+    spec = validate_tables(AttackFile, {"adversary": adversary, "attack": attacks}, "study")
+    with tempfile.TemporaryDirectory() as folder:
+        run = fedsim.run(tables | {"recording": {"rounds": numbers}}, out=Path(folder) / "run")
+        audit = open_audit(run.path, spec, trust=True)  # a defense may be code that the run folder names
+        if failures := audit.run():
+            raise RuntimeError("; ".join(failures))
+        yield run, audit
+
+
+def perceive_distances(claimed: Tensor, true: Tensor) -> Tensor:
+    """Return the LPIPS of each image.
+
+    Raises:
+        ConfigError: its weights are not there.
+    """
+    distances = lpips_distances(claimed, true, data_folder() / "weights")
+    if isinstance(distances, str):
+        raise ConfigError(f"LPIPS: {distances}")
+    return distances
 
 
 @cache

@@ -133,6 +133,31 @@ def kept_details(name: str, command: str, head: list[str], lines: list[list[str]
     return {"name": name, "command": command, "head": head, "rows": lines}
 
 
+def select_rows(rows: Iterable[Mapping[str, str]], **wanted: object) -> list[Mapping[str, str]]:
+    """Return the rows that have all wanted values.
+
+    >>> select_rows([{"seed": "1"}, {"seed": "2"}], seed=2)
+    [{'seed': '2'}]
+    """
+    return [row for row in rows if matches(row, wanted)]
+
+
+def column_values(rows: Iterable[Mapping[str, str]], name: str) -> NDArray[np.float64]:
+    """Return the numbers of a column; an empty one, of what was refused, counts as nothing."""
+    return np.array([float(row[name] or 0) for row in rows])
+
+
+def draw_places(count: int, times: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return all places in a line, below it lines of as many places drawn anew: a bootstrap."""
+    drawn = np.random.default_rng(seed).integers(count, size=(times, count))
+    return np.concatenate([np.arange(count)[None], drawn])
+
+
+def format_drawn(values: NDArray[np.float64], form: str = "{:+.2f} ({:+.2f} to {:+.2f})") -> str:
+    """Format the value of all, and where 95 % of those drawn anew are; a draw may have no value."""
+    return form.format(values[0], *np.nanquantile(values[1:], (0.025, 0.975)))
+
+
 def spearman_of_rows(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the correlation of the ranks in each row, leaving out what is NaN in either; NaN where all are equal."""
     known = ~np.isnan(first) & ~np.isnan(second)
@@ -146,9 +171,8 @@ def spearman_of_rows(first: NDArray[np.float64], second: NDArray[np.float64]) ->
 
 def set_style(size: int = 9) -> None:
     """Set the look of all pictures; the same figures give the same bytes."""
-    mpl.rcParams.update(
-        {"font.size": size, "svg.hashsalt": "fedsim", "axes.spines.top": False, "axes.spines.right": False}
-    )
+    spines = {"axes.spines.top": False, "axes.spines.right": False}
+    mpl.rcParams.update({"font.size": size, "svg.hashsalt": "fedsim", **spines})
 
 
 def save_picture(figure: plt.Figure, name: str) -> None:

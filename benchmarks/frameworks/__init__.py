@@ -2,6 +2,5 @@
 
     python -m frameworks FRAMEWORK JOB --clients 100 --rounds 12
 
-runs one of them in this process and prints one line of JSON. A module here is named after its
-framework and offers `run(task)`.
+runs one of them in this process and prints one line of JSON. A module is named after its framework and has `run(task)`.
 """

@@ -9,12 +9,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from frameworks.clock import CLOCK
-from frameworks.jobs import BATCH, LEARNING_RATE
-from frameworks.task import Task
+from frameworks.jobs import BATCH, LEARNING_RATE, Task
 
 
 def run(task: Task) -> Mapping[str, Tensor]:
-    """The final global model."""
+    """Return the final global model."""
     network = task.work.network()
     parameters = list(network.parameters())
     optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE)

@@ -30,7 +30,7 @@ class Clock:
             self._start()
 
     def round_over(self) -> None:
-        """To be called when the server has the new global model."""
+        """Note that the server has the new global model."""
         self.seen += 1
         if self.seen == 1:
             self.first = time.monotonic()
@@ -38,24 +38,20 @@ class Clock:
             self._start()
         if self.seen == self.rounds:
             self.wall += time.monotonic()
-            self.driver += _own()
-            self.cpu += self.driver + _others()
+            self.driver += time.process_time()
+            self.cpu += self.driver + _other_seconds()
 
     def _start(self) -> None:
-        self.cpu = -_others()
-        self.driver = -_own()  # last, and first at the end: what the reading costs is not measured
+        self.cpu = -_other_seconds()
+        self.driver = -time.process_time()  # last, and first at the end: what the reading costs is not measured
         self.wall = -time.monotonic()
 
 
 CLOCK = Clock()
 
 
-def _own() -> float:
-    return time.process_time()
-
-
-def _others() -> float:
-    """CPU seconds of every other process of this run, dead children included.
+def _other_seconds() -> float:
+    """Return CPU seconds of every other process of this run, dead children included.
 
     Ray starts daemons that start the actors, and not every process is a descendant of this one; so
     they are known by the mark in their environment. A process's children count once it has waited

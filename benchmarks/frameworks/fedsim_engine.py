@@ -7,43 +7,69 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import fedsim.base.task
+from fedsim.data import Dataset, Examples
 from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.simulation import run_federation
-from frameworks.jobs import BATCH, LEARNING_RATE
-from frameworks.task import Task
+from frameworks.jobs import ACTORS, BATCH, CLASSES, JOBS, LEARNING_RATE, SCALE, Task
 
 
-def experiment(task: Task, engine: str) -> dict[str, Any]:
-    """The experiment file of a task."""
-    return {
-        "data": {"name": "frameworks.plugins:Images", "job": task.job, "clients": task.clients, "standardise": False},
+@dataclass(frozen=True, kw_only=True)
+class JobImages:
+    """Synthetic images for `clients` clients of `job`."""
+
+    job: str
+    clients: int
+
+    def load(self, folder: Path | None) -> Dataset:
+        """See `DatasetPlugin`."""
+        raw, labels = (tensor.flatten(0, 1) for tensor in JOBS[self.job].images(self.clients))
+        train = Examples(raw=raw, labels=labels, scale=SCALE)
+        test = Examples(raw=raw[:1], labels=labels[:1], scale=SCALE)
+        return Dataset(
+            name="synthetic", train=train, test=test, num_classes=CLASSES, source="generated", licence="none needed"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobNetwork:
+    """The network of `job`."""
+
+    job: str
+
+    def build(self, task: fedsim.base.task.Task) -> nn.Module:
+        """See `ModelPlugin`."""
+        return JOBS[self.job].network()
+
+
+def run(task: Task) -> Mapping[str, Tensor]:
+    """Return the final global model."""
+    plugin = {"name": f"{__name__}:JobNetwork", "job": task.job}
+    tables = {
+        "data": plugin | {"name": f"{__name__}:JobImages", "clients": task.clients, "standardise": False},
         "partition": {"name": "dirichlet", "alpha": 1.0} if task.skewed else {"name": "iid"},
-        "model": {"name": "frameworks.plugins:Network", "job": task.job},
+        "model": plugin,
         "training": {"local_epochs": 1, "batch_size": BATCH, "learning_rate": LEARNING_RATE},
         "federation": {
-            "engine": engine,
+            "engine": task.engine,
             "clients": task.clients,
             "rounds": task.rounds,
             "evaluate_every": 0,
-            "actors": task.actors,
+            "actors": ACTORS,
             "vectorise": not task.loop,
         },
         "strategy": {"name": "frameworks.strategy:TimedFedAvg", "fraction_train": task.sampled / task.clients},
         "recording": {} if task.record else {"rounds": [1]},
     }
-
-
-def run_on(engine: str, task: Task) -> Mapping[str, Tensor]:
-    """The final global model."""
     with tempfile.TemporaryDirectory() as folder:
-        run_federation(validate_tables(Config, experiment(task, engine), "benchmark"), OpenRun(Path(folder) / "run"))
+        run_federation(validate_tables(Config, tables, "benchmark"), OpenRun(Path(folder) / "run"))
     from frameworks.strategy import TimedFedAvg  # not before fedsim has told Flower to be quiet
 
     return {name: torch.tensor(array.numpy()) for name, array in TimedFedAvg.latest.items()}

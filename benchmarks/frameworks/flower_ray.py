@@ -13,16 +13,15 @@ from flwr.simulation import run_simulation
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from frameworks.jobs import BATCH, JOBS, LEARNING_RATE
+from frameworks.jobs import ACTORS, BATCH, JOBS, LEARNING_RATE, Task
 from frameworks.strategy import TimedFedAvg
-from frameworks.task import Task
 
 client_app = ClientApp()
 
 
 @cache
-def _held(job: str, clients: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """An actor makes the network and the data once."""
+def _make_job(job: str, clients: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """Make the network and the data once in each actor."""
     torch.set_num_threads(1)
     return JOBS[job].network(), *JOBS[job].data(clients)
 
@@ -31,7 +30,7 @@ def _held(job: str, clients: int) -> tuple[nn.Module, Tensor, Tensor]:
 def train(message: Message, context: Context) -> Message:
     """Train on the client's data."""
     config, client = message.content.config_records["config"], int(context.node_config["partition-id"])
-    network, inputs, labels = _held(str(config["job"]), int(context.node_config["num-partitions"]))
+    network, inputs, labels = _make_job(str(config["job"]), int(context.node_config["num-partitions"]))
     network.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
     for batch, targets in zip(inputs[client].split(BATCH), labels[client].split(BATCH), strict=True):
@@ -44,7 +43,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def run(task: Task) -> Mapping[str, Tensor]:
-    """The final global model."""
+    """Return the final global model."""
     server_app = ServerApp()
 
     @server_app.main()
@@ -60,6 +59,6 @@ def run(task: Task) -> Mapping[str, Tensor]:
         server_app=server_app,
         client_app=client_app,
         num_supernodes=task.clients,
-        backend_config={"init_args": {"num_cpus": task.actors}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        backend_config={"init_args": {"num_cpus": ACTORS}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
     return TimedFedAvg.latest.to_torch_state_dict()

@@ -12,8 +12,7 @@ from fluke.utils import FederationObserver
 from torch import Tensor
 
 from frameworks.clock import CLOCK
-from frameworks.jobs import BATCH, CLASSES, LEARNING_RATE
-from frameworks.task import Task
+from frameworks.jobs import BATCH, CLASSES, LEARNING_RATE, Task
 
 
 class Splitter:
@@ -23,7 +22,7 @@ class Splitter:
         self.task = task
 
     def assign(self, clients: int, batch_size: int) -> Any:
-        """Training loaders, no test loaders, no data for the server."""
+        """Return training loaders, no test loaders, no data for the server."""
         pairs = zip(*self.task.work.data(clients), strict=True)
         train = [FastDataLoader(x, y, num_labels=CLASSES, batch_size=batch_size) for x, y in pairs]
         return (train, [None] * clients), None
@@ -38,7 +37,7 @@ class Timer(FederationObserver):  # type: ignore[misc]
 
 
 def run(task: Task) -> Mapping[str, Tensor]:
-    """The final global model."""
+    """Return the final global model."""
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
     settings = {
         "client": {

@@ -15,6 +15,8 @@ CLASSES = 10
 SHAPE = (1, 28, 28)
 SCALE = 1 / 255
 SEED = 0
+ACTORS = 2
+"""Of Ray."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,13 @@ class Job:
     examples: int
 
     def network(self) -> nn.Module:
-        """The network with the weights that every framework starts from."""
+        """Build the network with the weights that every framework starts from."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             return self.build()
 
     def images(self, clients: int) -> tuple[Tensor, Tensor]:
-        """`client example channel height width` as bytes, and `client example` labels."""
+        """Return `client example channel height width` as bytes, and `client example` labels."""
         rng = torch.Generator().manual_seed(SEED)
         labels = torch.randint(CLASSES, (clients, self.examples), generator=rng)
         patterns = torch.randint(128, (CLASSES, *SHAPE), generator=rng, dtype=torch.uint8)
@@ -39,13 +41,13 @@ class Job:
         return patterns[labels] + noise, labels
 
     def data(self, clients: int) -> tuple[Tensor, Tensor]:
-        """The same as floats in [0, 1]."""
+        """Return the same as floats in [0, 1]."""
         raw, labels = self.images(clients)
         return raw * SCALE, labels
 
     @torch.no_grad()
     def loss(self, state: Mapping[str, Tensor], clients: int) -> float:
-        """What `state` has learnt: its loss on what the first 100 clients train on."""
+        """Return what `state` has learnt: its loss on what the first 100 clients train on."""
         network = self.network()
         network.load_state_dict(dict(state))
         inputs, labels = self.data(clients)
@@ -57,35 +59,15 @@ def _mlp(hidden: int) -> nn.Module:
 
 
 def _lenet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(400, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, CLASSES),
-    )
+    convolutions = [nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU()]
+    layers = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, CLASSES)]
+    return nn.Sequential(*convolutions, nn.AvgPool2d(2), nn.Flatten(), *layers)
 
 
 def _cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(3136, 320),
-        nn.ReLU(),
-        nn.Linear(320, CLASSES),
-    )
+    first = [nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
+    second = [nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(3136, 320), nn.ReLU(), nn.Linear(320, CLASSES))
 
 
 JOBS = {
@@ -97,3 +79,35 @@ JOBS = {
     "lenet": Job(_lenet, examples=10 * BATCH),  # 61 706 parameters, 10 steps
     "cnn": Job(_cnn, examples=10 * BATCH),  # 1 025 866 parameters, 10 steps
 }
+
+
+@dataclass(frozen=True)
+class Task:
+    """One federation.
+
+    Attributes:
+        job: a name in `JOBS`.
+        clients: how many there are.
+        rounds: how many are run.
+        warm_up: how many of them are not measured.
+        sampled: clients that train in each round; only fedsim is asked for fewer than all.
+        engine: of fedsim.
+        record: fedsim's curious server records every round, instead of the first alone.
+        loop: fedsim's clients train one after the other, small networks too.
+        skewed: fedsim's clients have a Dirichlet share of the data (alpha 1), some more and some less.
+    """
+
+    job: str
+    clients: int
+    rounds: int
+    warm_up: int
+    sampled: int
+    engine: str
+    record: bool
+    loop: bool
+    skewed: bool
+
+    @property
+    def work(self) -> Job:
+        """Return the network and the data."""
+        return JOBS[self.job]

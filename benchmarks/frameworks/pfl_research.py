@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from frameworks.clock import CLOCK
-from frameworks.jobs import BATCH, LEARNING_RATE
-from frameworks.task import Task
+from frameworks.jobs import BATCH, LEARNING_RATE, Task
 
 
 class Network(nn.Module):
@@ -42,11 +41,11 @@ class Network(nn.Module):
         self.network = network
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """What is minimised; the network is in training mode from the start."""
+        """Return what is minimised; the network is in training mode from the start."""
         return cross_entropy(self.network(inputs), labels)
 
     def metrics(self, inputs: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Evaluation is off."""
+        """Return nothing: evaluation is off."""
         return {}
 
 
@@ -60,7 +59,7 @@ class Timer(TrainingProcessCallback):  # type: ignore[type-arg]
 
 
 def run(task: Task) -> Mapping[str, Tensor]:
-    """The final global model."""
+    """Return the final global model."""
     np.random.seed(0)  # noqa: NPY002
     pairs = zip(*task.work.data(task.clients), strict=True)
     clients = [PyTorchTensorDataset(pair, user_id=str(k)) for k, pair in enumerate(pairs)]

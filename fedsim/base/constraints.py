@@ -21,7 +21,7 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import repeat
 from types import SimpleNamespace, UnionType
@@ -144,14 +144,18 @@ def make_check(kind: Any) -> Check | None:
         present = [check for check in checks if check is not None]
         return partial(_check_all, present) if present else None
     checks = [make_check(argument) for argument in arguments]
+    if origin is tuple and Ellipsis not in arguments:
+        return partial(_check_fixed_tuple, checks)
     if not any(checks):
         return None
     if origin in (Union, UnionType):
         classes = map(_find_class, arguments)
         return partial(_check_alternatives, list(zip(classes, checks, strict=True)))
-    if inspect.isclass(origin) and issubclass(origin, Sequence):
-        is_of_one_type = origin is not tuple or arguments[-1] is Ellipsis
-        return partial(_check_items, repeat(checks[0]) if is_of_one_type else checks)
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        check_key, check_value = checks
+        return partial(_check_entries, check_key, check_value)
+    if inspect.isclass(origin) and issubclass(origin, Collection):
+        return partial(_check_items, repeat(checks[0]))
     return None
 
 
@@ -168,18 +172,21 @@ def _check_choice(choices: Sequence[Any], name: str, value: Any) -> None:
 
 
 def _check_alternatives(alternatives: Sequence[tuple[Any, Check | None]], name: str, value: Any) -> None:
-    """Raise ConfigError where the value violates the constraints of each type that it can be of."""
+    """Raise ConfigError where the value violates the constraints of each type that it can be of.
+
+    A value of none of these types, such as a number of NumPy, has to keep to the constraints of any.
+    """
+    checks = [check for expected_class, check in alternatives if isinstance(value, expected_class)]
     first_error = None
-    for expected_class, check in alternatives:
-        if isinstance(value, expected_class):
-            if check is None:
-                return
-            try:
-                check(name, value)
-            except ConfigError as error:
-                first_error = first_error or error
-            else:
-                return
+    for check in checks or [check for _, check in alternatives if check is not None]:
+        if check is None:
+            return
+        try:
+            check(name, value)
+        except ConfigError as error:
+            first_error = first_error or error
+        else:
+            return
     if first_error is not None:
         raise first_error
 
@@ -194,10 +201,24 @@ def _find_class(kind: Any) -> Any:
     return found if inspect.isclass(found) and found is not Any else object
 
 
+def _check_fixed_tuple(checks: Sequence[Check | None], name: str, values: Sequence[Any]) -> None:
+    if len(values) != len(checks):
+        raise ConfigError(f"{name}: expected {len(checks)} values, got {list(values)}")
+    _check_items(checks, name, values)
+
+
 def _check_items(checks: Iterable[Check | None], name: str, values: Any) -> None:
     for index, (check, value) in enumerate(zip(checks, values, strict=False)):
         if check is not None:
             check(f"{name}.{index}", value)
+
+
+def _check_entries(check_key: Check | None, check_value: Check | None, name: str, entries: Mapping[Any, Any]) -> None:
+    for key, value in entries.items():
+        if check_key is not None:
+            check_key(f"{name}.{key}", key)
+        if check_value is not None:
+            check_value(f"{name}.{key}", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +247,7 @@ class Constraint:
         """Raise ConfigError where the value violates it, or cannot be compared."""
         try:
             holds = self.rule.holds(value, self.limit)
-        except TypeError:
+        except (TypeError, OverflowError):  # the latter of a whole number that no float can hold
             holds = False
         if not holds:
             raise ConfigError(f"{name}: {self.expectation}, got {value!r}")

@@ -57,10 +57,14 @@ def pair_examples(claimed: Tensor, true: Tensor, misfits: Misfits = image_misfit
         true: `true ...`.
         misfits: gives `true claimed`, what the assignment of each pair costs.
     """
-    chosen = assign_examples(claimed, true, misfits)
-    is_assigned = chosen >= 0
+    return reorder_claims(claimed, true, assign_examples(claimed, true, misfits))
+
+
+def reorder_claims(claimed: Tensor, true: Tensor, assignment: Tensor) -> Tensor:
+    """Return the claimed example of each true one, by its index; mid-grey where that is -1."""
+    is_assigned = assignment >= 0
     grey = torch.full_like(true, 0.5)
-    return grey.index_put((is_assigned.nonzero()[:, 0],), claimed[chosen[is_assigned]])
+    return grey.index_put((is_assigned.nonzero()[:, 0],), claimed[assignment[is_assigned]])
 
 
 def assign_examples(claimed: Tensor, true: Tensor, misfits: Misfits = image_misfits) -> Tensor:

@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 
 from safetensors import safe_open
 
+from fedsim.base.content_hashes import hash_json
 from fedsim.base.errors import InstallationError, RunError
 from fedsim.base.papers import Paper
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
 from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import read_metrics
 from fedsim.federation.simulation import run_federation
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
@@ -60,7 +62,7 @@ def is_an_engine(subject: CheckedPlugin) -> None:
 
 
 def records_same_bytes(subject: CheckedPlugin) -> None:
-    """It gives the same recording and the same model as engine `serial`, to the byte."""
+    """It gives the same recording, model and metrics as engine `serial`, to the byte."""
     expected, got = _hash_results(_run_on_serial(subject)), _hash_results(_run_on_subject(subject))
     for name, content_hash in expected.items():
         expect(name in got, f"its run has no {name}")
@@ -130,7 +132,7 @@ def _run(subject: CheckedPlugin, engine: Any, folder: str, **tables: Any) -> Ope
 
 
 def _hash_results(run: OpenRun) -> dict[str, str]:
-    """Return a hash of each round's recording and of each tensor of the last model, by name."""
+    """Return a hash of each round's recording, its metrics and each tensor of the last model, by name."""
     hashes = {}
     for path in sorted(run.transcript.iterdir()):
         hashes[f"recording {path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -138,6 +140,10 @@ def _hash_results(run: OpenRun) -> dict[str, str]:
         for name in sorted(file.keys()):
             if name.startswith("model/"):
                 hashes[f"final {name}"] = hashlib.sha256(file.get_tensor(name).tobytes()).hexdigest()
+    # The replies of clients that only evaluate stand nowhere else.
+    for row in read_metrics(run):
+        del row["seconds"]
+        hashes[f"metrics of round {row['round']}, {row['client']}"] = hash_json(row)
     return hashes
 
 

@@ -46,8 +46,6 @@ def declares_its_facts(subject: CheckedPlugin) -> None:
     metric = _build_metric(subject)
     expect(metric.title.strip() == metric.title, f"its title {metric.title!r} begins or ends with a space")
     expect(metric.of_examples or not isinstance(metric, ExampleMetric), "it measures examples: leave of_examples out")
-    is_text = all(isinstance(text, str) and text for text in metric.explanations)
-    expect(isinstance(metric.explanations, tuple) and is_text, "its explanations are no tuple of sentences")
 
 
 def measures_each_example(subject: CheckedPlugin) -> None:

@@ -58,6 +58,21 @@ def returns_the_same_bytes(subject: CheckedPlugin) -> None:
         expect(content == of_run_read_anew, "of the same run, read anew, it returns something else")
 
 
+def leaves_the_run_as_it_is(subject: CheckedPlugin) -> None:
+    """It changes nothing of a run that the panels after it read; it may add notes and failures."""
+    for description, run in _read_runs(subject).items():
+        read_anew = _read_run(run.folder.path)
+        texts_before = {name: repr(getattr(read_anew, name)) for name in _SHARED}
+        subject.build().render(read_anew)
+        for name, text in texts_before.items():
+            is_same = repr(getattr(read_anew, name)) == text
+            expect(is_same, f"it changes the {name} of {description}, which the panels after it read; copy them first")
+
+
+_SHARED = ("scores", "metrics", "example_scores", "readings", "merged_readings", "attack_traits")
+"""What most panels read of a run."""
+
+
 def writes_no_files(subject: CheckedPlugin) -> None:
     """It writes no files, neither into the run folder nor into the working folder."""
     empty_folder = Path(mkdtemp(dir=subject.folder))
@@ -77,6 +92,7 @@ CHECKS = (
     shows_something_or_nothing,
     escapes_text,
     returns_the_same_bytes,
+    leaves_the_run_as_it_is,
     writes_no_files,
 )
 

@@ -23,13 +23,14 @@ def keeps_to_its_ranges(subject: CheckedPlugin) -> None:
     if not subject.is_class or not dataclasses.is_dataclass(subject.cls):
         raise DoesNotApply("it is no dataclass")
     cls: Any = subject.cls
-    violations = {name: find_violation(kind) for name, kind in field_types(cls).items()}
-    if not any(value is not None for value in violations.values()):
+    violations = {name: find_violations(kind) for name, kind in field_types(cls).items()}
+    if not any(violations.values()):
         raise DoesNotApply("no type of a setting has a range")
     plugin = subject.build()
-    for name, value in violations.items():
-        if value is not None and _accepts(plugin, name, value):
-            raise ContractViolation(f"setting '{name}' accepts {value!r}; {_REMEDY}")
+    for name, values in violations.items():
+        for value in values:
+            if _accepts(plugin, name, value):
+                raise ContractViolation(f"setting '{name}' accepts {value!r}; {_REMEDY}")
 
 
 def _accepts(plugin: Any, name: str, value: Any) -> bool:
@@ -37,26 +38,29 @@ def _accepts(plugin: Any, name: str, value: Any) -> bool:
     try:
         dataclasses.replace(plugin, **{name: value})
     except ConfigError as error:
-        return not str(error).startswith(name)
+        return not str(error).startswith((f"{name}:", f"{name}."))
     return True
 
 
-def find_violation(kind: Any) -> Any:
-    """Return a value that violates a constraint in a type; None where it has none.
+def find_violations(kind: Any) -> list[Any]:
+    """Return values that violate a constraint in a type, beyond each of its ends; none where it has none.
 
-    >>> from fedsim.base.constraints import PositiveInt
-    >>> find_violation(PositiveInt | None), find_violation(tuple[Literal["a"], ...])
-    (0, ('not one of the words',))
+    >>> from fedsim.base.constraints import PositiveInt, Share
+    >>> find_violations(PositiveInt | None), find_violations(tuple[Literal["a"], ...])
+    ([0], [('not one of the words',)])
+    >>> find_violations(Share)
+    [-1, 2, nan]
     """
     check = make_check(kind)
+    violations: list[Any] = []
     if check is None:
-        return None
+        return violations
     for value in _list_suspects(kind):
         try:
             check("value", value)
         except ConfigError:
-            return value
-    return None
+            violations.append(value)
+    return violations
 
 
 def _list_suspects(kind: Any) -> list[Any]:
@@ -68,6 +72,8 @@ def _list_suspects(kind: Any) -> list[Any]:
     if origin is Annotated:
         for constraint in list_constraints(kind):
             suspects += _list_beyond(constraint)
+        if arguments[0] is float:
+            suspects.append(math.nan)  # which is neither below nor above anything
         arguments = arguments[:1]
     item_suspects = [suspect for argument in arguments for suspect in _list_suspects(argument)]
     if inspect.isclass(origin) and issubclass(origin, Sequence):
@@ -78,7 +84,7 @@ def _list_suspects(kind: Any) -> list[Any]:
 
 def _list_beyond(constraint: Constraint) -> list[Any]:
     """Return values at the limit of a constraint and on both sides of it."""
+    limit = constraint.limit
     if constraint.rule.attribute in ("min_length", "max_length"):
         return [()]
-    limit = constraint.limit
     return [math.nan] if callable(limit) else [limit - 1, limit, limit + 1]

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
-from fedsim.base.errors import InstallationError, PluginError, error_reason
+from fedsim.base.errors import FedsimError, InstallationError, PluginError, RunError, error_reason
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import start_late_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.plugins import registry
+from fedsim.plugins.code_hashes import locate_error
 from fedsim.privacy.auditing import lower_bound
 from fedsim.recording.sealed import read_sealed_file
 
@@ -73,8 +74,21 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
             return
         try:
             engine.carry(job)
+        except Exception as error:
+            name = config.federation.engine_table.name
+            if isinstance(error, FedsimError) or registry.is_builtin("engines", name):
+                raise
+            raise RunError(
+                f"engine '{name}' raised {error_reason(error)} ({locate_error(error, type(engine))}); mend the engine, "
+                "and resume the run"
+            ) from error
         finally:
             folder.expire()  # the server app opened the folder for itself
+        if not _is_finished(config, folder):
+            raise RunError(
+                f"engine '{config.federation.engine_table.name}' ended before round {config.federation.rounds} and "
+                "gave no reason; mend the engine, and resume the run"
+            )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -95,11 +95,18 @@ class Metric:
     def describe_facts(cls) -> list[str]:
         """Return what `fedsim show` says of it, a line each."""
         metric = cls()
-        lowest, highest = metric.value_range
+        # Ends that are not known are left out.
+        ends = [
+            f"{word} {end:g}"
+            for word, end in zip(("from", "to"), metric.value_range, strict=True)
+            if math.isfinite(end)
+        ]
+        direction = "higher" if cls.higher_is_better else "lower"
         return [
             f"in tables: {metric.label}",
-            f"leakage is: {'higher' if cls.higher_is_better else 'lower'}, from {lowest:g} to {highest:g}",
+            f"values: {' '.join(ends) or 'any number'}; {direction} is {'better' if cls.meaning else 'more leakage'}",
             f"of: {'single examples' if cls.of_examples else 'all examples together'}",
+            *([f"says: {cls.meaning}"] if cls.meaning else []),
         ]
 
 
@@ -198,6 +205,14 @@ def describe_metric(name: str) -> Metric:
         return _make_unknown_metric(name)
 
 
+def explain_no_verdict(name: str) -> str:
+    """Return why scores by a metric say nothing about leakage here; empty where they do."""
+    metric = describe_metric(name)
+    if isinstance(metric, _UnknownMetric):
+        return f"metric '{name}' is not installed here, so that nobody knows what its scores say; install its package"
+    return metric.meaning
+
+
 def sort_metrics(names: Iterable[str]) -> list[str]:
     """Return the names of metrics, the preferred one first.
 
@@ -274,11 +289,19 @@ def _make_metric(point: EntryPoint) -> Metric:
         raise PluginError(f"{where} cannot be made: {one_line(str(error))}") from error
 
 
+class _UnknownMetric(Metric):
+    """Metric that is not installed; of its victims nothing is concluded, and no interval is given."""
+
+    higher_is_better = True
+    evidence = "compared victims"
+
+    def __post_init__(self) -> None:
+        pass  # a job that failed has a row without a metric, whose title stays empty
+
+
 @cache
 def _make_unknown_metric(name: str) -> Metric:
-    facts = {"__doc__": "Metric that is not installed.", "title": name.replace("_", " "), "higher_is_better": True}
-    # A job that failed has a row without a metric, whose title stays empty.
-    cls: Any = type("UnknownMetric", (Metric,), facts | {"__post_init__": lambda self: None})
+    cls: Any = type("_UnknownMetric", (_UnknownMetric,), {"__doc__": "", "title": name.replace("_", " ")})
     metric: Metric = cls()
     return metric
 
@@ -292,6 +315,11 @@ def _check_facts(cls: type[Metric]) -> None:
             f"{cls.__name__}: has no direction; add higher_is_better = True where a higher value means that the "
             "attack did better, or False"
         )
+    _check_texts(cls)
+    if cls.is_share and (cls.lowest, cls.highest) not in ((-math.inf, math.inf), (0.0, 1.0), (0.0, math.inf)):
+        raise PluginError(
+            f"{cls.__name__}: a share lies in [0, 1], but it declares {cls.lowest:g} to {cls.highest:g}; remove either"
+        )
     if not cls.lowest < cls.highest:
         raise PluginError(f"{cls.__name__}: expected lowest below highest, got {cls.lowest} and {cls.highest}")
     if cls.evidence not in get_args(Evidence):
@@ -300,8 +328,19 @@ def _check_facts(cls: type[Metric]) -> None:
         )
     if (cls.evidence == "none") != bool(cls.meaning):
         raise PluginError(f"{cls.__name__}: a metric has a meaning just where its evidence is 'none'; correct either")
-    if issubclass(cls, ExampleMetric) and not getattr(cls, "modalities", None):
+    # A text would hold its parts too: 'series' is in 'timeseries'.
+    modalities = getattr(cls, "modalities", None)
+    if issubclass(cls, ExampleMetric) and not (modalities and isinstance(modalities, Set)):
         raise PluginError(
             f"{cls.__name__}: has no modalities; add modalities = frozenset({{'image'}}), say, or "
             f"frozenset({{'{ANY_NUMERIC}'}})"
         )
+
+
+def _check_texts(cls: type[Metric]) -> None:
+    """Raise PluginError where a text of a metric would break the line of a table or a terminal."""
+    if not isinstance(cls.explanations, tuple):
+        raise PluginError(f"{cls.__name__}.explanations: expected a tuple of sentences, got {cls.explanations!r}")
+    for text in (cls.title, cls.unit, cls.meaning, cls.reference, *cls.explanations):
+        if not (isinstance(text, str) and text.isprintable()):
+            raise PluginError(f"{cls.__name__}: expected texts without line breaks and escapes, got {text!r}")

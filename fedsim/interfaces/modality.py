@@ -113,7 +113,7 @@ class Modality(ABC):
 
     def pair_claims(self, claimed: Tensor, true: Tensor) -> Tensor:
         """Return the claim assigned to each true example; the middle of the range where none is."""
-        return metrics.pair_examples(claimed, true, self.misfits)
+        return metrics.reorder_claims(claimed, true, self.assign_claims(claimed, true))
 
     def draw_example(self, claimed: Tensor, true: Tensor | None) -> str:
         """Return an SVG of one claimed example, over the true one where it is known.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.audit.evaluation import statistics
-from fedsim.interfaces.metric import describe_metric
+from fedsim.interfaces.metric import explain_no_verdict
 from fedsim.report.summary import (
     UNDECIDED,
     Summary,
@@ -131,7 +131,9 @@ def unshared_attacks(base: Rows, other: Rows) -> tuple[list[str], list[str]]:
 
 
 def incomparable_attacks(base: Rows, other: Rows) -> list[str]:
-    """Return a sentence for each attack that both runs scored, but made in ways that cannot be compared.
+    """Return a sentence for each attack that both runs scored, but in ways that cannot be compared.
+
+    It was made in other ways, or some of its scores are by a metric that only one of the runs has.
 
     Args:
         base, other: rows of `scores.csv`.
@@ -146,7 +148,21 @@ def incomparable_attacks(base: Rows, other: Rows) -> list[str]:
                 f"{base_names} is not compared with {other_names}: they are not known to be made with the same "
                 "settings and granted facts."
             )
-    return sentences
+    return sentences + _unshared_metrics(base, other)
+
+
+def _unshared_metrics(base: Rows, other: Rows) -> list[str]:
+    """Return a sentence for each attack of both runs with metrics that are those of one run alone."""
+    base_summaries, other_summaries = summarise(base), summarise(other)
+    sentences = []
+    for base_name, other_name in _partners(base_summaries, other_summaries).items():
+        base_metrics = {item.metric: item.name for item in base_summaries if item.attack == base_name}
+        other_metrics = {item.metric: item.name for item in other_summaries if item.attack == other_name}
+        unshared = base_metrics.keys() ^ other_metrics.keys()
+        if unshared:
+            names = join_titles(sorted((base_metrics | other_metrics)[metric] for metric in unshared))
+            sentences.append(f"{base_name} has scores by {names} in one of the two runs only.")
+    return sorted(sentences)
 
 
 def _unmatched_titles(base: Rows, other: Rows) -> tuple[dict[str, str], dict[str, str]]:
@@ -217,6 +233,8 @@ def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows
 
 def _why_unlike(base: Summary, other: Summary) -> str:
     """Say why two scores by one metric cannot be compared; empty where they can."""
+    if base.higher_is_better != other.higher_is_better:
+        return "higher values are better in one run and worse in the other; score both with the same metric"
     if base.instrument == other.instrument:
         return ""
     return (
@@ -330,8 +348,8 @@ def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str) -> tup
     By a sign test over victims, or by Mann and Whitney's test where they are not paired. Unlike an interval of the
     mean, both hold for scores of any distribution, with infinite PSNR or all the same.
     """
-    if meaning := describe_metric(base.metric).meaning:
-        return "", meaning
+    if reason := explain_no_verdict(base.metric):
+        return "", reason
     if not result.count:
         return "", "no victim was attacked in both runs"
     counts = number_of(result.count, result.unit)

@@ -39,7 +39,7 @@ class ReportedRun:
     """Run as its report sees it; each value is read when it is first asked for, once.
 
     Attributes:
-        folder: the run folder.
+        folder: the run folder; `folder.recording` is its `Transcript`, with what the server saw.
         audit: who attacked, and where the truth is; None where nobody knows.
         trust: whether code that the run folder names may be imported.
         notes: sentences that stand at the head of the page. A panel may add one that concerns the

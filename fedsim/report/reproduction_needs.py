@@ -12,6 +12,7 @@ from fedsim.base.errors import FedsimError
 from fedsim.base.files import hash_file
 from fedsim.plugins import registry
 from fedsim.plugins.inline import is_object
+from fedsim.sweeps.file import CASE
 
 _GROUPS: Mapping[str, registry.Group] = {
     "data": "datasets",
@@ -91,14 +92,39 @@ def plugin_origins(files: Iterable[Mapping[str, Any]]) -> list[str]:
         # Plug-ins by their tables.
         for key, group in _GROUPS.items():
             entry = tables.get(key, [])
-            for table in entry if isinstance(entry, list) else [entry]:
+            for table in _list_tables(entry):
                 sentences.append(_origin(group, str(table.get("name", ""))))
+        engine = _find_table(tables, "federation").get("engine", "")
+        sentences.append(_origin("engines", str(engine.get("name", "") if isinstance(engine, Mapping) else engine)))
+        sentences.append(_origin("modalities", str(_find_table(tables, "data").get("modality", ""))))
         # Code that is named as module:callable outside of plug-ins' tables.
-        facts = tables.get("adversary", {}).get("knowledge", {}).values()
-        for value in (*facts, tables.get("app", {}).get("outputs")):
+        facts = _find_table(tables, "adversary", "knowledge").values()
+        for value in (*facts, _find_table(tables, "app").get("outputs")):
             if isinstance(value, str) and ":" in value:
                 sentences.append(_code_sentence(value))
     return list(dict.fromkeys(filter(None, sentences)))
+
+
+def sweep_origins(tables: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each plug-in of a sweep, in its experiment or its axes, that does not come with fedsim.
+
+    Args:
+        tables: of a sweep file that holds its experiment.
+    """
+    files = [{key: table for key, table in tables.items() if key != "sweep"}]
+    for axis, values in _find_table(tables, "sweep", "axes").items():
+        for value in values if isinstance(values, list) else []:
+            # A case is a table of several keys.
+            entries = value if axis == CASE and isinstance(value, Mapping) else {axis: value}
+            files += [_nest(key, entry) for key, entry in entries.items()]
+    return plugin_origins(files)
+
+
+def _nest(key: str, value: Any) -> dict[str, Any]:
+    """Return the tables in which the key, such as `model.name`, has this value."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return dict(value)
 
 
 def metric_origins(names: Iterable[str]) -> list[str]:
@@ -109,6 +135,19 @@ def metric_origins(names: Iterable[str]) -> list[str]:
     """
     foreign = [name for name in dict.fromkeys(names) if registry.find_builtin_entry_point("metrics", name) is None]
     return [_origin("metrics", name) for name in foreign]
+
+
+def _find_table(tables: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return the table under these keys; an empty one where there is none."""
+    inner: Any = tables
+    for key in keys:
+        inner = inner.get(key) if isinstance(inner, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _list_tables(entry: Any) -> list[Mapping[str, Any]]:
+    entries = entry if isinstance(entry, list) else [entry]
+    return [table for table in entries if isinstance(table, Mapping)]
 
 
 def _origin(group: registry.Group, name: str) -> str:

@@ -18,7 +18,7 @@ from fedsim.audit.evaluation import statistics
 from fedsim.audit.evaluation.imputation import IMPUTED_GUESS
 from fedsim.audit.variants import name_variants
 from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL
-from fedsim.interfaces.metric import describe_metric
+from fedsim.interfaces.metric import describe_metric, explain_no_verdict
 
 LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
 BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
@@ -52,6 +52,8 @@ class Summary:
         nearest: mean score of the public examples closest to the true ones, NaN where none are known.
         gain: mean advantage over the floor, counted towards leakage.
         num_beyond: how many of `count` are beyond their floor.
+        num_missing: further victims, which have no score.
+        why_missing: the reason of the first of them.
         ceiling: mean score of perfect findings, NaN where there is no bound.
         values: the score of each of `count`, by what is counted.
         settings: those that differ from the attack's defaults, as JSON.
@@ -72,6 +74,8 @@ class Summary:
     nearest: float
     gain: float
     num_beyond: int
+    num_missing: int
+    why_missing: str
     ceiling: float
     higher_is_better: bool
     missing: str
@@ -97,8 +101,9 @@ class Summary:
 
     @property
     def count_text(self) -> str:
-        """`n = count`, and what is counted unless that is victims."""
-        return f"n = {self.count}" if self.unit == "victim" else f"n = {number_of(self.count, self.unit)}"
+        """`n = count`, what is counted unless that is victims, and how many victims are without a score."""
+        text = f"n = {self.count}" if self.unit == "victim" else f"n = {number_of(self.count, self.unit)}"
+        return f"{text}, not computed for {self.num_missing}" if self.num_missing else text
 
     @property
     def text(self) -> str:
@@ -215,14 +220,24 @@ def judge_summary(item: Summary) -> tuple[str, str]:
     With fewer than five victims no outcome is that rare, and the rounds of one victim say nothing about another
     victim. There the verdict only says what was seen: `beyond the floor`, `not beyond the floor`, or `undecided` where
     it is some of them. The same holds where victims are compared with one another, see `are_independent`.
+
+    Victims without a score may be just those that leak nothing, so that the test counts them as not beyond the floor.
     """
     # No score, or none that says anything about leakage.
     if item.missing:
         return NOT_JUDGED, item.missing
-    if meaning := describe_metric(item.metric).meaning:
-        return "", meaning
+    if reason := explain_no_verdict(item.metric):
+        return "", reason
     if math.isnan(item.gain):
         return "", "no floor to compare with"
+    verdict, remark = _judge_scores(item)
+    if item.num_missing:
+        remark += f"; not computed for {number_of(item.num_missing, 'victim')}: {item.why_missing}"
+    return verdict, remark
+
+
+def _judge_scores(item: Summary) -> tuple[str, str]:
+    """Return the verdict of `judge_summary` on scores that have a floor."""
     counts = f"{item.num_beyond} of {number_of(item.count, item.unit)}"
     # Too few victims for a test: say what was seen.
     if not are_independent(item.metric, item.unit) or item.count < MIN_VICTIMS:
@@ -233,7 +248,8 @@ def judge_summary(item: Summary) -> tuple[str, str]:
         beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
         return verdict, "one victim only" if item.count == 1 else f"{counts}{beyond}, {caveat}"
     # Sign test.
-    is_significant = statistics.is_more_than_half(item.num_beyond, item.count, expected=_chance_ahead(item))
+    tested = item.count + item.num_missing
+    is_significant = statistics.is_more_than_half(item.num_beyond, tested, expected=_chance_ahead(item))
     if is_significant and item.gain > _ROUNDING:
         return LEAKS, counts
     if is_significant or item.gain > _ROUNDING:
@@ -286,6 +302,9 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
     values, floors = _array(by_unit), _array(mean_by_unit(computed, "floor")[1])
     guesses = [str(row["floor_guess"]) for row in computed]
     higher = str(group[0]["higher_is_better"]) == "True"
+    victims_with_score = {str(row["victim"]) for row in computed}
+    without_score = {str(row["victim"]): str(row["missing"]) for row in group} if computed else {}
+    reasons = [reason for victim, reason in without_score.items() if victim not in victims_with_score]
     low, high = interval(metric, values, unit)
     gains = statistics.gains(values, floors, higher_is_better=higher)
     return Summary(
@@ -302,6 +321,8 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         nearest=statistics.mean(_array(mean_by_unit(computed, "nearest_public")[1])),
         gain=statistics.mean(gains),
         num_beyond=int((gains > 0).sum()),
+        num_missing=len(reasons),
+        why_missing=reasons[0] if reasons else "",
         ceiling=float(np.mean([float(row["ceiling"]) if row["ceiling"] != "" else math.nan for row in group])),
         higher_is_better=higher,
         missing="" if len(values) else str(group[0]["missing"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fedsim.base.files import write_text
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.charts import ChartPoint, Curve, HeatMapCell, Look, draw_curves, draw_heat_map, draw_points
 from fedsim.report.html import group_digits, render_page
+from fedsim.report.reproduction_needs import metric_origins, sweep_origins
 from fedsim.report.summary import interval_text, number_of
 from fedsim.report.sweep_groups import Labels, Row, ScoreGroup, accuracy, group_scores, report_address
 from fedsim.sweeps.table import read_cells, read_table
@@ -68,7 +70,8 @@ def write_sweep_page(folder: Path) -> Path:
     scores, cells = read_table(folder), read_cells(folder)
     try:
         file = (folder / FILE).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
+        tables = tomllib.loads(file)
+    except (OSError, ValueError, RecursionError) as error:  # no file, no UTF-8 or no TOML
         raise RunError(f"{folder / FILE}: cannot be read ({error}); the same `fedsim sweep` writes it again") from error
     # One section for each metric about leakage, in the order of the table.
     first_rows: dict[str, Row] = {}
@@ -89,6 +92,7 @@ def write_sweep_page(folder: Path) -> Path:
         settings=_settings(scores.rows, scores.axes),
         cells=[row | {"href": report_address(row["run"])} for row in cells.rows],
         file=file,
+        requirements=sweep_origins(tables) + metric_origins(first_rows),
     )
     write_text(folder / PAGE, text)
     return folder / PAGE

@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedsim.base.errors import ConfigError, did_you_mean
+from fedsim.plugins import registry
 
-INSTALLED: Mapping[str, str] = {"metric": "metrics", "panel": "panels"}
+INSTALLED: Mapping[str, registry.Group] = {"metric": "metrics", "panel": "panels"}
 """Kinds of plug-ins that no experiment names, so that they are used as soon as they are installed,
 with their groups."""
 PLUGINS = ("attack", "defense", "measure", "modality", *INSTALLED)
@@ -55,6 +56,9 @@ class PluginTemplate:
                 f"new: a module '{self.module}' is installed already and would be loaded in place of your file; "
                 "choose another name"
             )
+        group = INSTALLED.get(self.kind)
+        if group and self.module in registry.registered_names(group):
+            raise ConfigError(f"new: one of the {group} is called '{self.module}' already; choose another name")
 
     @property
     def module(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -235,7 +236,19 @@ def _attack_inputs(config: Config, title: str) -> dict[str, Any]:
         "named": hash_referenced_code(reference for _, reference in find_references(settings)),
         "weights": cached_file_hash(backbone[1]) if backbone else None,
         "metrics": hash_metric_code(),
+        "modalities": _hash_foreign_code("modalities"),
+        "findings": _hash_foreign_code("findings"),
     }
+
+
+def _hash_foreign_code(group: registry.Group) -> dict[str, str | None]:
+    """Return the code hash of each installed plug-in of a group that is not fedsim's own, by name."""
+    hashes = {}
+    for name in registry.registered_names(group):
+        with suppress(PluginError):  # a broken one makes no scores
+            if not registry.is_builtin(group, name):
+                hashes[name] = hash_plugin_code(registry.load(group, name))
+    return hashes
 
 
 def _hash_data(config: Config) -> str:

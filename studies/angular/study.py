@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.audit.evaluation.perceptual_distance import lpips_distances
 from fedsim.base import metrics
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
@@ -30,9 +29,9 @@ from fedsim.inversion.recipe import Recipe
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
 from fedsim.training.model_state import copy_state, load_state
-from studies.messages import data_folder, image_knowledge, invert_update, mean_gradient, trained_states
+from studies.messages import image_knowledge, invert_update, mean_gradient, perceive_distances, trained_states
 from studies.running import STUDIES, Row
-from studies.writing import kept_details, kept_result, save_picture, spearman_of_rows
+from studies.writing import draw_places, format_drawn, kept_details, kept_result, save_picture, spearman_of_rows
 
 MODELS: dict[str, dict[str, Any]] = {
     "resnet18": {"name": "resnet18", "channels": 4},
@@ -118,13 +117,10 @@ class BatchClient:
     def scores(self, claimed: Tensor) -> dict[str, float]:
         """Return means over the images, each paired with one of those claimed in [0, 1]."""
         claimed = metrics.pair_examples(claimed, self.images)
-        perceived = lpips_distances(claimed, self.images, data_folder() / "weights")
-        if isinstance(perceived, str):
-            raise ConfigError(f"LPIPS: {perceived}")
         std = torch.tensor(self.experiment.data.moments()[1]).reshape(-1, 1, 1)
         difference = (self.experiment.data.to_model(claimed) - self.inputs) / std
         pixels, psnr = metrics.mse(claimed, self.images), metrics.psnr(claimed, self.images)
-        values = (difference.square(), pixels, psnr, perceived)
+        values = (difference.square(), pixels, psnr, perceive_distances(claimed, self.images))
         return {name: float(value.mean()) for name, value in zip(SCORES, values, strict=True)}
 
 
@@ -231,9 +227,7 @@ def spread(values: pd.Series, digits: int) -> str:
 
 def interval(drawn: Numbers) -> str:
     """Format the first value, and where 95 % of the others are."""
-    if np.isnan(drawn[0]):
-        return "none: always the same"
-    return "{:+.2f} ({:+.2f} to {:+.2f})".format(drawn[0], *np.nanquantile(drawn[1:], (0.025, 0.975)))
+    return "none: always the same" if np.isnan(drawn[0]) else format_drawn(drawn)
 
 
 def groups(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -307,8 +301,7 @@ def correlations(rows: pd.DataFrame, measure: str, outcome: str) -> Numbers:
     """Return Spearman's over all states within each batch, averaged, then over states drawn anew."""
     grid = rows.pivot(index=list(CELL[:3]), columns="batch", values=[measure, outcome])
     first, second = grid[measure].to_numpy(), grid[outcome].to_numpy()
-    drawn = np.random.default_rng(SEED).integers(len(grid), size=(RESAMPLED, len(grid)))
-    states = np.concatenate([np.arange(len(grid))[None], drawn])
+    states = draw_places(len(grid), RESAMPLED, SEED)
     by_batch = []
     with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of draws without any value

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import product
-from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from torch import Tensor, nn
@@ -32,7 +30,7 @@ from fedsim.interfaces.modality import PublicExamples
 from fedsim.training.models.transformer import TransformerDecoder, TransformerEncoder
 from studies.messages import attack_updates, copy_parameters, data_folder, gradient_update, mean_gradient
 from studies.running import Row
-from studies.writing import markdown_table, save_picture, set_style
+from studies.writing import column_values, markdown_table, save_picture, select_rows, set_style
 
 NETWORKS: dict[str, Callable[..., Any]] = {
     "encoder": TransformerEncoder,
@@ -48,6 +46,7 @@ ATTACKS: dict[str, Attack] = {
     "lamp": Lamp(iterations=300, candidates=50, tries=10),
 }
 METRICS = ("exact", "floor", "rouge_1", "rouge_2", "labels")
+Rows = Sequence[Mapping[str, str]]
 
 
 def applies(cell: Row) -> bool:
@@ -110,75 +109,51 @@ def measure(seed: int, size: int, length: int, network: str, weights: str, attac
     return {"dim": dim, "refused": 0, **exact, **rouge, "labels": labels_right, "seconds": round(seconds, 2)}
 
 
-def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def tables(rows: Rows) -> dict[str, str]:
     """Return a table for each attack and network, shares and ROUGE in percent, means over batches."""
+    head = ["b", "length", "width", "batches", "whole", "exact %", "floor %"]
+    head += ["ROUGE-1", "ROUGE-2", "labels %", "seconds"]
     parts = []
-    head = [
-        "b",
-        "length",
-        "width",
-        "batches",
-        "whole",
-        "exact %",
-        "floor %",
-        "ROUGE-1",
-        "ROUGE-2",
-        "labels %",
-        "seconds",
-    ]
     for attack, network, weights in sorted({(row["attack"], row["network"], row["weights"]) for row in rows}):
-        settings = list_settings(rows, attack, network, weights)
-        lines = [setting_line(batches(rows, attack, network, weights, *setting)) for setting in settings]
+        settings = group_batches(rows, attack=attack, network=network, weights=weights)
+        lines = [setting_line(batches) for batches in settings.values()]
         parts.append(f"`{attack}`, {network}, {weights} weights:\n\n{markdown_table(head, lines, '---:')}")
     return {"": "\n\n".join(parts)}
 
 
-def list_settings(rows: Sequence[Mapping[str, str]], *kind: str) -> list[tuple[int, int]]:
-    """Return length and number of texts of all batches of a kind, ascending."""
-    same = [row for row in rows if (row["attack"], row["network"], row["weights"]) == kind]
-    return sorted({(int(row["length"]), int(row["size"])) for row in same})
+def group_batches(rows: Rows, **kind: str) -> dict[tuple[int, int], Rows]:
+    """Return the batches of a kind by length and number of texts, ascending."""
+    same = select_rows(rows, **kind)
+    settings = sorted({(int(row["length"]), int(row["size"])) for row in same})
+    return {(length, size): select_rows(same, length=length, size=size) for length, size in settings}
 
 
-def batches(
-    rows: Sequence[Mapping[str, str]], attack: str, network: str, weights: str, length: int, size: int
-) -> list[Mapping[str, str]]:
-    """Return the rows of one setting."""
-    wanted = {"attack": attack, "network": network, "weights": weights, "length": str(length), "size": str(size)}
-    return [row for row in rows if wanted.items() <= row.items()]
-
-
-def shares(rows: Sequence[Mapping[str, str]], metric: str) -> np.ndarray:
-    """Return a metric of each batch; one that the attack refused counts as nothing found."""
-    return np.array([float(row[metric] or 0) for row in rows])
-
-
-def setting_line(rows: Sequence[Mapping[str, str]]) -> list[str]:
+def setting_line(rows: Rows) -> list[str]:
     """Format the line of one setting."""
-    refused = sum(row["refused"] == "1" for row in rows)
-    exact, *others = (shares(rows, metric) for metric in METRICS)
+    refused = len(select_rows(rows, refused=1))
+    exact, *others = (column_values(rows, metric) for metric in METRICS)
     text = f"{100 * exact.mean():.0f}"
     if len(exact) > 1:
         low, high = confidence_interval(exact, share=True)
         text += f" ({100 * low:.0f} to {100 * high:.0f})"
     count = f"{len(rows)} ({refused} refused)" if refused else str(len(rows))
-    seconds = fmean(float(row["seconds"]) for row in rows)
     means = [f"{100 * values.mean():.0f}" for values in others]
     setting = [rows[0]["size"], rows[0]["length"], rows[0]["dim"]]
-    return [*setting, count, str(sum(exact == 1)), text, *means, f"{seconds:.1f}"]
+    return [*setting, count, str(sum(exact == 1)), text, *means, f"{column_values(rows, 'seconds').mean():.1f}"]
 
 
-def draw(rows: Sequence[Mapping[str, str]]) -> None:
+def draw(rows: Rows) -> None:
     """Draw what comes back against the number of texts, for each length."""
     set_style()
     figure, axes = plt.subplots(1, 4, figsize=(9, 2.8), sharey=True)
     for axis, (network, weights) in zip(axes, product(("decoder", "encoder"), ("fresh", "trained")), strict=True):
-        kind = ("dager", network, weights)
+        settings = group_batches(rows, attack="dager", network=network, weights=weights)
         for length, marker, colour in zip((8, 16, 32), "os^", ("C0", "C1", "C2"), strict=True):
-            sizes = [size for of_length, size in list_settings(rows, *kind) if of_length == length]
+            by_size = {size: batches for (of_length, size), batches in settings.items() if of_length == length}
             for metric, line in (("exact", "-"), ("rouge_1", ":")):
-                means = [shares(batches(rows, *kind, length, size), metric).mean() for size in sizes]
+                means = [column_values(batches, metric).mean() for batches in by_size.values()]
                 label = f"{length} words" if metric == "exact" else None
-                axis.plot(sizes, means, line, marker=marker, color=colour, label=label, markersize=4)
+                axis.plot(list(by_size), means, line, marker=marker, color=colour, label=label, markersize=4)
         axis.set_xscale("log", base=2)
         axis.set_xticks((1, 2, 4, 8, 16), ["1", "2", "4", "8", "16"])
         axis.set_xlim(0.9, 18)

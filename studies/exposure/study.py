@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-import fedsim
-from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.audit import Audit
 from fedsim.exposure.measure import Measure
-from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.plugins import registry
 from fedsim.training.local_round import LocalRound
+from studies.messages import attack_federation
 from studies.running import Row
-from studies.writing import markdown_table, spearman_of_rows
+from studies.writing import draw_places, format_drawn, markdown_table, select_rows, spearman_of_rows
 
 CLIENTS, EXAMPLES, RESAMPLED = 24, 8, 2000
 EPOCHS, ROUNDS = (1, 3, 10), (1, 20)
@@ -39,17 +37,9 @@ def measure(epochs: int) -> list[Row]:
         "model": {"name": "mlp", "hidden": [100]},
         "training": {"local_epochs": epochs, "batch_size": 4, "learning_rate": 0.1 / epochs},
         "federation": {"engine": "serial", "clients": CLIENTS, "rounds": 20, "seed": 1, "evaluate_every": 20},
-        "recording": {"rounds": list(ROUNDS)},
         "adversary": {"when": "never"},
     }
-    with tempfile.TemporaryDirectory() as folder:
-        run = fedsim.run(experiment, out=Path(folder) / "run")
-        adversary = {"victims": "all", "rounds": list(ROUNDS), "workers": 1}
-        audit = open_audit(
-            run.path, validate_tables(AttackFile, {"adversary": adversary, "attack": [ATTACK]}, "exposure")
-        )
-        if failures := audit.run():
-            raise RuntimeError("; ".join(failures))
+    with attack_federation(experiment, [ATTACK], ROUNDS) as (run, audit):
         psnr = {(int(s["round"]), int(s["victim"])): s["value"] for s in audit.score() if s["metric"] == "psnr"}
         rows = []
         for number in ROUNDS:
@@ -79,13 +69,13 @@ def exposure_rows(audit: Audit, before: Any, number: int, client: int) -> Iterat
 
 def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return Spearman's correlation over clients; its sign is turned so that 1 means that the ranks are right."""
-    cells = [(str(epochs), str(number)) for epochs in EPOCHS for number in ROUNDS]
+    cells = list(product(EPOCHS, ROUNDS))
     names = dict.fromkeys((row["of"], row["measure"], row["quantity"]) for row in rows)
     lines = []
-    for name in sorted(names, key=lambda name: name[0] != "update"):
-        same = [row for row in rows if (row["of"], row["measure"], row["quantity"]) == name]
-        by_cell = [[row for row in same if (row["epochs"], row["round"]) == cell] for cell in cells]
-        lines.append([name[0], f"{name[1]} {name[2]}", *map(format_correlation, by_cell)])
+    for of, name, quantity in sorted(names, key=lambda name: name[0] != "update"):
+        same = select_rows(rows, of=of, measure=name, quantity=quantity)
+        by_cell = [select_rows(same, epochs=epochs, round=number) for epochs, number in cells]
+        lines.append([of, f"{name} {quantity}", *map(format_correlation, by_cell)])
     head = ["measured", "quantity", *(f"E = {epochs}, round {number}" for epochs, number in cells)]
     return {"ranking": markdown_table(head, lines)}
 
@@ -96,10 +86,6 @@ def format_correlation(rows: Sequence[Mapping[str, str]]) -> str:
         return ""
     sign = 1 if rows[0]["larger_means"] == "more" else -1
     pairs = np.array([(sign * float(row["value"]), float(row["psnr"])) for row in rows])
-    rng = np.random.default_rng(0)
-    drawn = [rng.integers(len(pairs), size=len(pairs)) for _ in range(RESAMPLED)]
-    indices = np.stack([np.arange(len(pairs)), *drawn])
+    drawn = pairs[draw_places(len(pairs), RESAMPLED)]
     with np.errstate(invalid="ignore"):  # a draw of one client alone has no correlation
-        correlations = spearman_of_rows(pairs[indices, 0], pairs[indices, 1])
-    low, high = np.nanquantile(correlations[1:], (0.025, 0.975))
-    return f"{correlations[0]:+.2f} [{low:+.2f}, {high:+.2f}]"
+        return format_drawn(spearman_of_rows(drawn[..., 0], drawn[..., 1]), "{:+.2f} [{:+.2f}, {:+.2f}]")

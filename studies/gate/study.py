@@ -32,18 +32,18 @@ from torch import Tensor
 
 import fedsim
 from clients.defenses.gate import Gate
-from fedsim.audit.audit import open_audit
-from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext, Memory
 from fedsim.recording.wire_format import State
 from fedsim.training.local_round import LocalRound
+from studies.messages import attack_federation
 from studies.running import Row, final_accuracy
-from studies.writing import markdown_table
+from studies.writing import column_values, draw_places, format_drawn, markdown_table, select_rows
 
 CLIENTS, ROUNDS, NOISE, RESAMPLED = 16, 10, 0.002, 2000
 STRENGTHS = (0.25, 0.5, 0.75)
+Rows = Sequence[Mapping[str, str]]
 MEASURES: Mapping[str, dict[str, Any]] = {
     "gradient-norm": {"name": "gradient-norm"},
     "angular-lipschitz": {"name": "angular-lipschitz", "noises": 20},
@@ -93,12 +93,6 @@ class RandomGate(Defense):
         for name, tensor in update.items():
             noisy[name] = tensor + self.noise * torch.randn(tensor.shape, generator=context.rng)
         return noisy
-
-
-def is_row_of(row: Mapping[str, str], cell: Row) -> bool:
-    """Tell whether a row is of a cell; a gate and what does the same at random are measured together."""
-    same = all(row[name] == str(cell[name]) for name in ("seed", "action", "measure"))
-    return same and float(row["strength"]) == cell["strength"]
 
 
 def measure(seed: int, action: str, measure: str, strength: float) -> list[Row]:
@@ -176,7 +170,7 @@ def find_limit(seed: int, measure: str, strength: float) -> tuple[str, float]:
 @cache
 def exposures(seed: int, rounds: int, names: tuple[str, ...]) -> pd.DataFrame:
     """Return what clients measure in each round where nothing defends."""
-    tables = experiment_tables(seed, [], rounds=rounds) | {"measure": [MEASURES[name] for name in names]}
+    tables = experiment_tables(seed, [], rounds) | {"measure": [MEASURES[name] for name in names]}
     with tempfile.TemporaryDirectory() as folder:
         return fedsim.run(tables, out=Path(folder) / "run").exposure
 
@@ -185,13 +179,13 @@ def exposures(seed: int, rounds: int, names: tuple[str, ...]) -> pd.DataFrame:
 def leaks_of(seed: int, kind: str) -> Leaks:
     """Return what leaks of each client: `plain` in round 1, `noisy` where all gates add noise, or in `open rounds`."""
     if kind == "open rounds":
-        return attack_all(seed, [], rounds=ROUNDS)
+        return attack_all(seed, [], ROUNDS)
     gate = {"name": "gate", "measure": "gradient-norm", "above": 0.0, "action": "noise", "noise": NOISE}
     return first_round(attack_all(seed, [] if kind == "plain" else [gate]))
 
 
-def experiment_tables(seed: int, defense: list[dict[str, Any]], *, rounds: int = ROUNDS, recorded: int = 1) -> Row:
-    """Return an experiment that records its first rounds."""
+def experiment_tables(seed: int, defense: list[dict[str, Any]], rounds: int = ROUNDS) -> Row:
+    """Return an experiment that records round 1."""
     return {
         "data": {"name": "mnist"},
         "partition": {"name": "iid", "samples_per_client": 8},
@@ -201,7 +195,7 @@ def experiment_tables(seed: int, defense: list[dict[str, Any]], *, rounds: int =
             "engine": "serial", "clients": CLIENTS, "rounds": rounds, "seed": seed, "evaluate_every": rounds,
             "vectorise": False,
         },
-        "recording": {"rounds": list(range(1, recorded + 1))},
+        "recording": {"rounds": [1]},
         "adversary": {"when": "never"},
         "defense": defense,
     }  # fmt: skip
@@ -224,15 +218,9 @@ def federate(seed: int, defense: list[dict[str, Any]]) -> tuple[float, NDArray[n
     return accuracy, np.array(closed[trials:]).reshape(-1, CLIENTS)
 
 
-def attack_all(seed: int, defense: list[dict[str, Any]], *, rounds: int = 1) -> Leaks:
+def attack_all(seed: int, defense: list[dict[str, Any]], rounds: int = 1) -> Leaks:
     """Return what leaks of each client in the first rounds, `round client`."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = fedsim.run(experiment_tables(seed, defense, rounds=rounds, recorded=rounds), out=Path(folder) / "run")
-        adversary = {"victims": "all", "rounds": list(range(1, rounds + 1)), "workers": 1}
-        spec = validate_tables(AttackFile, {"adversary": adversary, "attack": ATTACKS}, "gate")
-        audit = open_audit(run.path, spec, trust=True)  # the random gate is code that the run folder names
-        if failures := audit.run():
-            raise RuntimeError("; ".join(failures))
+    with attack_federation(experiment_tables(seed, defense, rounds), ATTACKS, rounds) as (_, audit):
         scores, examples = list(audit.score()), pd.read_csv(audit.folder.images)
     psnr = examples[examples["metric"] == "psnr"].groupby(["attack", "round", "victim"])["value"]
     leaks = {name: np.zeros((rounds, CLIENTS)) for name in ("sme", "ig")}
@@ -269,55 +257,50 @@ def arm_rows(arm: str, closed: float, accuracy: float, leaks: Leaks) -> list[Row
     return rows
 
 
-def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def tables(rows: Rows) -> dict[str, str]:
     """Return what each gate leaks, and how much less that is than at random, with 95 % intervals."""
     head = ["action", "measure", "strength", "clients", "closed", "accuracy (random)", "SME (random)", "difference"]
     head += ["IG (random)", "difference"]
     lines: list[list[str]] = []
     for action in ("", "withhold", "noise", "drop-examples"):
-        lines += action_lines([row for row in rows if row["action"] == action], action or "none")
-    same = [row for row in rows if row["action"] == BY_QUANTILE]
+        lines += action_lines(select_rows(rows, action=action), action or "none")
+    same = select_rows(rows, action=BY_QUANTILE)
     by_quantile = [*action_lines(same, BY_QUANTILE), *action_lines(same, f"{BY_QUANTILE}, most", MOST)]
     return {"limits": markdown_table(head, lines), "quantiles": markdown_table(head, by_quantile)}
 
 
-def action_lines(rows: Sequence[Mapping[str, str]], title: str, suffix: str = "") -> Iterator[list[str]]:
+def action_lines(rows: Rows, title: str, suffix: str = "") -> Iterator[list[str]]:
     """Yield the lines of one action, by the attacks whose names end in `suffix`."""
     attacks = [f"{name}{suffix}" for name in ("sme", "ig")]
-    if plain := [row for row in rows if row["arm"] == "none"]:
+    if plain := select_rows(rows, arm="none"):
         clients = len({(row["seed"], row["client"]) for row in plain})
-        leaks = [f"{mean_of([row for row in plain if row['attack'] == name], 'leak'):.2f}" for name in attacks]
-        measure = "" if title == "none" else "none"
-        accuracy = f"{mean_of(plain, 'accuracy'):.3f}"
+        leaks = [mean_text(select_rows(plain, attack=name), "leak") for name in attacks]
+        measure, accuracy = "" if title == "none" else "none", mean_text(plain, "accuracy", ".3f")
         yield [title, measure, "", str(clients), "0", accuracy, leaks[0], "", leaks[1], ""]
     for measure, strength in product(MEASURES, STRENGTHS):
-        same = [row for row in rows if row["strength"] == str(strength)]
-        gate = [row for row in same if row["arm"] == "gate" and row["measure"] == measure]
-        random = [row for row in same if row["arm"] == "random" and row["measure"] in ("", measure)]
+        same = select_rows(rows, strength=strength)
+        gate = select_rows(same, arm="gate", measure=measure)
+        random = [row for row in select_rows(same, arm="random") if row["measure"] in ("", measure)]
         seeds = {row["seed"] for row in gate} & {row["seed"] for row in random}
-        gate, random = ([row for row in found if row["seed"] in seeds] for found in (gate, random))
+        gate, random = ([row for row in arm if row["seed"] in seeds] for arm in (gate, random))
         if seeds:
-            accuracy = f"{mean_of(gate, 'accuracy'):.3f} ({mean_of(random, 'accuracy'):.3f})"
-            leaks = [text for attack in attacks for text in compare_arms(gate, random, attack)]
-            closed = f"{mean_of(gate, 'closed'):.2f}"
-            yield [title, measure, str(strength), str(len(seeds) * CLIENTS), closed, accuracy, *leaks]
+            accuracy = f"{mean_text(gate, 'accuracy', '.3f')} ({mean_text(random, 'accuracy', '.3f')})"
+            leaks = []
+            for name in attacks:
+                leaks += compare_arms(select_rows(gate, attack=name), select_rows(random, attack=name))
+            clients = len(seeds) * CLIENTS
+            yield [title, measure, str(strength), str(clients), mean_text(gate, "closed"), accuracy, *leaks]
 
 
-def mean_of(rows: Sequence[Mapping[str, str]], column: str) -> float:
-    """Return the mean of a column."""
-    return float(np.mean([float(row[column]) for row in rows]))
+def mean_text(rows: Rows, column: str, form: str = ".2f") -> str:
+    """Format the mean of a column."""
+    return f"{column_values(rows, column).mean():{form}}"
 
 
-def compare_arms(
-    gate: Sequence[Mapping[str, str]], random: Sequence[Mapping[str, str]], attack: str
-) -> tuple[str, str]:
+def compare_arms(gate: Rows, random: Rows) -> tuple[str, str]:
     """Format what leaks with a gate and at random, and the difference by drawing clients anew."""
-    leaks: list[dict[tuple[str, str], float]] = []
-    for rows in (gate, random):
-        leaks.append({(r["seed"], r["client"]): float(r["leak"]) for r in rows if r["attack"] == attack})
-    differences = np.array([leaks[0][who] - leaks[1][who] for who in leaks[0]])
-    rng = np.random.default_rng(0)
-    means = differences[rng.integers(len(differences), size=(RESAMPLED, len(differences)))].mean(1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    gate_mean, random_mean = (np.mean(list(by_client.values())) for by_client in leaks)
-    return f"{gate_mean:.2f} ({random_mean:.2f})", f"{differences.mean():+.2f} [{low:+.2f}, {high:+.2f}]"
+    leak_at_random = {(row["seed"], row["client"]): float(row["leak"]) for row in random}
+    differences = np.array([float(row["leak"]) - leak_at_random[row["seed"], row["client"]] for row in gate])
+    means = differences[draw_places(len(differences), RESAMPLED)].mean(1)
+    means_text = f"{mean_text(gate, 'leak')} ({mean_text(random, 'leak')})"
+    return means_text, format_drawn(means, "{:+.2f} [{:+.2f}, {:+.2f}]")

@@ -16,9 +16,8 @@ import torch
 from matplotlib import pyplot as plt
 from torch import Tensor, nn
 
-from fedsim.audit.evaluation.perceptual_distance import lpips_distances
 from fedsim.base import metrics
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
@@ -29,15 +28,15 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe
 from fedsim.training.model_state import copy_state, load_state
 from studies.messages import (
-    data_folder,
     gradient_update,
     image_knowledge,
     invert_update,
     mean_gradient,
+    perceive_distances,
     trained_states,
 )  # fmt: skip
 from studies.running import STUDIES, Row, read_rows
-from studies.writing import kept_details, kept_result, save_picture, spearman_of_rows
+from studies.writing import draw_places, format_drawn, kept_details, kept_result, save_picture, spearman_of_rows
 
 DATA: dict[str, dict[str, Any]] = {
     "cifar10": {"name": "cifar10"},
@@ -153,11 +152,11 @@ def measure(data: str, model: str, distance: str, image: int) -> Row:
     except AttackError as error:
         print(f"{data}, {model}: {error}")
         return dict.fromkeys((*SCORES, "objective"), math.nan)
-    perceived = lpips_distances(found.data, true, data_folder() / "weights")
-    if isinstance(perceived, str):
-        raise ConfigError(f"LPIPS: {perceived}")
     row = {name: float(getattr(metrics, name)(found.data, true)) for name in ("mse", "ssim", "psnr")}
-    return row | {"lpips": float(perceived), "objective": float(found.trace["objective"][-1])}
+    return row | {
+        "lpips": float(perceive_distances(found.data, true)),
+        "objective": float(found.trace["objective"][-1]),
+    }
 
 
 # What follows from the rows.
@@ -247,11 +246,8 @@ def format_correlation(pairs: Sequence[tuple[ByImage, ByImage]]) -> str:
     """Format Spearman's within each network, averaged, and the interval by drawing images anew, the same for all."""
     images = sorted(set().union(*(set(values) & set(others) for values, others in pairs)))
     values = np.array([[[by_image.get(image, np.nan) for image in images] for by_image in pair] for pair in pairs])
-    drawn = np.random.default_rng(SEED).integers(len(images), size=(RESAMPLED, len(images)))
-    rows = np.concatenate([np.arange(len(images))[None], drawn])
-    means = np.mean([spearman_of_rows(first[rows], second[rows]) for first, second in values], 0)
-    low, high = np.nanquantile(means[1:], (0.025, 0.975))  # a draw of equal values alone has no correlation
-    return f"{means[0]:+.2f} ({low:+.2f} to {high:+.2f})"
+    drawn = draw_places(len(images), RESAMPLED, SEED)
+    return format_drawn(np.mean([spearman_of_rows(first[drawn], second[drawn]) for first, second in values], 0))
 
 
 def draw(rows: Sequence[Mapping[str, str]]) -> None:

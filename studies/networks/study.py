@@ -31,7 +31,9 @@ BASE: dict[str, dict[str, Any]] = {
 @cache
 def read_jobs() -> dict[str, dict[str, Any]]:
     """Read the experiments."""
-    jobs: dict[str, dict[str, Any]] = read_toml(STUDIES / "networks" / "jobs.toml")["job"]
+    jobs = {}
+    for job, tables in read_toml(STUDIES / "networks" / "jobs.toml")["job"].items():
+        jobs[job] = {name: {"name": table} if isinstance(table, str) else table for name, table in tables.items()}
     return jobs
 
 

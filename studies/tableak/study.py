@@ -33,7 +33,7 @@ from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 from studies.messages import attack_updates, data_folder, gradient_update, mean_gradient
 from studies.running import Row
-from studies.writing import markdown_table
+from studies.writing import column_values, markdown_table, select_rows
 
 ITERATIONS, STARTS = 1500, 6
 """The paper has 30 starts, which take five times as long."""
@@ -157,42 +157,44 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return the share of right values by number of rows, and how sure the starts were of them."""
     parts = []
     for sent, title in TITLES.items():
-        if lines := list(size_lines([row for row in rows if row["sent"] == sent])):
+        if lines := list(size_lines(select_rows(rows, sent=sent))):
             head = ["rows", "batches", *(f"`{attack}`" for attack in ATTACKS), "ahead", "floor", "random", "seconds"]
             parts.append(f"{title}; values that are right, in percent, with 95 % intervals of the mean:")
             parts.append(markdown_table(head, lines, "---:"))
     parts.append("`tableak`, one gradient, how many values are right where the starts agree so far:")
-    parts += [agreement_table(rows, kind) for kind in BINS]
+    parts += [agreement_table(select_rows(rows, attack="tableak", sent="gradient"), kind) for kind in BINS]
     return {"": "\n\n".join(parts)}
 
 
 def size_lines(rows: Sequence[Mapping[str, str]]) -> Iterator[list[str]]:
     """Yield a line for each number of rows, over the batches that all attacks were made on."""
     for size in sorted({int(row["size"]) for row in rows}):
-        by_attack = {attack: {} for attack in ATTACKS}
-        for row in rows:
-            if row["size"] == str(size):
-                by_attack[row["attack"]][row["seed"]] = row
-        seeds = sorted(set.intersection(*(set(found) for found in by_attack.values())), key=int)
+        of_size = select_rows(rows, size=size)
+        seeds = {row["seed"] for row in of_size}
+        for attack in ATTACKS:
+            seeds &= {row["seed"] for row in select_rows(of_size, attack=attack)}
         if seeds:
-            right = {a: [float(found[seed]["right"]) for seed in seeds] for a, found in by_attack.items()}
-            last = [by_attack["tableak"][seed] for seed in seeds]
-            floor, random = (100 * np.mean([float(row[name]) for row in last]) for name in ("floor", "random"))
-            seconds = np.mean([float(row["seconds"]) for row in last])
+            both = [row for row in of_size if row["seed"] in seeds]
+            right = {}
+            for attack in ATTACKS:
+                by_seed = sorted(select_rows(both, attack=attack), key=lambda row: int(row["seed"]))
+                right[attack] = column_values(by_seed, "right")
+            floor, random, seconds = (column_values(by_seed, name).mean() for name in ("floor", "random", "seconds"))
             ahead = difference_text(right["tableak"], right["inverting-gradients"])
             means = [mean_text(values) for values in right.values()]
-            yield [str(size), str(len(seeds)), *means, ahead, f"{floor:.1f}", f"{random:.1f}", f"{seconds:.0f}"]
+            figures = [f"{100 * floor:.1f}", f"{100 * random:.1f}", f"{seconds:.0f}"]
+            yield [str(size), str(len(seeds)), *means, ahead, *figures]
 
 
-def mean_text(values: Sequence[float]) -> str:
+def mean_text(values: np.ndarray) -> str:
     """Format a mean in percent, with its interval where there are two values or more."""
-    low, high = (100 * end for end in confidence_interval(np.array(values), share=True))
-    return f"{100 * np.mean(values):.1f}" + (f" [{low:.0f}, {high:.0f}]" if len(values) > 1 else "")
+    low, high = (100 * end for end in confidence_interval(values, share=True))
+    return f"{100 * values.mean():.1f}" + (f" [{low:.0f}, {high:.0f}]" if len(values) > 1 else "")
 
 
-def difference_text(values: Sequence[float], others: Sequence[float]) -> str:
+def difference_text(values: np.ndarray, others: np.ndarray) -> str:
     """Format by how many percent values are ahead on the same batches, with the margin of the interval."""
-    differences = 100 * (np.array(values) - np.array(others))
+    differences = 100 * (values - others)
     low, high = confidence_interval(differences)
     return f"{differences.mean():+.1f}" + (f" ± {(high - low) / 2:.1f}" if len(differences) > 1 else "")
 
@@ -202,12 +204,11 @@ def agreement_table(rows: Sequence[Mapping[str, str]], kind: str) -> str:
     bins = list(pairwise(BINS[kind]))
     names = [f"{low:g} to {high:g}" if math.isfinite(high) else f"from {low:g}" for low, high in bins]
     lines = []
-    found = [row for row in rows if row["attack"] == "tableak" and row["sent"] == "gradient"]
-    for size in sorted({int(row["size"]) for row in found}):
+    for size in sorted({int(row["size"]) for row in rows}):
         line = [str(size)]
         for place in range(len(bins)):
-            of_size = [row for row in found if row["size"] == str(size)]
-            count, right = (sum(int(row[f"{kind}_{place}{end}"]) for row in of_size) for end in ("", "_right"))
-            line.append(f"{100 * right / count:.0f} % of {count}" if count else "-")
+            of_size = select_rows(rows, size=size)
+            count, right = (column_values(of_size, f"{kind}_{place}{end}").sum() for end in ("", "_right"))
+            line.append(f"{100 * right / count:.0f} % of {count:.0f}" if count else "-")
         lines.append(line)
     return markdown_table(["rows", f"{KINDS[kind]}: {names[0]}", *names[1:]], lines, "---:")

@@ -48,7 +48,7 @@ from fedsim.training.model_state import running_statistics
 from fedsim.training.settings import LocalTraining
 from studies.messages import data_folder, image_knowledge, invert_update, trained_states
 from studies.running import RUNS, Row
-from studies.writing import DOCS, markdown_table, set_style
+from studies.writing import DOCS, column_values, markdown_table, select_rows, set_style
 
 DATA: dict[str, dict[str, Any]] = {
     "cifar10": {"name": "cifar10"},
@@ -75,6 +75,7 @@ SETTINGS: dict[str, Any] = {"iterations": 300, "step_size": 0.1, "signed": True,
 BN_WEIGHT = 0.005
 """GradAttack's strongest setting."""
 METRICS = ("psnr", "ssim", "lpips", "recovered")
+Rows = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,37 +293,32 @@ FEWEST = 3
 """Victims from which on an interval is shown."""
 
 
-def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def tables(rows: Rows) -> dict[str, str]:
     """Return a table for each data set, a line for each setting, a column for each state of the weights."""
     parts = []
     for data in DATA:
-        of_data = [row for row in rows if row["data"] == data]
-        states = [state for state in ("fresh", "early", "trained") if any(row["weights"] == state for row in of_data)]
+        of_data = select_rows(rows, data=data)
+        states = [state for state in ("fresh", "early", "trained") if select_rows(of_data, weights=state)]
         head = ["N", "sent", "network", "BatchNorm", "attack", "victims", "guess", *states]
         parts.append(f"{TITLES[data]}, {SIDES[data]} x {SIDES[data]}:")
         parts.append(markdown_table(head, setting_lines(of_data, states)))
     return {"": "\n\n".join(parts)}
 
 
-def setting_lines(rows: Sequence[Mapping[str, str]], states: Sequence[str]) -> Iterator[list[str]]:
+def setting_lines(rows: Rows, states: Sequence[str]) -> Iterator[list[str]]:
     """Yield the lines by N, then gradients before epochs, then by network and BatchNorm as titles list them."""
     order = [*TITLES]
     settings = {tuple(row[name] for name in SETTING) for row in rows}
     for setting in sorted(settings, key=lambda s: (int(s[0]), *map(order.index, s[1:4]), s[4])):
-        found = [row for row in rows if tuple(row[name] for name in SETTING) == setting]
-        by_state = [[row for row in found if row["weights"] == state] for state in states]
+        same = select_rows(rows, **dict(zip(SETTING, setting, strict=True)))
+        by_state = [select_rows(same, weights=state) for state in states]
         counts = dict.fromkeys(str(len(group)) for group in by_state if group)
-        guesses = [f"{column(found, f'{name}_floor').mean():{form}}" for name, form in SCORES.items()]
+        guesses = [f"{column_values(same, f'{name}_floor').mean():{form}}" for name, form in SCORES.items()]
         titles = [TITLES.get(name, f"`{name}`") for name in setting[1:]]
         yield [setting[0], *titles, ", ".join(counts), " / ".join(guesses), *map(format_scores, by_state)]
 
 
-def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
-    """Return a number of each victim."""
-    return np.array([float(row[name]) for row in rows])
-
-
-def format_scores(rows: Sequence[Mapping[str, str]]) -> str:
+def format_scores(rows: Rows) -> str:
     """Format means over victims, and the distance that is left; the PSNR with its interval.
 
     Bold is what is beyond the best guess, as far as the interval of the gain tells; fewer than `FEWEST` victims have
@@ -332,18 +328,18 @@ def format_scores(rows: Sequence[Mapping[str, str]]) -> str:
         return "–"
     texts = []
     for name, form in SCORES.items():
-        values = column(rows, name)
-        gain = gains(values, column(rows, f"{name}_floor"), higher_is_better=name != "lpips")
+        values = column_values(rows, name)
+        gain = gains(values, column_values(rows, f"{name}_floor"), higher_is_better=name != "lpips")
         text = f"{values.mean():{form}}"
         texts.append(f"**{text}**" if len(rows) >= FEWEST and confidence_interval(gain)[0] > 0 else text)
     if len(rows) >= FEWEST:
-        low, high = confidence_interval(column(rows, "psnr"))
+        low, high = confidence_interval(column_values(rows, "psnr"))
         texts[0] += f" ({low:.1f}, {high:.1f})"
-    left = np.nan if rows[0]["attack"] == "see-through-gradients" else column(rows, "distance").mean()
+    left = np.nan if rows[0]["attack"] == "see-through-gradients" else column_values(rows, "distance").mean()
     return " / ".join([*texts, "–" if np.isnan(left) else f"{left:.2g}"])
 
 
-def draw(rows: Sequence[Mapping[str, str]]) -> None:
+def draw(rows: Rows) -> None:
     """Draw both pictures, for which the study has to have run here."""
     for data, name in (("cifar10", "inversion-today.png"), ("faces", "inversion-today-faces.png")):
         draw_claims(data, DOCS / name)

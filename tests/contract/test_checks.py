@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from annotated_types import Lt, MinLen
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType
 from flwr.serverapp.strategy import FedAvg
 from markupsafe import Markup
 from torch import nn
@@ -27,9 +27,10 @@ from fedsim.contract import attacks, common, datasets, defenses, engines, measur
 from fedsim.contract import findings as kinds
 from fedsim.contract import strategies as strategy_checks
 from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check, run_checks
-from fedsim.contract.ranges import find_violation, keeps_to_its_ranges
+from fedsim.contract.ranges import find_violations, keeps_to_its_ranges
 from fedsim.data import Dataset, Examples
 from fedsim.exposure.measure import Measure
+from fedsim.federation.engines.cohort import ORDER_RECORD
 from fedsim.federation.engines.engine import Engine, FederationJob
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.interfaces.attack import Attack, Paper
@@ -229,6 +230,23 @@ class SkipsRanges(Fine):
     def __post_init__(self) -> None:
         if self.first is not None and max(self.first) > self.last:
             raise ConfigError("first: expected less than last")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetsNaN:
+    """Images that check the ends of a range, and NaN only for a setting of a longer name."""
+
+    share: Share = 0.5
+    share_of_all: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.share < 0 or self.share > 1:
+            raise ConfigError("share: expected 0 to 1")
+        if self.share != self.share:
+            raise ConfigError("share_of_all: expected more than share")
+
+    def load(self, folder: Path | None) -> Dataset:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -627,11 +645,45 @@ class Hushes(Engine):
             job.run_rounds(InProcessGrid(job.client_app))
 
 
+class Drops(InProcessGrid):
+    """Lose what clients say of the model."""
+
+    def answer_message(self, message: Message) -> Message:
+        reply = super().answer_message(message)
+        order = message.content.get(ORDER_RECORD, {"message-type": ""})
+        is_evaluation = str(order["message-type"]).startswith(MessageType.EVALUATE)
+        return Message(Error(code=1, reason="lost"), reply_to=message) if is_evaluation else reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class LosesEvaluation(Engine):
+    """Carry all but what clients say of the model."""
+
+    def carry(self, job: FederationJob) -> None:
+        job.run_rounds(Drops(job.client_app))
+
+
 class Carries:
     """Have the method of an engine, and be none."""
 
     def carry(self, job: FederationJob) -> None:
         raise AssertionError
+
+
+class SortsScores(Panel):
+    """Bring the scores into an order of its own, for all panels after it.
+
+    References:
+        Nobody.
+    """
+
+    title = "Order"
+
+    def render(self, run: ReportedRun) -> str | None:
+        run.scores.sort(key=lambda row: row["value"])  # type: ignore[attr-defined]
+        for row in run.scores:
+            row["missing"] = ""  # type: ignore[index]
+        return None
 
 
 class NamesRun(Panel):
@@ -737,6 +789,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (common.is_made, "attacks", Fine, {"levle": 1}, "unknown setting"),
     (common.is_a_frozen_dataclass, "attacks", Thawed, {}, "Thawed is not frozen"),
     (keeps_to_its_ranges, "attacks", SkipsRanges, {}, r"setting 'level' accepts -1; derive the class from"),
+    (keeps_to_its_ranges, "datasets", ForgetsNaN, {}, r"setting 'share' accepts nan; derive the class from"),
     (keeps_to_its_ranges, "datasets", PlainDots, {}, r"setting 'test_fraction' accepts -1; derive .*CheckedSettings"),
     (common.survives_copying, "attacks", Forgets, {}, "are not equal"),
     (common.is_documented, "attacks", Unexplained, {}, "does not explain the setting 'further'"),
@@ -824,7 +877,8 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (engines.is_an_engine, "engines", Carries, {}, "Carries does not derive from fedsim.Engine"),
     (engines.records_same_bytes, "engines", WrongSeed, {}, "its recording round-000001.safetensors is not that of"),
     (engines.cleans_up, "engines", LeavesThread, {}, "it leaves a thread that nobody ends: straggler"),
-    (engines.reports_failures, "engines", Hushes, {}, "every client failed, and it went on as if none had"),
+    (engines.records_same_bytes, "engines", LosesEvaluation, {}, "its run has no metrics of round 1, 0"),
+    (engines.reports_failures, "engines", Hushes, {}, "is told as 'engine '.*:Hushes' ended before round 2 and gave"),
     (panels.is_a_panel, "panels", Renders, {}, "Renders does not derive from fedsim.Panel"),
     (panels.is_a_panel, "panels", HasSettings, {}, "HasSettings has settings, which no file could set"),
     (panels.shows_something_or_nothing, "panels", ReturnsNumber, {}, "of a run with findings .*: .* returns int, exp"),
@@ -832,6 +886,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (panels.returns_the_same_bytes, "panels", Throws, {}, "it draws from Python's global generator"),
     (panels.returns_the_same_bytes, "panels", AddsNotes, {}, "a second time it returns something else"),
     (panels.returns_the_same_bytes, "panels", CountsCalls, {}, "a second time it returns something else"),
+    (panels.leaves_the_run_as_it_is, "panels", SortsScores, {}, "it changes the scores of a run with findings, which"),
     (panels.writes_no_files, "panels", WritesFile, {}, "it writes into the run folder"),
     (strategy_checks.is_made, "strategies", Nothing, {}, "Nothing is no flwr.serverapp.strategy.Strategy"),
 ]
@@ -899,21 +954,21 @@ def test_every_group_has_checks_and_a_name_that_nobody_registered_is_refused() -
 
 
 @pytest.mark.parametrize(
-    ("kind", "violation"),
+    ("kind", "violations"),
     [
-        (int, None),
-        (PositiveInt, 0),
-        (PositiveInt | None, 0),
-        (Share, -1),
-        (tuple[PositiveInt, ...] | None, (0,)),
-        (tuple[PositiveInt, Share], (0, 0)),
-        (Annotated[tuple[str, ...], MinLen(1)], ()),
-        (Annotated[float, Lt(3)], 3),
-        (Literal["sum", "mean"] | None, "not one of the words"),
+        (int, []),
+        (PositiveInt, [0]),
+        (PositiveInt | None, [0]),
+        (Share, [-1, 2, "nan"]),
+        (tuple[PositiveInt, ...] | None, [(0,)]),
+        (Annotated[tuple[str, ...], MinLen(1)], [()]),
+        (Annotated[float, Lt(3)], [3, 4, "nan"]),
+        (Literal["sum", "mean"] | None, ["not one of the words"]),
     ],
 )
-def test_a_value_outside_of_a_range_is_found(kind: Any, violation: Any) -> None:
-    assert find_violation(kind) == violation
+def test_values_beyond_each_end_of_a_range_are_found(kind: Any, violations: list[Any]) -> None:
+    assert ["nan" if value != value else value for value in find_violations(kind)] == violations
+    assert (0, 0) in find_violations(tuple[PositiveInt, Share])
 
 
 def test_settings_without_a_range_need_no_check(check_class: Callable[..., CheckResult]) -> None:

@@ -147,7 +147,11 @@ BROKEN: list[tuple[Check, type, str]] = [
     (common.is_made, Indirect, "Indirect: has no direction; add higher_is_better = True"),
     (metrics.is_a_metric, Duck, "Duck does not derive from fedsim.Metric"),
     (metrics.declares_its_facts, Padded, "its title ' difference' begins or ends with a space"),
-    (metrics.declares_its_facts, OneSentence, "its explanations are no tuple of sentences"),
+    (
+        metrics.declares_its_facts,
+        OneSentence,
+        "explanations: expected a tuple of sentences, got 'how to read it'",
+    ),
     (metrics.declares_its_facts, OfAll, "it measures examples: leave of_examples out"),
     (
         metrics.measures_each_example,

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import text_metrics
-from fedsim.base.errors import FedsimError, error_reason, one_line
+from fedsim.base.errors import FedsimError, PluginError, error_reason, one_line
 from fedsim.interfaces.metric import ExampleContext, ExampleMetric, find_example_metrics
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.modalities import find_modality
-from fedsim.plugins.code_hashes import locate_error
+from fedsim.plugins.code_hashes import hash_plugin_code, locate_error
 
 MetricValues = dict[str, Tensor | str]
 """By metric, the value of each true example, NaN where it has none; or why there are no values."""
@@ -34,7 +34,7 @@ def measure_claims(claimed: Tensor, truth: Truth, weights: Path | None) -> Metri
         weights: folder with weights of networks.
     """
     if not truth.has_tokens:
-        return measure_pairs(find_modality(truth.modality).pair_claims(claimed, truth.data), truth, weights)
+        return measure_pairs(_pair_claims(claimed, truth), truth, weights)
     values = measure_pairs(text_metrics.pair_texts(claimed, truth.data, truth.padding), truth, weights)
     return values | {"words_found": _word_recall(claimed, truth)}
 
@@ -80,17 +80,19 @@ def measure_safely(metric: ExampleMetric, claimed: Tensor, true: Tensor, context
         return f"the metric raised {one_line(error_reason(error))} ({locate_error(error, type(metric))})"
     if isinstance(values, str):
         return one_line(values) if values else "the metric gave no reason"
-    return explain_invalid(metric, values, len(true)) or _as_numbers(values)
+    return explain_invalid(metric, values, len(true)) or _as_numbers(metric, values)
 
 
 def find_instruments(truth: Truth, weights: Path | None) -> dict[str, str]:
-    """Return what each metric measures with, see `ExampleMetric.instrument`."""
+    """Return what each metric measures with, see `ExampleMetric.instrument`, and a stranger's code."""
     context, instruments = _context_of(truth, weights), {}
     for name, metric in _metrics_of(truth).items():
         try:
-            instruments[name] = str(metric.instrument(context))
+            instrument = one_line(str(metric.instrument(context)))
         except (Exception, SystemExit) as error:  # metrics of any package may fail
-            instruments[name] = f"unknown, since {one_line(error_reason(error))}"
+            instrument = f"unknown, since {one_line(error_reason(error))}"
+        code = hash_plugin_code(type(metric))
+        instruments[name] = instrument if code is None else f"{instrument} by code {code[:10]}".strip()
     return instruments
 
 
@@ -99,6 +101,21 @@ _NO_TOKEN = "no text has any token"
 
 def _metrics_of(truth: Truth) -> Mapping[str, ExampleMetric]:
     return find_example_metrics(truth.modality, is_numeric=not truth.has_tokens)
+
+
+def _pair_claims(claimed: Tensor, truth: Truth) -> Tensor:
+    """Return the claim of each true example; modalities of any package may change what they are given.
+
+    Raises:
+        PluginError: the pairs have another shape than the true examples, and would be broadcast.
+    """
+    paired = find_modality(truth.modality).pair_claims(claimed.clone(), truth.data.clone())
+    if paired.shape != truth.data.shape:
+        raise PluginError(
+            f"modalities: '{truth.modality}' pairs claims to the shape {tuple(paired.shape)}, expected "
+            f"{tuple(truth.data.shape)} like the data; mend its pair_claims"
+        )
+    return paired
 
 
 def _context_of(truth: Truth, weights: Path | None) -> ExampleContext:
@@ -133,9 +150,10 @@ def _best_public_values(metric: ExampleMetric, true: Tensor, public: Tensor, con
     return torch.stack(best_values)
 
 
-def _as_numbers(values: Tensor) -> Tensor:
+def _as_numbers(metric: ExampleMetric, values: Tensor) -> Tensor:
+    """Return a copy, because a metric may write its next values into the same tensor."""
     values = values.detach()
-    return values if values.is_floating_point() else values.float()
+    return (values if values.is_floating_point() else values.float()).clamp(*metric.value_range)
 
 
 def explain_invalid(metric: ExampleMetric, values: object, count: int) -> str:

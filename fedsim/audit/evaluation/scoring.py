@@ -27,6 +27,8 @@ from fedsim.modalities.diverse_guesses import clusters_of_claims
 
 CERTIFIED = 60.0
 """PSNR in dB that an example which an attack calls certified must reach."""
+_ROUNDING = 1e-5
+"""Values of guesses this far beyond [0, 1] are rounding errors."""
 
 
 class CertifiedShare(Metric):
@@ -134,6 +136,12 @@ def _check_comparable(finding: Reconstruction | Texts, truth: Truth) -> None:
         raise DataError(
             f"truth: the victim held {true_kind}, the attack claims {claimed_kind}; check the attack and the truth file"
         )
+    axes = find_modality(truth.modality).axes
+    if len(axes) != truth.data.ndim - 1:
+        raise DataError(
+            f"truth: the victim held examples of shape {tuple(truth.data.shape[1:])}, but their modality "
+            f"'{truth.modality}' has the axes {', '.join(axes)}; correct the modality that the truth file names"
+        )
     claimed_shape, true_shape = claimed_data(finding).shape[1:], truth.data.shape[1:]
     if claimed_shape != true_shape:
         raise DataError(
@@ -236,7 +244,7 @@ def guess_examples(
     """Return the guesses of the modality, by name, as many examples as are claimed or true.
 
     Raises:
-        PluginError: a guess of the modality has another shape than the data.
+        PluginError: a guess of the modality has another shape or range than the data.
     """
     shape = tuple(truth.data.shape[1:])
     material = GuessMaterial(
@@ -254,6 +262,14 @@ def guess_examples(
                 f"modalities: the floor '{name}' of '{truth.modality}' has the shape {tuple(guess.shape)}, expected "
                 f"{(material.count, *shape)} like the data; mend its guess_examples"
             )
+        # A guess beyond the data is a worse one, and what it is the floor of would look like leakage.
+        is_same_kind = guess.is_floating_point() != truth.has_tokens
+        if not (is_same_kind and (truth.has_tokens or bool(((guess - 0.5).abs() <= 0.5 + _ROUNDING).all()))):
+            raise PluginError(
+                f"modalities: the floor '{name}' of '{truth.modality}' is {guess.dtype} from {guess.min().item():g} to "
+                f"{guess.max().item():g}, expected {'tokens' if truth.has_tokens else 'numbers in [0, 1]'} like the "
+                "data; mend its guess_examples"
+            )
     return guesses
 
 
@@ -264,8 +280,10 @@ def _metric_score(
         return Score.from_reason(name, value)
     guesses: dict[str, float] = {}
     for guess, floor in floors.items():
-        if isinstance(floor, Tensor):
-            guesses[guess] = floor.nanmean().item()
+        # The floor is the best guess, which may be the very one that has no value.
+        if isinstance(floor, str):
+            return Score.from_reason(name, f"the guess '{guess}' has no value: {floor}")
+        guesses[guess] = floor.nanmean().item()
     return Score.against_guesses(
         name,
         value.nanmean().item(),

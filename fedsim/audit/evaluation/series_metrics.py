@@ -12,6 +12,7 @@ class Correlation(ExampleMetric):
     """Pearson's correlation over time of a claimed series with the true one, the mean over channels.
 
     A claimed channel that is constant has 0; a true one that is constant has none and is left out.
+    Where all channels of a true series are constant, there is no correlation of the victim's series.
     """
 
     title = "correlation"
@@ -22,13 +23,12 @@ class Correlation(ExampleMetric):
     modalities = frozenset({"series"})
 
     def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
-        """Return the correlation of each series."""
-        claimed_part, true_part = _centre_in_time(claimed), _centre_in_time(true)
-        norms = claimed_part.norm(dim=-1) * true_part.norm(dim=-1)
-        products = (claimed_part * true_part).sum(-1)
-        correlations = torch.where(norms > 0, products / norms.clamp_min(1e-12), 0.0)
-        is_constant = true_part.abs().amax(-1) == 0
-        return correlations.masked_fill(is_constant, torch.nan).nanmean(1).float()
+        """Return the correlation of each series, or that a true one is constant."""
+        is_constant = true.amax(-1) == true.amin(-1)
+        if num_constant := int(is_constant.all(1).sum()):
+            return f"{num_constant} of {len(true)} true series are constant, with which nothing correlates"
+        correlations = (_standardise_in_time(claimed) * _standardise_in_time(true)).sum(-1)
+        return correlations.masked_fill(is_constant, torch.nan).nanmean(1).clamp(-1, 1).float()
 
 
 class SymmetricPercentageError(ExampleMetric):
@@ -50,5 +50,8 @@ class SymmetricPercentageError(ExampleMetric):
         return errors.flatten(1).mean(1)
 
 
-def _centre_in_time(series: Tensor) -> Tensor:
-    return series.double() - series.double().mean(-1, keepdim=True)
+def _standardise_in_time(series: Tensor) -> Tensor:
+    """Return series of mean 0 and norm 1; 0 where they are constant, whatever their mean is rounded to."""
+    centred = series.double() - series.double().mean(-1, keepdim=True)
+    is_constant = series.amax(-1, keepdim=True) == series.amin(-1, keepdim=True)
+    return torch.where(is_constant, 0.0, torch.nn.functional.normalize(centred, dim=-1, eps=1e-300))

@@ -95,7 +95,7 @@ class Truth:
                 f"each, got {tuple(tokens.shape)} and {tuple(labels.shape)}"
             )
         padding = int(tensors["padding"]) if "padding" in tensors else None
-        return cls(data=tokens.long(), labels=labels.long(), padding=padding)
+        return cls(data=tokens.long(), labels=labels.long(), padding=padding, modality=_read_modality(path))
 
 
 def write_truth(

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Len, MaxLen, MinLen, MultipleOf, Predicate
 from pydantic import TypeAdapter
@@ -51,6 +53,8 @@ INF, NAN = math.inf, math.nan
         (PositiveShareBelowOne, [1e-9, 0.9], [0.0, 1.0, NAN]),
         (PositiveInt | None, [None, 1], [0]),
         (PositiveInt | Literal["all"], [1, "all"], [0, "every"]),
+        (dict[Literal["a"], Share], [{}, {"a": 1.0}], [{"a": 2.0}]),
+        (frozenset[PositiveInt], [frozenset(), frozenset({1})], [frozenset({0})]),
         (Literal["sum", "mean"], ["sum"], ["max"]),
         (tuple[PositiveInt, ...], [(), (1, 2)], [(1, 0)]),
         (list[PositiveInt], [[1, 2]], [[1, 0]]),
@@ -73,7 +77,7 @@ def test_a_type_accepts_and_refuses_the_same_values_in_python_and_in_a_file(
         check("x", value)
         TypeAdapter(kind).validate_python(value)
     for value in refused:
-        with pytest.raises(ConfigError, match=r"^x(\.\d)?: expected .*, got "):
+        with pytest.raises(ConfigError, match=r"^x(\.\w)?: expected .*, got "):
             check("x", value)
         with pytest.raises(ValueError, match="validation error"):
             TypeAdapter(kind).validate_python(value)
@@ -153,6 +157,26 @@ def test_words_and_lengths_are_refused_too() -> None:
 def test_what_cannot_be_compared_is_refused_and_not_an_error_of_python() -> None:
     with pytest.raises(ConfigError, match=r"^count: expected at least 1, got 'many'$"):
         Base(count="many")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rate", [np.int64(0), np.float32(-1), "0.1", Fraction(-1)])
+def test_a_value_of_none_of_its_types_has_to_keep_to_their_ranges(rate: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^rate: expected a (finite value|value above 0), got "):
+        Base(rate=rate)
+    assert Base(rate=np.float32(1)).rate == 1  # type: ignore[arg-type]
+    assert Base(rate=None).rate is None
+
+
+def test_the_keys_of_a_table_are_checked_as_its_values_are() -> None:
+    check = make_check(Mapping[Literal["a"], int])
+    assert check is not None
+    with pytest.raises(ConfigError, match=r"^x\.b: expected 'a', got 'b'$"):
+        check("x", {"b": 1})
+
+
+def test_a_whole_number_beyond_all_floats_is_refused_and_not_an_error_of_python() -> None:
+    with pytest.raises(ConfigError, match=r"^rate: expected a finite value, got 1000"):
+        Base(rate=10**400)
 
 
 def test_checks_across_fields_come_after_those_of_each() -> None:

@@ -11,6 +11,7 @@ import pytest
 from fedsim.base.errors import PluginError
 from fedsim.interfaces.metric import (
     describe_metric,
+    explain_no_verdict,
     find_example_metrics,
     find_metric,
     hash_metric_code,
@@ -118,6 +119,19 @@ def test_the_hash_of_a_strangers_metric_follows_its_code(install: Install) -> No
         ("lowest = 0.0", "lowest = 2.0\n    highest = 1.0", "Sound: expected lowest below highest, got 2.0 and 1.0"),
         ("lowest = 0.0", 'evidence = "strong"', "Sound.evidence: expected one of victims, few messages, compared"),
         ("lowest = 0.0", 'evidence = "none"', "Sound: a metric has a meaning just where its evidence is 'none'"),
+        ('frozenset({"image"})', '"timeseries"', "Sound: has no modalities; add modalities = frozenset"),
+        ("lowest = 0.0", "is_share = True\n    lowest = -1.0", "Sound: a share lies in [0, 1], but it declares -1 to"),
+        ('"px"', '"\\x1b[1m"', r"Sound: expected texts without line breaks and escapes, got '\x1b[1m'"),
+        (
+            'their error"',
+            'their\\nerror"',
+            r"expected texts without line breaks and escapes, got 'their\nerror'",
+        ),
+        (
+            "lowest = 0.0",
+            'explanations = "read it"',
+            "explanations: expected a tuple of sentences, got 'read it'",
+        ),
         ("def measure", "def measured", "Can't instantiate abstract class Sound"),
         ("(ExampleMetric)", "", "is no class that derives from fedsim.Metric; correct its entry point"),
         ("import ExampleMetric, Metric", "import Nothing", "does not load: ImportError: cannot import name 'Nothing'"),
@@ -168,5 +182,7 @@ def test_a_name_of_two_strangers_is_refused(install: Install) -> None:
 def test_a_metric_that_is_not_installed_is_shown_by_its_name() -> None:
     metric = describe_metric("their_error")
     assert (metric.label, metric.ranks_examples, metric.best_value) == ("their error", False, None)
+    assert explain_no_verdict("their_error").startswith("metric 'their_error' is not installed here")
+    assert explain_no_verdict("psnr") == ""
     with pytest.raises(PluginError, match=r"metrics: nothing is called 'their_error'"):
         find_metric("their_error")

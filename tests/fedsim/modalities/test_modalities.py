@@ -125,7 +125,16 @@ def test_a_constant_claim_correlates_with_nothing_and_a_constant_truth_counts_fo
     claimed = torch.stack([torch.full((8,), 0.5), torch.linspace(0, 1, 8)])[None]
     assert Correlation().measure(claimed, true, SERIES).tolist() == [0]
     assert Correlation().measure(true, true, SERIES).tolist() == pytest.approx([1])
-    assert Correlation().measure(claimed, torch.ones(1, 2, 8), SERIES).isnan().all()
+    reason = Correlation().measure(claimed, torch.full((1, 2, 8), 0.1), SERIES)
+    assert reason == "1 of 1 true series are constant, with which nothing correlates"
+
+
+def test_faint_series_correlate_as_strong_ones_do_and_rounding_is_no_signal() -> None:
+    true = 1e-8 * torch.rand(2, 1, 20, generator=generator(1))
+    assert Correlation().measure(true, true, SERIES).tolist() == pytest.approx([1, 1])
+    # The mean of these equal values differs from them in its last digit.
+    constant = torch.full((1, 1, 3), 0.1)
+    assert Correlation().measure(constant, torch.tensor([[[0.0, 0.5, 1.0]]]), SERIES).tolist() == [0]
 
 
 def test_lines_show_each_channel_of_the_claim_over_the_truth() -> None:
@@ -168,6 +177,32 @@ def test_text_in_a_drawing_stays_text() -> None:
     assert "&lt;script&gt;" in drawing
     assert 'aria-label="of &quot;a&quot; &amp; &lt;b&gt;"' in drawing
     assert "xmlns" not in drawing
+
+
+def guess_by(guess: Tensor, data: Tensor) -> None:
+    """Ask a modality that makes this guess for the floors of `data`."""
+
+    class Guesser(WrongFloors):
+        def guess_examples(self, material: GuessMaterial) -> Mapping[str, Tensor]:
+            return {"bad": guess}
+
+    labels = torch.tensor([0, 1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsim.audit.evaluation.scoring.find_modality", lambda name: Guesser())
+        truth = Truth(data=data, labels=labels, modality="theirs")
+        guess_examples(Reconstruction(data=data, labels=labels), truth, None, generator(0))
+
+
+@pytest.mark.parametrize(
+    "guess", [torch.full((2, 2, 8), 1.1), torch.full((2, 2, 8), -0.1), torch.full((2, 2, 8), torch.nan)]
+)
+def test_a_floor_beyond_the_data_is_one_sentence(guess: Tensor) -> None:
+    data = torch.rand(2, 2, 8)
+    guess_by(data + 1e-7, data)  # rounding
+    with pytest.raises(PluginError, match=r"the floor 'bad' of 'theirs' is torch.float32 from .*, expected numbers in"):
+        guess_by(guess, data)
+    with pytest.raises(PluginError, match=r"'theirs' is torch.int64 from 0 to 0, expected numbers in \[0, 1\]"):
+        guess_by(torch.zeros(2, 2, 8).long(), data)
 
 
 @dataclass(frozen=True)

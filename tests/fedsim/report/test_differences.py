@@ -210,6 +210,24 @@ def test_variants_that_no_settings_tell_apart_are_not_compared_and_not_called_mi
     assert sentence.startswith("sme is not compared with sme (iterations=10), sme (iterations=20): ")
 
 
+def test_a_metric_of_one_run_alone_is_told() -> None:
+    values = dict.fromkeys(range(6), 2.0)
+    base, other = rows(values) + rows(values, "ssim"), rows(values)
+    assert incomparable_attacks(base, base) == []
+    for first, second in ((base, other), (other, base)):
+        assert [item.base.metric for item in differences(first, second)] == ["psnr"]
+        assert incomparable_attacks(first, second) == ["sme has scores by SSIM in one of the two runs only."]
+
+
+def test_metrics_that_are_not_known_or_that_differ_show_no_difference() -> None:
+    values, more = dict.fromkeys(range(6), 2.0), dict.fromkeys(range(6), 3.0)
+    unknown = one(rows(values, "their_error"), rows(more, "their_error"))
+    assert (unknown.verdict, unknown.remark.partition(",")[0]) == ("", "metric 'their_error' is not installed here")
+    turned = one(rows(values, "mse", higher=False), rows(more, "mse"))
+    assert (turned.verdict, math.isnan(turned.mean)) == ("", True)
+    assert turned.missing.startswith("higher values are better in one run and worse in the other")
+
+
 def test_who_holds_what_follows_from_data_partition_seed_and_count() -> None:
     base = {"data.name": "digits", "federation.seed": 1, "federation.rounds": 2, "defense.0.name": "dp-sgd"}
     assert why_not_same_clients(base, base | {"federation.rounds": 9, "defense.0.name": "mixup"}) == ""

@@ -78,6 +78,19 @@ def test_missing_scores_do_not_count_among_the_others() -> None:
     [summary] = summarise([gone, row(20.0), gone])
     assert (summary.count, summary.mean, summary.missing) == (1, 20.0, "")
     assert summary.floor_text == "10 (noise)"
+    assert summary.text == "20 (n = 1, not computed for 1)"
+
+
+def test_victims_without_a_score_are_no_leak_and_are_told() -> None:
+    gone = [row(math.nan, missing="too dark", floor=math.nan, floor_guess="") for _ in range(2)]
+    leaks = [row(20.0) for _ in range(5)]
+    assert judge_summary(summarise(leaks)[0]) == ("leaks", "5 of 5 victims")
+    [summary] = summarise([*leaks, *gone])
+    remark = "5 of 5 victims beyond the floor; not computed for 2 victims: too dark"
+    assert judge_summary(summary) == ("undecided", remark)
+    # A victim of which one of two rounds has a score has one.
+    [round_only] = summarise([*leaks, gone[0] | {"victim": leaks[0]["victim"], "round": 2}])
+    assert judge_summary(round_only) == ("leaks", "5 of 5 victims")
 
 
 def test_rows_read_back_from_the_file_say_the_same() -> None:
@@ -242,6 +255,8 @@ def test_victims_that_are_compared_with_one_another_are_no_independent_cases() -
 
 def test_what_is_no_leakage_has_no_verdict() -> None:
     assert verdicts([1.0] * 6, metric="l_sim")[0] == ""
+    verdict, reason = verdicts([1.0] * 6, metric="their_error")  # which may say nothing about leakage
+    assert (verdict, reason.partition(",")[0]) == ("", "metric 'their_error' is not installed here")
     [unknown] = summarise([row(20.0, floor=math.nan, floor_guess="")])
     assert judge_summary(unknown) == ("", "no floor to compare with")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from html import unescape
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,33 @@ def test_a_sweep_without_scores_says_so(tmp_path: Path) -> None:
 def test_metrics_that_say_nothing_about_leakage_are_left_out(grid: list[dict[str, Any]], tmp_path: Path) -> None:
     text = write(tmp_path, grid + [{**row, "metric": "l_sim"} for row in grid])
     assert "L_sim" not in text
+
+
+def test_the_page_says_which_code_of_others_its_file_needs(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    write(tmp_path, grid)
+    (tmp_path / "sweep.toml").write_text(
+        """
+        attack = [{ name = "mine:Attack" }, { name = "sme" }]
+        federation.engine = { name = "absent-engine" }
+        data = { name = "digits", modality = "absent-kind" }
+        [[sweep.axes.case]]
+        label = "small"
+        "model.name" = "nets:build"
+        [sweep.axes]
+        defense = [[], [{ name = "cover:Noise" }]]
+        "partition.name" = ["iid", "shares:Uneven"]
+        """
+    )
+    page = unescape(write_sweep_page(tmp_path).read_text(encoding="utf-8"))
+    listed = page.partition("Needed besides:")[2].partition("</ul>")[0]
+    assert re.findall(r"put (\w+\.py) into", listed) == ["mine.py", "nets.py", "cover.py", "shares.py"]
+    assert "'absent-engine', one of the engines, is of a package that is not installed here." in listed
+    assert "'absent-kind', one of the modalities, is of a package that is not installed here." in listed
+    assert listed.count("<li>") == 6
+
+
+def test_a_page_whose_file_needs_nothing_else_names_no_need(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert "Needed besides" not in write(tmp_path, grid)
 
 
 @pytest.mark.parametrize("name", ["sweep.csv", "cells.csv", "sweep.toml"])

@@ -30,6 +30,8 @@ TEMPLATE = (files("fedsim.skeletons") / "experiment.toml").read_text(encoding="u
         ("attack", "lambda", "'lambda' is a word of Python"),
         ("defense", "torch", "a module 'torch' is installed already"),
         ("measure", "clients", "a module 'clients' is installed already"),
+        ("metric", "psnr", "one of the metrics is called 'psnr' already"),
+        ("panel", "scores", "one of the panels is called 'scores' already"),
     ],
 )
 def test_a_bad_name_is_one_sentence(kind: str, name: str, sentence: str) -> None:

@@ -13,9 +13,11 @@ from safetensors.torch import save_file
 from fedsim.base.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.data import Dataset
 from fedsim.data.digits import Digits
+from fedsim.plugins import registry
 from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
 from fedsim.sweeps.file import parse_sweep
 from fedsim.sweeps.grid import build_grid
+from tests.support.packages import write_package
 
 SME, IG = {"name": "sme"}, {"name": "inverting-gradients"}
 BASE: dict[str, Any] = {
@@ -203,6 +205,26 @@ def test_scores_by_other_code_of_a_metric_are_of_another_cell(monkeypatch: pytes
     for code in ("ab", "cd"):
         monkeypatch.setattr("fedsim.sweeps.cells.hash_metric_code", lambda code=code: {"their_error": code})
         cell = the_cell()
+        assert cell.federation == plain.federation
+        keys.add(cell.key)
+    assert len(keys | {plain.key}) == 3
+
+
+@pytest.mark.parametrize("group", ["modalities", "findings"])
+def test_scores_by_other_code_of_a_modality_or_an_evaluator_are_of_another_cell(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = registry.PLUGIN_METHODS[group]  # type: ignore[index]
+    plain, keys = the_cell(), set()
+    for number in (1, 2):
+        name = f"judge_{tmp_path.name}_{number}"
+        code = f"class Judge:\n    def {method}(self):\n        return {number}\n"
+        write_package(tmp_path / name, name, code, group, {"theirs": "Judge"})
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(tmp_path / name)
+            registry._entry_points.cache_clear()
+            cell = the_cell()
+        registry._entry_points.cache_clear()
         assert cell.federation == plain.federation
         keys.add(cell.key)
     assert len(keys | {plain.key}) == 3

@@ -13,11 +13,18 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation import measurements
-from fedsim.audit.evaluation.measurements import measure_claims, measure_nearest, measure_safely
+from fedsim.audit.evaluation.example_metrics import Psnr
+from fedsim.audit.evaluation.measurements import (
+    find_instruments,
+    measure_claims,
+    measure_nearest,
+    measure_safely,
+)
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import DataError
+from fedsim.base.errors import DataError, PluginError
 from fedsim.interfaces.metric import ExampleContext, ExampleMetric
 from fedsim.interfaces.modality import PublicExamples
+from fedsim.modalities.image import ImageModality
 from tests.support.tensors import draw_uniform
 
 CONTEXT = ExampleContext(modality="image")
@@ -126,6 +133,62 @@ def test_claims_are_measured_in_the_order_of_the_true_examples(monkeypatch: pyte
     values = torch.as_tensor(measure_claims(noisy[[2, 0, 1]], IMAGES, None)["sound"])
     assert values[[0, 2]].tolist() == [0, 0]
     assert values[1] == pytest.approx(0.25)
+
+
+def test_a_metric_that_uses_its_tensor_again_changes_no_value() -> None:
+    memory = torch.zeros(3)
+    metric = Returns(make=lambda claimed: memory.copy_(claimed[:, 0, 0, 0]))
+    first = measure_safely(metric, torch.zeros(3, 1, 8, 8), IMAGES.data, CONTEXT)
+    measure_safely(metric, torch.ones(3, 1, 8, 8), IMAGES.data, CONTEXT)
+    assert torch.as_tensor(first).tolist() == [0, 0, 0]
+
+
+class Meddler(ImageModality):
+    """Modality that changes what it pairs, and pairs in the order of the claims."""
+
+    def assign_claims(self, claimed: Tensor, true: Tensor) -> Tensor:
+        true.zero_()
+        return torch.arange(len(claimed.zero_()))
+
+
+class Flattener(ImageModality):
+    """Modality whose pairs would be broadcast."""
+
+    def pair_claims(self, claimed: Tensor, true: Tensor) -> Tensor:
+        return claimed[:, :, :1]
+
+
+def test_a_modality_changes_neither_claims_nor_truth_and_scores_are_of_its_assignment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, sound=Distance())
+    claimed, true = IMAGES.data.clone(), IMAGES.data.clone()
+    monkeypatch.setattr(measurements, "find_modality", lambda name: Meddler())
+    values = torch.as_tensor(measure_claims(claimed, IMAGES, None)["sound"])
+    assert torch.equal(claimed, IMAGES.data)
+    assert torch.equal(true, IMAGES.data)
+    assert torch.allclose(values, IMAGES.data.flatten(1).amax(1))
+    # An assignment of its own holds for scores, too.
+    by_order = Meddler.assign_claims
+    monkeypatch.setattr(Meddler, "assign_claims", lambda self, *data: by_order(self, *(part.clone() for part in data)))
+    values = torch.as_tensor(measure_claims(IMAGES.data.flip(0), IMAGES, None)["sound"])
+    assert values.tolist() == pytest.approx([float(values[0]), 0, float(values[0])])
+    assert values[0] > 0.1
+
+
+def test_pairs_of_another_shape_are_not_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurements, "find_modality", lambda name: Flattener())
+    with pytest.raises(PluginError, match=r"'image' pairs claims to the shape \(3, 1, 1, 8\), expected \(3, 1, 8, 8\)"):
+        measure_claims(IMAGES.data, IMAGES, None)
+
+
+def test_scores_by_other_code_of_a_strangers_metric_are_by_another_instrument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, psnr=Psnr(), theirs=Distance())
+    instruments = find_instruments(IMAGES, None)
+    assert instruments["psnr"] == ""
+    assert re.fullmatch(r"by code [0-9a-f]{10}", instruments["theirs"])
 
 
 def test_the_nearest_public_images_are_those_of_least_squared_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim.audit.evaluation.example_metrics import Ssim
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import (
     frequency_guess_accuracy,
@@ -225,6 +227,21 @@ def test_another_shape_than_the_truth_is_one_sentence() -> None:
         judge(Reconstruction(data=images(4, size=9), labels=LABELS))
 
 
+def test_a_modality_with_other_axes_than_the_truth_is_one_sentence() -> None:
+    """The metrics of rows and of series would have values for images, too."""
+    finding = Reconstruction(data=TRUTH.data, labels=LABELS)
+    for modality, axes in (("table", "feature"), ("series", "channel, time")):
+        with pytest.raises(DataError, match=rf"\(1, 8, 8\), but their modality '{modality}' has the axes {axes};"):
+            score_examples(finding, replace(TRUTH, modality=modality), public=None, rng=generator(0))
+
+
+def test_a_file_of_tokens_says_its_modality(tmp_path: Path) -> None:
+    tensors = {"tokens": torch.zeros(2, 3, dtype=torch.int64), "labels": torch.zeros(2, dtype=torch.int64)}
+    for modality in ("codes", ""):
+        save_file(tensors, tmp_path / "truth", metadata={"modality": modality})
+        assert Truth.load(tmp_path / "truth").modality == (modality or "text")
+
+
 def test_an_image_is_recovered_from_20_dB_on() -> None:
     """Apart by .09 everywhere is 20.9 dB, by .11 19.2 dB."""
     truth = Truth(data=torch.full((4, 1, 8, 8), 0.5), labels=LABELS)
@@ -306,6 +323,18 @@ def test_lpips_is_missing_with_its_reason() -> None:
     item = judge(Reconstruction(data=images(4, seed=5), labels=LABELS))["lpips"]
     assert "too small" in item.missing
     assert item.per_image == ()
+
+
+def test_a_guess_without_a_value_leaves_no_floor_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = Ssim.measure
+
+    def refuse_grey(self: Ssim, claimed: Tensor, *arguments: Any) -> Tensor | str:
+        return "grey has none" if bool((claimed == 0.5).all()) else measure(self, claimed, *arguments)
+
+    finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
+    assert judge(finding)["ssim"].missing == ""
+    monkeypatch.setattr(Ssim, "measure", refuse_grey)
+    assert judge(finding)["ssim"].missing == "the guess 'mid-grey' has no value: grey has none"
 
 
 def test_ssim_of_tiny_images_is_missing_with_its_reason() -> None:

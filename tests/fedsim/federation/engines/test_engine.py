@@ -99,6 +99,28 @@ def test_an_engine_of_other_processes_gets_no_objects(their_engine: str, tmp_pat
         fedsim.run({"model": network, "federation": {"engine": {"name": "ray"}}}, tmp_path / "run")
 
 
+def test_an_engine_that_ends_early_and_says_nothing_is_an_error(
+    their_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FederationJob, "run_rounds", lambda job, grid: None)
+    with pytest.raises(RunError, match=r"^engine 'my_engine:Threads' ended before round 2 and gave no reason; mend"):
+        run_serial(make_tiny_config(federation={"engine": their_engine}), tmp_path / "run")
+
+
+def test_an_error_of_somebody_s_engine_is_told_in_one_sentence_with_its_place(
+    their_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(job: FederationJob, grid: Any) -> None:
+        raise KeyError("node")
+
+    monkeypatch.setattr(FederationJob, "run_rounds", fail)
+    place = r"\(.*my_engine\.py:\d+\); mend the engine, and resume the run$"
+    with pytest.raises(RunError, match=rf"^engine 'my_engine:Threads' raised KeyError: 'node' {place}"):
+        run_serial(make_tiny_config(federation={"engine": their_engine}), tmp_path / "run")
+    with pytest.raises(KeyError):  # one of ours is to be reported with all that led to it
+        run_serial(make_tiny_config(), tmp_path / "ours")
+
+
 def test_the_engine_may_change_when_a_run_is_resumed(
     their_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
