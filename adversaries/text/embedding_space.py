@@ -133,4 +133,6 @@ def embedding_knowledge(
         value_range=(low.tolist(), torch.maximum(high, low + 1e-6).tolist()),
         input_mean=vectors.mean(0).tolist(),
         input_std=vectors.std(0).clamp_min(1e-6).tolist(),
+        # By their two axes vectors would pass for series, along which values vary little.
+        modality="text",
     )

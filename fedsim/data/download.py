@@ -70,8 +70,10 @@ _MANUAL_STEPS: Mapping[str, str] = {
     "image-folder": "it reads images of your own; set data.path",
     "leaf": "make it with LEAF's preprocess.sh, https://github.com/TalwalkarLab/leaf",
     "leaf-synthetic": "it is made by chance and needs no file",
+    "npz": "it reads arrays of your own; set data.path",
     "reuters-r8": "get r8-train-all-terms.txt and r8-test-all-terms.txt from "
     "https://ana.cachopo.org/datasets-for-single-label-text-categorization and put them into r8",
+    "waves": "it is made by chance and needs no file",
 }
 
 

@@ -145,9 +145,9 @@ def test_wrong_settings_are_one_sentence(settings: dict[str, Any], says: str) ->
 
 
 def test_an_action_and_an_access_in_python_are_checked_too() -> None:
-    with pytest.raises(ConfigError, match="action: expected 'withhold', 'noise', 'drop-examples', got 'drop'"):
+    with pytest.raises(ConfigError, match="action: expected 'withhold', 'noise' or 'drop-examples', got 'drop'"):
         bright(above=1.0, action="drop")
-    with pytest.raises(ConfigError, match="access: expected 'white-box', 'black-box', got 'grey-box'"):
+    with pytest.raises(ConfigError, match="access: expected 'white-box' or 'black-box', got 'grey-box'"):
         bright(above=1.0, access="grey-box")
 
 

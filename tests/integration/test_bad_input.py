@@ -161,7 +161,7 @@ def test_an_attack_file_with_a_misspelt_table_says_so(call: Call, tmp_path: Path
         ),
         ("top-k", ["promises: no formal guarantee", "against: a server that", "costs: "]),
         ("digits", ["datasets", "no settings", "1797"]),
-        ("mlp", ["models", "hidden", "tuple[int, ...]", "(200,)"]),
+        ("mlp", ["models", "hidden", "tuple[int >= 1, ...]", "(200,)"]),
         ("fedadam", ["strategies", "tau", "eta"]),
     ],
 )

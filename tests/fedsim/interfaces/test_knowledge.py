@@ -15,7 +15,7 @@ from fedsim.training.settings import LocalTraining
 
 
 def test_every_fact_that_a_threat_model_grants_has_a_key_and_a_text() -> None:
-    assert set(FACTS) == {item.name for item in fields(Knowledge)} - {"models", "device"}
+    assert set(FACTS) == {item.name for item in fields(Knowledge)} - {"models", "device", "modality"}
     assert list(KnowledgeTable.model_fields) == list(FACTS)
     assert KnowledgeTable().model_dump() == {name: fact.granted_by_default for name, fact in FACTS.items()}
     assert all(fact.about and not fact.about.endswith(".") for fact in FACTS.values())
