@@ -37,6 +37,17 @@ def position_accuracy(claimed: Tensor, true: Tensor, padding: int | None) -> Ten
     return same.sum(2) / is_token.sum(1, keepdim=True).clamp_min(1)
 
 
+def paired_position_accuracy(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
+    """Return `text`, as `position_accuracy`, of each true text with the claim in its place.
+
+    Args:
+        claimed: `text position`, in the order of the true ones, see `pair_texts`.
+    """
+    is_token = _is_token(true, padding)
+    same = (true == claimed) & is_token
+    return same.sum(1) / is_token.sum(1).clamp_min(1)
+
+
 def ends_match(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
     """Return `text`, whether no token is claimed after the end of the true text.
 

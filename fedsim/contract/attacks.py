@@ -29,8 +29,7 @@ _ITERATIONS = 6
 
 def is_an_attack(subject: CheckedPlugin) -> None:
     """It derives from fedsim.Attack, and declares to read facts that can be known."""
-    attack = subject.build()
-    expect(isinstance(attack, Attack), f"{type(attack).__name__} does not derive from fedsim.Attack")
+    attack: Attack = common.build_instance(subject, Attack)
     for name in sorted((attack.needs | attack.uses) - set(FACTS)):
         raise ContractViolation(
             f"it declares to read '{name}', which is nothing that can be known; known: {', '.join(FACTS)}"

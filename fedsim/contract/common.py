@@ -25,6 +25,14 @@ from fedsim.interfaces.attack import Paper
 from fedsim.plugins import registry
 
 
+def build_instance(subject: CheckedPlugin, cls: type) -> Any:
+    """Build the plug-in; raise ContractViolation where it does not derive from `cls`, a public name of fedsim."""
+    plugin = subject.build()
+    if not isinstance(plugin, cls):
+        raise ContractViolation(f"{type(plugin).__name__} does not derive from fedsim.{cls.__name__}")
+    return plugin
+
+
 def is_made(subject: CheckedPlugin) -> None:
     """It loads, and is made from its settings."""
     subject.build()

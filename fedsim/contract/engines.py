@@ -57,8 +57,7 @@ def is_an_engine(subject: CheckedPlugin) -> None:
         from fedsim.federation.engines.engine import Engine
     except ImportError as error:
         raise NotChecked("Flower is not installed; pip install 'fedsim-curious[federation]'") from error
-    engine = subject.build()
-    expect(isinstance(engine, Engine), f"{type(engine).__name__} does not derive from fedsim.Engine")
+    common.build_instance(subject, Engine)
 
 
 def records_same_bytes(subject: CheckedPlugin) -> None:

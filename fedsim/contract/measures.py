@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import cast
 from unittest.mock import patch
 
 import torch
@@ -24,24 +23,23 @@ _TASKS = (Task((1, 8, 8), 10), Task((4,), 0))
 
 def is_a_measure(subject: CheckedPlugin) -> None:
     """It derives from fedsim.Measure."""
-    measure = subject.build()
-    expect(isinstance(measure, Measure), f"{type(measure).__name__} does not derive from fedsim.Measure")
+    common.build_instance(subject, Measure)
 
 
 def gives_values(subject: CheckedPlugin) -> None:
     """It gives a value for each quantity of an ordinary batch, and of each of its examples."""
     for task, model, inputs, labels in _accepted_batches(subject):
-        values = _build_measure(subject).compute(model, task.loss, inputs, labels)
+        values = common.build_instance(subject, Measure).compute(model, task.loss, inputs, labels)
         for name, value in values.items():
             expect(not math.isnan(value), f"of an ordinary batch it says that {name} is undefined")
-        per_example = _build_measure(subject).compute_per_example(model, task.loss, inputs, labels)
+        per_example = common.build_instance(subject, Measure).compute_per_example(model, task.loss, inputs, labels)
         is_undefined = any(value.isnan().any() for value in per_example.values())
         expect(not is_undefined, "of some ordinary example it is undefined")
 
 
 def explains_its_quantities(subject: CheckedPlugin) -> None:
     """It says of each quantity whether a larger value means that more is exposed, or less."""
-    meanings = getattr(_build_measure(subject), "quantities", None)
+    meanings = getattr(common.build_instance(subject, Measure), "quantities", None)
     is_valid = isinstance(meanings, Mapping) and meanings and set(meanings.values()) <= {"more", "less"}
     expect(bool(is_valid), f"quantities: expected names, each with 'more' or 'less', got {meanings!r}")
 
@@ -49,7 +47,7 @@ def explains_its_quantities(subject: CheckedPlugin) -> None:
 def is_a_pure_function(subject: CheckedPlugin) -> None:
     """It is deterministic, draws from no global generator, and changes neither model nor batch."""
     for task, model, inputs, labels in _accepted_batches(subject):
-        measure, sent = _build_measure(subject), ClientMessage.create(model, task.loss, inputs, labels)
+        measure, sent = common.build_instance(subject, Measure), ClientMessage.create(model, task.loss, inputs, labels)
         weights = {name: tensor.clone() for name, tensor in sent.model.state_dict().items()}
         with common.expect_untouched_generators():
             first = measure.compute_for_message(sent)
@@ -66,7 +64,7 @@ def is_a_pure_function(subject: CheckedPlugin) -> None:
 
 def takes_no_derivative(subject: CheckedPlugin) -> None:
     """It takes no derivative of the model if it declares `black_box`."""
-    if not _build_measure(subject).black_box:
+    if not common.build_instance(subject, Measure).black_box:
         raise DoesNotApply("it says that it needs derivatives of the model")
 
     def refuse_derivative(sent: ClientMessage) -> None:
@@ -74,7 +72,7 @@ def takes_no_derivative(subject: CheckedPlugin) -> None:
 
     for task, model, inputs, labels in _accepted_batches(subject):
         with patch.object(ClientMessage, "jacobian", property(refuse_derivative)):
-            _build_measure(subject).compute(model, task.loss, inputs, labels)
+            common.build_instance(subject, Measure).compute(model, task.loss, inputs, labels)
 
 
 CHECKS = (
@@ -85,10 +83,6 @@ CHECKS = (
     is_a_pure_function,
     takes_no_derivative,
 )
-
-
-def _build_measure(subject: CheckedPlugin) -> Measure:
-    return cast("Measure", subject.build())
 
 
 def _accepted_batches(subject: CheckedPlugin) -> Iterator[tuple[Task, nn.Module, Tensor, Tensor]]:
@@ -104,7 +98,7 @@ def _accepted_batches(subject: CheckedPlugin) -> Iterator[tuple[Task, nn.Module,
         inputs = torch.rand((4, *task.input_shape), generator=generator("inputs"))
         labels = torch.arange(4) if task.num_classes else torch.linspace(-1, 1, 4)
         try:
-            _build_measure(subject).compute(model, task.loss, inputs, labels)
+            common.build_instance(subject, Measure).compute(model, task.loss, inputs, labels)
         except ConfigError as error:
             refusals.append(str(error))
             continue

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.audit.evaluation.measurements import explain_invalid
 from fedsim.base.randomness import generator
 from fedsim.contract import common
-from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, NotChecked, expect
+from fedsim.contract.checks import CheckedPlugin, DoesNotApply, NotChecked, expect
 from fedsim.federation.build import find_weights_folder
 from fedsim.interfaces.metric import ANY_NUMERIC, ExampleContext, ExampleMetric, Metric, is_metric_name
 from fedsim.modalities import find_modality
@@ -43,7 +43,7 @@ def is_a_metric(subject: CheckedPlugin) -> None:
 
 def declares_its_facts(subject: CheckedPlugin) -> None:
     """It declares a title and a direction, and what else it says of itself fits together."""
-    metric = _build_metric(subject)
+    metric = common.build_instance(subject, Metric)
     expect(metric.title.strip() == metric.title, f"its title {metric.title!r} begins or ends with a space")
     expect(metric.of_examples or not isinstance(metric, ExampleMetric), "it measures examples: leave of_examples out")
 
@@ -112,15 +112,8 @@ CHECKS = (
 )
 
 
-def _build_metric(subject: CheckedPlugin) -> Metric:
-    metric = subject.build()
-    if not isinstance(metric, Metric):
-        raise ContractViolation(f"{type(metric).__name__} does not derive from fedsim.Metric")
-    return metric
-
-
 def _example_metric(subject: CheckedPlugin) -> ExampleMetric:
-    metric = _build_metric(subject)
+    metric = common.build_instance(subject, Metric)
     if not isinstance(metric, ExampleMetric):
         raise DoesNotApply("an evaluator computes it, and it only declares what it is")
     return metric

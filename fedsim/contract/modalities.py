@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.base.randomness import generator
 from fedsim.contract import common
-from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, expect
+from fedsim.contract.checks import CheckedPlugin, DoesNotApply, expect
 from fedsim.interfaces.modality import GuessMaterial, Modality, PublicExamples
 from fedsim.modalities.drawing import clean_drawing
 
@@ -30,7 +30,7 @@ def is_a_modality(subject: CheckedPlugin) -> None:
 
 def names_its_axes(subject: CheckedPlugin) -> None:
     """Its axes have different names, and what it says of them and of its display fits together."""
-    modality = _build_modality(subject)
+    modality = common.build_instance(subject, Modality)
     axes = modality.axes
     is_named = isinstance(axes, tuple) and axes and all(isinstance(axis, str) and axis for axis in axes)
     expect(is_named and len(set(axes)) == len(axes), f"axes: expected different names in a tuple, got {axes!r}")
@@ -57,7 +57,7 @@ def names_its_axes(subject: CheckedPlugin) -> None:
 
 def floors_are_like_the_data(subject: CheckedPlugin) -> None:
     """Its guesses have the shape and the range of the data, whatever is public and claimed."""
-    modality = _build_modality(subject)
+    modality = common.build_instance(subject, Modality)
     for material in _materials(modality):
         public = "with" if material.public else "without"
         for name, guess in modality.guess_examples(material).items():
@@ -81,7 +81,7 @@ def floors_are_like_the_data(subject: CheckedPlugin) -> None:
 
 def guesses_are_deterministic(subject: CheckedPlugin) -> None:
     """Its guesses follow from what it is given: it uses no global generator and changes nothing."""
-    modality = _build_modality(subject)
+    modality = common.build_instance(subject, Modality)
     for first, second in zip(_materials(modality), _materials(modality), strict=True):
         public = None if first.public is None else first.public.data.clone()
         with common.expect_untouched_generators():
@@ -95,7 +95,7 @@ def guesses_are_deterministic(subject: CheckedPlugin) -> None:
 
 def pairs_one_to_one(subject: CheckedPlugin) -> None:
     """Each claim is assigned to at most one true example, and exact claims to the right ones."""
-    modality = _build_modality(subject)
+    modality = common.build_instance(subject, Modality)
     true = _draw_examples(modality, _EXAMPLES, "true")
     order = torch.tensor([3, 0, 4, 1, 2])
     assignment = modality.assign_claims(true[order], true)
@@ -114,7 +114,7 @@ def pairs_one_to_one(subject: CheckedPlugin) -> None:
 
 def draws_safely(subject: CheckedPlugin) -> None:
     """It draws an example, with the truth and without, as an SVG that does nothing but draw."""
-    modality = _build_modality(subject)
+    modality = common.build_instance(subject, Modality)
     if modality.shown_as != "drawings":
         raise DoesNotApply(f"pages show its examples as {modality.shown_as}")
     claimed, true = _draw_examples(modality, 2, "drawn")
@@ -139,13 +139,6 @@ CHECKS = (
     pairs_one_to_one,
     draws_safely,
 )
-
-
-def _build_modality(subject: CheckedPlugin) -> Modality:
-    modality = subject.build()
-    if not isinstance(modality, Modality):
-        raise ContractViolation(f"{type(modality).__name__} does not derive from fedsim.Modality")
-    return modality
 
 
 def _trial_shape(modality: Modality) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from fedsim.base.constraints import CheckedSettings, PositiveShareBelowOne
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
-from fedsim.data.files import describe_error, find_file, require_data_folder, verify_checksum
+from fedsim.data.files import describe_error, find_named_file, verify_checksum
 from fedsim.data.holding_out import choose_evenly
 
 
@@ -53,10 +53,7 @@ class ArrayFile(CheckedSettings):
         """
         if not self.path:
             raise DataError("data: 'npz' needs a path; set data.path to a file that numpy.savez wrote")
-        path = Path(self.path).expanduser()
-        home = path.parent if path.is_absolute() else require_data_folder(folder, "npz")
-        name = path.name if path.is_absolute() else self.path
-        path = find_file(home, [name], "correct data.path, absolute or within the data folder")
+        home, path = find_named_file(self.path, folder, "npz")
         return load_cached(self, [path], lambda: self._parse(verify_checksum(path, home)))
 
     def _parse(self, path: Path) -> Dataset:

@@ -52,6 +52,23 @@ def find_file(folder: Path, names: Sequence[str], remedy: str) -> Path:
     raise DataError(f"{folder / names[0]}{alternatives}: no such file; {remedy}")
 
 
+def find_named_file(path: str, folder: Path | None, name: str) -> tuple[Path, Path]:
+    """Return the folder and the path of the user's own file that a data set reads.
+
+    Args:
+        path: the setting `data.path`, absolute or within the data folder.
+        folder: the data folder, or None.
+        name: the data set.
+
+    Raises:
+        DataError: it does not exist, or there is no data folder.
+    """
+    file = Path(path).expanduser()
+    home = file.parent if file.is_absolute() else require_data_folder(folder, name)
+    within = file.name if file.is_absolute() else path
+    return home, find_file(home, [within], "correct data.path, absolute or within the data folder")
+
+
 def download_remedy(name: str, folder: Path) -> str:
     """Return how to get a data set's official files, as the end of a sentence."""
     return f"on a machine with a network, `fedsim data {name} --download --data-dir {folder}` fetches it"

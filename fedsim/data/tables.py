@@ -17,7 +17,7 @@ from fedsim.base.errors import ConfigError, DataError, did_you_mean
 from fedsim.base.papers import Paper, cite
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
-from fedsim.data.files import find_file, require_data_folder, verify_checksum
+from fedsim.data.files import find_file, find_named_file, require_data_folder, verify_checksum
 from fedsim.data.tabular import (
     check_complete,
     choose_examples,
@@ -213,10 +213,7 @@ class Csv(CheckedSettings):
         """
         if not self.path or not self.target:
             raise DataError(f"data: 'csv' needs {'a target' if self.path else 'a path'}; set data.path and data.target")
-        path = Path(self.path).expanduser()
-        home = path.parent if path.is_absolute() else require_data_folder(folder, "csv")
-        name = path.name if path.is_absolute() else self.path
-        path = find_file(home, [name], "correct data.path, absolute or within the data folder")
+        home, path = find_named_file(self.path, folder, "csv")
 
         def parse() -> Dataset:
             table = read_table(verify_checksum(path, home), self.separator)

@@ -52,17 +52,17 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-def defended(strategy: str, *defenses: dict[str, Any]) -> Config:
+def make_config(strategy: str, *defenses: dict[str, Any]) -> Config:
     """Clients train in loops of their own, as they do beside a defense that acts inside local training."""
     few = {"partition": {"samples_per_client": 16}, "federation": {"clients": 3, "vectorise": False}}
     return make_tiny_config(defense=list(defenses), **few, **STRATEGIES[strategy])
 
 
 @pytest.fixture(scope="module")
-def undefended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+def undefended_hashes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
     @cache
     def of(strategy: str) -> dict[str, str]:
-        return hash_recording(run_serial(defended(strategy), tmp_path_factory.mktemp(strategy) / "run"))
+        return hash_recording(run_serial(make_config(strategy), tmp_path_factory.mktemp(strategy) / "run"))
 
     return of
 
@@ -79,12 +79,16 @@ def test_each_defense_is_here() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("name", "settings"), ZERO)
 def test_strength_zero_leaves_the_recording_as_it_is(
-    name: str, settings: dict[str, Any], strategy: str, undefended: Callable[[str], dict[str, str]], tmp_path: Path
+    name: str,
+    settings: dict[str, Any],
+    strategy: str,
+    undefended_hashes: Callable[[str], dict[str, str]],
+    tmp_path: Path,
 ) -> None:
-    config = defended(strategy, {"name": name, **settings})
+    config = make_config(strategy, {"name": name, **settings})
     found = hash_recording(run_serial(config, tmp_path / "run"))
     assert len(found) == 2
-    assert found == undefended(strategy)
+    assert found == undefended_hashes(strategy)
 
 
 @pytest.mark.parametrize(("name", "settings", "expected"), REFUSED)
@@ -92,14 +96,16 @@ def test_a_defense_that_always_does_something_refuses_strength_zero(
     name: str, settings: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        Experiment(defended("fedavg", {"name": name, **settings})).check()
+        Experiment(make_config("fedavg", {"name": name, **settings})).check()
     assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_little_strength_is_seen(strategy: str, undefended: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
+def test_a_little_strength_is_seen(
+    strategy: str, undefended_hashes: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
     """Else equal recordings would say nothing."""
     noise = {"name": "update-noise", "clip": 1e6, "noise_multiplier": 1e-9}
-    found = hash_recording(run_serial(defended(strategy, noise), tmp_path / "run"))
-    assert found.keys() == undefended(strategy).keys()
-    assert not found.items() & undefended(strategy).items()
+    found = hash_recording(run_serial(make_config(strategy, noise), tmp_path / "run"))
+    assert found.keys() == undefended_hashes(strategy).keys()
+    assert not found.items() & undefended_hashes(strategy).items()

@@ -101,7 +101,7 @@ class PositionAccuracy(ExampleMetric):
 
     def measure(self, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:
         """Return the share of each text."""
-        return _position_accuracy(claimed, true, context.padding)
+        return text_metrics.paired_position_accuracy(claimed, true, context.padding)
 
 
 class TokenRecall(ExampleMetric):
@@ -137,7 +137,7 @@ class RecoveredShare(ExampleMetric):
         """Return 1 for each example that is recovered, 0 for others."""
         if context.modality == _IMAGE:
             return (metrics.psnr(claimed, true) >= RECOVERED).float()
-        rates = _position_accuracy(claimed, true, context.padding)
+        rates = text_metrics.paired_position_accuracy(claimed, true, context.padding)
         return ((rates == 1) & text_metrics.ends_match(claimed, true, context.padding)).float()
 
 
@@ -168,10 +168,3 @@ class WordRecall(Metric):
     ranks_examples = True
     preference = 82
     explanations = (EXPLANATION_OF_GUESSES,)
-
-
-def _position_accuracy(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
-    """Return `text`, the share of the tokens of each true text that stand where they are claimed."""
-    is_token = torch.ones_like(true, dtype=torch.bool) if padding is None else true != padding
-    hits = (claimed == true) & is_token
-    return hits.sum(1) / is_token.sum(1).clamp_min(1)

@@ -29,6 +29,7 @@ CERTIFIED = 60.0
 """PSNR in dB that an example which an attack calls certified must reach."""
 _ROUNDING = 1e-5
 """Values of guesses this far beyond [0, 1] are rounding errors."""
+_NOT_MEASURED = "it could not be measured"
 
 
 class CertifiedShare(Metric):
@@ -117,10 +118,7 @@ def score_examples(
     # Make a score of each metric, and of the labels.
     scores, instruments = [], find_instruments(truth, weights)
     for metric, value in values.items():
-        floors: dict[str, Tensor | str] = {}
-        for name, guess_metrics in guess_values.items():
-            if metric in guess_metrics:
-                floors[name] = guess_metrics[metric]
+        floors = {name: guess_metrics.get(metric, _NOT_MEASURED) for name, guess_metrics in guess_values.items()}
         score = _metric_score(metric, value, floors, nearest.get(metric))
         scores.append(replace(score, instrument=instruments.get(metric, "")))
     scores += further_scores

@@ -158,3 +158,17 @@ def test_a_zero_update_is_an_error() -> None:
         AttackedUpdate(model=sent.model, loss=cross_entropy, update=update, value_range=RANGE).similarities(
             images(4), LABELS
         )
+
+
+def test_a_guess_that_cannot_be_measured_leaves_no_floor_on_the_line_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = AttackedUpdate.similarities
+
+    def refuse_grey(self: AttackedUpdate, data: Tensor, labels: Tensor) -> Mapping[str, float]:
+        if bool((data == 0.5).all()):
+            raise DataError("the gradient of grey is not finite")
+        return compute(self, data, labels)
+
+    monkeypatch.setattr(AttackedUpdate, "similarities", refuse_grey)
+    scores = scores_by_metric(images(4, seed=3), message())
+    assert scores["l_sim"].missing == "the guess 'mid-grey' has no value: the gradient of grey is not finite"
+    assert scores["l_sim_line"].missing == "the guess 'mid-grey' has no value: it could not be measured"

@@ -61,9 +61,8 @@ def test_drawn_rows_have_the_values_of_public_columns_and_break_their_ties() -> 
 
 
 def test_the_score_stands_beside_the_best_guess_of_any() -> None:
-    public = PublicExamples(
-        data=TRUE[[0, 0, 0]] + torch.tensor([[0.0], [0.001], [0.002]]), labels=torch.zeros(3).long()
-    )
+    rows = TRUE[[0, 0, 0]] + torch.tensor([[0.0], [0.001], [0.002]])
+    public = PublicExamples(data=rows.clamp(0, 1), labels=torch.zeros(3).long())  # data sets lie in their range
     finding = Reconstruction(data=TRUE.flip(0), labels=torch.tensor([0, 1]))
     plain = Truth(data=TRUE, labels=torch.tensor([1, 0]))
     truth = replace(plain, columns=COLUMNS, deviations=public.data.std(0))
