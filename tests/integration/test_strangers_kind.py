@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.federation.run_folder import read_rows
+from tests.support.packages import write_package
 
 pytestmark = pytest.mark.isolated
 
@@ -86,16 +87,11 @@ class Dim(Attack):
     def _run(self, target, progress):
         return Brightness(level=self.level, trace={"objective": torch.tensor([2.0, 1.0])})
 '''
-ENTRIES = """
-[fedsim.attacks]
-dim = their_kind:Dim
-
-[fedsim.findings]
-brightness = their_kind:Brightnesses
-
-[fedsim.metrics]
-brightness_error = their_kind:BrightnessError
-"""
+ENTRIES = {
+    "attacks": {"dim": "Dim"},
+    "findings": {"brightness": "Brightnesses"},
+    "metrics": {"brightness_error": "BrightnessError"},
+}
 FILE = """
 [partition]
 samples_per_client = 6
@@ -123,11 +119,7 @@ name = "dim"
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A folder to work in, beside an installed package."""
-    about = tmp_path / "site" / "their_kind-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-kind\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(ENTRIES)
-    (tmp_path / "site" / "their_kind.py").write_text(MODULE)
+    write_package(tmp_path / "site", "their_kind", MODULE, ENTRIES)
     (tmp_path / "one.toml").write_text(FILE)
     return tmp_path
 

@@ -14,15 +14,10 @@ import torch
 
 import fedsim
 from fedsim.federation.run_folder import read_rows
+from tests.support.packages import write_package
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-plugin.md"
-ENTRIES = """
-[fedsim.modalities]
-pairs = my_modality:Pairs
-
-[fedsim.datasets]
-measurements = my_modality:Measurements
-"""
+ENTRIES = {"modalities": {"pairs": "Pairs"}, "datasets": {"measurements": "Measurements"}}
 FILE = """
 [data]
 name = "measurements"
@@ -55,13 +50,9 @@ name = "analytic"
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A folder to work in, beside an installed package."""
-    about = tmp_path / "site" / "their_pairs-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-pairs\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(ENTRIES)
     block = re.search(r"^`my_modality.py`:\n\n```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert block is not None
-    (tmp_path / "site" / "my_modality.py").write_text(block[1])
+    write_package(tmp_path / "site", "my_modality", block[1], ENTRIES)
     (tmp_path / "one.toml").write_text(FILE)
     return tmp_path
 
@@ -78,7 +69,7 @@ def fedsim_command(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_it_is_found_checked_scored_and_drawn(work: Path) -> None:
     listed = fedsim_command(work, "list", "modalities")
-    assert "pairs   Pairs of measurements of one thing.  [their-pairs]" in listed.stdout
+    assert "pairs   Pairs of measurements of one thing.  [my_modality]" in listed.stdout
     for name in ("pairs", "measurements"):
         checked = fedsim_command(work, "check", name)
         assert checked.returncode == 0, checked.stdout

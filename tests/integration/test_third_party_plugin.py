@@ -202,7 +202,7 @@ def test_broken_metrics_of_a_package_cost_no_other_score(
     scores = site.work / "runs" / "compare" / "scores.csv"
     before = read_rows(scores)
     entries = {"nothing": "Nothing", "psnr": "Psnr"}
-    write_package(tmp_path, "their_metrics", "import a_module_that_nobody_has\n", "metrics", entries)
+    write_package(tmp_path, "their_metrics", "import a_module_that_nobody_has\n", {"metrics": entries})
     joined = Site(packages=Path(f"{tmp_path}{os.pathsep}{site.packages}"), work=site.work)
     again = joined.fedsim("attack", "runs/compare")
     assert again.returncode == 1

@@ -44,7 +44,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     def install_package(code: str, **entries: str) -> None:
         number = len(list(tmp_path.iterdir()))
         name = re.sub(r"\W", "_", f"stranger_{tmp_path.name}_{number}")
-        write_package(tmp_path / name, name, code, "metrics", entries)
+        write_package(tmp_path / name, name, code, {"metrics": entries})
         monkeypatch.syspath_prepend(tmp_path / name)
         registry._entry_points.cache_clear()
 

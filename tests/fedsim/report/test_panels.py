@@ -18,6 +18,7 @@ from fedsim.interfaces.panel import Panel
 from fedsim.plugins import registry
 from fedsim.report.page import write_report
 from fedsim.report.reported_run import ReportedRun, open_reported_run
+from tests.support.packages import write_package
 
 Install = Callable[..., None]
 
@@ -45,12 +46,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     def install_package(code: str, **panels: str) -> None:
         package = f"stranger_{len(list(tmp_path.glob('site*')))}_{tmp_path.name.replace('-', '_')}"
         site = tmp_path / f"site-{package}"
-        about = site / f"{package}-1.0.dist-info"
-        about.mkdir(parents=True)
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        lines = [f"{name.replace('_', '-')} = {package}:{cls}" for name, cls in panels.items()]
-        (about / "entry_points.txt").write_text("\n".join(["[fedsim.panels]", *lines]))
-        (site / f"{package}.py").write_text(HEAD + code)
+        names = {name.replace("_", "-"): cls for name, cls in panels.items()}
+        write_package(site, package, HEAD + code, {"panels": names})
         monkeypatch.syspath_prepend(site)
         registry._entry_points.cache_clear()
 

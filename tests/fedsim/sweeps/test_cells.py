@@ -219,7 +219,7 @@ def test_scores_by_other_code_of_a_modality_or_an_evaluator_are_of_another_cell(
     for number in (1, 2):
         name = f"judge_{tmp_path.name}_{number}"
         code = f"class Judge:\n    def {method}(self):\n        return {number}\n"
-        write_package(tmp_path / name, name, code, group, {"theirs": "Judge"})
+        write_package(tmp_path / name, name, code, {group: {"theirs": "Judge"}})
         with monkeypatch.context() as patch:
             patch.syspath_prepend(tmp_path / name)
             registry._entry_points.cache_clear()
