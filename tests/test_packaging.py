@@ -58,7 +58,7 @@ def test_every_declared_entry_point_is_installed_and_loads(group: str, name: str
 
 def test_the_program_is_installed() -> None:
     [script] = [e for e in distribution("fedsim-curious").entry_points if e.group == "console_scripts"]
-    assert (script.name, script.value) == ("fedsim", "fedsim.cli.main:main")
+    assert (script.name, script.value) == ("fedsim", "fedsim.cli.program:run_program")
 
 
 def test_the_rooms_lie_beside_the_core_and_say_whose_they_are() -> None:

@@ -1,7 +1,8 @@
 """Distances between batches of images: pure functions of `example channel height width` in [0, 1].
 
-torchmetrics and SciPy are imported where they are used: they take four seconds, which attacks and
-their worker processes need not wait for.
+PSNR and SSIM are written here and held against SciPy's filters by tests, because importing
+torchmetrics takes four seconds: it draws in torchvision and torch's compiler. SciPy is imported
+where it is used.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from torch import Tensor
 
 _SSIM_WINDOWS = {1.5: 11, 0.5: 5}
 """Standard deviations of SSIM's Gaussian window and its sides in pixels, the usual one first."""
+_C1, _C2 = 0.01**2, 0.03**2
+"""Constants of SSIM for values in [0, 1], which keep its quotients finite."""
+_DECIBELS = 10 / torch.log(torch.tensor(10.0))
+"""Decibels of a factor of e."""
 Misfits = Callable[[Tensor, Tensor], Tensor]
 """Function of claimed and true examples that gives `true claimed`, how badly each pair fits."""
 _EQUAL_MSE = 1e-10
@@ -90,9 +95,7 @@ def psnr(claimed: Tensor, true: Tensor) -> Tensor:
     >>> psnr(torch.full((1, 1, 8, 8), 0.1), torch.zeros(1, 1, 8, 8)).round().tolist()
     [20.0]
     """
-    from torchmetrics.functional.image import peak_signal_noise_ratio
-
-    return peak_signal_noise_ratio(claimed, true, data_range=1.0, reduction="none", dim=(1, 2, 3))
+    return (0 - mse(claimed, true).log()) * _DECIBELS  # 0 - 0 is 0, and -0 would be shown as such
 
 
 def ssim(claimed: Tensor, true: Tensor) -> Tensor:
@@ -103,16 +106,33 @@ def ssim(claimed: Tensor, true: Tensor) -> Tensor:
     and `use_sample_covariance=False`. Images with a side below 11, for which there is no such
     position, get sigma 0.5 and 5 pixels. Below 5 the result is NaN, see `explain_missing_ssim`.
     """
-    from torchmetrics.functional.image import structural_similarity_index_measure
-
     if explain_missing_ssim(true):
         return torch.full((len(true),), torch.nan)
-    sigma = next(sigma for sigma, side in _SSIM_WINDOWS.items() if side <= min(true.shape[-2:]))
-    _, similarity_map = structural_similarity_index_measure(
-        claimed, true, data_range=1.0, sigma=sigma, reduction="none", return_full_image=True
-    )
-    border = _SSIM_WINDOWS[sigma] // 2
-    return torch.as_tensor(similarity_map)[..., border:-border, border:-border].flatten(1).mean(1)
+    window = _gaussian_window(true)
+    channels = true.shape[1]
+
+    def local_mean(values: Tensor) -> Tensor:
+        return torch.nn.functional.conv2d(values, window.expand(channels, 1, -1, -1), groups=channels)
+
+    # Means, variances and the covariance within each window.
+    mean_claimed, mean_true = local_mean(claimed), local_mean(true)
+    variance_claimed = (local_mean(claimed.square()) - mean_claimed.square()).clamp_min(0)
+    variance_true = (local_mean(true.square()) - mean_true.square()).clamp_min(0)
+    covariance = local_mean(claimed * true) - mean_claimed * mean_true
+    # The similarity of brightness times that of structure.
+    similar = (2 * (mean_claimed * mean_true) + _C1) * (2 * covariance + _C2)
+    total = (mean_claimed.square() + mean_true.square() + _C1) * (variance_claimed + variance_true + _C2)
+    return (similar / total).flatten(1).mean(1)
+
+
+def _gaussian_window(images: Tensor) -> Tensor:
+    """Return `height width`, the weights of the largest window that fits into the images."""
+    smaller_side = min(images.shape[-2:])
+    sigma, side = next((sigma, side) for sigma, side in _SSIM_WINDOWS.items() if side <= smaller_side)
+    distances = torch.arange(side).to(images) - side // 2
+    weights = (-(distances / sigma).square() / 2).exp()
+    weights = weights / weights.sum()
+    return torch.outer(weights, weights)
 
 
 def explain_missing_ssim(true: Tensor) -> str:

@@ -28,7 +28,6 @@ _PACKAGES = (
     "flwr",
     "ray",
     "safetensors",
-    "torchmetrics",
     "numpy",
     "scipy",
 )

@@ -16,6 +16,7 @@ import pytest
 
 from fedsim.audit.finding_files import load_finding
 from fedsim.federation.run_folder import read_rows
+from tests.support.commands import fork_fedsim
 from tests.support.packages import write_package
 
 pytestmark = pytest.mark.isolated
@@ -69,21 +70,8 @@ class Site:
         assert done.returncode == 0, done.stderr
 
     def fedsim(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(Path(sys.executable).with_name("fedsim")), *words],
-            cwd=self.work,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=290,
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join([str(self.packages), os.environ.get("PYTHONPATH", "")]).rstrip(
-                    os.pathsep
-                ),
-                "COLUMNS": "200",
-            },
-        )
+        path = os.pathsep.join([str(self.packages), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        return fork_fedsim(*words, cwd=self.work, environment={"PYTHONPATH": path, "COLUMNS": "200"})
 
 
 @pytest.fixture(scope="module")
@@ -302,10 +290,13 @@ victims = [0, 1]
 workers = 1
 
 [[attack]]
-name = "first-layer-mean"
+name = "inverting-gradients"
+
+[sweep]
+workers = 1
 
 [sweep.axes]
-"attack.first-layer-mean.contrast" = [1.0, 2.0]
+"attack.inverting-gradients.iterations" = [1, 2]
 """
 
 
@@ -315,9 +306,8 @@ def test_its_metric_is_in_sweeps_and_comparisons(site: Site) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read_rows(site.work / "runs" / "swept" / "sweep.csv")
     edges = [row for row in rows if row["metric"] == "edge_error"]
-    assert {(row["attack.first-layer-mean.contrast"], row["victim"]) for row in edges} == {
-        (contrast, victim) for contrast in ("1.0", "2.0") for victim in "01"
-    }
+    settings = [(row["attack.inverting-gradients.iterations"], row["victim"]) for row in edges]
+    assert sorted(settings) == [("1", "0"), ("1", "1"), ("2", "0"), ("2", "1")]
     assert {row["better"] for row in edges} == {"lower"}
     page = (site.work / "runs" / "swept" / "sweep.html").read_text()
     assert "edge error" in page
