@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedsim.base.papers import Paper, cite
 from fedsim.data import Dataset, Examples
@@ -25,11 +28,9 @@ class Digits:
 
     def load(self, folder: Path | None) -> Dataset:
         """Load the digits from scikit-learn; every fifth is a test example."""
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
-        raw = torch.from_numpy(bunch.images.astype(np.uint8))[:, None]
-        labels = torch.from_numpy(bunch.target.astype(np.int64))
+        rows = _read_rows()
+        raw = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8))
+        labels = torch.from_numpy(rows[:, -1].astype(np.int64))
         held_out = torch.arange(len(labels)) % 5 == 4
         return Dataset(
             name="digits",
@@ -40,3 +41,13 @@ class Digits:
             source="UCI Optical Recognition of Handwritten Digits (Alpaydin, Kaynak 1998), test part, via scikit-learn",
             licence="CC BY 4.0 (UCI)",
         )
+
+
+@cache
+def _read_rows() -> NDArray[np.uint8]:
+    """Read a row of 64 pixels and the digit for each image; importing scikit-learn would take seconds."""
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return np.loadtxt(file, dtype=np.uint8, delimiter=",")

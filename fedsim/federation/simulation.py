@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -143,6 +144,7 @@ def _is_finished(config: Config, folder: OpenRun) -> bool:
     return int(header["round"]) >= config.federation.rounds
 
 
+@cache
 def _load_app(side: str) -> Any:
     """Load Flower's app for one side by entry point, as the core imports no plug-in packages."""
     entries = [entry for entry in entry_points(group="fedsim.apps") if entry.name == side]

@@ -57,6 +57,7 @@ def test_runs_have_not_moved(
     compare(name, golden.run(name, tmp_path / name))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_gives_the_same_recording_findings_and_scores(
     golden: ModuleType, fedavg: tuple[Path, dict[str, Any]], tmp_path: Path

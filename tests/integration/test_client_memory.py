@@ -271,13 +271,7 @@ def test_a_resume_without_what_clients_kept_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-# On the other engines.
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_ray_gives_the_same_bytes_with_any_number_of_actors(actors: int, serial: OpenRun, tmp_path: Path) -> None:
-    assert_same_runs(run_serial(remembering(engine="ray", actors=actors), tmp_path / "run"), serial)
+# On SuperNodes; for Ray, see test_shared_ray.py.
 
 
 @pytest.mark.slow

@@ -84,15 +84,6 @@ def test_recording_less_changes_nothing_but_the_recording(serial: OpenRun, tmp_p
     assert len(hash_recording(less)) == 1
 
 
-@pytest.mark.ray
-@pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_ray_records_the_same_bytes_with_any_number_of_actors(actors: int, serial: OpenRun, tmp_path: Path) -> None:
-    ray = run_serial(busy(engine="ray", actors=actors), tmp_path / "run")
-    assert hash_recording(ray) == hash_recording(serial)
-    assert read_checkpoint(ray, "model/") == read_checkpoint(serial, "model/")
-    assert read_metrics(ray) == read_metrics(serial)
-
-
 # What the recording says is what happened.
 
 

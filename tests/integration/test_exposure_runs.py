@@ -129,17 +129,6 @@ def test_a_strategy_sees_nothing_of_it(tmp_path: Path) -> None:
     assert set(run.exposure["larger_means"]) == {"more"}
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_ray_measures_the_same(tmp_path: Path) -> None:
-    tables = ({**NORM, "label": "norm"}, {**NORM, "every": 2})
-    serial = run_serial(measuring(*tables), tmp_path / "serial")
-    ray = run_serial(measuring(*tables, federation={"engine": "ray", "actors": 2}), tmp_path / "ray")
-    assert ray.exposure.read_bytes() == serial.exposure.read_bytes()
-    assert hash_recording(ray) == hash_recording(serial)
-    assert [row["round"] for row in read_exposures(ray) if row["measure"] == "gradient-norm"] == ["1"] * 4
-
-
 def test_a_resumed_run_has_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after the clients of round 2 were measured, and before the round was done."""
     config = measuring(NORM, federation={"rounds": 3, "straggler_probability": 0.3})

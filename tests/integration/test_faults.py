@@ -415,14 +415,6 @@ def test_no_nodes_in_time_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     assert_one_sentence(caught.value)
 
 
-@pytest.mark.ray
-def test_a_failing_round_on_ray_is_the_same_one_sentence(tmp_path: Path) -> None:
-    config = make_tiny_config(federation={"engine": "ray", "actors": 1, "straggler_probability": 1.0})
-    with pytest.raises(RunError, match=r"round 1: all 4 clients failed .*straggler") as caught:
-        run_serial(config, tmp_path / "run")
-    assert_one_sentence(caught.value)
-
-
 def test_clients_who_fail_alike_share_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = make_tiny_config(federation={"clients": 30, "rounds": 1, "straggler_probability": 0.8})
     folder = run_serial(config, tmp_path / "run")

@@ -164,12 +164,6 @@ def test_a_resumed_run_is_the_same_to_the_byte(serial: OpenRun, tmp_path: Path) 
     assert_same_runs(run_serial(busy(), tmp_path / "run", resume=True), serial)
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_ray_records_the_same_bytes(serial: OpenRun, tmp_path: Path) -> None:
-    assert_same_runs(run_serial(busy(engine="ray", actors=2), tmp_path / "run"), serial)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_supernodes_record_the_same_bytes(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class Odd(Measure):
 def gated(*, fails: str = "", gate: Mapping[str, Any] | None = None, **tables: Any) -> Config:
     settings = {"above": 0.5} if gate is None else gate
     defense = {"name": "gate", "measure": {"name": f"{__name__}:Odd", "fails": fails}, **settings}
-    tables["federation"] = {"clients": 8, "rounds": 3, **tables.pop("federation", {})}
+    tables["federation"] = {"clients": 8, "rounds": 2, **tables.pop("federation", {})}
     return make_tiny_config(defense=[defense], **tables)
 
 
@@ -100,19 +100,21 @@ def test_silence_is_that_of_a_straggler_for_every_reason(sends: dict[str, Any], 
     gates: dict[str, Any] = {
         "withheld": ("", {"above": 0.5}),
         "nothing left": ("never", {"above": 0.5, "action": "drop-examples"}),
-        **{how: (how, {"above": 5.0}) for how in ("a sentence", "an error", "an exit", "a value")},
+        "an error": ("an error", {"above": 5.0}),
     }
+    if not sends:  # how the measure fails and what would be sent have nothing to do with one another
+        gates |= {how: (how, {"above": 5.0}) for how in ("a sentence", "an exit", "a value")}
     silent = odd_clients(gated(**sends))
     assert 2 <= len(silent) <= 6
     held = Experiment(resolve(gated(**sends))).data.model_examples(sorted(silent))
     Odd.marked.update(example.numpy().tobytes() for inputs, _ in held for example in inputs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Experiment, "is_straggler", lambda _, client, number: client in silent)
-        config = make_tiny_config(federation={"clients": 8, "rounds": 3, "vectorise": False}, **sends)
+        config = make_tiny_config(federation={"clients": 8, "rounds": 2, "vectorise": False}, **sends)
         straggling = run_serial(config, tmp_path / "straggling")
     expected, told = hash_recording(straggling), list(seen)
     assert {reason for client, _, reason, _ in told if client in silent} == {
-        f"straggler: did not return in round {number}" for number in (1, 2, 3)
+        f"straggler: did not return in round {number}" for number in (1, 2)
     }
     for name, (fails, gate) in gates.items():
         seen.clear()
@@ -293,18 +295,19 @@ def test_noise_is_on_the_updates_of_closed_rounds_alone(tmp_path: Path) -> None:
 
 # The same on every engine, and however it is interrupted.
 
+NOISE = {"action": "noise", "noise": 0.01}
 MANY: list[dict[str, Any]] = [
-    {"name": "gate", "measure": "gradient-norm", "quantile": 0.5, "action": "noise", "noise": 0.01},
-    {"name": "gate", "measure": {"name": "sensitivity", "noises": 4}, "quantile": 0.5, "action": "withhold"},
-    {"name": "gate", "measure": {"name": "angular-lipschitz", "noises": 4}, "quantile": 0.8, "action": "drop-examples"},
+    {"name": "gate", "measure": {"name": "angular-lipschitz", "noises": 2}, "quantile": 0.5, **NOISE},
+    {"name": "gate", "measure": {"name": "sensitivity", "noises": 2}, "quantile": 0.4, "action": "withhold"},
+    {"name": "gate", "measure": "gradient-norm", "quantile": 0.8, "action": "drop-examples"},
 ]
 
 
 def many(**federation: Any) -> Config:
     return make_tiny_config(
         defense=MANY,
-        federation={"rounds": 6, "straggler_probability": 0.1, **federation},
-        partition={"samples_per_client": 12},
+        federation={"rounds": 5, "straggler_probability": 0.1, **federation},
+        partition={"samples_per_client": 8},
     )
 
 
@@ -321,23 +324,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def test_a_resumed_run_goes_on_from_what_gates_keep(whole: RunFolder, tmp_path: Path) -> None:
-    run_serial(many(rounds=3), tmp_path / "run")
+    run_serial(many(rounds=2), tmp_path / "run")
     assert_same_runs(run_serial(many(), tmp_path / "run", resume=True), whole)
 
 
-@pytest.mark.parametrize("clients", [4, 10])
-def test_clients_train_one_by_one_behind_a_gate(clients: int, tmp_path: Path) -> None:
+def test_clients_train_one_by_one_behind_a_gate(tmp_path: Path) -> None:
     alone, together = (
-        run_serial(many(vectorise=vectorise, clients=clients, rounds=2), tmp_path / str(vectorise))
+        run_serial(many(vectorise=vectorise, clients=10, rounds=2), tmp_path / str(vectorise))
         for vectorise in (False, True)
     )
     assert_same_runs(alone, together)
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_gates_are_the_same_on_ray(whole: RunFolder, tmp_path: Path) -> None:
-    assert_same_runs(run_serial(many(engine="ray", actors=2), tmp_path / "run"), whole)
 
 
 def test_under_secure_aggregation_who_is_silent_drops_out(tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
-"""The Ray engine when things go wrong, and on a cluster of several hosts (of this machine)."""
+"""The Ray engine when things go wrong, and on a cluster of several hosts (of this machine).
+
+What can share one Ray is in test_shared_ray.py.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -108,16 +109,6 @@ def assert_one_sentence(error: RunError) -> None:
     assert error.exit_code == 1
 
 
-@pytest.mark.usefixtures("plugins")
-def test_a_killed_actor_comes_back_and_nobody_is_missed(tmp_path: Path) -> None:
-    undisturbed = run_serial(make_tiny_config(federation={"vectorise": False}), tmp_path / "undisturbed")
-    defense = {"name": "deadly_plugins:DiesOnce", "note": str(tmp_path / "note")}
-    config = make_tiny_config(federation={"engine": "ray", "actors": 2, "vectorise": False}, defense=[defense])
-    disturbed = run_serial(config, tmp_path / "run")
-    assert (tmp_path / "note").exists()
-    assert Transcript(disturbed.path).hash() == Transcript(undisturbed.path).hash()
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("plugins")
 def test_a_client_who_kills_every_actor_fails_and_the_others_go_on(tmp_path: Path) -> None:
@@ -152,63 +143,16 @@ def test_a_client_who_never_answers_does_not_keep_the_run_from_ending(tmp_path: 
     assert len(failures) == 1, "not the one who shares a message with it"
 
 
-INTRUDER = """
-import sys
-import ray
-from ray._private import ray_constants
-ray_constants.ENABLE_RAY_CLUSTER = sys.argv[1] != "127.0.0.1"  # otherwise Ray leaves loopback by itself
-try:
-    ray.init(address=":".join(sys.argv[1:3]), logging_level=40)
-    print("ran as", ray.get(ray.remote(lambda: "one of yours").remote()))
-except (OSError, RuntimeError, ray.exceptions.RayError) as error:
-    print("kept out:", type(error).__name__)
-"""
-
-
-def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
-    """Address and port of each TCP socket that these processes listen at."""
-    inodes = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            inodes |= {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
-    found = []
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                raw, port = fields[1].split(":")
-                words = struct.pack(f"={len(raw) // 8}I", *(int(raw[k : k + 8], 16) for k in range(0, len(raw), 8)))
-                found.append((socket.inet_ntop(family, words).removeprefix("::ffff:"), int(port, 16)))
-    return found
-
-
-def test_nobody_else_gets_into_the_ray_that_is_started_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every socket is on loopback, where other users of this machine may come from, so a token is wanted there."""
+def test_the_users_own_settings_of_ray_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    sockets: list[tuple[str, int]] = []
-    said: list[str] = []
-    compare = fedsim.federation.engines.ray._count_actors
-
-    def look(*arguments: Any) -> int:  # our own run goes on beside this
-        import ray
-
-        gcs = int(ray.get_runtime_context().gcs_address.rsplit(":", 1)[1])
-        family = [os.getpid(), *find_descendants(os.getpid())]
-        sockets.extend(listening(family))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        command = [sys.executable, "-W", "ignore", "-c", INTRUDER, "127.0.0.1", str(gcs)]
-        environment["RAY_NUM_REDIS_GET_RETRIES"] = "1"
-        said.append(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout)
-        return compare(*arguments)
-
-    monkeypatch.setattr(fedsim.federation.engines.ray, "_count_actors", look)
-    run = run_serial(make_tiny_config(federation={"engine": "ray", "actors": 1}), tmp_path / "run")
-    assert Transcript(run.path).rounds == [1, 2]
-    assert len(sockets) >= 4, "Ray's processes should be among them"
-    assert {address for address, _ in sockets} == {"127.0.0.1"}
-    assert all(words.startswith("kept out") for words in said), said
-    assert os.environ["RAY_AUTH_MODE"] == "disabled"
-    assert "RAY_AUTH_TOKEN" not in os.environ
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    ours = fedsim.federation.engines.ray._ray_variables(None)
+    before = {name: os.environ.get(name) for name in ours}
+    with fedsim.federation.engines.ray._environment(ours):
+        assert {name: os.environ.get(name) for name in ours} == ours
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+        assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+    assert {name: os.environ.get(name) for name in ours} == before
 
 
 def test_a_ray_of_our_host_program_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,17 +274,6 @@ def test_another_service_at_the_address_is_one_sentence(tmp_path: Path) -> None:
             run_serial(config, tmp_path / "run")
     finally:
         other.stop(None).wait()
-    assert_one_sentence(caught.value)
-
-
-def test_gpus_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
-    config = make_tiny_config(federation={"engine": "ray", "actors": 1, "device": "cuda", "gpus_per_actor": 0.25})
-    with pytest.raises(RunError, match=r"federation.gpus_per_actor: 0.25 asked for, but Ray finds 0 GPUs") as caught:
-        run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)
 
 

@@ -215,13 +215,6 @@ def test_a_resumed_run_is_the_run(runs: dict[str, OpenRun], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.ray
-def test_ray_gives_the_same_bytes(runs: dict[str, OpenRun], tmp_path: Path) -> None:
-    config = secure(federation={"engine": "ray", "actors": 2})
-    assert_same_runs(run_serial(config, tmp_path / "run"), runs["secure"])
-
-
-@pytest.mark.slow
 def test_supernodes_give_the_same_bytes(runs: dict[str, OpenRun], tmp_path: Path) -> None:
     process = started(secure(federation={"engine": "flower", "supernodes": 2}), tmp_path / "run")
     said = process.communicate(timeout=250)

@@ -35,6 +35,7 @@ from fedsim.base.errors import FedsimError, InstallationError, RunError, first_l
 from fedsim.federation.engines import ray_watchdog
 from fedsim.federation.engines.engine import Engine, FederationJob
 from fedsim.federation.engines.processes import sigterm_as_interrupt
+from fedsim.federation.engines.ray_actor import ClientActor
 from fedsim.federation.engines.readiness import explain_difference, host_versions
 
 log = logging.getLogger(__name__)
@@ -440,7 +441,7 @@ def _count_actors(resources: dict[str, Any], wanted: int | None) -> int:
 
 @contextmanager
 def _patched_pools(actors: int) -> Iterator[list[Any]]:
-    """Patch Flower to start so many actors and to keep all of them busy.
+    """Patch Flower to start so many actors of ours and to keep all of them busy.
 
     It would start as many as fit into the cluster, and serve them from a thread pool of Python's
     default size, 32 at most.
@@ -454,9 +455,10 @@ def _patched_pools(actors: int) -> Iterator[list[Any]]:
     from flwr.simulation.ray_transport import ray_actor
 
     pools: list[Any] = []
+    actor_class: Any = ray.remote(ClientActor)
 
-    def make_pool(*args: Any, **settings: Any) -> Any:
-        pool: Any = ray_actor.BasicActorPool(*args, **settings)
+    def make_pool(actor_type: Any, **settings: Any) -> Any:
+        pool: Any = ray_actor.BasicActorPool(actor_class, **settings)
         # Flower's actors exit from within a task, which Ray would try once more, with a warning.
         pool.terminate_all_actors = lambda: [ray.kill(actor) for actor in pool.pool]
         pools.append(pool)

@@ -21,10 +21,11 @@ import torch
 import torchvision
 from PIL import Image
 from scipy.io import savemat
+from sklearn.datasets import load_digits
 from torchvision.transforms.functional import center_crop, resize
 
 from fedsim.base.errors import ConfigError, DataError
-from fedsim.data import cifar
+from fedsim.data import Dataset, cifar
 from fedsim.data.cifar import Cifar10, Cifar100
 from fedsim.data.download import download
 from fedsim.data.faces import AttFaces
@@ -783,6 +784,14 @@ def test_what_cannot_be_downloaded_comes_with_what_to_do(tmp_path: Path, name: s
     sentence = refusal(lambda folder: download(name, folder), tmp_path)
     assert sentence.startswith(f"data: '{name}' cannot be downloaded; ")
     assert "what can be" not in sentence
+
+
+def test_digits_are_those_of_scikit_learn_and_every_fifth_is_a_test_example(digits: Dataset) -> None:
+    images, labels = load_digits(return_X_y=True)
+    tested = np.arange(len(labels)) % 5 == 4
+    for examples, chosen in ((digits.train, ~tested), (digits.test, tested)):
+        np.testing.assert_array_equal(examples.inputs().flatten(1), images[chosen] / 16)
+        np.testing.assert_array_equal(examples.labels, labels[chosen])
 
 
 def test_an_unknown_name_is_told_the_known_ones(tmp_path: Path) -> None:
