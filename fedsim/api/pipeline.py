@@ -10,7 +10,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,16 @@ from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import start_late_manifest
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import RunFolder, read_exposures
+from fedsim.federation.run_folder import RunFolder, read_exposures, read_metrics
 from fedsim.federation.simulation import run_federation
 from fedsim.recording.header import NODE_FAILED
 from fedsim.report.adaptive import defense_remarks
+from fedsim.report.learning import explain_no_learning
 from fedsim.report.page import write_report
 from fedsim.report.run_contents import read_attack_traits
-from fedsim.report.summary import ScoreReading, score_readings
+from fedsim.report.summary import number_of
 from fedsim.report.tensorboard import check_installed
+from fedsim.report.verdicts import ScoreReading, score_readings
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +45,9 @@ class AuditResult:
 
     Attributes:
         folder: the run.
-        readings: each attack's scores over its victims, as in the report; empty without attacks.
-        remarks: what the clients' defense is worth, as in the report; empty where they have none.
+        readings: each attack's scores over the victims that were asked for; empty without attacks.
+        remarks: sentences on them: what the clients' defense is worth, whether the model has not learnt, and which
+            findings of earlier attacks are left out.
         failures: one sentence for each attack, score or picture that failed.
         planned_jobs: all that the adversary was to do, what failed included.
     """
@@ -104,6 +107,9 @@ def _run(
         audit.log_refusals()  # now, because training may take hours
     with folder.hold_lock(), log_to_file(folder.log):
         run_federation(config, folder, resume=resume, overwrite=overwrite)
+        no_learning = explain_no_learning(read_metrics(folder))
+        if no_learning:
+            log.warning("%s", no_learning)  # now, because attacks may take hours
         failures = _lost_clients(folder) + _measure_epsilon(config, folder) + unmeasured(read_exposures(folder))
         # the code that the experiment names was accepted above
         done = (
@@ -111,7 +117,7 @@ def _run(
         )
         done.failures.extend(failures)
         write_report(folder, None, done.failures, trust=True)
-    return done
+    return replace(done, remarks=[*done.remarks, no_learning]) if no_learning else done
 
 
 def attack(
@@ -182,8 +188,16 @@ def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditRe
     planned: list[AttackJob] = []
     failures = audit.run(follow, planned_jobs=planned)
     rows: list[Mapping[str, Any]] = list(audit.score(failures))
-    readings = score_readings(rows, read_attack_traits(audit.folder, audit))
+    # The folder may hold findings of further victims, from earlier attacks.
+    victims = {job.victim for job in planned}
+    asked_rows = [row for row in rows if row["victim"] in victims]
+    readings = score_readings(asked_rows, read_attack_traits(audit.folder, audit))
     remarks = defense_remarks(readings, audit)
+    if further_victims := len({row["victim"] for row in rows} - victims):
+        remarks.append(
+            f"Findings of {number_of(further_victims, 'further victim')}, from earlier attacks, are in the report and "
+            "not counted here."
+        )
     return AuditResult(folder=audit.folder, readings=readings, remarks=remarks, failures=failures, planned_jobs=planned)
 
 

@@ -16,6 +16,8 @@ _SSIM_WINDOWS = {1.5: 11, 0.5: 5}
 """Standard deviations of SSIM's Gaussian window and its sides in pixels, the usual one first."""
 _C1, _C2 = 0.01**2, 0.03**2
 """Constants of SSIM for values in [0, 1], which keep its quotients finite."""
+_ROUNDING = 1e-6
+"""Norm below which the deviations of an example from its mean are rounding errors."""
 _DECIBELS = 10 / torch.log(torch.tensor(10.0))
 """Decibels of a factor of e."""
 Misfits = Callable[[Tensor, Tensor], Tensor]
@@ -82,6 +84,22 @@ def assign_examples(claimed: Tensor, true: Tensor, misfits: Misfits = image_misf
         cost = cost - misfits(torch.full_like(true[:1], 0.5), true)
     rows, columns = (torch.from_numpy(index) for index in linear_sum_assignment(cost.numpy()))
     return torch.full((len(true),), -1).index_put((rows,), columns)
+
+
+def correlations(claimed: Tensor, examples: Tensor) -> Tensor:
+    """Return `claim example`, the correlation of each pair over all values; 0 where one is constant.
+
+    >>> correlations(torch.tensor([[0.0, 0.1, 0.2]]), torch.tensor([[0.3, 0.6, 0.9], [0.5, 0.5, 0.5]]))
+    tensor([[1., 0.]], dtype=torch.float64)
+    """
+    directions = []
+    for values in (claimed, examples):
+        centred = values.flatten(1).double()
+        centred = centred - centred.mean(1, keepdim=True)
+        norms = centred.norm(dim=1, keepdim=True)
+        # What rounding leaves of a constant example is no direction.
+        directions.append(torch.where(norms > _ROUNDING, centred / norms.clamp_min(_ROUNDING), 0))
+    return directions[0] @ directions[1].T
 
 
 def mse(claimed: Tensor, true: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedsim.api.pipeline import AuditResult
     from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison
     from fedsim.audit.plan import AttackJob
-    from fedsim.report.summary import ScoreReading
+    from fedsim.report.verdicts import ScoreReading
 
 _STYLES = {"leaks": "bold red", "undecided": "yellow", "beyond the floor": "yellow"}
 
@@ -49,7 +49,7 @@ def show_work(
     ):
 
         def follow(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-            phases.show_part(job.title, job.name, iteration / max(iterations, 1))
+            phases.show_part(job.title, job.name, iteration, iterations)
 
         yield follow
 

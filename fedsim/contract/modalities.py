@@ -112,6 +112,21 @@ def pairs_one_to_one(subject: CheckedPlugin) -> None:
         )
 
 
+def finds_whose_claims_are(subject: CheckedPlugin) -> None:
+    """Each example is more like itself than like any other, by a finite likeness of each pair."""
+    modality = common.build_instance(subject, Modality)
+    examples = _draw_examples(modality, _EXAMPLES, "true")
+    likeness = modality.likeness(examples[:-1], examples)
+    expected_shape = (_EXAMPLES - 1, _EXAMPLES)
+    expect(
+        tuple(likeness.shape) == expected_shape,
+        f"its likeness has the shape {tuple(likeness.shape)}, expected {expected_shape}, claims by examples",
+    )
+    expect(bool(likeness.isfinite().all()), "its likeness of random examples is not finite")
+    nearest = likeness.argmax(1).tolist()
+    expect(nearest == list(range(_EXAMPLES - 1)), f"the examples most like examples 0, 1, ... are {nearest}")
+
+
 def draws_safely(subject: CheckedPlugin) -> None:
     """It draws an example, with the truth and without, as an SVG that does nothing but draw."""
     modality = common.build_instance(subject, Modality)
@@ -137,6 +152,7 @@ CHECKS = (
     floors_are_like_the_data,
     guesses_are_deterministic,
     pairs_one_to_one,
+    finds_whose_claims_are,
     draws_safely,
 )
 

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
-Evidence = Literal["victims", "few messages", "compared victims", "none"]
-"""What the scores of several victims say about leakage. `victims`: each speaks for itself, and a
-sign test over them decides. `few messages`: likewise, but each is of one or a few messages that are
-right or wrong. `compared victims`: victims are compared with one another, so that nothing can be
-concluded from their number. `none`: the metric says nothing about leakage."""
+Evidence = Literal["matches", "candidates", "victims", "few messages", "compared victims", "none"]
+"""What the scores of victims say about leakage. `matches`: each example is matched or not, the floor
+is how often chance does it, and a binomial test over the examples of all victims decides, from one
+victim on. `candidates`: each victim's value has a known spread by chance, see
+`Metric.chance_deviation`, so that one victim with many candidates is enough. `victims`: each speaks
+for itself, and a sign test over them decides. `few messages`: likewise, but each is of one or a few
+messages that are right or wrong. `compared victims`: victims are compared with one another, so that
+nothing can be concluded from their number. `none`: the metric says nothing about leakage."""
 ANY_NUMERIC = "numeric"
 """Stands in `ExampleMetric.modalities` for all modalities whose examples are numbers."""
 
@@ -90,6 +93,16 @@ class Metric:
         """Return the value of a perfect claim; None where there is no bound."""
         best = self.value_range[1] if self.higher_is_better else self.value_range[0]
         return best if math.isfinite(best) else None
+
+    def chance_deviation(self, count: int) -> float:
+        """Return the standard deviation by chance of one victim's value about the floor.
+
+        Only metrics whose evidence is `candidates` have one.
+
+        Args:
+            count: number of the victim's candidates.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no spread by chance; its evidence is '{self.evidence}'")
 
     @classmethod
     def describe_facts(cls) -> list[str]:
@@ -161,6 +174,25 @@ class ExampleMetric(Metric, ABC):
             true: `example ...`, of the same shape. No text is empty.
             context: what else is known.
         """
+
+    def find_matches(self, claimed: Tensor, examples: Tensor, context: ExampleContext) -> Tensor:
+        """Return `claim example`, whether each claim matches each example.
+
+        It is asked of metrics whose evidence is `matches`, about examples of the victim and of
+        others, to learn how often claims match by chance. By default it is where `measure` gives 1.
+
+        Args:
+            claimed: `claim ...`, as for `measure`.
+            examples: `example ...`.
+            context: what else is known.
+        """
+        import torch  # which commands that only list metrics do not wait for
+
+        rows = []
+        for claim in claimed:
+            values = self.measure(claim.expand_as(examples), examples, context)
+            rows.append(torch.as_tensor(values) == 1)
+        return torch.stack(rows)
 
     def instrument(self, context: ExampleContext) -> str:
         """Name what the values depend on besides the examples, such as a network; empty for nothing.

@@ -115,6 +115,15 @@ class Modality(ABC):
         """Return the claim assigned to each true example; the middle of the range where none is."""
         return metrics.reorder_claims(claimed, true, self.assign_claims(claimed, true))
 
+    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+        """Return `claim example`, how much each claim is like each example, the higher the more.
+
+        It is asked whose a claim is, so it ought to survive what claims often are: of little
+        contrast, too bright, or noisy. By default it is the correlation over all values; that of an
+        example whose values are all the same is 0.
+        """
+        return metrics.correlations(claimed, examples)
+
     def draw_example(self, claimed: Tensor, true: Tensor | None) -> str:
         """Return an SVG of one claimed example, over the true one where it is known.
 

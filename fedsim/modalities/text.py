@@ -49,6 +49,10 @@ class TextModality(Modality):
             "frequent words": frequent_words.reshape(count, -1),
         }
 
+    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+        """Return the sum of position accuracy and token recall of each pair."""
+        return text_metrics.text_similarities(claimed, examples, padding=None).T
+
     def misfits(self, claimed: Tensor, true: Tensor) -> Tensor:
         """Return `true claimed`, minus the sum of position accuracy and token recall."""
         return -text_metrics.text_similarities(claimed, true, padding=None).double()

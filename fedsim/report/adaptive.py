@@ -14,17 +14,8 @@ import numpy as np
 
 from fedsim.audit.audit import Audit
 from fedsim.audit.plan import ADAPTIVE
-from fedsim.report.summary import (
-    LEAKS,
-    MIN_VICTIMS,
-    NOT_JUDGED,
-    ScoreReading,
-    Summary,
-    are_independent,
-    difference_interval,
-    interval_text,
-    join_titles,
-)
+from fedsim.report.summary import Summary, are_independent, difference_interval, interval_text, join_titles
+from fedsim.report.verdicts import LEAKS, MIN_VICTIMS, NOT_JUDGED, ScoreReading
 
 EQUAL_SUFFIX = ", naive and adaptive alike"
 """Suffix of the name of an attack whose scores equal those of the adaptive one."""

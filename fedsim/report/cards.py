@@ -16,7 +16,7 @@ from fedsim.report.headline import reported_readings
 from fedsim.report.html import victim_and_round
 from fedsim.report.image_scores import ExtremeExample, FindingKey
 from fedsim.report.run_contents import FindingView
-from fedsim.report.summary import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, ScoreReading
+from fedsim.report.verdicts import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, ScoreReading
 
 _IMAGE_WIDTH = 84
 """CSS pixels that an image on a card is wide, about."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fedsim.audit.evaluation import statistics
 from fedsim.interfaces.metric import explain_no_verdict
 from fedsim.report.summary import (
-    UNDECIDED,
     Summary,
     are_independent,
     compares_victims,
@@ -27,8 +26,9 @@ from fedsim.report.summary import (
     summarise,
     why_inconclusive,
 )
+from fedsim.report.verdicts import UNDECIDED
 
-MORE, LESS, NOT_SHOWN = "leaks more", "leaks less", "no difference shown"
+MORE, LESS, NOT_SHOWN, EQUAL = "leaks more", "leaks less", "no difference shown", "equal"
 SEEN_MORE, SEEN_LESS, MIXED = "more, as far as seen", "less, as far as seen", "neither, as far as seen"
 FEWEST, _ONE_SIDED_LEVEL = 6, 0.025
 """Fewest victims from which anything is concluded, for of five all differ in one direction by chance in 1 of 16 cases;
@@ -59,6 +59,7 @@ class Difference:
         verdict: one of this module's words; empty for a metric that says nothing about leakage.
         missing: why the scores of the two runs are not compared; empty where they are.
         remark: the reason, and what else differs between the two attacks.
+        is_equal: whether both runs have the same score of each update, and none that the other lacks.
     """
 
     attack: str
@@ -75,6 +76,7 @@ class Difference:
     verdict: str
     missing: str
     remark: str
+    is_equal: bool
 
 
 def difference_text(item: Difference) -> str:
@@ -115,6 +117,22 @@ def differences(base: Rows, other: Rows, why_not_paired: str = "") -> list[Diffe
         if key in other_by_key:
             results.append(_difference(summary, other_by_key[key], base, other, why_not_paired))
     return results
+
+
+def explain_equality(items: Sequence[Difference]) -> str:
+    """Say in a sentence that all scores of two runs are equal; empty where one is not, or nothing is compared.
+
+    Args:
+        items: the differences by all attacks and metrics.
+    """
+    compared = [item for item in items if not (item.base.missing and item.other.missing)]
+    if not compared or not all(item.is_equal for item in compared):
+        return ""
+    attacks = list(dict.fromkeys(item.attack for item in compared))
+    metrics = len(dict.fromkeys(item.base.metric for item in compared))
+    most = max(compared, key=lambda item: item.count)
+    counts = number_of(most.count, most.unit)
+    return f"equal: all scores of {join_titles(attacks)}, by {number_of(metrics, 'metric')} over {counts}"
 
 
 def unshared_attacks(base: Rows, other: Rows) -> tuple[list[str], list[str]]:
@@ -204,7 +222,10 @@ def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows
         result = _compare_unpaired(base, other)
     else:
         result = _compare_paired(base, other, base_rows, other_rows)
+    is_equal = result.is_equal and not missing
     verdict, remark = ("", missing) if missing else _judge(base, result, why_not_paired)
+    if is_equal and verdict:
+        verdict, remark = EQUAL, f"in {number_of(result.count, result.unit)}"
     # What else differs between the two attacks.
     remarks = [remark]
     if result.num_unmatched and result.count:
@@ -228,6 +249,7 @@ def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows
         verdict=verdict,
         missing=missing,
         remark="; ".join(filter(None, remarks)),
+        is_equal=is_equal,
     )
 
 
@@ -251,6 +273,7 @@ class _ScoreDifferences:
         first, value, mean, low, high, count, unit: see `Difference`.
         num_more, num_less: differences towards more and towards less leakage.
         num_unmatched: scores without a partner.
+        is_equal: whether each score has a partner, which is equal.
         test: direction that Mann and Whitney's test shows: 1 for more leakage, -1 for less, 0 for neither.
     """
 
@@ -264,6 +287,7 @@ class _ScoreDifferences:
     num_more: int = 0
     num_less: int = 0
     num_unmatched: int = 0
+    is_equal: bool = False
     test: int = 0
 
 
@@ -292,6 +316,7 @@ def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: 
         num_more=int((towards_leakage > 0).sum()),
         num_less=int((towards_leakage < 0).sum()),
         num_unmatched=len(base_scores) + len(other_scores) - 2 * len(shared),
+        is_equal=bool(shared) and base_scores == other_scores,
     )
 
 

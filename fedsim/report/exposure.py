@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsim.audit.variants import name_variants
 from fedsim.exposure.of_clients import Row, failure_sentences
 from fedsim.report import figures
-from fedsim.report.summary import ScoreReading
+from fedsim.report.verdicts import ScoreReading
 
 Who = tuple[int, str]
 """A client, and the number of one of its examples; empty for all of them together."""

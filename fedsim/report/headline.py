@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from fedsim.federation.config import Config
+from fedsim.interfaces.metric import describe_metric
 from fedsim.report.curves import column_title, epsilon_columns
-from fedsim.report.summary import (
+from fedsim.report.summary import join_titles
+from fedsim.report.verdicts import (
     BEYOND,
     GUESSING,
     LEAKS,
@@ -17,25 +19,22 @@ from fedsim.report.summary import (
     NOT_JUDGED,
     UNDECIDED,
     ScoreReading,
-    join_titles,
 )
 
 
 def headline(readings: Sequence[ScoreReading]) -> str:
-    """Return the result in short: a sentence for each metric and verdict.
+    """Return the result in short: a sentence for each group of metrics and verdict, leaks first.
 
-    Each attack is reported by its first metric that has a verdict and, if it does not leak by that one, by the first
-    metric by which it does. Baselines get sentences of their own.
+    Each attack is reported by the metrics of `reported_readings`. Baselines get sentences of their own.
     """
     attacks = [reading for reading in readings if not reading.baseline]
-    sentences = _sentences(_first_readings(attacks))
-    for sentence in _sentences(_further_leaks(attacks)):
-        sentences.append(f"Besides, {sentence[0].lower()}{sentence[1:]}")
+    sentences = _sentences(_readings_by_verdict(attacks))
     if baselines := [reading for reading in readings if reading.baseline and reading.verdict]:
         sentences += ["Baselines are not counted as attacks.", *_sentences(_first_readings(baselines))]
     if unjudged := [title for title in _titles(attacks) if not any(_judged_readings(attacks, title))]:
         sentences.append(f"There is no verdict on {_enumerate_attacks(unjudged)}.")
-    if sentences and (most := most_victims(readings)) < MIN_VICTIMS:
+    is_concluded = any(reading.verdict == LEAKS for reading in attacks)
+    if sentences and not is_concluded and (most := most_victims(readings)) < MIN_VICTIMS:
         victims = "one victim was" if most <= 1 else f"{most} victims were"
         sentences.append(f"Only {victims} attacked, too few to conclude from.")
     return " ".join(sentences)
@@ -61,15 +60,20 @@ def _judged_readings(readings: Iterable[ScoreReading], title: str) -> list[Score
 def reported_readings(readings: Sequence[ScoreReading]) -> dict[str, list[ScoreReading]]:
     """Return by attack the readings that the headline and the cards of the page report.
 
-    The first is that of its first metric that has a verdict. If the attack does not leak by that, those of all metrics
-    follow by which it does. An attack without a verdict has no readings.
+    The first is that of its first metric that has a verdict. Those of all metrics follow by which the verdict is worse,
+    or which say that examples are matched. An attack without a verdict has no readings.
     """
     reported = {}
     for title in _titles(readings):
         judged = _judged_readings(readings, title)
         reported[title] = judged[:1]
-        if judged and judged[0].verdict not in (LEAKS, BEYOND):
-            reported[title] += [reading for reading in judged[1:] if reading.verdict in (LEAKS, BEYOND)]
+        # What is worse than the verdict by the first metric.
+        first_verdict = judged[0].verdict if judged else LEAKS
+        worse_verdicts = {LEAKS: (), BEYOND: (LEAKS,)}.get(first_verdict, (LEAKS, BEYOND))
+        for reading in judged[1:]:
+            shows_matches = describe_metric(reading.summary.metric).evidence == "matches" and reading.verdict == LEAKS
+            if reading.verdict in worse_verdicts or shows_matches:
+                reported[title].append(reading)
     return reported
 
 
@@ -78,12 +82,12 @@ def _first_readings(readings: Sequence[ScoreReading]) -> list[list[ScoreReading]
     return [reported[:1] for reported in reported_readings(readings).values() if reported]
 
 
-def _further_leaks(attacks: Sequence[ScoreReading]) -> list[list[ScoreReading]]:
-    """Return for each attack that does not leak by its first metric the readings by which it does, by verdict."""
+def _readings_by_verdict(attacks: Sequence[ScoreReading]) -> list[list[ScoreReading]]:
+    """Return for each verdict, the worst first, the readings of each attack that are reported with it."""
     groups = []
-    for reported in reported_readings(attacks).values():
-        for verdict in (LEAKS, BEYOND):
-            groups.append([reading for reading in reported[1:] if reading.verdict == verdict])
+    for verdict in _CLAIMS:
+        for reported in reported_readings(attacks).values():
+            groups.append([reading for reading in reported if reading.verdict == verdict])
     return [group for group in groups if group]
 
 
@@ -97,12 +101,7 @@ def _sentences(claims: Iterable[Sequence[ScoreReading]]) -> list[str]:
     for readings in claims:
         names = dict.fromkeys(reading.summary.name.split(",")[0] for reading in readings)
         groups.setdefault((_enumerate(list(names)), readings[0].verdict), []).append(readings[0].summary.attack)
-    sentences = []
-    for metrics in dict.fromkeys(metrics for metrics, _ in groups):
-        for verdict in _CLAIMS:
-            if (metrics, verdict) in groups:
-                sentences.append(f"By {metrics}, {_claim(groups[metrics, verdict], verdict)}.")
-    return sentences
+    return [f"By {metrics}, {_claim(titles, verdict)}." for (metrics, verdict), titles in groups.items()]
 
 
 _CLAIMS = {

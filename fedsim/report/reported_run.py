@@ -30,8 +30,8 @@ from fedsim.report.run_contents import (
     read_recording,
     read_scores,
 )
-from fedsim.report.summary import AttackTraits, ScoreReading, score_readings
 from fedsim.report.threats import GrantedFact, list_granted_facts
+from fedsim.report.verdicts import AttackTraits, ScoreReading, score_readings
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -42,7 +42,7 @@ from fedsim.report.curves import Curves
 from fedsim.report.image_scores import FindingKey
 from fedsim.report.pictures import Gallery, encode_png, images_as_bytes
 from fedsim.report.records import ShownRecords, shown_records
-from fedsim.report.summary import AttackTraits
+from fedsim.report.verdicts import AttackTraits
 
 log = logging.getLogger(__name__)
 

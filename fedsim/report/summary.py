@@ -1,6 +1,6 @@
-"""Summaries of scores: one for each attack and metric, with a confidence interval and a verdict.
+"""Summaries of scores: one for each attack and metric, with a confidence interval.
 
-Only `judge_summary` decides on a verdict; the page, its headline and the terminal quote it.
+What is concluded from them is decided by `fedsim.report.verdicts` alone.
 """
 
 from __future__ import annotations
@@ -15,19 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.audit.evaluation import statistics
-from fedsim.audit.evaluation.imputation import IMPUTED_GUESS
 from fedsim.audit.variants import name_variants
-from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL
-from fedsim.interfaces.metric import describe_metric, explain_no_verdict
-
-LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
-BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
-LESS_THAN_PUBLIC = "less than public data do"
-NOT_JUDGED = "not judged"
-MIN_VICTIMS = 5
-"""Fewest victims from which anything is concluded: by chance, four are all beyond the floor in 1 of 16 cases."""
-_ROUNDING = 1e-9
-"""Mean gains up to this are none: a guess that is right as often as its floor is no better than that."""
+from fedsim.interfaces.metric import describe_metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +45,8 @@ class Summary:
         why_missing: the reason of the first of them.
         ceiling: mean score of perfect findings, NaN where there is no bound.
         values: the score of each of `count`, by what is counted.
+        floors: the floor of each.
+        examples: the number of examples, records or candidates that each is about.
         settings: those that differ from the attack's defaults, as JSON.
         granted: names of the facts that the attack was handed.
         instrument: what the metric measured with, see `ExampleMetric.instrument`.
@@ -80,6 +71,8 @@ class Summary:
     higher_is_better: bool
     missing: str
     values: Mapping[str, float]
+    floors: Mapping[str, float]
+    examples: Mapping[str, float]
     settings: str
     granted: frozenset[str]
     instrument: str
@@ -137,140 +130,9 @@ class Summary:
         return f"at {'most' if self.higher_is_better else 'least'} {self.ceiling:.4g}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttackTraits:
-    """Traits of an attack that have to be known to read its scores.
-
-    Attributes:
-        name: its name, which tells it from the others; empty where the scores alone give the name.
-        main_metric: the metric by which it is judged first; empty for the first one.
-        source: the model that it takes as its claim; empty where there is none.
-    """
-
-    name: str = ""
-    main_metric: str = ""
-    source: str = ""
-
-    @property
-    def baseline(self) -> str:
-        """Why this does not count as an attack; empty for an attack."""
-        if self.source == OPTIMAL:
-            return "no attack: it reads the victim's optimal local model, which only the evaluator has"
-        return f"a baseline: it reads the {self.source} model as it was sent" if self.source in BASELINE_SOURCES else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreReading:
-    """Summary with its verdict in a few words (empty where there is none), and a remark on it.
-
-    Attributes:
-        baseline: whether it does not count as an attack, see `AttackTraits.baseline`.
-    """
-
-    summary: Summary
-    verdict: str
-    remark: str
-    baseline: bool = False
-
-
-def score_readings(
-    rows: Iterable[Mapping[str, Any]], traits: Mapping[tuple[str, str], AttackTraits]
-) -> list[ScoreReading]:
-    """Judge the scores of each attack by each metric; the main metric of an attack comes first.
-
-    Args:
-        rows: rows of `scores.csv`.
-        traits: by the title and the variant of the attack.
-    """
-    items = summarise(rows, {attack_key: kind.name for attack_key, kind in traits.items() if kind.name})
-    attacks = list(dict.fromkeys(item.attack for item in items))
-
-    def order(item: Summary) -> tuple[int, bool]:
-        return attacks.index(item.attack), item.metric != _traits(traits, item).main_metric
-
-    readings = []
-    for item in sorted(items, key=order):
-        attack_traits = _traits(traits, item)
-        verdict, remark = judge_summary(item)
-        if attack_traits.source == OPTIMAL:
-            verdict, remark = "", ""
-        readings.append(
-            ScoreReading(
-                summary=item,
-                verdict=verdict,
-                remark="; ".join(filter(None, (attack_traits.baseline, remark))),
-                baseline=bool(attack_traits.baseline),
-            )
-        )
-    return readings
-
-
-def _traits(kinds: Mapping[tuple[str, str], AttackTraits], item: Summary) -> AttackTraits:
-    return kinds.get(item.attack_key, AttackTraits())
-
-
-def judge_summary(item: Summary) -> tuple[str, str]:
-    """Return a verdict in a few words, and the reason for it.
-
-    `leaks` means that more than half of such victims are beyond the floor: the mean is, and so many of the attacked
-    victims are that tossing a coin for each would give as many in at most 5 % of cases (sign test). Unlike an interval
-    of the mean, this holds for scores of any distribution, with two modes or with infinite PSNR; where scores are of a
-    few messages, the coin falls as the floor says.
-
-    With fewer than five victims no outcome is that rare, and the rounds of one victim say nothing about another
-    victim. There the verdict only says what was seen: `beyond the floor`, `not beyond the floor`, or `undecided` where
-    it is some of them. The same holds where victims are compared with one another, see `are_independent`.
-
-    Victims without a score may be just those that leak nothing, so that the test counts them as not beyond the floor.
-    """
-    # No score, or none that says anything about leakage.
-    if item.missing:
-        return NOT_JUDGED, item.missing
-    if reason := explain_no_verdict(item.metric):
-        return "", reason
-    if math.isnan(item.gain):
-        return "", "no floor to compare with"
-    verdict, remark = _judge_scores(item)
-    if item.num_missing:
-        remark += f"; not computed for {number_of(item.num_missing, 'victim')}: {item.why_missing}"
-    return verdict, remark
-
-
-def _judge_scores(item: Summary) -> tuple[str, str]:
-    """Return the verdict of `judge_summary` on scores that have a floor."""
-    counts = f"{item.num_beyond} of {number_of(item.count, item.unit)}"
-    # Too few victims for a test: say what was seen.
-    if not are_independent(item.metric, item.unit) or item.count < MIN_VICTIMS:
-        verdict = {item.count: BEYOND, 0: NOT_BEYOND}.get(item.num_beyond, UNDECIDED)
-        caveat = "of one victim only" if item.unit != "victim" else why_inconclusive(item.metric)
-        if verdict == NOT_BEYOND and item.floor_guess == IMPUTED_GUESS and item.gain < 0:
-            verdict = LESS_THAN_PUBLIC
-        beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
-        return verdict, "one victim only" if item.count == 1 else f"{counts}{beyond}, {caveat}"
-    # Sign test.
-    tested = item.count + item.num_missing
-    is_significant = statistics.is_more_than_half(item.num_beyond, tested, expected=_chance_ahead(item))
-    if is_significant and item.gain > _ROUNDING:
-        return LEAKS, counts
-    if is_significant or item.gain > _ROUNDING:
-        return UNDECIDED, f"{counts} beyond the floor"
-    is_worse = statistics.is_fewer_than_half(item.num_beyond, item.count) and item.gain < 0
-    verdict = LESS_THAN_PUBLIC if is_worse and item.floor_guess == IMPUTED_GUESS else GUESSING
-    return verdict, f"{counts} beyond the floor"
-
-
 def number_of(count: int, noun: str) -> str:
     """Return a count with its noun: `1 victim`, or `3 victims`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _chance_ahead(item: Summary) -> float:
-    """Return how often a guess as good as the floor is ahead of it, by chance alone; at least half.
-
-    Where a victim's score is of one message, and so 0 or 1, the guess is ahead of its floor whenever it is right: as
-    often as the floor says. This is nearly so for a few messages.
-    """
-    return max(0.5, item.floor) if describe_metric(item.metric).evidence == "few messages" else 0.5
 
 
 def join_titles(titles: Sequence[str]) -> str:
@@ -299,7 +161,8 @@ def summarise(rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str],
 def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summary:
     computed = [row for row in group if not row["missing"]]
     unit, by_unit = mean_by_unit(computed, "value")
-    values, floors = _array(by_unit), _array(mean_by_unit(computed, "floor")[1])
+    floors_by_unit = mean_by_unit(computed, "floor")[1]
+    values, floors = _array(by_unit), _array(floors_by_unit)
     guesses = [str(row["floor_guess"]) for row in computed]
     higher = str(group[0]["higher_is_better"]) == "True"
     victims_with_score = {str(row["victim"]) for row in computed}
@@ -327,6 +190,8 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         higher_is_better=higher,
         missing="" if len(values) else str(group[0]["missing"]),
         values=by_unit,
+        floors=floors_by_unit,
+        examples=mean_by_unit(computed, "examples")[1],
         settings=str(group[0]["settings"]),
         granted=frozenset(str(group[0]["granted"]).split()),
         instrument=str(group[0]["instrument"]),

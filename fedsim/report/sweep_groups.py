@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -14,12 +14,21 @@ from numpy.typing import NDArray
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.interfaces.metric import describe_metric
-from fedsim.report.summary import are_independent, interval, interval_text, is_share, number_of
+from fedsim.report.summary import (
+    are_independent,
+    difference_interval,
+    interval,
+    interval_text,
+    is_share,
+    number_of,
+)
 
 Labels = tuple[str, ...]
 _Key = tuple[str, str, Labels]
 """Attack, whether it knows the defenses, and labels of the axes."""
 Row = Mapping[str, str]
+Unit = tuple[str, str]
+"""A victim, and the seed of its federation."""
 Estimate = tuple[float, float, float]
 """A mean, and where its 95 % interval begins and ends; NaN where there is none."""
 
@@ -31,7 +40,7 @@ class ScoreGroup:
     Attributes:
         attack: its label.
         knows_defenses: whether it is the adaptive form of that attack.
-        baseline: whether it counts as no attack, see `fedsim.report.summary.AttackTraits.baseline`.
+        baseline: whether it counts as no attack, see `fedsim.report.verdicts.AttackTraits.baseline`.
         labels: of the axes, without attack and seed.
         mean: over victims and seeds, each the mean over rounds and random starts; may be infinite.
         low: where the 95 % interval of the mean begins; NaN where there is one value, or where one is not finite.
@@ -134,7 +143,7 @@ def _group(
     labels: Labels, rows: Sequence[Row], failed: set[tuple[str, str]], missing: set[tuple[str, str]]
 ) -> ScoreGroup:
     first_row = rows[0]
-    values, floors = _mean_by_victim(rows, "value"), _mean_by_victim(rows, "floor")
+    values, floors = mean_by_victim_and_seed(rows, "value"), mean_by_victim_and_seed(rows, "floor")
     mean = sum(values.values()) / len(values)
     low, high = _interval(first_row["metric"], values)
     floor = sum(floors.values()) / len(floors) if floors else math.nan
@@ -157,37 +166,51 @@ def _group(
     )
 
 
-def _mean_by_victim(rows: Iterable[Row], column: str) -> dict[tuple[str, str], float]:
+def mean_by_victim_and_seed(rows: Iterable[Row], column: str) -> dict[Unit, float]:
     """Return by victim and seed the mean over rounds and random starts."""
-    values: dict[tuple[str, str], list[float]] = defaultdict(list)
+    values: dict[Unit, list[float]] = defaultdict(list)
     for row in rows:
         if row[column]:
             values[row["victim"], row["seed"]].append(float(row[column]))
     return {key: sum(several) / len(several) for key, several in values.items()}
 
 
-def _interval(metric: str, values: Mapping[tuple[str, str], float]) -> tuple[float, float]:
+def _interval(metric: str, values: Mapping[Unit, float]) -> tuple[float, float]:
     """Compute the 95 % interval of the mean over victims and seeds, within the metric's range.
 
     Where only victims or only seeds vary it is that of a run's report, `summary.interval`. Where both do it is that of
     `mean_and_margin`; of a share, whose margin is too small where few values are equal, it includes that over victims.
     Where victims of a run are compared with one another, see `are_independent`, it is that over seeds.
     """
+    return _interval_over_units(metric, values, interval, describe_metric(metric).value_range)
+
+
+def paired_interval(metric: str, differences: Mapping[Unit, float]) -> tuple[float, float]:
+    """Compute the 95 % interval of the mean of paired differences of a metric over victims and seeds, likewise."""
+    lowest, highest = describe_metric(metric).value_range
+    return _interval_over_units(metric, differences, difference_interval, (lowest - highest, highest - lowest))
+
+
+def _interval_over_units(
+    metric: str,
+    values: Mapping[Unit, float],
+    interval_of: Callable[[str, NDArray[np.float64], str], tuple[float, float]],
+    value_range: tuple[float, float],
+) -> tuple[float, float]:
     if not all(map(math.isfinite, values.values())):
         return math.nan, math.nan
     victims, seeds = _means(values, 0), _means(values, 1)
     if not are_independent(metric):
-        return interval(metric, seeds, "seed")
-    low, high = interval(metric, victims if len(victims) > 1 else seeds)
+        return interval_of(metric, seeds, "seed")
+    low, high = interval_of(metric, victims if len(victims) > 1 else seeds, "victim")
     if len(victims) == 1 or len(seeds) == 1:
         return low, high
     mean, margin = statistics.mean_and_margin(values)
-    lowest, highest = describe_metric(metric).value_range
-    begin, end = max(mean - margin, lowest), min(mean + margin, highest)
+    begin, end = max(mean - margin, value_range[0]), min(mean + margin, value_range[1])
     return (min(low, begin), max(high, end)) if is_share(metric) else (begin, end)
 
 
-def _means(values: Mapping[tuple[str, str], float], part: int) -> NDArray[np.float64]:
+def _means(values: Mapping[Unit, float], part: int) -> NDArray[np.float64]:
     """Return the mean of each victim (part 0 of the key) or of each seed (part 1)."""
     groups: dict[str, list[float]] = defaultdict(list)
     for key, value in values.items():

@@ -14,7 +14,7 @@ import fedsim
 from fedsim.federation.run_folder import RunFolder, read_ledger
 from fedsim.privacy.ledger import spending_by_client
 from fedsim.report.adaptive import FAILS, HOLDS, ONLY_NAIVE, UNDECIDED_OUTCOME, NaiveAdaptivePair, at_floor
-from fedsim.report.summary import LEAKS, ScoreReading, score_readings
+from fedsim.report.verdicts import LEAKS, ScoreReading, score_readings
 from studies.running import Row, final_accuracy, runs_of_sweep
 from studies.writing import cycle_marks, markdown_table, save_picture, set_style
 

@@ -10,7 +10,8 @@ from scipy.stats import binomtest
 
 from fedsim.audit.evaluation import statistics
 from fedsim.cli.options import print_error
-from fedsim.report.summary import GUESSING, LEAKS, judge_summary, summarise
+from fedsim.report.summary import summarise
+from fedsim.report.verdicts import GUESSING, LEAKS, judge_summary
 from tests.support.experiments import make_tiny_config, run_serial
 
 
@@ -27,7 +28,7 @@ def verdict_of(values: list[float], floor: float, metric: str = "property_client
             "attack": "a", "title": "a", "variant": "v", "victim": victim, "round": 1, "repeat": 0, "metric": metric,
             "value": value, "floor": floor, "floor_guess": "the kind of most", "nearest_public": "nan",
             "ceiling": "1.0", "higher_is_better": "True", "missing": "", "settings": "{}", "granted": "",
-            "instrument": "",
+            "instrument": "", "examples": 10,
         }
         for victim, value in enumerate(values)
     ]  # fmt: skip

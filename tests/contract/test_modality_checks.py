@@ -140,6 +140,33 @@ class CountsCalls(Pairs):
 
 
 @dataclass(frozen=True)
+class AllAlike(Pairs):
+    """Modality to which each example is as much like any other."""
+
+    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+        """Return zeros."""
+        return torch.zeros(len(claimed), len(examples))
+
+
+@dataclass(frozen=True)
+class LikenessTransposed(Pairs):
+    """Modality that gives examples by claims."""
+
+    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+        """Return the correlations the other way round."""
+        return super().likeness(claimed, examples).T
+
+
+@dataclass(frozen=True)
+class LikenessOfZeros(Pairs):
+    """Modality that divides by zero."""
+
+    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+        """Return NaN."""
+        return super().likeness(claimed, examples) / 0
+
+
+@dataclass(frozen=True)
 class ChangesPublic(Pairs):
     """Modality that changes the public examples."""
 
@@ -236,6 +263,9 @@ BROKEN: list[tuple[Check, type, str]] = [
         ReusesClaims,
         "3 claims are assigned to 5 examples as .*, expected each",
     ),
+    (modalities.finds_whose_claims_are, AllAlike, r"the examples most like examples 0, 1, ... are \[0, 0, 0, 0\]"),
+    (modalities.finds_whose_claims_are, LikenessTransposed, r"has the shape \(5, 4\), expected \(4, 5\)"),
+    (modalities.finds_whose_claims_are, LikenessOfZeros, "is not finite"),
     (modalities.draws_safely, DrawsScript, "draws with <script>, which no page lets through"),
     (modalities.draws_safely, DrawsNothing, "DrawsNothing draws no example; write draw_example"),
     (modalities.draws_safely, DrawsAnew, "the same example is drawn in another way"),

@@ -94,7 +94,18 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
     ]
     audit.score()
     rows = read_rows(OpenRun(run).scores)
-    metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "exact", "l_sim", "l_sim_line", "label_accuracy"]
+    metrics = [
+        "psnr",
+        "ssim",
+        "mse",
+        "lpips",
+        "recovered",
+        "exact",
+        "l_sim",
+        "l_sim_line",
+        "identified",
+        "label_accuracy",
+    ]
     assert [row["metric"] for row in rows] == metrics * 8
     assert {(row["attack"], row["victim"], row["round"], row["repeat"]) for row in rows} == {
         (title, victim, number, "0") for title in ("ig", "sme") for number in "12" for victim in "02"
@@ -940,7 +951,7 @@ def test_a_regression_is_attacked_and_scored(monkeypatch: pytest.MonkeyPatch, tm
     audit = open_audit(run.path, None, trust=True)
     assert audit.run() == []
     rows = audit.score()
-    assert {row["metric"] for row in rows} == {"mse", "exact", "l_sim", "l_sim_line"}
+    assert {row["metric"] for row in rows} == {"mse", "exact", "l_sim", "l_sim_line", "identified"}
     assert {row["attack"] for row in rows} == {"sme", "ig"}
     write_report(audit.folder, audit)
     path = next(run.findings.glob("*/*.safetensors"))

@@ -149,7 +149,18 @@ def test_run_leaves_everything_that_a_run_folder_holds(home: Path, at_end: subpr
     assert names >= {"experiment.toml", "versions.json", "transcript", "findings", "scores.csv", "image-scores.csv"}
     assert names >= {"metrics.csv", "report.html", "log.txt"}
     assert not [name for name in names if name.endswith(".tmp")]
-    metrics = {"psnr", "ssim", "mse", "lpips", "recovered", "exact", "l_sim", "l_sim_line", "label_accuracy"}
+    metrics = {
+        "psnr",
+        "ssim",
+        "mse",
+        "lpips",
+        "recovered",
+        "exact",
+        "l_sim",
+        "l_sim_line",
+        "identified",
+        "label_accuracy",
+    }
     rows = read_rows(folder / "scores.csv")
     assert {row["metric"] for row in rows} == metrics
     assert len(rows) == 2 * len(metrics)
@@ -364,7 +375,7 @@ def test_inspect_says_what_is_recorded_and_its_hash(call: Call, home: Path, run:
 
 def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns() -> None:
     from fedsim.cli.work_shown import score_table
-    from fedsim.report.summary import score_readings
+    from fedsim.report.verdicts import score_readings
 
     row = {
         "attack": "aia, [x]",

@@ -77,7 +77,7 @@ def test_it_is_found_checked_scored_and_drawn(work: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = read_rows(work / "runs" / "one" / "scores.csv")
     # Metrics of any numbers are scored, those of images and series are not.
-    assert {row["metric"] for row in rows} == {"mse", "exact", "l_sim", "l_sim_line", "label_accuracy"}
+    assert {row["metric"] for row in rows} == {"mse", "exact", "l_sim", "l_sim_line", "identified", "label_accuracy"}
     assert all(float(row["value"]) < float(row["floor"]) for row in rows if row["metric"] == "mse")
     page = (work / "runs" / "one" / "report.html").read_text()
     assert page.count('aria-label="claimed pair 1 and the true pair"') == 2

@@ -126,7 +126,7 @@ def test_it_is_scored_under_the_same_rules(site: Site, run: subprocess.Completed
     rows = read_rows(site.work / "runs" / "compare" / "scores.csv")
     theirs = [row for row in rows if row["attack"] == "first-layer-mean"]
     metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "exact", "edge_error", "l_sim", "l_sim_line"]
-    assert [row["metric"] for row in theirs] == [*metrics, "label_accuracy"] * 2
+    assert [row["metric"] for row in theirs] == [*metrics, "identified", "label_accuracy"] * 2
     assert all(row["floor"] and row["floor_guess"] for row in theirs if not row["missing"])
     ours = {(r["victim"], r["metric"]): r for r in rows if r["attack"] == "sme"}
     for row in theirs:  # these guesses do not depend on what an attack claims, so they are the same for everyone

@@ -6,10 +6,12 @@ Both have the same interface, so no other module asks which of the two it is. No
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
@@ -203,6 +205,21 @@ class Case(ABC):
         if str(victim) in self.files:
             return self._add_columns(Truth.load(self.files[str(victim)]))
         return self._client_truth(members or (victim,), number)
+
+    def examples_in_files(self, clients: Collection[int]) -> PublicExamples | None:
+        """Return what truth files say that others than `clients` held; None where they say nothing.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        excluded = {str(client) for client in clients}
+        truths = [Truth.load(file) for client, file in self.files.items() if client not in excluded]
+        kinds = {(truth.data.shape[1:], truth.data.dtype, truth.labels.dtype) for truth in truths}
+        if len(kinds) != 1:
+            return None
+        return PublicExamples(
+            data=torch.cat([truth.data for truth in truths]), labels=torch.cat([truth.labels for truth in truths])
+        )
 
     def _add_columns(self, truth: Truth) -> Truth:
         """Add what is known of a table's columns to `truth`."""

@@ -7,7 +7,7 @@ Each kind has one evaluator, a plug-in of the group `fedsim.findings` that is re
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -105,6 +105,13 @@ class EvaluationContext:
     def public(self) -> PublicExamples | None:
         """Examples that no client holds, see `Case.public`."""
         return self.case.public()
+
+    def examples_of_others(self, clients: Collection[int]) -> PublicExamples | None:
+        """Return examples that these clients do not hold; None where none are known.
+
+        They are the public ones; of a recording made elsewhere, those in truth files of other clients.
+        """
+        return self.public or self.case.examples_in_files(clients)
 
     @property
     def transcript(self) -> Transcript:

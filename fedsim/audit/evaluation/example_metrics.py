@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -130,6 +132,7 @@ class RecoveredShare(ExampleMetric):
     higher_is_better = True
     is_share = True
     ranks_examples = False
+    evidence = "matches"
     preference = 90
     modalities = frozenset({_IMAGE, _TEXT})
 
@@ -140,6 +143,12 @@ class RecoveredShare(ExampleMetric):
         rates = text_metrics.paired_position_accuracy(claimed, true, context.padding)
         return ((rates == 1) & text_metrics.ends_match(claimed, true, context.padding)).float()
 
+    def find_matches(self, claimed: Tensor, examples: Tensor, context: ExampleContext) -> Tensor:
+        """Return the pairs of images that reach `RECOVERED` dB, or of equal texts."""
+        if context.modality == _IMAGE:
+            return _reach(claimed, examples, RECOVERED)
+        return super().find_matches(claimed, examples, context)
+
 
 class ExactShare(ExampleMetric):
     """Share of the examples that are exact: images by `EXACT` dB, others by each of their values."""
@@ -148,6 +157,7 @@ class ExactShare(ExampleMetric):
     higher_is_better = True
     is_share = True
     ranks_examples = False
+    evidence = "matches"
     preference = 91
     modalities = frozenset({ANY_NUMERIC})
 
@@ -157,6 +167,17 @@ class ExactShare(ExampleMetric):
             return (metrics.psnr(claimed, true) >= EXACT).float()
         largest_difference = (claimed - true).abs().flatten(1).amax(1)
         return (largest_difference <= _EXACT_DIFFERENCE).float()
+
+    def find_matches(self, claimed: Tensor, examples: Tensor, context: ExampleContext) -> Tensor:
+        """Return the pairs of images that reach `EXACT` dB, or of examples that are equal."""
+        if context.modality == _IMAGE:
+            return _reach(claimed, examples, EXACT)
+        return torch.cdist(claimed.flatten(1), examples.flatten(1), p=math.inf) <= _EXACT_DIFFERENCE
+
+
+def _reach(claimed: Tensor, images: Tensor, decibels: float) -> Tensor:
+    """Return `claim image`, whether the PSNR of each pair is at least so many dB."""
+    return metrics.mean_squared_errors(images, claimed) <= 10 ** (-decibels / 10)
 
 
 class WordRecall(Metric):

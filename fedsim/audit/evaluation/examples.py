@@ -78,6 +78,7 @@ def judge_examples(
         finding,
         truth,
         public=context.public,
+        others=context.examples_of_others(group_members(about) or (int(about["victim"]),)),
         rng=context.guess_generator(int(about["victim"])),
         weights=context.weights,
         labels_granted="labels" in about["granted"],

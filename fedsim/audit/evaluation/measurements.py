@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedsim.audit.evaluation.matches import Pool
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import text_metrics
 from fedsim.base.errors import FedsimError, PluginError, error_reason, one_line
@@ -68,6 +69,27 @@ def measure_nearest(truth: Truth, public: PublicExamples, weights: Path | None) 
             best = _best_public_values(metric, truth.data[is_scored], public.data, context)
             values[name] = best if isinstance(best, str) else _fill(best, is_scored)
     return values
+
+
+def measure_chance_matches(claimed: Tensor, pool: Pool, truth: Truth, weights: Path | None) -> MetricValues:
+    """Return, by each metric whose evidence is `matches`, the share that claims match by chance.
+
+    Args:
+        claimed: `claim ...`.
+        pool: of the victim.
+        truth: of the victim.
+        weights: folder with weights of networks.
+    """
+    context, shares = _context_of(truth, weights), MetricValues()
+    for name, metric in _metrics_of(truth).items():
+        if metric.evidence != "matches":
+            continue
+        try:
+            matches = metric.find_matches(claimed.clone(), pool.data.clone(), context)
+            shares[name] = torch.tensor([pool.expected_share(matches.any(0))])
+        except (Exception, SystemExit) as error:  # metrics of any package may fail
+            shares[name] = f"the metric raised {one_line(error_reason(error))} ({locate_error(error, type(metric))})"
+    return shares
 
 
 def measure_safely(metric: ExampleMetric, claimed: Tensor, true: Tensor, context: ExampleContext) -> Tensor | str:

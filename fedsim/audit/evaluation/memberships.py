@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
 from fedsim.federation.candidates import draw_candidates
 from fedsim.interfaces.findings import Membership
-from fedsim.interfaces.metric import Metric
+from fedsim.interfaces.metric import Evidence, Metric
 
 RATES = {"tpr_at_1_in_100": 0.01, "tpr_at_1_in_1000": 0.001}
 """False-positive rates at which the true-positive rate is reported, by metric."""
@@ -38,12 +39,17 @@ class MembershipAuc(Metric):
     higher_is_better = True
     lowest = 0.0
     highest = 1.0
+    evidence: ClassVar[Evidence] = "candidates"
     preference = 150
     explanations = (
         "For membership, the floor is what random scores get on average. The half of the candidates with the higher "
         "scores is claimed to be members; the true-positive rates (TPR) are those at the lowest threshold that keeps "
         "the false-positive rate (FPR).",
     )
+
+    def chance_deviation(self, count: int) -> float:
+        """Return that of Mann and Whitney's statistic for as many members as others."""
+        return math.sqrt((count + 1) / 3) / count
 
 
 class MembershipAccuracy(MembershipAuc):
@@ -52,12 +58,17 @@ class MembershipAccuracy(MembershipAuc):
     title = "membership balanced accuracy"
     preference = 151
 
+    def chance_deviation(self, count: int) -> float:
+        """Return that of the share of members among half of the candidates, which is hypergeometric."""
+        return 0.5 / math.sqrt(count - 1)
+
 
 class TruePositiveRate(MembershipAuc):
     """Share of the members that are found where one non-member in 100 is taken for one."""
 
     title = "TPR at FPR 1 %"
     is_share = True
+    evidence = "victims"
     preference = 152
 
 

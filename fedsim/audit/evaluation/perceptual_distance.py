@@ -8,7 +8,7 @@ both are imported where LPIPS is computed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -95,14 +95,21 @@ def lpips_distances(claimed: Tensor, true: Tensor, weights: Path | None) -> Tens
     return torch.cat(distances)
 
 
-def check_backbone(weights: Path | None) -> None:
+def check_backbone(weights: Path | None, shape: Sequence[int] | None = None) -> None:
     """Read the weights for LPIPS, where there are any: before attacks, not when they are scored.
+
+    Args:
+        weights: folder with the file of weights.
+        shape: of an example; None where it is not known. Nothing is read where no LPIPS is computed of it.
 
     Raises:
         DataError: the file is damaged, or another network's.
     """
     found = find_backbone(weights)
-    if found is not None:
+    if found is None:
+        return
+    is_too_small = shape is not None and (len(shape) != 3 or min(shape[1:]) < found[0].smallest)
+    if not is_too_small:
         _load_network(*found)
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsim.audit.evaluation.measurements import find_instruments, measure_claims, measure_nearest
+from fedsim.audit.evaluation.identification import score_identification
+from fedsim.audit.evaluation.matches import CHANCE, Pool
+from fedsim.audit.evaluation.measurements import (
+    find_instruments,
+    measure_chance_matches,
+    measure_claims,
+    measure_nearest,
+)
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.similarity import SIMILARITY_AT_BROADCAST, AttackedUpdate
 from fedsim.audit.evaluation.table_scores import score_columns
@@ -72,6 +79,7 @@ def score_examples(
     *,
     public: PublicExamples | None,
     rng: torch.Generator,
+    others: PublicExamples | None = None,
     weights: Path | None = None,
     labels_granted: bool = False,
     message: AttackedUpdate | None = None,
@@ -91,6 +99,7 @@ def score_examples(
 
     Args:
         rng: draws the noise and the random public images.
+        others: examples that the victim does not hold; `public` where they are left out.
         weights: folder with network weights for LPIPS.
         labels_granted: the labels were granted to the attack, so they are not scored.
         message: update that the finding was read from; None where it is not known, or where the
@@ -115,10 +124,17 @@ def score_examples(
         if truth.columns and public is not None:
             clusters = clusters_of_claims(public, finding.labels)
             further_scores.append(score_columns(data, truth, public, guesses, clusters, rng))
+    # How often claims match by chance.
+    scored_truth = truth.without_empty_texts()
+    pool = Pool.from_truth(scored_truth, others or public) if len(scored_truth.labels) else None
+    further_scores.append(score_identification(data, scored_truth, pool))
+    chance_matches = measure_chance_matches(data, pool, truth, weights) if pool else {}
     # Make a score of each metric, and of the labels.
     scores, instruments = [], find_instruments(truth, weights)
     for metric, value in values.items():
         floors = {name: guess_metrics.get(metric, _NOT_MEASURED) for name, guess_metrics in guess_values.items()}
+        if metric in chance_matches:
+            floors[CHANCE] = chance_matches[metric]
         score = _metric_score(metric, value, floors, nearest.get(metric))
         scores.append(replace(score, instrument=instruments.get(metric, "")))
     scores += further_scores

@@ -132,10 +132,9 @@ class AttackedUpdate:
         """Return the surrogate model at `alpha` on the line, 1 being w_t."""
         if self.update.gradient is not None:
             return self._broadcast
-        after = self._state_of_model(self.update.after)
         surrogate: dict[str, Tensor] = {}
         for name, start in self._broadcast.items():
-            surrogate[name] = alpha * start + (1 - alpha) * after[name]
+            surrogate[name] = alpha * start + (1 - alpha) * self._after[name]
         return surrogate
 
     @cached_property
@@ -151,15 +150,19 @@ class AttackedUpdate:
         return broadcast
 
     @cached_property
+    def _after(self) -> State:
+        """The returned w_T, which every point on the line needs."""
+        return self._state_of_model(self.update.after)
+
+    @cached_property
     def _pseudo_gradient(self) -> State:
         """w_t - w_T, or the gradient that was sent, under the names of the model's parameters."""
         if self.update.gradient is None:
-            after = self._state_of_model(self.update.after)
             if self.update.sends_delta:
                 pseudo_gradient = self._state_of_model(self.update.pseudo_gradient)
                 if pseudo_gradient:
                     return pseudo_gradient
-            return {name: start - after[name] for name, start in self._broadcast.items()}
+            return {name: start - self._after[name] for name, start in self._broadcast.items()}
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         return self._require_fit(match_names(self.update.gradient, shapes))
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-_SIGNIFICANCE = 0.05
+SIGNIFICANCE = 0.05
+"""How often a test may find what is not there."""
 _BOOTSTRAP_DRAWS = 4000
 Values = NDArray[np.float64]
 
@@ -69,7 +70,7 @@ def share_interval(values: Values) -> tuple[float, float]:
     clusters; this one has neither fault, at the price of being wide for few values.
     """
     if np.isin(values, (0, 1)).all():
-        return _binomial_interval(int(values.sum()), len(values))
+        return binomial_interval(int(values.sum()), len(values))
     weights = np.random.default_rng(0).dirichlet(np.ones(len(values) + 1), _BOOTSTRAP_DRAWS)
     ordered = np.sort(values)
     low = float(np.quantile(weights @ np.append(ordered, 0.0), 0.025))
@@ -77,7 +78,12 @@ def share_interval(values: Values) -> tuple[float, float]:
     return max(low, 0.0), min(high, 1.0)  # rounding may put them outside
 
 
-def _binomial_interval(successes: int, count: int) -> tuple[float, float]:
+def binomial_interval(successes: int, count: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a share of which `successes` of `count` were seen (Clopper and Pearson).
+
+    >>> tuple(round(limit, 3) for limit in binomial_interval(0, 4))
+    (0.0, 0.602)
+    """
     from scipy.special import betaincinv  # takes a quarter of a second, which workers save
 
     failures, tail = count - successes, (1 - 0.95) / 2
@@ -86,7 +92,7 @@ def _binomial_interval(successes: int, count: int) -> tuple[float, float]:
     return low, high
 
 
-def is_more_than_half(ahead: int, count: int, chance: float = _SIGNIFICANCE, *, expected: float = 0.5) -> bool:
+def is_more_than_half(ahead: int, count: int, chance: float = SIGNIFICANCE, *, expected: float = 0.5) -> bool:
     """Return whether significantly more than expected are ahead of their floors (sign test).
 
     Args:
@@ -108,7 +114,7 @@ def is_fewer_than_half(ahead: int, count: int) -> bool:
     """Return whether significantly fewer than half are ahead of their floors (sign test)."""
     from scipy.special import bdtr  # likewise
 
-    return float(bdtr(ahead, count, 0.5)) <= _SIGNIFICANCE
+    return float(bdtr(ahead, count, 0.5)) <= SIGNIFICANCE
 
 
 def mean_and_margin(values: Mapping[tuple[str, str], float]) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedsim.base import text_metrics
 from fedsim.base.errors import DataError, RunError, first_line
 from fedsim.base.task import infer_modality
 
@@ -47,6 +48,13 @@ class Truth:
     def has_tokens(self) -> bool:
         """Return whether the data are tokens, as those of texts."""
         return not self.data.is_floating_point()
+
+    def without_empty_texts(self) -> Truth:
+        """Return the truth without texts that have no token but padding, which are not scored."""
+        if not self.has_tokens:
+            return self
+        has_token = ~text_metrics.are_empty(self.data, self.padding)
+        return replace(self, data=self.data[has_token], labels=self.labels[has_token])
 
     @classmethod
     def load(cls, path: Path) -> Truth:

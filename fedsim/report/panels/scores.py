@@ -13,7 +13,7 @@ from fedsim.report.headline import most_victims
 from fedsim.report.html import render_fragment
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.run_contents import FindingView
-from fedsim.report.summary import MIN_VICTIMS, ScoreReading
+from fedsim.report.verdicts import MIN_VICTIMS, ScoreReading
 
 
 class ScoresPanel(Panel):

@@ -117,7 +117,7 @@ def test_the_hash_of_a_strangers_metric_follows_its_code(install: Install) -> No
         ('    title = "their error"\n', "", "Sound: has no title; add title = "),
         ('    modalities = frozenset({"image"})\n', "", "Sound: has no modalities; add modalities = frozenset"),
         ("lowest = 0.0", "lowest = 2.0\n    highest = 1.0", "Sound: expected lowest below highest, got 2.0 and 1.0"),
-        ("lowest = 0.0", 'evidence = "strong"', "Sound.evidence: expected one of victims, few messages, compared"),
+        ("lowest = 0.0", 'evidence = "strong"', "Sound.evidence: expected one of matches, candidates, victims"),
         ("lowest = 0.0", 'evidence = "none"', "Sound: a metric has a meaning just where its evidence is 'none'"),
         ('frozenset({"image"})', '"timeseries"', "Sound: has no modalities; add modalities = frozenset"),
         ("lowest = 0.0", "is_share = True\n    lowest = -1.0", "Sound: a share lies in [0, 1], but it declares -1 to"),

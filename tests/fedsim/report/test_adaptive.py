@@ -24,7 +24,7 @@ from fedsim.report.adaptive import (
     pair_readings,
     remarks,
 )
-from fedsim.report.summary import AttackTraits, ScoreReading, score_readings
+from fedsim.report.verdicts import AttackTraits, ScoreReading, score_readings
 
 HELD = [9.0, 9.5, 9.2, 9.4, 9.1]
 LEAKING = [15.0, 16.0, 15.5, 14.5, 15.2]
@@ -47,6 +47,7 @@ def rows(values: Sequence[float], *, knows: bool, title: str = "sme", **keys: An
             "nearest_public": math.nan,
             "ceiling": "",
             "higher_is_better": True,
+            "examples": 10,
             "missing": "",
             "instrument": "",
             "variant": "ad" if knows else "na",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fedsim.report.differences import (
+    EQUAL,
     LESS,
     MIXED,
     MORE,
@@ -17,6 +18,7 @@ from fedsim.report.differences import (
     Difference,
     difference_text,
     differences,
+    explain_equality,
     incomparable_attacks,
     unshared_attacks,
     why_not_same_clients,
@@ -29,7 +31,8 @@ def rows(values: Mapping[int, float], metric: str = "psnr", higher: bool = True,
         {
             "attack": "sme", "victim": victim, "round": "1", "repeat": 0, "metric": metric, "value": value,
             "floor": 0.0, "floor_guess": "grey", "nearest_public": math.nan, "ceiling": "", "missing": "",
-            "instrument": "", "higher_is_better": str(higher), "variant": "v", "settings": "{}", "granted": "labels",
+            "examples": 10, "instrument": "", "higher_is_better": str(higher), "variant": "v", "settings": "{}",
+            "granted": "labels",
         }
         | others
         for victim, value in values.items()
@@ -86,7 +89,43 @@ def test_signs_that_chance_gives_show_nothing() -> None:
     base = dict.fromkeys(range(7), 0.0)
     found = one(rows(base), rows(base | dict.fromkeys(range(6), 1.0) | {6: -1.0}))
     assert found.verdict == NOT_SHOWN  # 6 of 7 is 1 of 8 cases, in both directions together
-    assert one(rows(base), rows(base)).remark == "more in 0, less in 0 of 7 victims"
+
+
+def test_equal_scores_are_equal_however_few() -> None:
+    found = one(rows({0: 1.0, 1: 2.0}), rows({0: 1.0, 1: 2.0}))
+    assert (found.is_equal, found.verdict, found.remark) == (True, EQUAL, "in 2 victims")
+    assert explain_equality([found]) == "equal: all scores of sme, by 1 metric over 2 victims"
+
+
+def test_scores_that_differ_and_have_the_same_mean_are_not_equal() -> None:
+    base, other = ([*rows({0: a}), *rows({0: b}, round="2"), *rows({1: 5.0})] for a, b in ((1.0, 3.0), (3.0, 1.0)))
+    found = one(base, other)
+    assert (found.mean, found.is_equal, found.verdict) == (0.0, False, MIXED)
+    assert explain_equality([found]) == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        rows({0: 1.0}),  # a victim less
+        rows({0: 1.0, 1: 2.0}, missing="no network weights"),
+        rows({0: 1.0, 1: 2.0}, instrument="squeeze"),
+    ],
+)
+def test_runs_are_not_equal_where_one_has_no_such_score(other: list[dict[str, Any]]) -> None:
+    same = differences(rows({0: 1.0, 1: 2.0}, "mse"), rows({0: 1.0, 1: 2.0}, "mse"))
+    assert explain_equality(same)
+    assert explain_equality([*same, one(rows({0: 1.0, 1: 2.0}), other)]) == ""
+
+
+def test_what_neither_run_could_compute_does_not_count() -> None:
+    lacking = one(rows({0: 1.0}, missing="no network weights"), rows({0: 1.0}, missing="no network weights"))
+    assert explain_equality([lacking]) == ""
+    assert explain_equality([lacking, one(rows({0: 1.0}, "mse"), rows({0: 1.0}, "mse"))]).startswith("equal: ")
+
+
+def test_clients_that_hold_other_data_are_never_equal() -> None:
+    assert not one(rows({0: 1.0}), rows({0: 1.0}), "federation.seed differs").is_equal
 
 
 def test_victims_that_one_run_lacks_are_left_out() -> None:
@@ -108,7 +147,7 @@ def test_means_are_of_what_both_runs_attacked() -> None:
 def test_two_perfect_claims_do_not_differ() -> None:
     base = dict.fromkeys(range(6), math.inf)
     found = one(rows(base), rows(base))
-    assert (found.mean, found.verdict) == (0.0, NOT_SHOWN)
+    assert (found.mean, found.verdict) == (0.0, EQUAL)
     worse = one(rows(base), rows(dict.fromkeys(range(6), 20.0)))
     assert (worse.mean, worse.verdict) == (-math.inf, LESS)
     assert math.isnan(worse.low)
@@ -181,7 +220,7 @@ def test_scores_by_different_networks_are_not_compared() -> None:
     assert unlike.remark == unlike.missing
     assert math.isnan(unlike.mean)
     alike = one(by_alex, by_alex)
-    assert (alike.missing, alike.verdict) == ("", NOT_SHOWN)
+    assert (alike.missing, alike.verdict) == ("", EQUAL)
 
 
 def test_attacks_of_one_run_alone_are_named() -> None:

@@ -130,7 +130,14 @@ def judge(folder, lines, victims=3):
     """Rows of `scores.csv` out of (attack, metric, value, floor, guess), each for so many victims."""
     rows = [
         dict(zip(SCORE_COLUMNS, (attack, victim, 1, 0, metric, value + victim / 1000, floor, guess), strict=False))
-        | {"nearest_public": "nan", "ceiling": 1, "higher_is_better": True, "missing": "", "instrument": ""}
+        | {
+            "examples": 4,
+            "nearest_public": "nan",
+            "ceiling": 1,
+            "higher_is_better": True,
+            "missing": "",
+            "instrument": "",
+        }
         | {"variant": FACTS["variant"], "settings": "{}", "granted": "model loss"}
         for attack, metric, value, floor, guess in lines
         for victim in range(victims)
@@ -206,7 +213,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     text = text_of(html)
     assert png.is_file()
     for words in (
-        "By PSNR, sme is beyond the floor. Only one victim was attacked, too few to conclude from.",
+        "By recovered, exact and identification, sme leaks. By PSNR, sme is beyond the floor. The model",
         "Nothing is concluded from fewer than 5 victims",
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",
@@ -379,7 +386,7 @@ def test_the_page_quotes_one_reading_everywhere(folder):
         ("no better than guessing", "0 of 6 victims beyond the floor"),
         ("leaks", "6 of 6 victims"),
     ]
-    assert "By PSNR, sme is no better than guessing. Besides, by label accuracy, sme leaks." in text_of(html)
+    assert "By label accuracy, sme leaks. By PSNR, sme is no better than guessing." in text_of(html)
     assert "did better" not in html
     assert "0.9025 [" in text_of(html)
 
@@ -476,6 +483,14 @@ def test_the_final_accuracy_stands_in_the_headline(folder, rows, sentence):
     assert sentence in text_of(page(folder)).split("What leaked")[0]
 
 
+@pytest.mark.parametrize(("accuracy", "is_said"), [(0.12, True), (0.9, False)])
+def test_a_model_that_has_not_learnt_is_said_to_be_so_at_once(folder, accuracy, is_said):
+    record(folder)
+    row = {"round": 3, "client": "server", "accuracy": accuracy, "guess": 0.11, "num_examples": 200}
+    folder.write_table(folder.metrics, tuple(row), [row])
+    assert ("The model has not learnt: its accuracy on 200" in text_of(page(folder)).split("What leaked")[0]) == is_said
+
+
 def test_an_accuracy_on_some_of_the_examples_is_not_said_to_be_on_all(folder):
     folder.write_experiment(config(federation={"clients": 2, "rounds": 3, "evaluate_examples": 40}))
     record(folder)
@@ -563,7 +578,14 @@ def test_a_finding_that_is_drawn_and_not_scored_is_told_from_the_others_everywhe
     claimed_otherwise(folder, "aaaa", {"iterations": 7})
     claimed_otherwise(folder, "bbbb", {"iterations": 9})
     row = dict(zip(SCORE_COLUMNS, ("sme", 0, 1, 0, "psnr", 12.0, 9.0, "mean"), strict=False)) | {"granted": "model"}
-    row |= {"ceiling": 1, "higher_is_better": True, "missing": "", "instrument": "", "nearest_public": "nan"}
+    row |= {
+        "examples": 4,
+        "ceiling": 1,
+        "higher_is_better": True,
+        "missing": "",
+        "instrument": "",
+        "nearest_public": "nan",
+    }
     folder.write_table(folder.scores, SCORE_COLUMNS, [row | {"variant": "aaaa", "settings": '{"iterations": 7}'}])
     page = write_report(OpenRun(folder.path)).read_text()
     assert '<th scope="row" data-value="sme (iterations=7)">sme (iterations=7)</th>' in page

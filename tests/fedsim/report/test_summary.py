@@ -16,7 +16,8 @@ from fedsim.audit.evaluation.properties import score_messages
 from fedsim.base.errors import RunError
 from fedsim.interfaces.attack import GLOBAL, OPTIMAL
 from fedsim.report.headline import headline
-from fedsim.report.summary import AttackTraits, interval, judge_summary, score_readings, summarise
+from fedsim.report.summary import interval, summarise
+from fedsim.report.verdicts import AttackTraits, judge_summary, score_readings
 
 _clients = itertools.count()
 
@@ -33,6 +34,7 @@ def row(value: float | str, **keys: Any) -> dict[str, Any]:
         "nearest_public": math.nan,
         "ceiling": "",
         "higher_is_better": True,
+        "examples": 10,
         "missing": "",
         "instrument": "",
         "variant": "0a1b",
@@ -271,8 +273,8 @@ def test_the_headline_is_made_of_the_readings_in_the_table() -> None:
         rows + rows_of("dlg", "psnr", math.nan, missing="x"), {"ig": AttackTraits(main_metric="psnr")}
     )
     assert headline(found) == (
-        "By PSNR, sme leaks. By PSNR, ig is no better than guessing. "
-        "Besides, by label accuracy, ig leaks. There is no verdict on dlg."
+        "By label accuracy, ig leaks. By PSNR, sme leaks. By PSNR, ig is no better than guessing. "
+        "There is no verdict on dlg."
     )
     told = {line.summary.attack for line in found if line.verdict == "leaks"}
     assert told == {"ig", "sme"}
@@ -282,10 +284,10 @@ def test_an_attack_is_named_with_all_metrics_by_which_it_leaks_beside_the_first(
     rows = [
         r for name in ("ig", "ig adaptive") for r in rows_of(name, "psnr", -0.1) + rows_of(name, "label_accuracy", 0.2)
     ]
-    rows += rows_of("ig adaptive", "ssim", 0.1) + rows_of("ig adaptive", "recovered", 0.1)
+    rows += rows_of("ig adaptive", "ssim", 0.1) + rows_of("ig adaptive", "recovered", 0.3)
     assert headline(score_readings(rows, {})) == (
-        "By PSNR, ig and ig adaptive are no better than guessing. Besides, by label accuracy, ig leaks. "
-        "Besides, by label accuracy, SSIM and recovered, ig adaptive leaks."
+        "By label accuracy, ig leaks. By label accuracy, SSIM and recovered, ig adaptive leaks. "
+        "By PSNR, ig and ig adaptive are no better than guessing."
     )
 
 

@@ -29,7 +29,8 @@ def rows(scores: Mapping[tuple[str, str, int], float], accuracy: Mapping[str, fl
             "cell": f"{defense}-{epochs}-{seed}", "federation": "f", "defense": defense,
             "training.local_epochs": epochs, "seed": seed, "attack": "sme", "knows_defenses": 0, "baseline": 0,
             "victim": victim, "round": "1", "repeat": 0, "metric": "psnr", "value": value + 2 * victim,
-            "floor": 10.0, "ceiling": "", "better": "higher", "accuracy": accuracy[defense], "proved_epsilon": "",
+            "floor": 10.0, "ceiling": "", "better": "higher", "accuracy": accuracy[defense], "guess": 0.11,
+            "num_evaluated": 400, "proved_epsilon": "",
             "measured_epsilon": "", "bytes": 100.0, "seconds": 1.0, "run": f"../cells/{defense}",
         }  # fmt: skip
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-import torchmetrics
 from torch import Tensor
 
 from fedsim.audit.audit import Audit
+from fedsim.audit.evaluation import perceptual_distance
 from fedsim.audit.evaluation.perceptual_distance import check_backbone, find_backbone, lpips_distances
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
@@ -72,6 +74,9 @@ def test_damaged_weights_are_noticed_before_anything_is_attacked(
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
     config = make_tiny_config(attack=[{"name": "sme"}], adversary={"when": "at-end"})
     audit = Audit(folder=OpenRun(tmp_path), spec=config, experiment=Experiment(config), base_folder=tmp_path)
+    audit.check()  # no LPIPS is computed of digits
+    small = replace(perceptual_distance.BACKBONES[2], smallest=8)
+    monkeypatch.setattr(perceptual_distance, "BACKBONES", [small])
     with pytest.raises(DataError, match="is no readable file of weights") as caught:
         audit.check()
     assert str(path) in str(caught.value)
@@ -104,8 +109,11 @@ def test_lpips_is_what_its_definition_says_of_the_heads_in_torchmetrics() -> Non
     claimed, true = draw_uniform(3, 3, 24, 24), draw_uniform(3, 3, 24, 24, seed=4)
     features = squeezenet1_1(weights=None)
     features.load_state_dict(torch.load(folder / "squeezenet1_1-imagenet1k.pth", weights_only=True))
+    package = find_spec("torchmetrics")
+    assert package is not None
+    assert package.origin is not None
     heads = torch.load(
-        Path(torchmetrics.__file__).parent / "functional/image/lpips_models/squeeze.pth",
+        Path(package.origin).parent / "functional/image/lpips_models/squeeze.pth",
         map_location="cpu",
         weights_only=True,
     )
@@ -159,3 +167,7 @@ def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
     torch.save({"features.0.weight": torch.zeros(64, 3, 3, 3)}, tmp_path / "vgg16-397923af.pth")
     with pytest.raises(DataError, match=r"vgg16-397923af.pth: .*it holds another network than vgg"):
         check_backbone(tmp_path)
+    with pytest.raises(DataError, match="holds another network than vgg"):
+        check_backbone(tmp_path, (3, 16, 20))
+    for shape in ((1, 8, 8), (13,)):  # no LPIPS is computed of these
+        check_backbone(tmp_path, shape)

@@ -1,0 +1,70 @@
+"""Identification: which of the victim's examples can be picked out by the claims, among others'.
+
+It asks what a reader of a reconstruction asks: whose is this? A blurred or noisy image may be far
+from the true one and still be nearer to it than to any other; one that is near in PSNR may be
+nearer still to somebody else's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.evaluation.matches import CHANCE, Pool
+from fedsim.audit.evaluation.score import Score
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import PluginError
+from fedsim.interfaces.metric import Metric
+from fedsim.modalities import find_modality
+
+IDENTIFIED = "identified"
+_NO_OTHERS = (
+    "no examples of the victim's classes are known that it does not hold; name truth files of other clients in "
+    "[truth], or use data with a test set"
+)
+
+
+class IdentifiedShare(Metric):
+    """Share of the victim's examples that a claim picks out among others of the same classes.
+
+    An example is picked out where it is the one in the pool that is most like some claim, by
+    `Modality.likeness`.
+    """
+
+    title = "identification"
+    higher_is_better = True
+    is_share = True
+    of_examples = True
+    preference = 20
+    evidence = "matches"
+    explanations = (
+        "An example of the victim is identified where, of all its examples and up to 1000 others of the same classes, "
+        "it is the one most like some claim. The floor is the share that as many matches hit by chance.",
+    )
+
+
+def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None) -> Score:
+    """Score `identified`.
+
+    Args:
+        claimed: `claim ...`.
+        truth: of the victim.
+        pool: its examples among others; None where no others are known.
+    """
+    if pool is None:
+        return Score.from_reason(IDENTIFIED, _NO_OTHERS)
+    likeness = find_modality(truth.modality).likeness(claimed, pool.data)
+    if likeness.shape != (len(claimed), len(pool.data)):
+        raise PluginError(
+            f"modalities: '{truth.modality}' gives a likeness of shape {tuple(likeness.shape)}, expected "
+            f"{(len(claimed), len(pool.data))}, claims by examples; mend its likeness"
+        )
+    is_matched = torch.zeros(len(pool.data), dtype=torch.bool)
+    is_matched[likeness.argmax(1)] = True
+    identified = is_matched[pool.of_victim].double()
+    return Score.against_guesses(
+        IDENTIFIED,
+        identified.mean().item(),
+        {CHANCE: pool.expected_share(is_matched)},
+        per_image=tuple(identified.tolist()),
+    )

@@ -1,0 +1,80 @@
+"""How often claims that say nothing about a victim match its examples.
+
+Claims are compared with a pool: the examples of the victim, and others of the same classes that it
+does not hold. Were the message to say nothing about the victim, its examples would be to the claims
+what the others are, so that any choice of as many examples of the pool could be the victim's. Of
+the examples of a class that are matched, the number of the victim's is then hypergeometric,
+whatever the claims are and however alike. So a verdict needs no assumption about the claims, and
+may follow from one victim.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.interfaces.modality import PublicExamples
+
+CHANCE = "examples of others, by chance"
+"""Name of the guess that sets such a floor."""
+_MAX_OTHERS = 1000
+"""Most examples of others in a pool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Examples of the victim among others of the same classes.
+
+    Attributes:
+        data: `example ...`, those of others first, so that of equal examples another's counts.
+        classes: `example`, class indices; all 0 in a regression.
+        of_victim: `example`, whether it is the victim's.
+    """
+
+    data: Tensor
+    classes: Tensor
+    of_victim: Tensor
+
+    @classmethod
+    def from_truth(cls, truth: Truth, others: PublicExamples | None) -> Pool | None:
+        """Return the pool of a victim; None where no other examples of its classes are known."""
+        if others is None:
+            return None
+        true_classes, classes = _class_indices(truth.labels), _class_indices(others.labels)
+        labels = sorted(set(true_classes.tolist()))
+        indices = torch.cat([_thin((classes == label).nonzero().flatten(), len(labels)) for label in labels])
+        if not len(indices):
+            return None
+        return cls(
+            data=torch.cat([others.data[indices], truth.data]),
+            classes=torch.cat([classes[indices], true_classes]),
+            of_victim=torch.cat([torch.zeros(len(indices)), torch.ones(len(truth.data))]).bool(),
+        )
+
+    def expected_share(self, is_matched: Tensor) -> float:
+        """Return the share of the victim's examples that as many matches hit on average by chance.
+
+        Args:
+            is_matched: `example`, whether any claim matches it.
+        """
+        expected = 0.0
+        for label in set(self.classes.tolist()):
+            of_class = self.classes == label
+            matches = int(is_matched[of_class].sum())
+            expected += matches * float(self.of_victim[of_class].double().mean())
+        return expected / int(self.of_victim.sum())
+
+
+def _class_indices(labels: Tensor) -> Tensor:
+    """Return class indices; targets of a regression are of one kind."""
+    return torch.zeros(len(labels), dtype=torch.int64) if labels.is_floating_point() else labels
+
+
+def _thin(indices: Tensor, num_classes: int) -> Tensor:
+    """Return every second, or third, and so on, so that the pool does not grow beyond its size."""
+    stride = math.ceil(len(indices) * num_classes / _MAX_OTHERS)
+    return indices[:: max(1, stride)]

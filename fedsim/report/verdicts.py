@@ -1,0 +1,213 @@
+"""Verdicts: what the scores of an attack show, by a test that suits their kind.
+
+This module alone decides; the page, its headline and the terminal quote it. Each test says that an
+attack leaks in at most 5 % of cases where the messages say nothing, see `docs/verdicts.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsim.audit.evaluation import statistics
+from fedsim.audit.evaluation.imputation import IMPUTED_GUESS
+from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL
+from fedsim.interfaces.metric import describe_metric, explain_no_verdict
+from fedsim.report.summary import Summary, are_independent, number_of, summarise, why_inconclusive
+
+LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
+BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
+LESS_THAN_PUBLIC = "less than public data do"
+NOT_JUDGED = "not judged"
+MIN_VICTIMS = 5
+"""Fewest victims from which a sign test concludes: by chance, four are all beyond the floor in 1 of 16 cases."""
+_ROUNDING = 1e-9
+"""Mean gains up to this are none: a guess that is right as often as its floor is no better than that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackTraits:
+    """Traits of an attack that have to be known to read its scores.
+
+    Attributes:
+        name: its name, which tells it from the others; empty where the scores alone give the name.
+        main_metric: the metric by which it is judged first; empty for the first one.
+        source: the model that it takes as its claim; empty where there is none.
+    """
+
+    name: str = ""
+    main_metric: str = ""
+    source: str = ""
+
+    @property
+    def baseline(self) -> str:
+        """Why this does not count as an attack; empty for an attack."""
+        if self.source == OPTIMAL:
+            return "no attack: it reads the victim's optimal local model, which only the evaluator has"
+        return f"a baseline: it reads the {self.source} model as it was sent" if self.source in BASELINE_SOURCES else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreReading:
+    """Summary with its verdict in a few words (empty where there is none), and a remark on it.
+
+    Attributes:
+        baseline: whether it does not count as an attack, see `AttackTraits.baseline`.
+    """
+
+    summary: Summary
+    verdict: str
+    remark: str
+    baseline: bool = False
+
+
+def score_readings(
+    rows: Iterable[Mapping[str, Any]], traits: Mapping[tuple[str, str], AttackTraits]
+) -> list[ScoreReading]:
+    """Judge the scores of each attack by each metric; the main metric of an attack comes first.
+
+    Args:
+        rows: rows of `scores.csv`.
+        traits: by the title and the variant of the attack.
+    """
+    items = summarise(rows, {attack_key: kind.name for attack_key, kind in traits.items() if kind.name})
+    attacks = list(dict.fromkeys(item.attack for item in items))
+
+    def order(item: Summary) -> tuple[int, bool]:
+        return attacks.index(item.attack), item.metric != _traits(traits, item).main_metric
+
+    readings = []
+    for item in sorted(items, key=order):
+        attack_traits = _traits(traits, item)
+        verdict, remark = judge_summary(item)
+        if attack_traits.source == OPTIMAL:
+            verdict, remark = "", ""
+        readings.append(
+            ScoreReading(
+                summary=item,
+                verdict=verdict,
+                remark="; ".join(filter(None, (attack_traits.baseline, remark))),
+                baseline=bool(attack_traits.baseline),
+            )
+        )
+    return readings
+
+
+def _traits(kinds: Mapping[tuple[str, str], AttackTraits], item: Summary) -> AttackTraits:
+    return kinds.get(item.attack_key, AttackTraits())
+
+
+def judge_summary(item: Summary) -> tuple[str, str]:
+    """Return a verdict in a few words, and the reason for it.
+
+    `leaks` is decided by the metric's evidence, see `fedsim.interfaces.metric.Evidence`. Where examples
+    are matched, such as identified or exact, more of those of all victims are than chance matches in
+    at most 5 % of cases (binomial test). Where candidates are ranked, their ranks are better than
+    chance orders them, over the candidates of all victims. Otherwise more than half of such victims
+    are beyond the floor: the mean is, and so many of the attacked victims are that tossing a coin for
+    each would give as many in at most 5 % of cases (sign test). Unlike an interval of the mean, this
+    holds for scores of any distribution, with two modes or with infinite PSNR; where scores are of a
+    few messages, the coin falls as the floor says.
+
+    With fewer than five victims no outcome of the sign test is that rare, and the rounds of one victim
+    say nothing about another victim. There the verdict only says what was seen: `beyond the floor`,
+    `not beyond the floor`, or `undecided` where it is some of them. The same holds where victims are
+    compared with one another, see `are_independent`.
+
+    Victims without a score may be just those that leak nothing, so that each test counts them as such.
+    """
+    # No score, or none that says anything about leakage.
+    if item.missing:
+        return NOT_JUDGED, item.missing
+    if reason := explain_no_verdict(item.metric):
+        return "", reason
+    if math.isnan(item.gain):
+        return "", "no floor to compare with"
+    verdict, remark = _judge_scores(item)
+    if item.num_missing:
+        remark += f"; not computed for {number_of(item.num_missing, 'victim')}: {item.why_missing}"
+    return verdict, remark
+
+
+def _judge_scores(item: Summary) -> tuple[str, str]:
+    """Return the verdict of `judge_summary` on scores that have a floor."""
+    match describe_metric(item.metric).evidence:
+        case "matches" if item.floor > 0:  # it is 0 where chance has no examples of others to match
+            return _judge_matches(item)
+        case "candidates":
+            return _judge_candidates(item)
+    return _judge_victims(item)
+
+
+def _judge_matches(item: Summary) -> tuple[str, str]:
+    """Judge by how many examples are matched, over all victims."""
+    from scipy.special import bdtrc  # takes a quarter of a second
+
+    examples, values, floors = (np.array(list(part.values())) for part in (item.examples, item.values, item.floors))
+    if item.unit != "victim":  # rounds and starts of one victim are about the same examples
+        examples, values, floors = (part.mean(keepdims=True) for part in (examples, values, floors))
+    matches, by_chance = float(examples @ values), float(examples @ floors)
+    count = float(examples.sum() + item.num_missing * examples.mean())
+    # Where chances differ, equal ones give as many matches more often (Hoeffding).
+    p_value = float(bdtrc(math.floor(matches + _ROUNDING) - 1, round(count), by_chance / count)) if matches else 1.0
+    remark = f"{matches:.4g} of {count:.4g} examples, {by_chance:.2g} by chance"
+    return _conclude(p_value, item), remark
+
+
+def _judge_candidates(item: Summary) -> tuple[str, str]:
+    """Judge by the ranks of all candidates: the mean over victims has a known spread by chance."""
+    from scipy.special import ndtr  # likewise
+
+    metric = describe_metric(item.metric)
+    deviations = np.array([metric.chance_deviation(round(count)) for count in item.examples.values()])
+    if item.unit != "victim":  # rounds and starts of one victim are about the same candidates
+        deviation, total = float(deviations.max()), 1
+    else:
+        total = item.count + item.num_missing
+        deviation = math.sqrt(float(np.square(deviations).sum()) * total / item.count) / total
+    gain = item.gain * item.count / total if item.unit == "victim" else item.gain
+    p_value = float(ndtr(-gain / deviation))
+    candidates = sum(item.examples.values()) if item.unit == "victim" else max(item.examples.values())
+    return _conclude(p_value, item), f"{candidates:.0f} candidates of {number_of(total, 'victim')}"
+
+
+def _conclude(p_value: float, item: Summary) -> str:
+    if p_value <= statistics.SIGNIFICANCE and item.gain > _ROUNDING:
+        return LEAKS
+    return UNDECIDED if item.gain > _ROUNDING else GUESSING
+
+
+def _judge_victims(item: Summary) -> tuple[str, str]:
+    """Judge by how many victims are beyond their floor."""
+    counts = f"{item.num_beyond} of {number_of(item.count, item.unit)}"
+    # Too few victims for a test: say what was seen.
+    if not are_independent(item.metric, item.unit) or item.count < MIN_VICTIMS:
+        verdict = {item.count: BEYOND, 0: NOT_BEYOND}.get(item.num_beyond, UNDECIDED)
+        caveat = "of one victim only" if item.unit != "victim" else why_inconclusive(item.metric)
+        if verdict == NOT_BEYOND and item.floor_guess == IMPUTED_GUESS and item.gain < 0:
+            verdict = LESS_THAN_PUBLIC
+        beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
+        return verdict, "one victim only" if item.count == 1 else f"{counts}{beyond}, {caveat}"
+    # Sign test.
+    tested = item.count + item.num_missing
+    is_significant = statistics.is_more_than_half(item.num_beyond, tested, expected=_chance_ahead(item))
+    if is_significant and item.gain > _ROUNDING:
+        return LEAKS, counts
+    if is_significant or item.gain > _ROUNDING:
+        return UNDECIDED, f"{counts} beyond the floor"
+    is_worse = statistics.is_fewer_than_half(item.num_beyond, item.count) and item.gain < 0
+    verdict = LESS_THAN_PUBLIC if is_worse and item.floor_guess == IMPUTED_GUESS else GUESSING
+    return verdict, f"{counts} beyond the floor"
+
+
+def _chance_ahead(item: Summary) -> float:
+    """Return how often a guess as good as the floor is ahead of it, by chance alone; at least half.
+
+    Where a victim's score is of one message, and so 0 or 1, the guess is ahead of its floor whenever it is right: as
+    often as the floor says. This is nearly so for a few messages.
+    """
+    return max(0.5, item.floor) if describe_metric(item.metric).evidence == "few messages" else 0.5

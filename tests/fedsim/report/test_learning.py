@@ -1,0 +1,75 @@
+"""A model that has not learnt is said to be so, with what a guess gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.report.learning import explain_low_accuracy, explain_no_learning
+from fedsim.training.loop import evaluate_constant
+
+
+def rows(**columns: Any) -> list[dict[str, str]]:
+    """Rows of `metrics.csv`: an earlier round with a good model, then these columns, then a client."""
+    first = {"round": "1", "client": "server", "accuracy": "0.9", "loss": "0.1", "guess": "0.1", "num_examples": "1000"}
+    last = first | {"round": "2"} | {name: str(value) for name, value in columns.items()}
+    client = dict.fromkeys(first, "") | {"round": "2", "client": "0", "accuracy": "0.9", "num_examples": "20"}
+    return [first, last, client]
+
+
+def test_the_sentence_says_what_the_model_and_a_guess_get_and_what_to_try() -> None:
+    assert explain_no_learning(rows(accuracy=0.101, guess=0.103)) == (
+        "The model has not learnt: its accuracy on 1000 test examples, 10.1% (95 % interval 8.3% to 12.1%), is no "
+        "better than the 10.3% that always answering the most frequent class gets; try another "
+        "training.learning_rate, more federation.rounds or more training.local_epochs."
+    )
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "guess", "count", "has_learnt"),
+    [
+        (0.125, 0.1, 1000, True),
+        (0.115, 0.1, 1000, False),  # within the interval
+        (0.115, 0.1, 100_000, True),
+        (0.05, 0.5, 1000, False),  # below the guess
+        (0.97, 0.98, 1000, False),  # the majority class has nearly all examples
+    ],
+)
+def test_it_depends_on_the_interval_around_the_accuracy(
+    accuracy: float, guess: float, count: int, has_learnt: bool
+) -> None:
+    sentence = explain_no_learning(rows(accuracy=accuracy, guess=guess, num_examples=count))
+    assert (sentence == "") == has_learnt
+
+
+@pytest.mark.parametrize(("loss", "has_learnt"), [(1.02, False), (0.99, False), (0.5, True)])
+def test_a_regression_has_to_beat_the_mean_target(loss: float, has_learnt: bool) -> None:
+    sentence = explain_no_learning(rows(accuracy="", loss=loss, guess=1.0))
+    assert (sentence == "") == has_learnt
+    assert has_learnt or "that always answering the mean target gets" in sentence
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [],
+        rows(guess="")[1:],
+        rows(accuracy="", loss="")[1:],
+        [{"round": "1", "client": "server", "accuracy": "0.1"}],  # another program's table
+        [{"round": "1", "client": "3", "accuracy": "0.1", "guess": "0.5", "num_examples": "10"}],
+    ],
+)
+def test_nothing_is_said_where_it_is_not_known(table: list[dict[str, str]]) -> None:
+    assert explain_no_learning(table) == ""
+
+
+def test_one_model_that_learnt_is_enough() -> None:
+    assert explain_low_accuracy([0.1, 0.6], 0.1, 500) == ""
+    assert "10.5%" in explain_low_accuracy([0.1, 0.11], 0.1, 500)
+
+
+def test_a_constant_answer_is_the_most_frequent_class_or_the_mean_target() -> None:
+    assert evaluate_constant(torch.tensor([3, 3, 0, 1])) == 0.5
+    assert evaluate_constant(torch.tensor([0.0, 1.0, 2.0])) == pytest.approx(2 / 3)

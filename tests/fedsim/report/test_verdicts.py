@@ -1,0 +1,72 @@
+"""Verdicts: what chance alone is hardly ever called a leak, and what is one from one victim on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedsim.audit.evaluation.score import Score
+from fedsim.report.summary import summarise
+from fedsim.report.verdicts import GUESSING, LEAKS, UNDECIDED, judge_summary
+from tests.support.silent_messages import KINDS, count_false_leaks, row_of
+
+
+@pytest.mark.parametrize("victims", [1, 2, 5, 10, 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_that_say_nothing_hardly_ever_leak(kind: str, victims: int) -> None:
+    runs = 60 if kind.startswith("identification") else 200
+    # Two and a half standard deviations of the simulation above 5 %.
+    assert count_false_leaks(kind, victims, runs) <= 0.05 * runs + 2.5 * (0.05 * 0.95 * runs) ** 0.5
+
+
+def judge(metric: str, *scores: tuple[float, float, int], **columns: Any) -> tuple[str, str]:
+    """Judge victims of these values, floors, and numbers of examples."""
+    rows = []
+    for victim, (value, floor, examples) in enumerate(scores):
+        score = Score.against_guesses(metric, value, {"a guess": floor})
+        rows.append(row_of(score, victim, examples) | columns)
+    (summary,) = summarise(rows)
+    return judge_summary(summary)
+
+
+def test_one_exact_example_of_one_victim_leaks() -> None:
+    assert judge("exact", (0.1, 0.0027, 10)) == (LEAKS, "1 of 10 examples, 0.027 by chance")
+    assert judge("recovered", (1.0, 0.04, 1))[0] == LEAKS
+    assert judge("recovered", (1.0, 0.06, 1))[0] == UNDECIDED
+
+
+def test_matches_are_counted_over_victims() -> None:
+    """37 of 80 images can be picked out; each victim alone shows little."""
+    victims = [(4 / 10, 0.2, 10)] * 5 + [(6 / 10, 0.2, 10)] * 2 + [(5 / 10, 0.2, 10)]
+    assert judge("identified", victims[0])[0] == UNDECIDED
+    assert judge("identified", *victims) == (LEAKS, "37 of 80 examples, 16 by chance")
+    assert judge("identified", *[(0.2, 0.2, 10)] * 8)[0] == GUESSING
+
+
+def test_rounds_and_starts_of_one_victim_are_about_the_same_examples() -> None:
+    rows = [row_of(Score.against_guesses("identified", 0.3, {"a guess": 0.1}), 0, 10) for _ in range(6)]
+    (summary,) = summarise([row | {"round": number} for number, row in enumerate(rows)])
+    assert judge_summary(summary) == (UNDECIDED, "3 of 10 examples, 1 by chance")
+
+
+def test_without_others_to_match_five_victims_decide() -> None:
+    assert judge("exact", *[(1.0, 0.0, 3)] * 4)[0] == "beyond the floor"
+    assert judge("exact", *[(1.0, 0.0, 3)] * 5)[0] == LEAKS
+
+
+def test_one_victim_with_many_candidates_leaks() -> None:
+    assert judge("membership_auc", (0.6, 0.5, 2000)) == (LEAKS, "2000 candidates of 1 victim")
+    assert judge("membership_auc", (0.6, 0.5, 20))[0] == UNDECIDED
+    assert judge("membership_auc", *[(0.6, 0.5, 20)] * 20)[0] == LEAKS
+    assert judge("membership_accuracy", (0.45, 0.5, 2000))[0] == GUESSING
+
+
+def test_victims_without_a_score_count_as_those_that_leak_nothing() -> None:
+    rows = [row_of(Score.against_guesses("identified", 0.4, {"a guess": 0.1}), 0, 10)]
+    rows += [row_of(Score.from_reason("identified", "no reason"), victim, 10) for victim in (1, 2, 3)]
+    (alone,), (summary,) = summarise(rows[:1]), summarise(rows)
+    assert judge_summary(alone)[0] == LEAKS
+    verdict, remark = judge_summary(summary)
+    assert verdict == UNDECIDED
+    assert remark == "4 of 40 examples, 1 by chance; not computed for 3 victims: no reason"
