@@ -235,7 +235,9 @@ class Audit:
         if self.case.is_described_by_file and self.folder.path.is_dir():
             self._check_fit()
         check_private_facts(self.spec.adversary, self.case)
-        check_backbone(find_weights_folder())
+        task = self.case.task
+        shape = task.input_shape if task else self.granted_knowledge.input_shape
+        check_backbone(find_weights_folder(), shape)
 
     @property
     def _possible_attacks(self) -> TitledAttacks:

@@ -120,14 +120,19 @@ def _find_spec(name: str) -> ModuleSpec | None:
 def _belongs_to(name: str, source: _ModuleSource, names: Iterable[str]) -> bool:
     """Return whether a module is the user's own code, or of the distribution of one of `names`."""
     package = name.partition(".")[0]
-    plugin_packages = {plugin_module.partition(".")[0] for plugin_module in names}
-    is_installed = {"site-packages", "dist-packages"}.intersection(source.file.parts)
-    if package in plugin_packages or not is_installed:
+    plugin_sources = {plugin_module.partition(".")[0]: _find_source(plugin_module) for plugin_module in names}
+    if package in plugin_sources or not _is_installed(source):
         return True
+    # A plug-in that lies elsewhere is not of the distribution of an installed module, whose metadata takes a second.
+    installed = [name for name, own_source in plugin_sources.items() if own_source and _is_installed(own_source)]
+    if not installed:
+        return False
     distributions = set(_distributions().get(package, ()))
-    return any(
-        distributions.intersection(_distributions().get(plugin_package, ())) for plugin_package in plugin_packages
-    )
+    return any(distributions.intersection(_distributions().get(plugin_package, ())) for plugin_package in installed)
+
+
+def _is_installed(source: _ModuleSource) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(source.file.parts)
 
 
 @cache

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+from types import SimpleNamespace
+
 import pytest
 
+from fedsim.audit.evaluation import local_models
 from fedsim.audit.isolation import Isolation, attempt
+from fedsim.base import workers
 from fedsim.federation.open_run import OpenRun
 from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.forks import ForkedInterpreter
 
 
 @pytest.fixture(scope="module")
@@ -15,8 +22,29 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return run_serial(make_tiny_config(**request.module.RUN), tmp_path_factory.mktemp("own") / "run")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_explanations() -> Iterator[None]:
+    """Local models are explained on fewer examples, for that takes most of the time in which they are judged."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in {"REFERENCES": 16, "MASKS": 130, "DRAWS": 2}.items():
+            assert count < getattr(local_models, name)
+            patch.setattr(local_models, name, count)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def attacks_run_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attacks of strangers run in this process, unless a test is marked `isolated`: importing torch takes seconds."""
+    """Attacks of strangers run in this process, unless a test is marked `isolated`: importing torch takes seconds.
+
+    Workers, and the processes of isolated attacks, are forks of this process, unless `fresh_interpreters` is there.
+    """
     if request.node.get_closest_marker("isolated") is None:
         monkeypatch.setattr(Isolation, "attempt", lambda self, *order: attempt(*order))
+    if "fresh_interpreters" not in request.fixturenames:
+        forking = SimpleNamespace(**vars(subprocess) | {"Popen": ForkedInterpreter})
+        monkeypatch.setattr(workers, "subprocess", forking)
+
+
+@pytest.fixture
+def fresh_interpreters() -> None:
+    """Workers, and the processes of isolated attacks, know nothing of this one, as they do for users."""

@@ -464,8 +464,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("vectorise", [True, False], ids=["together", "one by one"])
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("wrong", "vectorise"), [*((wrong, True) for wrong in WRONG), ("one element", False)])
 def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_on_and_resumes(
     wrong: str, vectorise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,9 +480,9 @@ def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_o
         return records
 
     monkeypatch.setattr(clients.app, "_defended_reply", reply)
-    config = make_tiny_config(federation={"rounds": 3, "vectorise": vectorise})
+    config = make_tiny_config(federation={"rounds": 2, "vectorise": vectorise})
     transcript = Transcript(run_serial(config, tmp_path / "run").path)
-    for number in (1, 2, 3):
+    for number in (1, 2):
         assert transcript.clients(number) == [0, 2, 3]
         assert re.search(reason, transcript.header(number).failures[1])
 

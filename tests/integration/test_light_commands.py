@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedsim.plugins import descriptions
+from tests.support.commands import call_fedsim
 
+Describe = Callable[..., str]
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fedsim", "adversaries", "clients", "strategies")
 CLI = "import sys; from fedsim.cli.main import main; main()"
@@ -52,27 +55,34 @@ def test_no_module_imports_scipy_before_it_is_needed() -> None:
     assert [file for file in code if re.search(r"^(from|import) scipy", file.read_text(), re.MULTILINE)] == []
 
 
-def test_what_a_plugin_says_of_itself_is_kept_until_a_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Describe:
+    """`fedsim WORDS...` in this process, which has torch, with a cache of the test's own; what it prints."""
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
-    first, second = call("show", "sme"), call("show", "sme")
-    assert first.stdout.endswith("['torch']\n")
-    assert second.stdout.endswith("[]\n")
-    assert second.stdout.splitlines()[:-1] == first.stdout.splitlines()[:-1]
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call_anew(*words: str) -> str:
+        descriptions._read_cache.cache_clear()
+        return call_fedsim(*words, capfd=capfd).stdout
+
+    return call_anew
+
+
+def test_what_a_plugin_says_of_itself_is_kept_until_a_file_changes(tmp_path: Path, describe: Describe) -> None:
+    first = describe("show", "sme")
+    second = call("show", "sme")
+    assert second.stdout == first + "[]\n"
     kept = tmp_path / "descriptions.json"
-    kept.write_text(kept.read_text().replace('"of": "', '"of": "x'))
-    assert call("show", "sme").stdout == first.stdout
+    text = kept.read_text()
+    kept.write_text(text.replace('"of": "', '"of": "x'))
+    assert describe("show", "sme") == first
+    assert kept.read_text() == text
 
 
-def test_a_list_of_plugins_whose_descriptions_are_kept_does_not_wait_for_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
-    first, second = call("list", "defenses"), call("list", "defenses")
-    assert "update-noise" in second.stdout
-    assert second.stdout.endswith("[]\n")
-    assert second.stdout.splitlines()[:-1] == first.stdout.splitlines()[:-1]
+def test_a_list_of_plugins_whose_descriptions_are_kept_does_not_wait_for_torch(describe: Describe) -> None:
+    first = describe("list", "defenses")
+    assert "update-noise" in first
+    assert call("list", "defenses").stdout == first + "[]\n"
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"of": 3}', "{"])
@@ -84,7 +94,8 @@ def test_damaged_descriptions_are_made_anew(damage: str, tmp_path: Path, monkeyp
     descriptions._read_cache.cache_clear()
 
 
-def test_a_pipe_that_nobody_reads_any_more_ends_the_command_quietly() -> None:
+def test_a_pipe_that_nobody_reads_any_more_ends_the_command_quietly(describe: Describe) -> None:
+    describe("show", "sme")
     command = f"{sys.executable} -c '{CLI}' show sme | head -1; echo ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert result.stderr == ""

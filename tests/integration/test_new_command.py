@@ -43,7 +43,7 @@ def scores(run: str) -> dict[str, list[float]]:
 
 def test_an_experiment(call: Call) -> None:
     assert call("new", "experiment", "my-audit") == "written: my-audit.toml\ntry it:  fedsim run my-audit.toml\n"
-    told = call("run", "my-audit.toml", "--quiet")
+    told = call("run", "my-audit.toml", *FEWER)
     assert "leaks" in told
     assert len(scores("my-audit")["inverting-gradients"]) == 6
 
@@ -57,8 +57,8 @@ def test_an_attack(call: Call) -> None:
         "try it:  fedsim run new_command_attack.toml",
     ]
     assert "failed" not in call("check", "new_command_attack:NewCommandAttack")
-    ours, victims = "new_command_attack:NewCommandAttack", ["--set", "adversary.victims=[0, 1]"]
-    call("run", "new_command_attack.toml", *FEWER, *victims, "--set", f"attack.{ours}.iterations=60")
+    ours, victims = "new_command_attack:NewCommandAttack", ["--set", "adversary.victims=[0]"]
+    call("run", "new_command_attack.toml", *FEWER, *victims, "--set", f"attack.{ours}.iterations=40")
     call(
         "attack",
         "runs/new_command_attack",
@@ -70,8 +70,8 @@ def test_an_attack(call: Call) -> None:
         "--trust",
     )
     found = scores("new_command_attack")
-    assert len(found[ours]) == 4
-    assert min(sorted(found[ours])[2:]) > max(sorted(found[ours])[:2]) + 2
+    assert len(found[ours]) == 2
+    assert max(found[ours]) > min(found[ours]) + 2
 
 
 def test_an_inversion(call: Call) -> None:

@@ -29,9 +29,11 @@ import fedsim
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from clients.defenses.update_noise import UpdateNoise
 from fedsim import Run, Transcript
+from fedsim.api import pipeline
+from fedsim.api.adversaries import read_adversary
 from fedsim.api.in_memory import _infer_classes
 from fedsim.api.logs import listen
-from fedsim.api.runs import Report
+from fedsim.api.runs import SUMMARY_COLUMNS, Report
 from fedsim.audit.audit import open_audit
 from fedsim.base import progress
 from fedsim.base.errors import (
@@ -44,6 +46,7 @@ from fedsim.base.errors import (
     RunError,
     TranscriptError,
 )
+from fedsim.federation.open_run import OpenRun
 
 TABLES: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -144,7 +147,48 @@ def test_a_finished_run_resumes_to_itself(finished_run: Run) -> None:
     assert (finished_run.transcript.hash(), finished_run.scores.to_csv()) == before
 
 
+def test_a_run_and_its_findings_are_shown_in_a_line(finished_run: Run) -> None:
+    text = repr(fedsim.open(finished_run.path))
+    assert text.startswith(f"Run('{finished_run.path}', 1 recorded round, 1 finding of inverting-gradients")
+    assert re.search(r", accuracy \d+\.\d%\)$", text)
+    found = repr(finished_run.findings[0])
+    assert found.startswith("AttackFinding(attack='inverting-gradients', victim=0, round='1', repeat=0, finding=")
+    assert "tensor(" not in found
+    assert "about=" not in found
+
+
+def test_a_run_that_cannot_be_read_is_still_shown(tmp_path: Path) -> None:
+    assert repr(Run(tmp_path)) == f"Run({str(tmp_path)!r})"
+
+
+def test_the_summary_has_the_verdicts_of_the_report(finished_run: Run) -> None:
+    summary = finished_run.summary()
+    assert list(summary.columns) == list(SUMMARY_COLUMNS)
+    first = summary.iloc[0]
+    assert (first["attack"], first["metric"], first["victims"]) == ("inverting-gradients", "psnr", 1)
+    assert first["value"] == finished_run.scores.query("metric == 'psnr'")["value"].mean()
+    assert first["verdict"] in ("beyond the floor", "not beyond the floor")
+    assert first["why"] == "one victim only"
+
+
+def test_the_summary_of_a_run_without_scores_is_empty(tmp_path: Path) -> None:
+    run = fedsim.run(TABLES, tmp_path / "run", set={"adversary.when": "never"})
+    assert run.summary().empty
+    assert list(run.summary().columns) == list(SUMMARY_COLUMNS)
+
+
 # Attacking.
+
+
+def test_only_the_victims_that_were_asked_for_are_printed(tmp_path: Path) -> None:
+    fedsim.run(TABLES, tmp_path / "run")
+    folder = OpenRun(tmp_path / "run")
+    done = pipeline.attack(folder, read_adversary(folder, None, ["adversary.victims=[1, 2]"]))
+    assert {reading.summary.count for reading in done.readings if not reading.summary.missing} == {2}
+    assert "Findings of 1 further victim, from earlier attacks, are in the report" in done.remarks[-1]
+    again = pipeline.attack(folder, read_adversary(folder, None, ["adversary.victims=[0, 1, 2]"]))
+    assert {reading.summary.count for reading in again.readings if not reading.summary.missing} == {3}
+    assert not any("further victim" in remark for remark in again.remarks)
 
 
 def test_an_attack_is_scored_and_kept_like_any_other(finished_run: Run) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 import tomli_w
 
 from tests.support.commands import call_fedsim
+from tests.support.forks import ForkedCommand
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -140,10 +140,11 @@ def test_add_my_attack(run: Run) -> None:
     assert Path("runs/my_attack/report.html").is_file()
     found = {path.read_bytes() for path in Path("runs/my_attack/findings").glob("my_attack*/*.safetensors")}
     assert len(found) == 1
-    code = Path("my_attack.py").read_text(encoding="utf-8")
-    Path("my_attack.py").write_text(code.replace("dummy.clamp_(0, 1)", "dummy.clamp_(0.4, 0.6)"), encoding="utf-8")
-    program = [str(Path(sys.executable).with_name("fedsim")), *shlex.split(again)[1:]]  # which imports the file anew
-    subprocess.run(program, check=True, capture_output=True, timeout=120)
+    text = Path("my_attack.py").read_text(encoding="utf-8")
+    Path("my_attack.py").write_text(text.replace("dummy.clamp_(0, 1)", "dummy.clamp_(0.4, 0.6)"), encoding="utf-8")
+    command = ForkedCommand(*shlex.split(again)[1:], folder=Path(), before=lambda: sys.modules.pop("my_attack"))
+    code, _, said = command.finish()  # a process that imports the file anew
+    assert code == 0, said
     changed = {path.read_bytes() for path in Path("runs/my_attack/findings").glob("my_attack*/*.safetensors")}
     assert len(changed) == 1
     assert changed != found

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +33,10 @@ from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
 from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.forks import ForkedCommand
 from tests.support.runs import assert_same_runs, hash_recording, read_metrics
+
+WholeRuns = Callable[[Config], OpenRun]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {"fraction_train": 0.7},
@@ -51,8 +52,33 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def with_strategy(name: str, rounds: int = 4) -> Config:
     return make_tiny_config(
         strategy={"name": name, **SETTINGS.get(name, {})},
-        federation={"rounds": rounds, "clients": 7, "straggler_probability": 0.0 if name == "bulyan" else 0.1},
+        partition={"samples_per_client": 12},
+        federation={
+            "rounds": rounds,
+            "clients": 7 if name in ("krum", "multikrum", "bulyan") else 4,
+            "straggler_probability": 0.0 if name == "bulyan" else 0.1,
+        },
     )
+
+
+@pytest.fixture(scope="module")
+def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
+    """The run of a config that was never interrupted, made once."""
+    runs: dict[str, OpenRun] = {}
+
+    def find_whole_run(config: Config) -> OpenRun:
+        text = config.model_dump_json()
+        if text not in runs:
+            runs[text] = run_serial(config, tmp_path_factory.mktemp("whole") / "run")
+        return runs[text]
+
+    return find_whole_run
+
+
+@pytest.fixture
+def finished_run(whole_runs: WholeRuns, tmp_path: Path) -> OpenRun:
+    """The run of the tiny experiment, to do anything to."""
+    return OpenRun(shutil.copytree(whole_runs(make_tiny_config()).path, tmp_path / "run"))
 
 
 # Interrupted at any point of a round.
@@ -63,7 +89,7 @@ class Killed(BaseException):
 
 
 @contextmanager
-def killed_in_round_three(point: str, *, after_rounds: int = 2) -> Iterator[None]:
+def killed_in_a_round(point: str, *, after_rounds: int = 2) -> Iterator[None]:
     count, third_call = {"calls": 0}, after_rounds + 1
 
     def third(real: Callable[..., Any], after: bool) -> Callable[..., Any]:
@@ -104,23 +130,23 @@ def killed_in_round_three(point: str, *, after_rounds: int = 2) -> Iterator[None
         "after the checkpoint",
     ],
 )
-def test_an_interruption_anywhere_in_a_round_is_made_good(point: str, tmp_path: Path) -> None:
+def test_an_interruption_anywhere_in_a_round_is_made_good(point: str, tmp_path: Path, whole_runs: WholeRuns) -> None:
     config = with_strategy("fedavgm")
-    whole = run_serial(config, tmp_path / "whole")
-    with killed_in_round_three(point):
+    with killed_in_a_round(point):
         run_serial(config, tmp_path / "run")
     assert Transcript(tmp_path / "run").rounds[:2] == [1, 2]
-    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole)
+    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole_runs(config))
 
 
 @pytest.mark.parametrize("point", ["while the checkpoint is written", "while metrics are written"])
-def test_a_run_that_is_interrupted_twice_at_the_same_point_goes_on(point: str, tmp_path: Path) -> None:
+def test_a_run_that_is_interrupted_twice_at_the_same_point_goes_on(
+    point: str, tmp_path: Path, whole_runs: WholeRuns
+) -> None:
     config = with_strategy("fedavgm")
-    whole = run_serial(config, tmp_path / "whole")
     for resume in (False, True):
-        with killed_in_round_three(point, after_rounds=0 if resume else 2):
+        with killed_in_a_round(point, after_rounds=0 if resume else 2):
             run_serial(config, tmp_path / "run", resume=resume)
-    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole)
+    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole_runs(config))
     assert compare_with_manifest(OpenRun(tmp_path / "run")).differences == []
 
 
@@ -132,63 +158,63 @@ def test_a_run_that_is_interrupted_twice_at_the_same_point_goes_on(point: str, t
         if registry.find_entry_point("strategies", n).value.startswith("flwr")
     ),
 )
-def test_every_strategy_remembers_what_it_had_learnt(name: str, tmp_path: Path) -> None:
-    config = with_strategy(name)
-    whole = run_serial(config, tmp_path / "whole")
-    with killed_in_round_three("before the checkpoint"):
+def test_every_strategy_remembers_what_it_had_learnt(name: str, tmp_path: Path, whole_runs: WholeRuns) -> None:
+    config = with_strategy(name, rounds=3)
+    with killed_in_a_round("before the checkpoint", after_rounds=1):
         run_serial(config, tmp_path / "run")
-    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole)
+    assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole_runs(config))
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedavgm"])
 def test_without_its_memory_a_strategy_would_go_elsewhere(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_runs: WholeRuns
 ) -> None:
     """Else the tests above would show little."""
-    config = with_strategy(name, rounds=5)
-    whole = run_serial(config, tmp_path / "whole")
-    with killed_in_round_three("after the checkpoint"):
+    config = with_strategy(name)
+    whole = whole_runs(config)
+    with killed_in_a_round("after the checkpoint", after_rounds=1):
         run_serial(config, tmp_path / "run")
     monkeypatch.setattr("strategies.checkpoint._restore", lambda *args: None)
     assert hash_recording(run_serial(config, tmp_path / "run", resume=True)) != hash_recording(whole)
 
 
 def test_a_run_interrupted_before_its_first_checkpoint_begins_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_runs: WholeRuns
 ) -> None:
     def killed(*args: Any) -> None:
         raise Killed
 
-    whole = run_serial(make_tiny_config(), tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "save", killed)
         with pytest.raises(Killed):
             run_serial(make_tiny_config(), tmp_path / "run")
-    assert_same_runs(run_serial(make_tiny_config(), tmp_path / "run", resume=True), whole)
+    assert_same_runs(run_serial(make_tiny_config(), tmp_path / "run", resume=True), whole_runs(make_tiny_config()))
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    folder = run_serial(make_tiny_config(), tmp_path / "run")
+def test_resuming_a_finished_run_changes_nothing(finished_run: OpenRun, tmp_path: Path) -> None:
+    folder = finished_run
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     run_serial(make_tiny_config(), tmp_path / "run", resume=True)
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_finished_run_can_go_on_for_more_rounds(tmp_path: Path) -> None:
-    longer = with_strategy("fedyogi", rounds=5)
-    whole = run_serial(longer, tmp_path / "whole")
+def test_a_finished_run_can_go_on_for_more_rounds(tmp_path: Path, whole_runs: WholeRuns) -> None:
+    longer = with_strategy("fedyogi")
     run_serial(with_strategy("fedyogi", rounds=2), tmp_path / "run")
-    assert_same_runs(run_serial(longer, tmp_path / "run", resume=True), whole)
+    assert_same_runs(run_serial(longer, tmp_path / "run", resume=True), whole_runs(longer))
 
 
 @pytest.mark.parametrize("engine", ["serial", "ray", "flower"])
 def test_no_engine_starts_for_a_finished_run(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: str,
+    finished_run: OpenRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def carry(*args: Any) -> None:
         raise AssertionError("an engine was started")
 
-    run_serial(make_tiny_config(), tmp_path / "run")
     monkeypatch.setattr(registry.load("engines", engine), "carry", carry)
     caplog.set_level("INFO")
     run_serial(make_tiny_config(federation={"engine": engine}), tmp_path / "run", resume=True)
@@ -226,8 +252,10 @@ def test_the_last_round_is_evaluated_however_seldom_the_others_are(tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "header"])
-def test_a_damaged_checkpoint_is_one_sentence_and_leaves_the_recording(damage: str, tmp_path: Path) -> None:
-    folder = run_serial(make_tiny_config(), tmp_path / "run")
+def test_a_damaged_checkpoint_is_one_sentence_and_leaves_the_recording(
+    damage: str, finished_run: OpenRun, tmp_path: Path
+) -> None:
+    folder = finished_run
     whole = hash_recording(folder)
     raw = bytearray(folder.checkpoint.read_bytes())
     if damage == "flipped":
@@ -320,42 +348,30 @@ def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
 
 # Real signals to a real process.
 
-CLI = "from fedsim.cli.main import main; main()"
 
-
-def start(config: Config, folder: Path) -> subprocess.Popen[str]:
+def interrupt(config: Config, folder: Path, number: signal.Signals, rounds: int = 4) -> tuple[int, str]:
+    """Send a signal to `fedsim run` once `rounds` rounds are recorded; return its exit code and last words."""
     file = folder.parent / "federation.toml"
     tables = config.model_dump(mode="json", exclude_none=True)
     file.write_text(tomli_w.dumps({key: value for key, value in tables.items() if value != []}))
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", CLI, "run", str(file), "--out", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "400"},
-    )
-
-
-def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signals, rounds: int = 4) -> tuple[str, str]:
-    """Send a signal once `rounds` rounds are recorded, and return what was said."""
+    process = ForkedCommand("run", file, "--out", folder, folder=folder.parent)
     deadline = time.monotonic() + 120
     while len(list((folder / "transcript").glob("round-*"))) < rounds:
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.finish()
         assert time.monotonic() < deadline
         time.sleep(0.002)
     process.send_signal(number)
-    return process.communicate(timeout=120)
+    code, _, said = process.finish()
+    return code, said
 
 
-@pytest.mark.parametrize("name", [pytest.param("fedavg", marks=pytest.mark.slow), "fedadam"])
-def test_a_run_killed_without_warning_goes_on_to_the_same_end(name: str, tmp_path: Path) -> None:
-    config = with_strategy(name, rounds=40)
-    process = start(config, tmp_path / "run")
-    interrupt(process, tmp_path / "run", signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+def test_a_run_killed_without_warning_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    config = make_tiny_config(strategy={"name": "fedadam"}, federation={"rounds": 20})
+    code, _ = interrupt(config, tmp_path / "run", signal.SIGKILL)
+    assert code == -signal.SIGKILL
     done = Transcript(tmp_path / "run").rounds
     assert done == list(range(1, len(done) + 1))
-    assert 4 <= len(done) < 40
+    assert 4 <= len(done) < 20
     for update in Transcript(tmp_path / "run").updates():
         assert update.num_examples == 24
     resumed = run_serial(config, tmp_path / "run", resume=True)
@@ -364,20 +380,19 @@ def test_a_run_killed_without_warning_goes_on_to_the_same_end(name: str, tmp_pat
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_control_c_is_one_sentence_and_a_usable_recording(tmp_path: Path) -> None:
-    config = with_strategy("fedavgm", rounds=40)
-    process = start(config, tmp_path / "run")
-    _, said = interrupt(process, tmp_path / "run", signal.SIGINT)
-    assert process.returncode == 1
+    config = make_tiny_config(federation={"rounds": 20})
+    code, said = interrupt(config, tmp_path / "run", signal.SIGINT)
+    assert code == 1
     assert said.strip() == "fedsim: interrupted; `fedsim run --resume RUN` goes on from what is kept"
-    assert 4 <= len(Transcript(tmp_path / "run").rounds) < 40
+    assert 4 <= len(Transcript(tmp_path / "run").rounds) < 20
     assert_same_runs(run_serial(config, tmp_path / "run", resume=True), run_serial(config, tmp_path / "whole"))
 
 
 # As `flwr run` starts it: a path instead of a checked experiment.
 
 
-def test_a_deployment_resumes_too(tmp_path: Path) -> None:
-    config = with_strategy("fedavgm", rounds=3)
+def test_a_deployment_resumes_too(tmp_path: Path, whole_runs: WholeRuns) -> None:
+    config = with_strategy("fedavgm")
     file = tmp_path / "federation.toml"
 
     def flwr_run(rounds: int, resume: bool) -> None:
@@ -389,14 +404,14 @@ def test_a_deployment_resumes_too(tmp_path: Path) -> None:
 
     flwr_run(2, resume=False)
     with pytest.raises(ConfigError, match="is not empty"):
-        flwr_run(3, resume=False)
-    whole = run_serial(config, tmp_path / "whole")
+        flwr_run(4, resume=False)
+    whole = whole_runs(config)
     shutil.copy(tmp_path / "run" / "checkpoint.safetensors", tmp_path / "kept")
     shutil.copy(whole.checkpoint, tmp_path / "run" / "checkpoint.safetensors")
     with pytest.raises(RunError, match="is not what this run wrote"):
-        flwr_run(3, resume=True)
+        flwr_run(4, resume=True)
     shutil.copy(tmp_path / "kept", tmp_path / "run" / "checkpoint.safetensors")
-    flwr_run(3, resume=True)
+    flwr_run(4, resume=True)
     assert_same_runs(OpenRun(tmp_path / "run"), whole)
     assert compare_with_manifest(OpenRun(tmp_path / "run")).differences == []
 
@@ -448,7 +463,7 @@ def test_dicts_of_dicts_are_remembered(tmp_path: Path, monkeypatch: pytest.Monke
     )
     config = make_tiny_config(federation={"rounds": 4})
     whole = run_serial(config, tmp_path / "whole")
-    with killed_in_round_three("after the checkpoint"):
+    with killed_in_a_round("after the checkpoint"):
         run_serial(config, tmp_path / "run")
     assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole)
 

@@ -25,6 +25,7 @@ from fedsim.interfaces.findings import Reconstruction
 from fedsim.report.run_contents import read_audit
 from tests.support.commands import Call, call_fedsim
 from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.forks import ForkedCommand
 
 pytestmark = pytest.mark.isolated
 
@@ -50,7 +51,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = make_tiny_config(attack=[{"name": "shared-model"}], adversary={"when": "never", "workers": 1})
+    small = {"partition": {"samples_per_client": 6}, "federation": {"clients": 2}}
+    config = make_tiny_config(**small, attack=[{"name": "label-counts"}], adversary={"when": "never", "workers": 1})
     return run_serial(config, tmp_path_factory.mktemp("honest") / "run").path
 
 
@@ -113,7 +115,7 @@ def finding_of_theirs(run: Path) -> None:
     }
     about |= {"settings": {}, "changed": {}, "granted": [], "partial_records": "", "fingerprint": "", "variant": ""}
     about |= {"command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0}
-    claim = Reconstruction(data=torch.zeros(24, 1, 8, 8), labels=torch.zeros(24, dtype=torch.long))
+    claim = Reconstruction(data=torch.zeros(6, 1, 8, 8), labels=torch.zeros(6, dtype=torch.long))
     path = run / "findings" / "theirs" / "round-1-client-0-repeat-0.safetensors"
     save_finding(claim, path, about)
     OpenRun(run).manifest.note(path)
@@ -122,7 +124,7 @@ def finding_of_theirs(run: Path) -> None:
 @pytest.mark.parametrize("command", ["report run", "attack run", "attack run run/mine.toml", "inspect run"])
 def test_no_command_imports_what_a_finding_names(run: Path, command: str, call: Call) -> None:
     finding_of_theirs(run)
-    (run / "mine.toml").write_text('[adversary]\nworkers = 1\n[[attack]]\nname = "shared-model"\n')
+    (run / "mine.toml").write_text('[adversary]\nworkers = 1\n[[attack]]\nname = "label-counts"\n')
     call(*command.split())
     assert not (run.parent / "marker").exists()
 
@@ -166,7 +168,7 @@ def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path) -
     from fedsim.audit.audit import _attack_worker, _optimum_worker
 
     naming(run, "model")
-    spec = make_tiny_config(attack=[{"name": "shared-model"}])
+    spec = make_tiny_config(attack=[{"name": "label-counts"}])
     for reads in (_attack_worker(run, spec, run, False, "", run), _optimum_worker(run, spec, run, False)):
         with pytest.raises(TrustError), reads:
             pass
@@ -181,7 +183,7 @@ def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path) -
 # Links and pipes.
 
 LINKED = ["report.html", "scores.csv", "image-scores.csv", "log.txt", "experiment.toml", "metrics.csv", "manifest.json"]
-LINKED += ["lock", ".manifest.lock", "findings/shared-model/round-1-client-0-repeat-0.safetensors"]
+LINKED += ["lock", ".manifest.lock", "findings/label-counts/round-1-client-0-repeat-0.safetensors"]
 
 
 @pytest.mark.parametrize("name", LINKED)
@@ -200,7 +202,7 @@ def test_nothing_is_written_through_a_link_in_a_run_folder(run: Path, name: str,
     assert path.is_symlink()
 
 
-@pytest.mark.parametrize("name", ["findings", "findings/shared-model", "transcript", "states", "optima", "deployment"])
+@pytest.mark.parametrize("name", ["findings", "findings/label-counts", "transcript", "states", "optima", "deployment"])
 def test_a_folder_that_is_a_link_is_not_written_into(run: Path, name: str, call: Call) -> None:
     elsewhere = run.parent / "elsewhere"
     path = run / name
@@ -241,11 +243,14 @@ def test_a_pipe_in_a_run_folder_is_a_sentence_and_no_wait_for_ever(run: Path, na
 # Permissions and paths.
 
 
-def may_not_override_permissions() -> None:
-    """Root is above permissions by two capabilities; a process can do without them from its start on."""
-    libc = ctypes.CDLL(None)
-    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+def give_up_permissions() -> None:
+    """Root is above permissions by two capabilities, without which this process goes on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # version 3, this process
+    assert not libc.capget(header, sets)
+    for place in (0, 1):  # the capabilities in effect, and those that may be
+        sets[place] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    assert not libc.capset(header, sets)
 
 
 CLOSED = {
@@ -257,43 +262,20 @@ CLOSED = {
     "run": "inspect run",
 }
 """What is closed, and the command that wants to read it."""
-AS_A_USER = """
-import json, os, sys
-from fedsim.cli.main import main
-
-codes = {}
-for closed, words in json.loads(sys.argv[1]).items():
-    os.chmod(closed, 0)
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(f"{closed.replace('/', '-')}.error", os.O_CREAT | os.O_WRONLY), 2)
-        sys.argv = ["fedsim", *words.split()]
-        main()
-    codes[closed] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os.chmod(closed, 0o700)
-print(json.dumps(codes))
-"""
-"""Each command in a process of its own, which need not import all anew."""
 
 
-def test_what_may_not_be_read_is_one_sentence(run: Path) -> None:
+@pytest.mark.parametrize("closed", CLOSED)
+def test_what_may_not_be_read_is_one_sentence(closed: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "findings").mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", AS_A_USER, json.dumps(CLOSED)],
-        cwd=run.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-        preexec_fn=may_not_override_permissions,
-    )
-    codes = json.loads(done.stdout.splitlines()[-1])
-    assert codes.keys() == CLOSED.keys()
-    for closed, code in codes.items():
-        error = (run.parent / f"{closed.replace('/', '-')}.error").read_text().split("nanobind: leaked")[0]
-        assert code in (1, 2), error
-        assert "Traceback" not in error
-        assert "Permission denied" in error or "not readable" in error, closed
-        assert len(error.strip().splitlines()) == 1, error
+    monkeypatch.chdir(run.parent)
+    mode = Path(closed).stat().st_mode
+    Path(closed).chmod(0)
+    code, _, error = ForkedCommand(*CLOSED[closed].split(), folder=run.parent, before=give_up_permissions).finish()
+    Path(closed).chmod(mode)
+    error = error.split("nanobind: leaked")[0]
+    assert code in (1, 2), error
+    assert "Permission denied" in error or "not readable" in error
+    assert len(error.strip().splitlines()) == 1, error
 
 
 def test_a_folder_that_may_not_be_written_is_one_sentence(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.run_folder import RunFolder, read_exposures, read_rows
 from fedsim.recording.transcript import Transcript
 
 
@@ -33,9 +33,10 @@ def read_checkpoint(folder: RunFolder, prefix: str = "") -> dict[str, bytes]:
 
 
 def assert_same_runs(run: Path | RunFolder, other: Path | RunFolder) -> None:
-    """Check that both wrote the same: recording, figures of each round, and final state."""
+    """Check that both wrote the same: recording, figures of each round, measures, and final state."""
     left, right = (RunFolder(path) if isinstance(path, Path) else path for path in (run, other))
     assert hash_recording(left) == hash_recording(right)
     assert Transcript(left.path).hash() == Transcript(right.path).hash()
     assert read_metrics(left) == read_metrics(right)
+    assert read_exposures(left) == read_exposures(right)
     assert left.checkpoint.read_bytes() == right.checkpoint.read_bytes()

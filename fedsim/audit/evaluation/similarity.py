@@ -134,7 +134,7 @@ class AttackedUpdate:
             return self._broadcast
         surrogate: dict[str, Tensor] = {}
         for name, start in self._broadcast.items():
-            surrogate[name] = alpha * start + (1 - alpha) * self._after[name]
+            surrogate[name] = alpha * start + (1 - alpha) * self._state_after[name]
         return surrogate
 
     @cached_property
@@ -150,7 +150,7 @@ class AttackedUpdate:
         return broadcast
 
     @cached_property
-    def _after(self) -> State:
+    def _state_after(self) -> State:
         """The returned w_T, which every point on the line needs."""
         return self._state_of_model(self.update.after)
 
@@ -162,7 +162,7 @@ class AttackedUpdate:
                 pseudo_gradient = self._state_of_model(self.update.pseudo_gradient)
                 if pseudo_gradient:
                     return pseudo_gradient
-            return {name: start - self._after[name] for name, start in self._broadcast.items()}
+            return {name: start - self._state_after[name] for name, start in self._broadcast.items()}
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         return self._require_fit(match_names(self.update.gradient, shapes))
 
