@@ -30,7 +30,7 @@ Evidence = Literal["matches", "candidates", "victims", "few messages", "compared
 """What the scores of victims say about leakage. `matches`: each example is matched or not, the floor
 is how often chance does it, and a binomial test over the examples of all victims decides, from one
 victim on. `candidates`: each victim's value has a known spread by chance, see
-`Metric.chance_deviation`, so that one victim with many candidates is enough. `victims`: each speaks
+`Metric.chance_spread`, so that one victim with many candidates is enough. `victims`: each speaks
 for itself, and a sign test over them decides. `few messages`: likewise, but each is of one or a few
 messages that are right or wrong. `compared victims`: victims are compared with one another, so that
 nothing can be concluded from their number. `none`: the metric says nothing about leakage."""
@@ -56,6 +56,8 @@ class Metric:
         preference: its place among such metrics, and among the scores of one finding; the lowest
             comes first. Those of fedsim have 10 to 90.
         evidence: what its scores say about leakage, see `Evidence`.
+        exact_from: of a metric whose higher values are better, the value from which on a claim counts
+            as exact, which a page then says in place of the value; infinite for none.
         meaning: where it says nothing about leakage, what it says instead.
         reference: whose score stands in place of the best possible value; empty for none.
         explanations: sentences on how to read it and its floor; a report writes each once.
@@ -71,6 +73,7 @@ class Metric:
     ranks_examples: ClassVar[bool] = False
     preference: ClassVar[int] = 100
     evidence: ClassVar[Evidence] = "victims"
+    exact_from: ClassVar[float] = math.inf
     meaning: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     explanations: ClassVar[tuple[str, ...]] = ()
@@ -94,10 +97,11 @@ class Metric:
         best = self.value_range[1] if self.higher_is_better else self.value_range[0]
         return best if math.isfinite(best) else None
 
-    def chance_deviation(self, count: int) -> float:
-        """Return the standard deviation by chance of one victim's value about the floor.
+    def chance_spread(self, count: int) -> tuple[float, float]:
+        """Return how one victim's value spreads about the floor by chance.
 
-        Only metrics whose evidence is `candidates` have one.
+        It is the standard deviation, and the step between two possible values. Only metrics whose
+        evidence is `candidates` have them.
 
         Args:
             count: number of the victim's candidates.

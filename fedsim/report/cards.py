@@ -54,7 +54,7 @@ class Card:
 
     Attributes:
         attack: its name.
-        readings: its readings, the main one first; none where nothing is judged.
+        readings: its readings, those by which it leaks first; none where nothing is judged.
         reason: why nothing is judged; empty where something is.
         examples: the best, median and worst; none where nobody knows the truth.
         selection: from how many examples these were chosen, and by which metric.
@@ -68,7 +68,7 @@ class Card:
 
     @property
     def verdict(self) -> str:
-        """Verdict of the main reading."""
+        """Verdict of the first reading, which is the worst."""
         return self.readings[0].verdict if self.readings else NOT_JUDGED
 
     @property
@@ -133,7 +133,7 @@ def attack_cards(
         result.append(
             Card(
                 attack=attack,
-                readings=readings,
+                readings=sorted(readings, key=lambda reading: reading.verdict != LEAKS),
                 reason="" if readings else next(remarks, ""),
                 examples=examples,
                 selection=_selection(attack_extremes[0], values) if examples else "",
@@ -147,8 +147,8 @@ def _example(extreme: ExtremeExample, finding: FindingView | None) -> CardExampl
     if finding is None:
         return None
     facts = describe_metric(extreme.metric)
-    value = f"{facts.title} {extreme.value:.3g} {facts.unit}".rstrip() if math.isfinite(extreme.value) else "identical"
-    caption = f"{value}; {victim_and_round(finding.about)}"
+    value = f"{facts.title} {extreme.value:.3g} {facts.unit}".rstrip()
+    caption = f"{'exact' if extreme.value >= facts.exact_from else value}; {victim_and_round(finding.about)}"
     if extreme.image in finding.card_images:
         claimed, true = finding.card_images[extreme.image]
         return CardExample(rank=extreme.rank, caption=caption, claimed=claimed, true=true)

@@ -8,7 +8,7 @@ from statistics import fmean
 from fedsim.federation.config import Config
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.curves import column_title, epsilon_columns
-from fedsim.report.summary import join_titles
+from fedsim.report.summary import join_titles, number_of
 from fedsim.report.verdicts import (
     BEYOND,
     GUESSING,
@@ -38,6 +38,41 @@ def headline(readings: Sequence[ScoreReading]) -> str:
         victims = "one victim was" if most <= 1 else f"{most} victims were"
         sentences.append(f"Only {victims} attacked, too few to conclude from.")
     return " ".join(sentences)
+
+
+_RECOVERED_HOW = {
+    "exact": "exactly",
+    "recovered": "so well that they can be recognised",
+    "identified": "well enough to tell them from those of others",
+}
+"""How well examples are got back, by the metric that says so, the best first."""
+
+
+def describe_recovery(readings: Sequence[ScoreReading], plural: str) -> str:
+    """Say for a lay reader how many of the victims' examples were got back, and how well; empty where none were.
+
+    The attack that got back most is told.
+
+    Args:
+        readings: of all scores.
+        plural: what several examples are called.
+    """
+    for metric, how in _RECOVERED_HOW.items():
+        recoveries = []
+        for reading in readings:
+            item = reading.summary
+            if item.metric == metric and reading.verdict == LEAKS and not reading.baseline:
+                # Of one victim, what its rounds or starts gave on average.
+                share = 1 if item.unit == "victim" else 1 / item.count
+                total = share * sum(item.examples.values())
+                matches = share * sum(item.examples[unit] * value for unit, value in item.values.items())
+                recoveries.append((round(matches), round(total), item))
+        if recoveries:
+            matches, total, item = max(recoveries, key=lambda recovery: recovery[0])
+            victims = number_of(item.count if item.unit == "victim" else 1, "client")
+            quantity = f"all {total}" if matches == total else f"{matches} of {total}"
+            return f"From the messages of {victims}, the server got back {quantity} {plural} {how} (by {item.attack})."
+    return ""
 
 
 def most_victims(readings: Iterable[ScoreReading]) -> int:

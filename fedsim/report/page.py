@@ -6,16 +6,21 @@ the sections that panels render, see `fedsim.interfaces.panel`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from fedsim.audit.audit import Audit
+from fedsim.base.errors import FedsimError
 from fedsim.base.files import write_text
 from fedsim.federation.open_run import OpenRun
+from fedsim.modalities import find_modality
 from fedsim.report import tensorboard
 from fedsim.report.cards import attack_cards
-from fedsim.report.headline import final_accuracy, final_epsilon, headline
+from fedsim.report.headline import describe_recovery, final_accuracy, final_epsilon, headline
 from fedsim.report.html import render_page
-from fedsim.report.reported_run import open_reported_run
+from fedsim.report.learning import explain_no_learning
+from fedsim.report.reported_run import ReportedRun, open_reported_run
+from fedsim.report.run_facts import describe_setting
 from fedsim.report.sections import render_sections
 
 
@@ -46,8 +51,11 @@ def write_report(
         scripts=["charts.js", "pictures.js", "tables.js"],
         run=run,
         sections=sections,
+        setting=describe_setting(run.config) if run.config else "",
+        recovery=describe_recovery(run.readings, _plural_of_examples(run)),
         headline=headline(run.readings),
         accuracy=final_accuracy(run.metrics, run.config),
+        no_learning=explain_no_learning(run.metrics),
         epsilon=final_epsilon(run.metrics),
         cards=attack_cards(run.readings, run.findings, run.extreme_examples, run.example_scores),
         truths=[fact.victims for fact in run.granted_facts if fact.granted and fact.victims],
@@ -56,3 +64,11 @@ def write_report(
     if tensorboard.wants_events(*run.attack_files):
         tensorboard.write_events(folder)
     return folder.report
+
+
+def _plural_of_examples(run: ReportedRun) -> str:
+    """Return what several examples are called; just that where the data are not known."""
+    if run.experiment is not None:
+        with suppress(FedsimError):  # the page says elsewhere what is missing
+            return find_modality(run.experiment.dataset.task.modality).plural
+    return "examples"

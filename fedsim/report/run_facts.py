@@ -26,6 +26,7 @@ from fedsim.report.free_settings import free_settings
 from fedsim.report.html import group_digits
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.run_contents import Recording
+from fedsim.report.summary import number_of
 
 _MAX_NAMED_CLIENTS = 6
 
@@ -67,6 +68,20 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         run.notes.append(f"Not everything about this run can be told: {error}.")
         run.failures.append(str(error))
     return facts
+
+
+def describe_setting(config: Config) -> str:
+    """Return one line of what was run: data, model, clients and rounds, N at most, E or T, and B."""
+    federation, limit = config.federation, config.partition.samples_per_client
+    parts = [
+        f"{config.data.name}, {config.model.name}",
+        number_of(federation.clients, "client"),
+        number_of(federation.rounds, "round"),
+        f"N at most {limit}" if limit else "",
+        *_local_training(config)[:2],
+        ", ".join(table.name for table in config.defense) or "no defense",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def traffic_text(recording: Recording) -> str:

@@ -150,11 +150,12 @@ def _judge_matches(item: Summary) -> tuple[str, str]:
     examples, values, floors = (np.array(list(part.values())) for part in (item.examples, item.values, item.floors))
     if item.unit != "victim":  # rounds and starts of one victim are about the same examples
         examples, values, floors = (part.mean(keepdims=True) for part in (examples, values, floors))
-    matches, by_chance = float(examples @ values), float(examples @ floors)
-    count = float(examples.sum() + item.num_missing * examples.mean())
+    # A victim without a score counts as one without a match, which chance might have given it.
+    matches, chance = float(examples @ values), float(examples @ floors / examples.sum())
+    count = round(float(examples.sum() + item.num_missing * examples.mean()))
     # Where chances differ, equal ones give as many matches more often (Hoeffding).
-    p_value = float(bdtrc(math.floor(matches + _ROUNDING) - 1, round(count), by_chance / count)) if matches else 1.0
-    remark = f"{matches:.4g} of {count:.4g} examples, {by_chance:.2g} by chance"
+    p_value = float(bdtrc(math.floor(matches + _ROUNDING) - 1, count, chance)) if matches else 1.0
+    remark = f"{matches:.4g} of {count} examples, {count * chance:.2g} by chance"
     return _conclude(p_value, item), remark
 
 
@@ -163,14 +164,17 @@ def _judge_candidates(item: Summary) -> tuple[str, str]:
     from scipy.special import ndtr  # likewise
 
     metric = describe_metric(item.metric)
-    deviations = np.array([metric.chance_deviation(round(count)) for count in item.examples.values()])
+    spreads = [metric.chance_spread(round(count)) for count in item.examples.values()]
+    deviations, steps = (np.array(part) for part in zip(*spreads, strict=True))
     if item.unit != "victim":  # rounds and starts of one victim are about the same candidates
-        deviation, total = float(deviations.max()), 1
+        total, gain, deviation = 1, item.gain, float(deviations.max())
     else:
+        # A victim without a score has no gain and spreads as the others do.
         total = item.count + item.num_missing
-        deviation = math.sqrt(float(np.square(deviations).sum()) * total / item.count) / total
-    gain = item.gain * item.count / total if item.unit == "victim" else item.gain
-    p_value = float(ndtr(-gain / deviation))
+        gain = item.gain * item.count / total
+        deviation = math.sqrt(float(np.square(deviations).mean()) / total)
+    # Half a step makes the normal distribution fit one of few values.
+    p_value = float(ndtr(-(gain - float(steps.min()) / total / 2) / deviation))
     candidates = sum(item.examples.values()) if item.unit == "victim" else max(item.examples.values())
     return _conclude(p_value, item), f"{candidates:.0f} candidates of {number_of(total, 'victim')}"
 

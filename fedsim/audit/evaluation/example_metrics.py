@@ -32,6 +32,7 @@ class Psnr(ExampleMetric):
     unit = "dB"
     higher_is_better = True
     lowest = 0.0
+    exact_from = EXACT
     preference = 10
     modalities = frozenset({_IMAGE})
 

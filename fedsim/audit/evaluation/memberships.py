@@ -47,9 +47,9 @@ class MembershipAuc(Metric):
         "the false-positive rate (FPR).",
     )
 
-    def chance_deviation(self, count: int) -> float:
+    def chance_spread(self, count: int) -> tuple[float, float]:
         """Return that of Mann and Whitney's statistic for as many members as others."""
-        return math.sqrt((count + 1) / 3) / count
+        return math.sqrt((count + 1) / 3) / count, 4 / count**2
 
 
 class MembershipAccuracy(MembershipAuc):
@@ -58,9 +58,9 @@ class MembershipAccuracy(MembershipAuc):
     title = "membership balanced accuracy"
     preference = 151
 
-    def chance_deviation(self, count: int) -> float:
+    def chance_spread(self, count: int) -> tuple[float, float]:
         """Return that of the share of members among half of the candidates, which is hypergeometric."""
-        return 0.5 / math.sqrt(count - 1)
+        return 0.5 / math.sqrt(count - 1), 2 / count
 
 
 class TruePositiveRate(MembershipAuc):

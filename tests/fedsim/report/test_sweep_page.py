@@ -169,6 +169,17 @@ def test_a_setting_that_lacks_an_attack_is_marked_and_named(grid: list[dict[str,
     assert "may leak more than is drawn: top-k, local_epochs 1 (no strong); top-k, local_epochs 5 (no strong)." in text
 
 
+def test_a_setting_whose_model_has_not_learnt_is_said_to_be_so(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    text = write(tmp_path, [row | ({"accuracy": 0.12} if row["defense"] == "noise" else {}) for row in grid])
+    notes = re.findall(r"<strong>([^<]*)\.</strong> The model has not learnt: its accuracy on 400", text)
+    assert notes == ["noise, 1", "noise, 5"]
+    one_seed_learnt = [
+        row | ({"accuracy": 0.12} if row["defense"] == "noise" and row["seed"] == 1 else {}) for row in grid
+    ]
+    assert "has not learnt" not in write(tmp_path, one_seed_learnt)
+    assert "has not learnt" not in write(tmp_path, [row | {"accuracy": 0.1, "guess": ""} for row in grid])
+
+
 def test_baselines_are_shown_but_are_not_the_strongest_attack(grid: list[dict[str, Any]], tmp_path: Path) -> None:
     optimal = [row | {"attack": "optimal", "baseline": 1, "value": 99.0} for row in grid if row["defense"] == "none"]
     text = write(tmp_path, grid + optimal)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fedsim.audit.evaluation.score import Score
+from fedsim.report.headline import describe_recovery
 from fedsim.report.summary import summarise
-from fedsim.report.verdicts import GUESSING, LEAKS, UNDECIDED, judge_summary
+from fedsim.report.verdicts import GUESSING, LEAKS, UNDECIDED, judge_summary, score_readings
 from tests.support.silent_messages import KINDS, count_false_leaks, row_of
 
 
@@ -69,4 +70,32 @@ def test_victims_without_a_score_count_as_those_that_leak_nothing() -> None:
     assert judge_summary(alone)[0] == LEAKS
     verdict, remark = judge_summary(summary)
     assert verdict == UNDECIDED
-    assert remark == "4 of 40 examples, 1 by chance; not computed for 3 victims: no reason"
+    assert remark == "4 of 40 examples, 4 by chance; not computed for 3 victims: no reason"
+
+
+def describe_matches(metric: str, *scores: tuple[float, float, int], **columns: Any) -> str:
+    rows = []
+    for victim, (value, floor, examples) in enumerate(scores):
+        rows.append(row_of(Score.against_guesses(metric, value, {"a guess": floor}), victim, examples) | columns)
+    return describe_recovery(score_readings(rows, {}), "images")
+
+
+def test_a_lay_reader_is_told_how_many_examples_came_back_and_how_well() -> None:
+    assert describe_matches("exact", *[(1.0, 0.02, 10)] * 5) == (
+        "From the messages of 5 clients, the server got back all 50 images exactly (by a)."
+    )
+    assert describe_matches("identified", (0.4, 0.02, 10), (0.8, 0.02, 5)) == (
+        "From the messages of 2 clients, the server got back 8 of 15 images well enough to tell them from those of "
+        "others (by a)."
+    )
+    assert describe_matches("recovered", (0.1, 0.09, 10)) == ""
+    assert describe_matches("psnr", *[(30.0, 10.0, 10)] * 5) == ""
+
+
+def test_of_several_rounds_of_a_client_their_mean_is_told() -> None:
+    rows = []
+    for number, value in enumerate((0.5, 0.7)):
+        rows.append(row_of(Score.against_guesses("exact", value, {"a guess": 0.01}), 0, 10) | {"round": number})
+    assert describe_recovery(score_readings(rows, {}), "texts") == (
+        "From the messages of 1 client, the server got back 6 of 10 texts exactly (by a)."
+    )
