@@ -19,7 +19,7 @@ from fedsim.interfaces import attack, defense, findings, knowledge, local_contex
 from fedsim.modalities import guesses
 from fedsim.plugins.factories import RETURN_TYPES
 from fedsim.recording import header, payloads, transcript, wire_format
-from fedsim.report import charts, reported_run, run_contents, summary
+from fedsim.report import charts, reported_run, run_contents, verdicts
 from fedsim.training import local_round
 
 PAGE = Path(__file__).with_name("plugin-interface.md")
@@ -144,7 +144,7 @@ PARTS = {
             reported_run.ReportedRun,
             run_contents.Recording,
             run_contents.FindingView,
-            summary.ScoreReading,
+            verdicts.ScoreReading,
             charts.Curve,
             charts.ChartPoint,
             charts.HeatMapCell,

@@ -28,8 +28,8 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 Evidence = Literal["matches", "candidates", "victims", "few messages", "compared victims", "none"]
 """What the scores of victims say about leakage. `matches`: each example is matched or not, the floor
-is how often chance does it, and a binomial test over the examples of all victims decides, from one
-victim on. `candidates`: each victim's value has a known spread by chance, see
+is how often chance does it, and a test over the examples of all victims decides, from one victim
+on. `candidates`: each victim's value has a known spread by chance, see
 `Metric.chance_spread`, so that one victim with many candidates is enough. `victims`: each speaks
 for itself, and a sign test over them decides. `few messages`: likewise, but each is of one or a few
 messages that are right or wrong. `compared victims`: victims are compared with one another, so that
@@ -156,12 +156,15 @@ class ExampleMetric(Metric, ABC):
 
     Class attributes:
         modalities: names of the modalities that it is for, or `ANY_NUMERIC`.
+        depends_on_class: whether a guess of the class alone makes matches likelier, so that chance is
+            counted among examples of the same classes. Only asked where the evidence is `matches`.
     """
 
     of_examples: ClassVar[bool] = True
     ranks_examples: ClassVar[bool] = True
     explanations: ClassVar[tuple[str, ...]] = (EXPLANATION_OF_GUESSES,)
     modalities: ClassVar[frozenset[str]]
+    depends_on_class: ClassVar[bool] = True
 
     @classmethod
     def describe_facts(cls) -> list[str]:

@@ -25,6 +25,8 @@ LESS_THAN_PUBLIC = "less than public data do"
 NOT_JUDGED = "not judged"
 MIN_VICTIMS = 5
 """Fewest victims from which a sign test concludes: by chance, four are all beyond the floor in 1 of 16 cases."""
+_STAKES = (0.25, 0.5, 0.75, 1.0)
+"""Shares of what is left that are put on each victim; a small one loses little where few victims leak."""
 _ROUNDING = 1e-9
 """Mean gains up to this are none: a guess that is right as often as its floor is no better than that."""
 
@@ -105,13 +107,13 @@ def judge_summary(item: Summary) -> tuple[str, str]:
     """Return a verdict in a few words, and the reason for it.
 
     `leaks` is decided by the metric's evidence, see `fedsim.interfaces.metric.Evidence`. Where examples
-    are matched, such as identified or exact, more of those of all victims are than chance matches in
-    at most 5 % of cases (binomial test). Where candidates are ranked, their ranks are better than
-    chance orders them, over the candidates of all victims. Otherwise more than half of such victims
-    are beyond the floor: the mean is, and so many of the attacked victims are that tossing a coin for
-    each would give as many in at most 5 % of cases (sign test). Unlike an interval of the mean, this
-    holds for scores of any distribution, with two modes or with infinite PSNR; where scores are of a
-    few messages, the coin falls as the floor says.
+    are matched, such as identified or exact, so many more of those of all victims are than chance
+    matches that it does so in at most 5 % of cases (e-values [Shafer2021]). Where candidates are
+    ranked, their ranks are better than chance orders them, over the candidates of all victims.
+    Otherwise more than half of such victims are beyond the floor: the mean is, and so many of the
+    attacked victims are that tossing a coin for each would give as many in at most 5 % of cases (sign
+    test). Unlike an interval of the mean, this holds for scores of any distribution, with two modes or
+    with infinite PSNR; where scores are of a few messages, the coin falls as the floor says.
 
     With fewer than five victims no outcome of the sign test is that rare, and the rounds of one victim
     say nothing about another victim. There the verdict only says what was seen: `beyond the floor`,
@@ -144,19 +146,26 @@ def _judge_scores(item: Summary) -> tuple[str, str]:
 
 
 def _judge_matches(item: Summary) -> tuple[str, str]:
-    """Judge by how many examples are matched, over all victims."""
-    from scipy.special import bdtrc  # takes a quarter of a second
+    """Judge by how many times as many examples are matched as by chance, over all victims.
 
+    By chance this ratio is 1 on average, whatever the claims are, and even where the examples of a
+    client are alike, so that they are matched together or not at all: it is an e-value. Victims are
+    independent, so that whoever puts a share of a fortune on each of them multiplies it by
+    1 + share * (ratio - 1), and has 20 times as much in at most 5 % of cases (Ville's inequality).
+    A fortune is split between several such shares; on one victim alone all of it is put.
+    """
     examples, values, floors = (np.array(list(part.values())) for part in (item.examples, item.values, item.floors))
     if item.unit != "victim":  # rounds and starts of one victim are about the same examples
         examples, values, floors = (part.mean(keepdims=True) for part in (examples, values, floors))
-    # A victim without a score counts as one without a match, which chance might have given it.
-    matches, chance = float(examples @ values), float(examples @ floors / examples.sum())
-    count = round(float(examples.sum() + item.num_missing * examples.mean()))
-    # Where chances differ, equal ones give as many matches more often (Hoeffding).
-    p_value = float(bdtrc(math.floor(matches + _ROUNDING) - 1, count, chance)) if matches else 1.0
-    remark = f"{matches:.4g} of {count} examples, {count * chance:.2g} by chance"
-    return _conclude(p_value, item), remark
+    # Where nothing is matched, chance has matched nothing either. A victim without a score gains nothing.
+    ratios = np.divide(values, floors, out=np.ones_like(values), where=floors > 0)
+    ratios = np.append(ratios, np.zeros(item.num_missing))
+    stakes = _STAKES if len(ratios) > 1 else _STAKES[-1:]
+    fortune = float(np.mean([np.prod(1 + stake * (ratios - 1)) for stake in stakes]))
+    count = float(examples.sum() + item.num_missing * examples.mean())
+    chance = float(examples @ floors / examples.sum()) * count
+    remark = f"{examples @ values:.4g} of {count:.4g} examples, {chance:.2g} by chance"
+    return _conclude(1 / fortune if fortune else 1.0, item), remark
 
 
 def _judge_candidates(item: Summary) -> tuple[str, str]:

@@ -35,6 +35,17 @@ def identify_one_claim(rng: torch.Generator) -> tuple[Score, int]:
     return identify_mean_claims(rng, examples=1, others=25)
 
 
+def identify_in_styles(rng: torch.Generator) -> tuple[Score, int]:
+    """Each client's examples are alike, so that claims pick out all of the victim's, or none."""
+    styles = torch.rand(8, 1, 1, 4, 4, generator=rng)
+    data = (styles + 0.01 * torch.rand(8, 6, 1, 4, 4, generator=rng)).flatten(0, 1)
+    labels = torch.zeros(48).long()
+    truth = Truth(data=data[42:], labels=labels[42:])
+    pool = Pool.from_truth(truth, PublicExamples(data=data[:42], labels=labels[:42]))
+    claims = torch.rand(1, 1, 4, 4, generator=rng) + 0.005 * torch.randn(6, 1, 4, 4, generator=rng)
+    return score_identification(claims, truth, pool), 6
+
+
 def order_candidates(count: int) -> SilentScore:
     """Membership scores are in any order."""
 
@@ -71,6 +82,7 @@ def guess_majority(rng: torch.Generator) -> tuple[Score, int]:
 KINDS: dict[str, SilentScore] = {
     "identification, ten examples a victim": identify_mean_claims,
     "identification, one example a victim": identify_one_claim,
+    "identification, clients in styles of their own": identify_in_styles,
     "membership AUC, 20 candidates": order_candidates(20),
     "membership AUC, 200 candidates": order_candidates(200),
     "membership accuracy, 20 candidates": claim_half(20),

@@ -159,6 +159,7 @@ class ExactShare(ExampleMetric):
     is_share = True
     ranks_examples = False
     evidence = "matches"
+    depends_on_class = False
     preference = 91
     modalities = frozenset({ANY_NUMERIC})
 

@@ -4,8 +4,7 @@ Claims are compared with a pool: the examples of the victim, and others of the s
 does not hold. Were the message to say nothing about the victim, its examples would be to the claims
 what the others are, so that any choice of as many examples of the pool could be the victim's. Of
 the examples of a class that are matched, the number of the victim's is then hypergeometric,
-whatever the claims are and however alike. So a verdict needs no assumption about the claims, and
-may follow from one victim.
+whatever the claims are and however alike.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Pool:
 
     Attributes:
         data: `example ...`, those of others first, so that of equal examples another's counts.
-        classes: `example`, class indices; all 0 in a regression.
+        classes: `example`, class indices; all 0 where classes do not count, as in a regression.
         of_victim: `example`, whether it is the victim's.
     """
 
@@ -40,11 +39,17 @@ class Pool:
     of_victim: Tensor
 
     @classmethod
-    def from_truth(cls, truth: Truth, others: PublicExamples | None) -> Pool | None:
-        """Return the pool of a victim; None where no other examples of its classes are known."""
+    def from_truth(cls, truth: Truth, others: PublicExamples | None, *, by_class: bool = True) -> Pool | None:
+        """Return the pool of a victim; None where no other examples of its classes are known.
+
+        Args:
+            truth: of the victim.
+            others: examples that it does not hold.
+            by_class: whether others of the same classes alone count, and each class for itself.
+        """
         if others is None:
             return None
-        true_classes, classes = _class_indices(truth.labels), _class_indices(others.labels)
+        true_classes, classes = (_class_indices(part.labels, by_class=by_class) for part in (truth, others))
         labels = sorted(set(true_classes.tolist()))
         indices = torch.cat([_thin((classes == label).nonzero().flatten(), len(labels)) for label in labels])
         if not len(indices):
@@ -69,9 +74,10 @@ class Pool:
         return expected / int(self.of_victim.sum())
 
 
-def _class_indices(labels: Tensor) -> Tensor:
+def _class_indices(labels: Tensor, *, by_class: bool) -> Tensor:
     """Return class indices; targets of a regression are of one kind."""
-    return torch.zeros(len(labels), dtype=torch.int64) if labels.is_floating_point() else labels
+    is_one_kind = labels.is_floating_point() or not by_class
+    return torch.zeros(len(labels), dtype=torch.int64) if is_one_kind else labels
 
 
 def _thin(indices: Tensor, num_classes: int) -> Tensor:

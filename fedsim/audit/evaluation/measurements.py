@@ -71,18 +71,23 @@ def measure_nearest(truth: Truth, public: PublicExamples, weights: Path | None) 
     return values
 
 
-def measure_chance_matches(claimed: Tensor, pool: Pool, truth: Truth, weights: Path | None) -> MetricValues:
+def measure_chance_matches(
+    claimed: Tensor, truth: Truth, others: PublicExamples | None, weights: Path | None
+) -> MetricValues:
     """Return, by each metric whose evidence is `matches`, the share that claims match by chance.
 
     Args:
         claimed: `claim ...`.
-        pool: of the victim.
         truth: of the victim.
+        others: examples that it does not hold.
         weights: folder with weights of networks.
     """
     context, shares = _context_of(truth, weights), MetricValues()
     for name, metric in _metrics_of(truth).items():
         if metric.evidence != "matches":
+            continue
+        pool = Pool.from_truth(truth, others, by_class=metric.depends_on_class)
+        if pool is None:
             continue
         try:
             matches = metric.find_matches(claimed.clone(), pool.data.clone(), context)

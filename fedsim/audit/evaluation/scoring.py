@@ -125,10 +125,11 @@ def score_examples(
             clusters = clusters_of_claims(public, finding.labels)
             further_scores.append(score_columns(data, truth, public, guesses, clusters, rng))
     # How often claims match by chance.
-    scored_truth = truth.without_empty_texts()
-    pool = Pool.from_truth(scored_truth, others or public) if len(scored_truth.labels) else None
-    further_scores.append(score_identification(data, scored_truth, pool))
-    chance_matches = measure_chance_matches(data, pool, truth, weights) if pool else {}
+    scored_truth, others = truth.without_empty_texts(), others or public
+    if not len(scored_truth.labels):
+        others = None
+    further_scores.append(score_identification(data, scored_truth, Pool.from_truth(scored_truth, others)))
+    chance_matches = measure_chance_matches(data, scored_truth, others, weights)
     # Make a score of each metric, and of the labels.
     scores, instruments = [], find_instruments(truth, weights)
     for metric, value in values.items():

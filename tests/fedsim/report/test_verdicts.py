@@ -64,13 +64,13 @@ def test_one_victim_with_many_candidates_leaks() -> None:
 
 
 def test_victims_without_a_score_count_as_those_that_leak_nothing() -> None:
-    rows = [row_of(Score.against_guesses("identified", 0.4, {"a guess": 0.1}), 0, 10)]
+    rows = [row_of(Score.against_guesses("identified", 0.4, {"a guess": 0.015}), 0, 10)]
     rows += [row_of(Score.from_reason("identified", "no reason"), victim, 10) for victim in (1, 2, 3)]
     (alone,), (summary,) = summarise(rows[:1]), summarise(rows)
     assert judge_summary(alone)[0] == LEAKS
     verdict, remark = judge_summary(summary)
     assert verdict == UNDECIDED
-    assert remark == "4 of 40 examples, 4 by chance; not computed for 3 victims: no reason"
+    assert remark == "4 of 40 examples, 0.6 by chance; not computed for 3 victims: no reason"
 
 
 def describe_matches(metric: str, *scores: tuple[float, float, int], **columns: Any) -> str:
