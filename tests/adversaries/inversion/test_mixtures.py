@@ -133,7 +133,7 @@ def test_knowing_mixup_takes_an_odd_number_of_records_apart(record_rounds: Calla
     """Sums of neighbours on a circle of odd length determine its members."""
     images, labels = victim(3)
     transcript = record_rounds(Mixup(), images, labels)
-    attack = InvertingGradients(step_size=0.1, tv_weight=0.001, iterations=600, restarts=2)
+    attack = InvertingGradients(step_size=0.1, tv_weight=0.001, iterations=400)
     naive = decibels(attack, transcript, KNOWN, images)
     granted = decibels(attack, transcript, replace(KNOWN, labels=labels), images)
     adaptive = decibels(attack, transcript, replace(KNOWN, defenses=(Mixup(),)), images)
@@ -169,8 +169,8 @@ def test_instahide_is_undone_by_several_rounds(record_rounds: Callable[..., Tran
         record_rounds(InstaHide(k=2), images, labels, rounds=4),
         replace(KNOWN, defenses=(InstaHide(k=2),)),
     )
-    attack = Unmixing(iterations=600)
-    assert decibels(InvertingGradients(iterations=300, step_size=0.1), transcript.restrict_to([1]), KNOWN, images) < 12
+    attack = Unmixing(iterations=400)
+    assert decibels(InvertingGradients(iterations=200, step_size=0.1), transcript.restrict_to([1]), KNOWN, images) < 12
     assert decibels(attack, transcript, known, images) > 20
     assert decibels(attack, transcript, KNOWN, images) < 12  # as if no sign had been flipped
 

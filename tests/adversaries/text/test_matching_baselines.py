@@ -61,7 +61,7 @@ def run(attack: Any, folder: Path, knowledge: Knowledge = KNOWN) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "attack", [Tag(iterations=150, step_size=0.3), Lamp(iterations=80, candidates=10, every=40, tries=4)]
+    "attack", [Tag(iterations=150, step_size=0.3), Lamp(iterations=40, candidates=10, every=20, tries=4)]
 )
 def test_words_of_an_encoder_are_found_far_beyond_chance(attack: Any, tmp_path: Path) -> None:
     """Chance is one place of 29; guesses of the likeliest words are no better, as all words occur once."""
@@ -207,7 +207,7 @@ def test_lamp_rearranges_while_it_descends(tmp_path: Path, monkeypatch: pytest.M
 
 def test_words_in_a_wrong_order_are_put_right_where_that_matches_better() -> None:
     around, true = scene()
-    attack = Lamp(iterations=100, every=10, burn_in=0.2, tries=120)
+    attack = Lamp(iterations=100, every=10, burn_in=0.2, tries=60)
     dummy = true.clone()
     dummy[0] = true[0][:, [0, 3, 2, 1, 4, 5]]
     dummy[1] = true[1][:, [2, 3, 4, 5, 0, 1]]

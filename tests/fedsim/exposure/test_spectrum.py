@@ -106,7 +106,7 @@ def test_of_each_example_it_is_the_part_of_the_hessian_that_is_its_own() -> None
 def test_what_power_iteration_leaves_of_the_minimum_falls_with_its_steps_and_stays_above() -> None:
     model, (inputs, labels) = small(), batch()
     lowest = exact(model, inputs, labels, "l2")[0].item()
-    left = [Lavp(steps=steps).compute(model, LOSS, inputs, labels) for steps in (10, 50, 250)]
+    left = [Lavp(steps=steps).compute(model, LOSS, inputs, labels) for steps in (8, 32, 128)]
     assert left[0]["min"] > 2 * left[1]["min"] > 4 * left[2]["min"]
     assert left[2]["min"] > lowest
     for values in left:
@@ -138,8 +138,7 @@ def test_the_exact_spectrum_is_told_in_a_few_numbers(distance: Distance) -> None
     assert values["log_determinant"] == pytest.approx((true + 1e-3 * true[-1]).log().mean().item(), rel=1e-9)
 
 
-@pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("training", [None, UPDATE])
+@pytest.mark.parametrize(("distance", "training"), [("l2", None), ("cosine", UPDATE)])
 def test_the_estimate_is_close_to_the_exact_spectrum(distance: Distance, training: LocalTraining | None) -> None:
     torch.manual_seed(0)
     model, (inputs, labels) = LeNet().build(Task((1, 12, 12), 10)), batch(2, side=12)
@@ -186,9 +185,9 @@ class Held(TorchDispatchMode):
     ("measure", "training"),
     [
         (Spectrum(exact=0, probes=2, steps=10), None),
-        (JacobianNorm(probes=120), UPDATE),
+        (JacobianNorm(probes=40), UPDATE),
         (JacobianNorm(exact=True), None),
-        (Lavp(steps=5), UPDATE),
+        (Lavp(steps=3), UPDATE),
         (ExpectedError(steps=10), None),
     ],
 )
@@ -223,11 +222,11 @@ def test_a_whole_spectrum_and_the_basis_of_an_iteration_have_to_fit_into_memory(
 
 def test_the_jacobian_norm_of_any_number_of_inputs_is_exact_if_it_is_to_be() -> None:
     """Of (w'x - y)^2 the gradient is 2 r x, where r = w'x - y, and its derivative 2 (x w' + r I)."""
-    model, x, y = nn.Linear(5000, 1, bias=False), torch.randn(1, 5000, generator=generator(0)), torch.ones(1)
+    model, x, y = nn.Linear(4200, 1, bias=False), torch.randn(1, 4200, generator=generator(0)), torch.ones(1)
     with torch.no_grad():
         weight, rest = model.weight, (model(x) - y).squeeze()
         crossed = 2 * rest * (weight * x).sum()
-        wanted = 2 * (x.square().sum() * weight.square().sum() + crossed + 5000 * rest.square()).sqrt().item()
+        wanted = 2 * (x.square().sum() * weight.square().sum() + crossed + 4200 * rest.square()).sqrt().item()
     assert JacobianNorm(exact=True).compute(model, squared_error, x, y)["norm"] == pytest.approx(wanted, rel=1e-4)
 
 
