@@ -14,7 +14,9 @@ from fedsim.base import errors as errors
 if TYPE_CHECKING:
     from fedsim.api.comparing import Comparison, compare
     from fedsim.api.in_memory import attack
+    from fedsim.api.linting import lint
     from fedsim.api.runs import Run, open, run
+    from fedsim.api.scoring import ClaimScores, score
     from fedsim.api.sweeping import Sweep, sweep
     from fedsim.audit.evaluation.display import Display, DisplayMatrix, DisplayTable
     from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, FindingSpec, Judgement
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Attack": "fedsim.interfaces.attack",
+    "ClaimScores": "fedsim.api.scoring",
     "Comparison": "fedsim.api.comparing",
     "Config": "fedsim.federation.config",
     "Curious": "strategies.curious",
@@ -107,24 +110,26 @@ _HOMES = {
     "Update": "fedsim.recording.wire_format",
     "attack": "fedsim.api.in_memory",
     "compare": "fedsim.api.comparing",
+    "lint": "fedsim.api.linting",
     "open": "fedsim.api.runs",
     "partition_mod": "clients.mods",
     "record_app": "strategies.curious_grid",
     "run": "fedsim.api.runs",
+    "score": "fedsim.api.scoring",
     "sweep": "fedsim.api.sweeping",
     "write_truth": "fedsim.audit.evaluation.truth",
 }
 """Module of each public name."""
 __all__ = [
-    "Attack", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Display",
+    "Attack", "ClaimScores", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Display",
     "DisplayMatrix", "DisplayTable", "Engine", "EvaluationContext", "Evaluator", "ExampleContext",
     "ExampleMetric", "Examples", "FederationJob", "FedsimError", "Finding", "FindingSpec",
     "Guarantee", "InProcessGrid", "Inference", "Judgement", "Knowledge", "LabelDistribution",
     "LocalContext", "LocalModel", "Measure", "Membership", "Metric", "Modality", "Panel", "Paper",
     "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction", "ReportedRun",
     "Representatives", "Run", "Score", "Setting", "Sweep", "Target", "Task", "Texts",
-    "Transcript", "Update", "attack", "compare", "open", "partition_mod", "record_app", "run",
-    "sweep", "write_truth",
+    "Transcript", "Update", "attack", "compare", "lint", "open", "partition_mod", "record_app", "run",
+    "score", "sweep", "write_truth",
 ]  # fmt: skip
 
 

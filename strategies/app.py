@@ -44,7 +44,7 @@ from fedsim.privacy.ledger import COLUMNS, Ledger, summarise_ledger
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.recording.wire_format import describe_misfit
-from fedsim.training.loop import evaluate
+from fedsim.training.loop import evaluate, evaluate_constant
 from fedsim.training.settings import LocalTraining
 from strategies.checkpoint import Checkpoint, unsavable_attributes
 from strategies.curious import Curious
@@ -59,7 +59,8 @@ _INVALID_REPLY = 2
 _MAX_LOGGED_CLIENTS = 5
 app = ServerApp()
 
-METRICS_COLUMNS = ("round", "client", "accuracy", "loss", "num_examples", "failed", "seconds")
+METRICS_COLUMNS = ("round", "client", "accuracy", "loss", "guess", "num_examples", "failed", "seconds")
+"""Columns of `metrics.csv`; `guess` is what the best constant answer gets on the server's test examples."""
 
 
 @app.main()
@@ -408,7 +409,8 @@ def _evaluate(
     server_metrics = evaluate(
         experiment.model, read_state(arrays), experiment.data.to_model(inputs), labels, loss, progress_name="evaluation"
     )
-    rows: list[dict[str, Any]] = [{"round": number, "client": "server", "num_examples": len(labels)} | server_metrics]
+    server_row = {"round": number, "client": "server", "num_examples": len(labels), "guess": evaluate_constant(labels)}
+    rows: list[dict[str, Any]] = [server_row | server_metrics]
     if experiment.data.clients_hold_out:
         messages = list(strategy.configure_evaluate(number, arrays, ConfigRecord(), grid))
         answers = grid.send_and_receive(messages, timeout=experiment.config.federation.timeout)

@@ -93,7 +93,9 @@ def attack(
     built = _build_attack(attack, settings or {})
     facts |= _infer_classes(network, facts, texts=built.texts)
     # What the adversary knows, and what the server saw.
-    granted = Knowledge(model=lambda: deepcopy(network), loss=loss, value_range=_value_bounds(value_range), **facts)
+    granted = Knowledge(
+        model=lambda: deepcopy(network), loss=loss, value_range=value_bounds(value_range, "attack"), **facts
+    )
     update = Update(
         round=1, client=0, before=broadcast, payload=Payload.from_dense(returned, "weights"), num_examples=num_examples
     )
@@ -247,8 +249,15 @@ def _num_outputs(network: nn.Module, shape: tuple[int, ...], *, texts: bool) -> 
     return int(logits.numel())
 
 
-def _value_bounds(value_range: tuple[Any, Any] | None) -> tuple[list[float], list[float]] | None:
-    """Return lowest and highest values, one for each channel or one for all."""
+def value_bounds(value_range: tuple[Any, Any] | None, where: str) -> tuple[list[float], list[float]] | None:
+    """Return lowest and highest values, one for each channel or one for all.
+
+    Args:
+        where: the function that errors name.
+
+    Raises:
+        ConfigError: the range is none.
+    """
     if value_range is None:
         return None
     try:
@@ -256,9 +265,9 @@ def _value_bounds(value_range: tuple[Any, Any] | None) -> tuple[list[float], lis
             [float(value) for value in (end if isinstance(end, list | tuple) else [end])] for end in value_range
         )
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"attack: value_range: expected (lowest, highest), got {value_range!r}") from error
+        raise ConfigError(f"{where}: value_range: expected (lowest, highest), got {value_range!r}") from error
     if len(low) != len(high) or not all(-inf < a < b < inf for a, b in zip(low, high, strict=True)):
         raise ConfigError(
-            f"attack: value_range: expected the lowest below the highest value, both finite, got {value_range!r}"
+            f"{where}: value_range: expected the lowest below the highest value, both finite, got {value_range!r}"
         )
     return low, high

@@ -117,7 +117,9 @@ def _run(
         )
         done.failures.extend(failures)
         write_report(folder, None, done.failures, trust=True)
-    return replace(done, remarks=[*done.remarks, no_learning]) if no_learning else done
+    if no_learning and attacked:  # again, because tables of scores come between
+        return replace(done, remarks=[*done.remarks, no_learning])
+    return done
 
 
 def attack(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -18,7 +20,7 @@ from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.plan import AttackJob
-from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.config import AttackFile, Config
@@ -42,6 +44,12 @@ from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.messages import RecordedExchange, read_messages
 from fedsim.recording.transcript import Transcript, find_run
 from fedsim.report.page import write_report
+from fedsim.report.run_contents import read_attack_traits, read_scores
+from fedsim.report.summary import number_of
+from fedsim.report.verdicts import ScoreReading, score_readings
+
+SUMMARY_COLUMNS = ("attack", "metric", "value", "low", "high", "floor", "victims", "verdict", "why")
+"""Columns of `Run.summary`."""
 
 
 @serialize_calls
@@ -113,7 +121,19 @@ class Run:
         self._file = read_adversary(OpenRun(path), file, trust=trust) if file is not None else Adversary()
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        return f"Run({', '.join([repr(str(self.path)), *self._describe_contents()])})"
+
+    def _describe_contents(self) -> list[str]:
+        """Return in a few words what the folder holds, as far as it can be read."""
+        facts = []
+        with suppress(FedsimError):
+            facts.append(number_of(len(self.transcript.rounds), "recorded round"))
+        findings = Counter(path.parent.name for path in self._folder.findings.glob("*/*.safetensors"))
+        facts += [f"{number_of(count, 'finding')} of {attack}" for attack, count in sorted(findings.items())]
+        with suppress(FedsimError):
+            accuracies = [row["accuracy"] for row in read_metrics(self._folder) if row["client"] == "server"]
+            facts += [f"accuracy {float(accuracy):.1%}" for accuracy in accuracies[-1:] if accuracy]
+        return facts
 
     @property
     def path(self) -> Path:
@@ -185,6 +205,21 @@ class Run:
         path = self._folder.scores
         rows = partial(read_rows, path, ("attack", "metric"), ("value", "floor"))
         return _frame(self._folder, path, rows, texts=("round",))
+
+    def summary(self) -> pd.DataFrame:
+        """Return the verdicts, as in the report: a row for each attack and metric, its main metric first.
+
+        The columns are `attack`, `metric`, its mean `value`, the 95 % interval from `low` to `high`, the mean `floor`,
+        the number of `victims`, and the `verdict` with `why` it is so. Empty if nothing is scored.
+
+        Raises:
+            RunError: the table of scores is damaged.
+        """
+        if self.scores.empty:
+            return pd.DataFrame(columns=SUMMARY_COLUMNS)
+        traits = read_attack_traits(self._folder, None, trust=self._trust)
+        readings = score_readings(read_scores(self._folder), traits)
+        return pd.DataFrame(list(map(_summary_row, readings)), columns=SUMMARY_COLUMNS)
 
     @property
     def findings(self) -> list[AttackFinding]:
@@ -310,7 +345,7 @@ class AttackFinding:
     round: str
     repeat: int
     finding: Finding
-    about: Mapping[str, Any]
+    about: Mapping[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -332,6 +367,21 @@ class Report:
         except (OSError, UnicodeError) as error:
             raise RunError(f"{self.path}: cannot be read ({error}); write the report again") from error
         return f'{complaints}<iframe srcdoc="{page}" style="width: 100%; height: 60em; border: 0"></iframe>'
+
+
+def _summary_row(reading: ScoreReading) -> dict[str, Any]:
+    item = reading.summary
+    return {
+        "attack": item.attack,
+        "metric": item.metric,
+        "value": item.mean,
+        "low": item.low,
+        "high": item.high,
+        "floor": item.floor,
+        "victims": item.count if item.unit == "victim" else 1,
+        "verdict": reading.verdict,
+        "why": reading.remark,
+    }
 
 
 def _read_finding(folder: OpenRun, path: Path) -> AttackFinding:

@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedsim.api.cell_runner import job_runner
 from fedsim.api.logs import log_to_file
 from fedsim.api.objects import name_objects
 from fedsim.api.runs import Report, check_changes, copy_tables
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, FedsimError
 from fedsim.base.files import write_text
 from fedsim.base.machine import count_cores, free_memory
 from fedsim.base.progress import ProgressListener, listen_to_progress, report_progress
@@ -27,8 +28,10 @@ from fedsim.base.randomness import serialize_calls
 from fedsim.base.workers import run_in_processes
 from fedsim.federation import lock
 from fedsim.federation.run_folder import default_folder
+from fedsim.report.defense_outcomes import explain_no_leak
 from fedsim.report.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.sweeps.board import SweepBoard
+from fedsim.sweeps.cells import SweepCell
 from fedsim.sweeps.file import SweepFile, SweepTable, parse_sweep, read_sweep
 from fedsim.sweeps.plan import plan_sweep
 from fedsim.sweeps.queue import JobQueue, SweepJob
@@ -92,7 +95,11 @@ class Sweep:
         self.path = Path(path)
 
     def __repr__(self) -> str:
-        return f"Sweep({str(self.path)!r})"
+        text = repr(str(self.path))
+        with suppress(FedsimError):
+            states = Counter(row["state"] for row in read_cells(self.path).rows)
+            text += f", cells: {', '.join(f'{count} {state}' for state, count in states.items())}"
+        return f"Sweep({text})"
 
     @property
     def table(self) -> pd.DataFrame:
@@ -175,14 +182,14 @@ def _check_folder(folder: Path) -> None:
 
 
 def _do_jobs(board: SweepBoard, sweep: SweepTable) -> None:
-    """Do all jobs of a plan, and write the tables from time to time."""
+    """Do all jobs of a plan, those on controls first, and write the tables from time to time."""
     plan = board.plan
     total, num_done, pause = len(plan.remaining_federations) + len(plan.remaining_cells), 0, 0.0
     if not total:
         return
-    queue = JobQueue(
-        plan.remaining_federations, plan.remaining_cells, sweep.workers or count_cores(), _memory_limit(sweep)
-    )
+    stages = _SweepStages(board, stop_without_leak=sweep.stop_without_leak)
+    queue = JobQueue([], [], sweep.workers or count_cores(), _memory_limit(sweep))
+    stages.fill(queue)
     for finished_cell in (*plan.finished_cells.values(), *plan.finished_federations.values()):
         queue.record_memory(finished_cell.memory)
     report_progress("cells", 0, total)
@@ -193,6 +200,7 @@ def _do_jobs(board: SweepBoard, sweep: SweepTable) -> None:
             if (marker := board.record_end(job, error, waiting)) is not None:
                 queue.record_memory(marker.memory)
             num_done += 1 + len(waiting)
+            stages.record_end(job, waiting, queue)
             log.info("%s: %s", job.name, "failed" if marker is None else f"done in {marker.seconds:.1f} s")
             if time.monotonic() > last_write + pause:
                 start = time.monotonic()
@@ -200,6 +208,53 @@ def _do_jobs(board: SweepBoard, sweep: SweepTable) -> None:
                 last_write = time.monotonic()
                 pause = _PAUSE_FACTOR * (last_write - start)
             report_progress("cells", num_done, total)
+
+
+class _SweepStages:
+    """The two stages of a sweep: the federations of controls with their cells, and all others.
+
+    Between them it is known whether anything leaks without a defense.
+    """
+
+    def __init__(self, board: SweepBoard, *, stop_without_leak: bool) -> None:
+        self._board, self._stop_without_leak = board, stop_without_leak
+        plan = board.plan
+        first = plan.control_federations
+        stages = []
+        for is_first in (True, False):
+            federations = [cell for cell in plan.remaining_federations if (cell.federation in first) == is_first]
+            cells = [cell for cell in plan.remaining_cells if (cell.federation in first) == is_first]
+            stages.append((federations, cells))
+        self._control_jobs, self._other_jobs = stages
+        self._pending = {cell.key for cell in self._control_jobs[1]}
+
+    def fill(self, queue: JobQueue) -> None:
+        """Add the jobs on controls to `queue`, or where these are done all others."""
+        queue.add(*self._control_jobs)
+        if not self._pending:
+            self._add_others(queue)
+
+    def record_end(self, job: SweepJob, waiting: Sequence[SweepCell], queue: JobQueue) -> None:
+        """Record the end of a job; add the other jobs after the last one on controls."""
+        if not self._pending:
+            return
+        self._pending -= {cell.key for cell in waiting}
+        if not job.federates:
+            self._pending.discard(job.cell.key)
+        if not self._pending:
+            self._add_others(queue)
+
+    def _add_others(self, queue: JobQueue) -> None:
+        """Add the other jobs, unless nothing leaks without a defense and the sweep is to stop then."""
+        rows = [{name: str(value) for name, value in row.items()} for row in self._board.score_rows()]
+        warning = explain_no_leak(rows, self._board.plan.grid.axes) if self._other_jobs[1] else ""
+        if warning and self._stop_without_leak:
+            self._board.skipped = f"{warning} (sweep.stop_without_leak)"
+            log.warning("%s; the other cells are skipped (sweep.stop_without_leak)", warning)
+            return
+        if warning:
+            log.warning("%s; the other cells run all the same, unless sweep.stop_without_leak = true", warning)
+        queue.add(*self._other_jobs)
 
 
 def _run_jobs(queue: JobQueue, sweep: SweepTable, board: SweepBoard) -> Iterator[tuple[SweepJob, BaseException | None]]:

@@ -68,7 +68,7 @@ def score_findings(
         key_columns = {key: about[key] for key in ("attack", "victim", "round", "repeat")}
         key_columns |= variant_columns(about)
         for score in judgement.scores:
-            rows.append(key_columns | _score_row(score, judgement.examples) | {"seed": cache.case.seed})
+            rows.append(key_columns | score_row(score, judgement.examples) | {"seed": cache.case.seed})
             for index, value in enumerate(score.per_image):
                 if not math.isnan(value):
                     image_rows.append(key_columns | {"metric": score.metric, "image": index, "value": value})
@@ -155,7 +155,8 @@ def _finding_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/*.safetensors"), key=key)
 
 
-def _score_row(score: Score, examples: int) -> dict[str, Any]:
+def score_row(score: Score, examples: int) -> dict[str, Any]:
+    """Return the columns of `scores.csv` that are about a score, which is of so many `examples`."""
     row = {field.name: getattr(score, field.name) for field in dataclasses.fields(score)}
     del row["per_image"]
     ceiling = "" if score.ceiling is None else score.ceiling

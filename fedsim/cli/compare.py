@@ -56,10 +56,14 @@ def _show_quality(comparison: Comparison) -> None:
 
 
 def _show_scores(comparison: Comparison, name: str, differences: Sequence[Difference]) -> None:
+    from fedsim.report.differences import explain_equality
     from fedsim.report.summary import join_titles
 
     base = comparison.sides[0].name
-    for attack in dict.fromkeys(item.attack for item in differences):
+    equality = explain_equality(differences)
+    if equality:
+        _print_plain(f"{name} beside {base}: {equality}")
+    for attack in dict.fromkeys(item.attack for item in differences if not equality):
         console.print(_score_table(attack, base, name, [item for item in differences if item.attack == attack]))
     for run, attacks in zip((base, name), comparison.unshared_attacks(name), strict=True):
         if attacks:

@@ -1,4 +1,4 @@
-"""The command line: run, sweep, train, expose, attack, compare, report, data, list, show, check, new and others.
+"""The command line: run, sweep, train, expose, attack, compare, report, data, list, show, check, lint, new and others.
 
 Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
 1 a run or an attack failed, 2 the request itself is wrong.
@@ -28,6 +28,7 @@ from fedsim.cli.doctor import doctor
 from fedsim.cli.expose import expose
 from fedsim.cli.geometry import geometry
 from fedsim.cli.inspect import inspect
+from fedsim.cli.lint import lint
 from fedsim.cli.new import new
 from fedsim.cli.options import print_error
 from fedsim.cli.plugins import list_plugins, show
@@ -56,7 +57,7 @@ for _command in (run, sweep, train, expose, attack, compare, reproduce, geometry
     cli.command(cls=Command)(_command)
 cli.command("data", cls=Command)(show_data)
 cli.command("list", cls=Command)(list_plugins)
-for _information_command in (show, check, new, doctor):
+for _information_command in (show, check, lint, new, doctor):
     cli.command(cls=Command)(_information_command)
 
 

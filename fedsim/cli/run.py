@@ -25,7 +25,7 @@ def run(
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
     from fedsim.federation.open_run import OpenRun
-    from fedsim.federation.reading import load_config
+    from fedsim.federation.reading import load_config, parse_override
     from fedsim.federation.run_folder import default_folder, read_exposures
 
     use_data_dir(data_dir)
@@ -38,12 +38,14 @@ def run(
 
     # What follows takes seconds to import, so a mistyped key is reported before.
     from fedsim.api import pipeline
+    from fedsim.api.linting import log_pitfalls_of_file
     from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
     from fedsim.cli.work_shown import show_epsilons, show_exposure, show_scores, show_work
 
     with show_work(quiet, verbose) as follow:
         if config is not None and file is not None:
             folder = OpenRun(out or default_folder(file))
+            log_pitfalls_of_file(file, [parse_override(override) for override in overrides or []], trust=trust)
             done = pipeline.run(config, folder, overwrite=overwrite, follow=follow)
         else:
             assert resume is not None

@@ -15,13 +15,17 @@ from rich.table import Column
 from fedsim.base.progress import ROUNDS
 
 PAUSE = 5.0
-"""Seconds between two plain lines, and between two lines about rounds."""
+"""Fewest seconds between two plain lines, and between two lines about rounds."""
+_LONG_PAUSE = 30.0
+"""Seconds after which a plain line is due, however little was done."""
+_STEP = 0.1
+"""Share of a phase after which a plain line is due."""
 _ESTIMATE_FROM = 0.05
 """Share of a phase from which the time left is shown; before, one-time work such as compilation is most of it."""
 
 
 class PhaseDisplay:
-    """Display of the phases of a command: live on a terminal, elsewhere as a line every few seconds.
+    """Display of the phases of a command: live on a terminal, elsewhere as a line now and then.
 
     A phase of several items, such as an attack on several updates, may have `parts` that are under
     way.
@@ -51,10 +55,11 @@ class PhaseDisplay:
         phase.done, phase.total = done, total
         self._show(phase)
 
-    def show_part(self, what: str, item: Hashable, share: float) -> None:
-        """Note that `item` of the phase `what` is under way, and done by this share."""
+    def show_part(self, what: str, item: Hashable, iteration: int, iterations: int) -> None:
+        """Note that `item` of the phase `what` is under way, and how many of its iterations are done."""
         if (phase := self._phases.get(what)) is not None:
-            phase.parts[item] = share
+            phase.parts[item] = iteration / max(iterations, 1)
+            phase.iterations = f", iteration {iteration} of {iterations}" if iteration < iterations else ""
             self._show(phase)
 
     def _begin(self, what: str, total: int) -> None:
@@ -67,24 +72,38 @@ class PhaseDisplay:
         shown = phase.shown_share
         is_running = phase.done < phase.total
         self._bars.update(phase.task, completed=shown, total=phase.total, done=phase.done, visible=is_running)
-        now = time.monotonic()
-        if not self._console.is_terminal and shown and is_running and now > self._last + PAUSE:
-            self._last = now
-            text = f"{phase.what}: {phase.done} of {phase.total}"
-            if shown >= _ESTIMATE_FROM * phase.total:
-                minutes, seconds = divmod(round((now - phase.began) * (phase.total / shown - 1)), 60)
-                text += f", about {minutes}:{seconds:02d} left"
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if not self._console.is_terminal and shown and is_running:
+            self._print_line(phase, time.monotonic())
+
+    def _print_line(self, phase: _Phase, now: float) -> None:
+        """Print how far a phase is, unless too little happened since the last line."""
+        shown = phase.shown_share
+        is_due = shown >= phase.last_printed + _STEP * phase.total or now >= self._last + _LONG_PAUSE
+        if now <= self._last + PAUSE or not is_due:
+            return
+        self._last, phase.last_printed = now, shown
+        text = f"{phase.what}: {phase.done} of {phase.total}{phase.iterations}"
+        if shown >= _ESTIMATE_FROM * phase.total:
+            minutes, seconds = divmod(round((now - phase.began) * (phase.total / shown - 1)), 60)
+            text += f", about {minutes}:{seconds:02d} left"
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Phase:
-    """Progress of a phase."""
+    """Progress of a phase.
+
+    Attributes:
+        parts: by item under way the share of it that is done.
+        iterations: of the item that was heard of last, as a part of a sentence; empty where it is done.
+        last_printed: what was done at the last plain line, in items.
+    """
 
     def __init__(self, what: str, task: TaskID) -> None:
         self.what, self.task = what, task
         self.began = time.monotonic()
         self.done, self.total = 0, 0
         self.parts: dict[Hashable, float] = {}
+        self.iterations, self.last_printed = "", 0.0
         self._max_shown = 0.0
 
     @property

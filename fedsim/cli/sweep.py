@@ -55,10 +55,12 @@ def sweep(
 
     use_data_dir(data_dir)
     use_key(key)
-    sweep_file = read_sweep(file, [parse_override(override) for override in overrides or []])
+    changes = [parse_override(override) for override in overrides or []]
+    sweep_file = read_sweep(file, changes)
     build_grid(sweep_file)
 
     # What follows takes seconds to import, so a mistyped key is reported before.
+    from fedsim.api.linting import log_pitfalls_of_file
     from fedsim.api.sweeping import STORE, run_sweep
     from fedsim.base.machine import count_cores
     from fedsim.cli.work_shown import show_work
@@ -70,6 +72,7 @@ def sweep(
 
     store, folder = CellStore(cells or STORE), out or default_folder(file)
     with show_work(quiet, verbose):
+        log_pitfalls_of_file(file, changes, trust=trust)
         if dry_run:
             plan = plan_sweep(sweep_file, store, trust=trust)
         else:

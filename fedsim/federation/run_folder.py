@@ -227,7 +227,7 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
     Raises:
         RunError: they are not as a run writes them.
     """
-    rows = read_rows(folder.metrics, ("round", "client"), ("accuracy", "loss", "num_examples", "seconds"))
+    rows = read_rows(folder.metrics, ("round", "client"), ("accuracy", "loss", "guess", "num_examples", "seconds"))
     if invalid := [row["round"] for row in rows if not row["round"].isdecimal()]:
         raise RunError(f"{folder.metrics}: has a round {one_line(invalid[0])!r}; remove it, and resume the run")
     return rows

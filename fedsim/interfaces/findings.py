@@ -11,12 +11,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
 from fedsim.base.errors import AttackError
+from fedsim.base.short_repr import describe_fields
 from fedsim.recording.wire_format import State, non_finite_names
 
 ClaimScope = Literal["update", "client", "federation"]
@@ -44,8 +45,17 @@ class Finding(ABC):
     kind: ClassVar[str]
     trace: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "__repr__" not in vars(cls):
+            # Otherwise the decorator makes one that prints all tensors.
+            cls.__repr__ = Finding.__repr__  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
         _check_trace(self.trace)
+
+    def __repr__(self) -> str:
+        return describe_fields(self)
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.base.files import write_text
 from fedsim.report.charts import Curve, Look, draw_curves
-from fedsim.report.differences import Difference, difference_text
+from fedsim.report.differences import Difference, difference_text, explain_equality
 from fedsim.report.html import render_page
 
 _MAX_UPDATES = 3
@@ -51,7 +51,9 @@ def write_comparison_page(
     Raises:
         RunError: the file cannot be written.
     """
-    groups = [(name, _group_by_attack(items), uncompared[name]) for name, items in differences.items()]
+    groups = []
+    for name, items in differences.items():
+        groups.append((name, explain_equality(items), _group_by_attack(items), uncompared[name]))
     text = render_page(
         "comparison.html.j2",
         ("charts.js",),

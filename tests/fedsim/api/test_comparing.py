@@ -97,6 +97,21 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(folder: Path, tmp_path
     assert (found.scores["difference"].dropna() == 0).all()
 
 
+def test_equal_runs_are_equal_in_a_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "plain", tmp_path / "twin")
+    compare([folder / "plain", tmp_path / "twin"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "equal" in line] == [lines[-1]]
+    assert lines[-1].startswith("twin beside plain: equal: all scores of inverting-gradients, spear-ica, by ")
+    assert lines[-1].endswith(" over 2 victims")
+    assert len(lines) == 4
+    page = fedsim.compare(folder / "plain", tmp_path / "twin").report(tmp_path / "page.html").path.read_text()
+    assert "Equal: all scores of inverting-gradients" in page
+    assert "<caption>" not in page
+    compare([folder / "plain", folder / "noisy"])
+    assert "equal: all scores" not in capsys.readouterr().out
+
+
 def foreign(run: Path, copy: Path) -> Path:
     """A copy of a run as if its recording had been made elsewhere."""
     shutil.copytree(run, copy)

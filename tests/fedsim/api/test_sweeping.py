@@ -186,6 +186,28 @@ def test_a_dry_run_says_what_is_shared_done_and_does_not_apply(here: Call) -> No
     assert "left with 1 worker, by what finished cells took" in more
 
 
+def test_where_nothing_leaks_without_a_defense_it_is_said_before_the_other_cells_run(here: Call) -> None:
+    axes = {"attack": [{"name": "sme", "iterations": 1}], "defense": [[{"name": "top-k", "fraction": 0.1}]]}
+    assert here(axes=axes, stop_without_leak=True)[0] == 0
+    log = Path("runs/study/log.txt")
+    assert "no attack is shown to leak (sme; 1 victim)" in log.read_text(encoding="utf-8")
+    cells = fedsim.Sweep("runs/study").cells
+    assert cells[["defense", "added", "state"]].values.tolist() == [["top-k", 0, "skipped"], ["none", 1, "done"]]
+    assert "attack more victims" in cells["reason"][0]
+    assert "(sweep.stop_without_leak)" in cells["reason"][0]
+    assert len(list(Path("runs/cells").glob("federations/*.json"))) == 1  # that of the control
+    assert here(axes=axes)[0] == 0
+    assert "the other cells run all the same" in log.read_text(encoding="utf-8")
+    assert fedsim.Sweep("runs/study").cells["state"].tolist() == ["done", "done"]
+
+
+def test_a_dry_run_says_which_controls_are_added(here: Call) -> None:
+    axes = {"defense": [[{"name": "top-k", "fraction": fraction}] for fraction in (0.1, 0.2)]}
+    out = here("--dry-run", axes={"attack": [{"name": "sme", "iterations": 1}], **axes})[1]
+    assert "3 cells on 3 federations, 0 done already; 1 of the cells is a control without a defense, which" in out
+    assert "the grid lacks" in out
+
+
 @pytest.mark.parametrize(
     "moments",
     [

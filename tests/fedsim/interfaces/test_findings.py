@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,33 @@ def test_what_is_no_id_of_a_client_may_not_be_as_large() -> None:
 def test_a_large_id_that_is_named_twice_is_refused() -> None:
     with pytest.raises(AttackError, match="names a candidate twice"):
         Inference(of="source", candidates=client_ids([HUGE[2], HUGE[2]]), scores=torch.eye(2))
+
+
+def test_a_finding_shows_shapes_and_ranges_never_contents() -> None:
+    finding = images(data=torch.linspace(0, 0.75, 32).reshape(2, 1, 4, 4), **curve("objective", torch.ones(500)))
+    assert repr(finding) == (
+        "Reconstruction(data=<float32 2x1x4x4, 0 to 0.75>, labels=<int64 2, 0 to 1>, claims='update', "
+        "trace={objective: <float32 500, 1 to 1>})"
+    )
+
+
+def test_a_large_model_shows_its_first_tensors() -> None:
+    state = {f"layer{number}.weight": torch.zeros(3) for number in range(60)}
+    assert repr(model(state=state)).endswith("layer2.weight: <float32 3, 0 to 0>, 57 more})")
+
+
+def test_a_finding_of_another_package_is_short_too() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Echo(Finding):
+        kind = "echo"
+        sound: torch.Tensor
+
+        @property
+        def claim_tensors(self) -> dict[str, torch.Tensor]:
+            return {"sound": self.sound}
+
+        @classmethod
+        def from_tensors(cls, tensors: Any, trace: Any) -> Echo:
+            return cls(sound=tensors["sound"], trace=trace)
+
+    assert repr(Echo(sound=client_ids([1 << 63, 3]))) == "Echo(sound=<uint64 2, 3 to 9223372036854775808>)"

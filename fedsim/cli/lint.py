@@ -1,0 +1,48 @@
+"""Command `fedsim lint`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsim.cli.options import DataDir, Overrides, Trust, console, use_data_dir
+
+if TYPE_CHECKING:
+    from fedsim.pitfalls.pitfall import Pitfall
+
+
+def lint(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment, attack or sweep file.")],
+    overrides: Overrides = None,
+    strict: Annotated[bool, typer.Option("--strict", help="End with exit code 1 where there are pitfalls.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of the pitfalls for programs.")] = False,
+    data_dir: DataDir = None,
+    trust: Trust = False,
+) -> None:
+    """Name the pitfalls of an evaluation before it is run, each with a counter-experiment to copy."""
+    from fedsim.api.linting import lint_file
+    from fedsim.federation.reading import parse_override
+
+    use_data_dir(data_dir)
+    pitfalls = lint_file(file, [parse_override(override) for override in overrides or []], trust=trust)
+    if as_json:
+        rows = [dataclasses.asdict(pitfall) for pitfall in pitfalls]
+        console.print(json.dumps(rows, indent=2), markup=False, highlight=False, soft_wrap=True)
+    else:
+        _show_pitfalls(pitfalls)
+    if strict and pitfalls:
+        raise typer.Exit(1)
+
+
+def _show_pitfalls(pitfalls: list[Pitfall]) -> None:
+    if not pitfalls:
+        console.print("no pitfalls found")
+    for number, pitfall in enumerate(pitfalls, start=1):
+        sentences = [f"{number}. {pitfall.title}", f"   {pitfall.detail}", f"   {pitfall.reason}"]
+        counter = [f"       {line}".rstrip() for line in pitfall.counter_experiment.splitlines()]
+        lines = [*sentences, "   Counter-experiment:", "", *counter, ""]
+        console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
