@@ -89,7 +89,7 @@ def assign_examples(claimed: Tensor, true: Tensor, misfits: Misfits = image_misf
 def correlations(claimed: Tensor, examples: Tensor) -> Tensor:
     """Return `claim example`, the correlation of each pair over all values; 0 where one is constant.
 
-    >>> correlations(torch.tensor([[0.0, 0.1, 0.2]]), torch.tensor([[0.3, 0.6, 0.9], [0.5, 0.5, 0.5]]))
+    >>> correlations(torch.tensor([[0.0, 0.1, 0.2]]), torch.tensor([[0.3, 0.6, 0.9], [0.5, 0.5, 0.5]])).round()
     tensor([[1., 0.]], dtype=torch.float64)
     """
     directions = []

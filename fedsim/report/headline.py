@@ -48,7 +48,7 @@ _RECOVERED_HOW = {
 """How well examples are got back, by the metric that says so, the best first."""
 
 
-def describe_recovery(readings: Sequence[ScoreReading], plural: str) -> str:
+def describe_recovery(readings: Sequence[ScoreReading], plural: str, *, are_texts: bool = False) -> str:
     """Say for a lay reader how many of the victims' examples were got back, and how well; empty where none were.
 
     The attack that got back most is told.
@@ -56,8 +56,9 @@ def describe_recovery(readings: Sequence[ScoreReading], plural: str) -> str:
     Args:
         readings: of all scores.
         plural: what several examples are called.
+        are_texts: whether they are texts, which are recovered whole or not at all.
     """
-    for metric, how in _RECOVERED_HOW.items():
+    for metric, how in (_RECOVERED_HOW | ({"recovered": "word for word"} if are_texts else {})).items():
         recoveries = []
         for reading in readings:
             item = reading.summary

@@ -52,7 +52,7 @@ def write_report(
         run=run,
         sections=sections,
         setting=describe_setting(run.config) if run.config else "",
-        recovery=describe_recovery(run.readings, _plural_of_examples(run)),
+        recovery=_describe_recovery(run),
         headline=headline(run.readings),
         accuracy=final_accuracy(run.metrics, run.config),
         no_learning=explain_no_learning(run.metrics),
@@ -66,9 +66,10 @@ def write_report(
     return folder.report
 
 
-def _plural_of_examples(run: ReportedRun) -> str:
-    """Return what several examples are called; just that where the data are not known."""
+def _describe_recovery(run: ReportedRun) -> str:
+    """Say for a lay reader what was got back, in the words of the data's kind where that is known."""
     if run.experiment is not None:
         with suppress(FedsimError):  # the page says elsewhere what is missing
-            return find_modality(run.experiment.dataset.task.modality).plural
-    return "examples"
+            modality = find_modality(run.experiment.dataset.task.modality)
+            return describe_recovery(run.readings, modality.plural, are_texts=modality.has_tokens)
+    return describe_recovery(run.readings, "examples")

@@ -386,7 +386,7 @@ def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns(
         "missing": "",
         "instrument": "",
     }
-    row |= {"ceiling": 1.0, "nearest_public": math.nan, "higher_is_better": True}
+    row |= {"ceiling": 1.0, "nearest_public": math.nan, "higher_is_better": True, "examples": 10}
     rows = [
         row | {"metric": metric, "victim": victim, "value": value, "floor": 0.5, "floor_guess": "every class as often"}
         for metric, value in (("attribute_balanced_accuracy", 0.6), ("attribute_accuracy", 0.4), ("psnr", 21.25))

@@ -99,3 +99,10 @@ def test_of_several_rounds_of_a_client_their_mean_is_told() -> None:
     assert describe_recovery(score_readings(rows, {}), "texts") == (
         "From the messages of 1 client, the server got back 6 of 10 texts exactly (by a)."
     )
+
+
+def test_texts_come_back_word_for_word() -> None:
+    rows = [row_of(Score.against_guesses("recovered", 1.0, {"a guess": 0.02}), victim, 4) for victim in range(4)]
+    assert describe_recovery(score_readings(rows, {}), "texts", are_texts=True) == (
+        "From the messages of 4 clients, the server got back all 16 texts word for word (by a)."
+    )
