@@ -215,7 +215,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     for words in (
         "mlp; 2 clients; 3 rounds; N at most",
         "From the messages of 1 client, the server got back all 3 images exactly (by sme). "
-        "By recovered, exact and identification, sme leaks. By PSNR, sme is beyond the floor. The model",
+        "By exact, sme leaks. By PSNR, sme is beyond the floor. The model",
         "From fewer than 5 victims, only examples that are matched",
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",
