@@ -271,8 +271,9 @@ def kept_rows(file: StudyFile, sweep: fedsim.Sweep) -> Iterator[Row]:
 
 
 def runs_of_sweep(sweep: fedsim.Sweep) -> Iterator[tuple[dict[str, str], fedsim.Run]]:
-    """Yield the labels of each cell that was made, and its run."""
-    for cell in sweep.cells[sweep.cells["state"] == "done"].astype(str).to_dict("records"):
+    """Yield the labels of each cell of the grid that was made, and its run; controls that were added are none."""
+    is_kept = (sweep.cells["state"] == "done") & (sweep.cells["added"] == 0)
+    for cell in sweep.cells[is_kept].astype(str).to_dict("records"):
         yield cell, fedsim.open(sweep.path / cell["run"], trust=True)
 
 

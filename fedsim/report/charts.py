@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -106,6 +107,22 @@ class ChartPoint:
     href: str = ""
 
 
+@dataclass(frozen=True)
+class Guide:
+    """Thin dotted line across a chart, to compare points with.
+
+    Attributes:
+        value: where it crosses its axis; none is drawn where it is not finite.
+        label: text beside it.
+    """
+
+    value: float
+    label: str
+
+
+NO_GUIDE = Guide(math.nan, "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeatMapCell:
     """Cell of a heat map.
@@ -167,6 +184,7 @@ def draw_curves(
         across=across,
         up=up,
         lines=[curve.line(across, up) for curve in drawn],
+        guides=[],
         marks=[],
         front="",
         stops=stops,
@@ -185,6 +203,8 @@ def draw_points(
     ylabel: str,
     log: bool = False,
     legend: Sequence[tuple[str, Look]] = (),
+    guide_across: Guide = NO_GUIDE,
+    guide_up: Guide = NO_GUIDE,
 ) -> Markup:
     """Draw at least one point; `marked` ones are joined from left to right.
 
@@ -194,9 +214,11 @@ def draw_points(
         xlabel, ylabel: the axes, with units.
         log: logarithmic x where all values are positive and span a decade.
         legend: what colours mean.
+        guide_across: vertical line at a value of x.
+        guide_up: horizontal line at a value of y.
     """
-    xs = [value for point in found for value in (point.x, *point.x_interval)]
-    ys = [value for point in found for value in (point.y, *point.y_interval)]
+    xs = [guide_across.value, *(value for point in found for value in (point.x, *point.x_interval))]
+    ys = [guide_up.value, *(value for point in found for value in (point.y, *point.y_interval))]
     across = Axis.fit_values(xs, xlabel, (_LEFT, WIDTH - _RIGHT), room=0.06, log=log)
     up = Axis.fit_values(ys, ylabel, (HEIGHT - _BOTTOM, _TOP), room=0.06)
     # Where points, their intervals and their labels are drawn.
@@ -206,7 +228,9 @@ def draw_points(
         horizontal = _error_bar(across, point.x_interval, y, level=True)
         vertical = _error_bar(up, point.y_interval, x, level=False)
         bars.append([*horizontal, *vertical])
-    labels = _label_places(places, [bar for point_bars in bars for bar in point_bars], [p.label for p in found])
+    guides = [*_draw_guide(across, guide_across, vertical=True), *_draw_guide(up, guide_up, vertical=False)]
+    occupied = [bar for point_bars in bars for bar in point_bars] + [guide["box"] for guide in guides]
+    labels = _label_places(places, occupied, [p.label for p in found])
     marks = []
     for point, (x, y), point_bars, label in zip(found, places, bars, labels, strict=True):
         tooltip = _tooltip(point, xlabel, ylabel)
@@ -224,6 +248,7 @@ def draw_points(
         across=across,
         up=up,
         lines=[],
+        guides=guides,
         marks=marks,
         front=_svg_path(np.array(front)) if len(front) > 1 else "",
         stops=[],
@@ -394,6 +419,23 @@ def _table_of_curves(
     xs = [float(str(stop["value"])) for stop in stops]
     rows = [[_number_text(x), *(curve.text_at(x) or "–" for curve in drawn)] for x in xs]
     return [xlabel, *(curve.curve.name or "value" for curve in drawn)], rows
+
+
+def _draw_guide(axis: Axis, guide: Guide, *, vertical: bool) -> list[dict[str, Any]]:
+    """Return the line and the label of a guide, with the box that the label fills; none where it has no value."""
+    if not math.isfinite(guide.value):
+        return []
+    position, width = axis.position_of(guide.value), _LETTER_WIDTH * len(guide.label)
+    if vertical:
+        is_left = position + 4 + width <= WIDTH - _RIGHT
+        x, y = position + (4 if is_left else -4), _TOP + 9.0
+        path, anchor = f"M{position:.1f} {_TOP}V{HEIGHT - _BOTTOM}", "start" if is_left else "end"
+    else:
+        is_left, x, y = False, float(WIDTH - _RIGHT), position - 4
+        path, anchor = f"M{_LEFT} {position:.1f}H{WIDTH - _RIGHT}", "end"
+    left = x if is_left else x - width
+    box = left, y - _LETTER_HEIGHT + 2, left + width, y + 2
+    return [{"path": path, "x": x, "y": y, "anchor": anchor, "label": guide.label, "box": box}]
 
 
 def _error_bar(axis: Axis, ends: tuple[float, float], across_place: float, *, level: bool) -> list[Box]:

@@ -32,6 +32,9 @@ Unit = tuple[str, str]
 Estimate = tuple[float, float, float]
 """A mean, and where its 95 % interval begins and ends; NaN where there is none."""
 
+MIN_VICTIMS = 5
+"""Fewest victims whose differences of shares have Student's interval."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreGroup:
@@ -186,8 +189,17 @@ def _interval(metric: str, values: Mapping[Unit, float]) -> tuple[float, float]:
 
 
 def paired_interval(metric: str, differences: Mapping[Unit, float]) -> tuple[float, float]:
-    """Compute the 95 % interval of the mean of paired differences of a metric over victims and seeds, likewise."""
+    """Compute the 95 % interval of the mean of paired differences of a metric over victims and seeds, likewise.
+
+    Differences of shares vary less than shares do. From five victims on it is therefore that of `mean_and_margin`,
+    unless all differences are equal.
+    """
     lowest, highest = describe_metric(metric).value_range
+    num_victims = len({victim for victim, _ in differences})
+    if is_share(metric) and are_independent(metric) and num_victims >= MIN_VICTIMS:
+        mean, margin = statistics.mean_and_margin(differences)
+        if margin:
+            return max(mean - margin, -1.0), min(mean + margin, 1.0)
     return _interval_over_units(metric, differences, difference_interval, (lowest - highest, highest - lowest))
 
 

@@ -26,12 +26,14 @@ class SweepBoard:
         store: store of the cells.
         plan: cells and federations of the sweep; those that end are added to the finished ones.
         failed: by key, the reason why a cell has no marker.
+        skipped: why all cells that are not done are skipped; empty where they are not.
     """
 
     folder: Path
     store: CellStore
     plan: SweepPlan
     failed: dict[str, str] = field(default_factory=dict)
+    skipped: str = ""
 
     def record_end(self, job: SweepJob, error: BaseException | None, waiting: list[SweepCell]) -> Marker | None:
         """Record the end of a job.
@@ -65,7 +67,7 @@ class SweepBoard:
         Raises:
             RunError: the folder cannot be written.
         """
-        write_table(self.folder, self.plan.grid.axes, self._score_rows())
+        write_table(self.folder, self.plan.grid.axes, self.score_rows())
         write_cells(self.folder, self.plan.grid.axes, self._cell_rows())
 
     @property
@@ -82,19 +84,21 @@ class SweepBoard:
         """Return the names of failed cells by the reason of their failure."""
         names: dict[str, list[str]] = defaultdict(list)
         for cell in self.plan.cells:
-            if reason := self._state(cell)[1]:
+            state, reason = self._state(cell)
+            if state == "failed":
                 names[reason].append(cell.point.name)
         return dict(names)
 
     def _state(self, cell: SweepCell) -> tuple[State, str]:
-        """Return the state of a cell, and the reason why it failed."""
+        """Return the state of a cell, and the reason why it failed or is skipped."""
         if cell.key in self.failed:
             return "failed", self.failed[cell.key]
         if (marker := self.plan.finished_cells.get(cell.key)) is None:
-            return "not done", ""
+            return ("skipped", self.skipped) if self.skipped else ("not done", "")
         return ("failed" if marker.failures else "done"), "; ".join(marker.failures)
 
-    def _score_rows(self) -> Iterator[dict[str, Any]]:
+    def score_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `sweep.csv`, of all cells that are done."""
         for cell in self.plan.cells:
             if marker := self.plan.finished_cells.get(cell.key):
                 for row in marker.rows:
@@ -109,18 +113,21 @@ class SweepBoard:
     def _cell_rows(self) -> Iterator[dict[str, Any]]:
         cells = {cell.point.name: cell for cell in self.plan.cells}
         reasons = {point.name: reason for point, reason in self.plan.inapplicable}
-        for point in self.plan.grid.points:
+        for point in self.plan.points:
+            added = {"added": int(point.is_added)}
             if (cell := cells.get(point.name)) is None:
-                yield point.row | {"state": "does not apply", "reason": reasons[point.name]}
+                yield point.row | added | {"state": "does not apply", "reason": reasons[point.name]}
                 continue
             state, reason = self._state(cell)
-            row = self._cell_columns(cell) | {"state": state, "reason": reason}
+            no_control = self.plan.controls.reasons.get(cell.key, "")
+            row = self._cell_columns(cell) | added | {"no_control": no_control, "state": state, "reason": reason}
             if marker := self.plan.finished_cells.get(cell.key):
                 row |= {"seconds": marker.seconds, "run": self._run_path(cell)}
             yield row
 
     def _cell_columns(self, cell: SweepCell) -> dict[str, Any]:
-        return {"cell": cell.key, "federation": cell.federation, **cell.point.row}
+        control = self.plan.controls.key_of.get(cell.key, "")
+        return {"cell": cell.key, "federation": cell.federation, "control": control, **cell.point.row}
 
     def _run_path(self, cell: SweepCell) -> str:
         return os.path.relpath(self.store.cell(cell.key).folder.path, self.folder)

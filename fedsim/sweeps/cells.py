@@ -41,6 +41,7 @@ from fedsim.plugins.code_hashes import hash_plugin_code, hash_referenced_code
 from fedsim.sweeps.dataset_hash import hash_dataset
 from fedsim.sweeps.file import SERIAL
 from fedsim.sweeps.grid import GridPoint, SweepGrid
+from fedsim.sweeps.table import SCORES
 
 _KEY_LENGTH = 16
 """Hexadecimal digits of a key."""
@@ -120,7 +121,7 @@ def build_cells(grid: SweepGrid, *, trust: bool) -> list[SweepCell | InvalidPoin
     cells: list[SweepCell | InvalidPoint] = []
     for point in grid.points:
         try:
-            cells.append(_build_cell(grid, point, trust=trust))
+            cells.append(build_cell(grid, point, trust=trust))
         except ConfigError as error:
             cells.append(InvalidPoint(point, str(error)))
     _check_values(cells, grid.file.where)
@@ -152,7 +153,13 @@ def _check_distinct(cells: Sequence[SweepCell], where: str) -> None:
             )
 
 
-def _build_cell(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell:
+def build_cell(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell:
+    """Build the cell at a point of `grid`.
+
+    Raises:
+        ConfigError: its settings are invalid.
+        DataError, PluginError: as from `build_cells`.
+    """
     tables, where = grid.tables(point), grid.file.where
     attack = tables["attack"][0]
     tables["attack"] = _add_source_attacks(attack, grid.attacks, where)
@@ -238,6 +245,7 @@ def _attack_inputs(config: Config, title: str) -> dict[str, Any]:
         "metrics": hash_metric_code(),
         "modalities": _hash_foreign_code("modalities"),
         "findings": _hash_foreign_code("findings"),
+        "columns": SCORES,
     }
 
 

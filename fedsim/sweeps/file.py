@@ -32,6 +32,9 @@ class SweepTable(Table):
     and `exclude` cells that are left out, by the labels or values of axes. Where `only` names
     cells, all others are left out. `seeds` are values of `federation.seed`.
 
+    Cells without a defense run first. With `stop_without_leak`, all others are skipped where no
+    attack is shown to leak on those.
+
     Cells run in processes on this machine, `workers` of them at once (default: one a core), or on
     Ray with `on = "ray"`, where `address` is a cluster to join.
     """
@@ -42,6 +45,7 @@ class SweepTable(Table):
     exclude: list[dict[str, Any]] = Field(default_factory=list)
     only: list[dict[str, Any]] = Field(default_factory=list)
     seeds: list[Annotated[int, Field(ge=0)]] | None = None
+    stop_without_leak: bool = False
     on: Literal["processes", "ray"] = "processes"
     address: str | None = None
     workers: int | None = Field(default=None, ge=1, le=4096)

@@ -16,8 +16,8 @@ from fedsim.federation.reading import make_absolute, set_value
 from fedsim.sweeps.file import CASE, SweepFile
 from fedsim.sweeps.labels import label_values
 
-ATTACK, SEED = "attack", "seed"
-_LIST_TABLES = ("defense", "measure")
+ATTACK, SEED, DEFENSE = "attack", "seed", "defense"
+_LIST_TABLES = (DEFENSE, "measure")
 """Lists of tables in an experiment file, which a value of an axis replaces as a whole."""
 _TABLES_WITH_LABEL = ("attack", "measure")
 """Tables in which `label` is a setting."""
@@ -33,12 +33,14 @@ class GridPoint:
         values: values by axis.
         seed: `federation.seed`.
         same: axes of tables that vary together with another axis and have the same label.
+        is_added: whether the sweep adds it, as the control of cells with a defense.
     """
 
     labels: Mapping[str, str]
     values: Mapping[str, Any]
     seed: int
     same: Collection[str] = ()
+    is_added: bool = False
 
     @property
     def name(self) -> str:
@@ -84,6 +86,8 @@ class SweepGrid:
             _set_axis_value(tables, key, deepcopy(point.values[key]), f"{self.file.where}: sweep.axes: '{key}'")
         make_absolute(tables, self.file.where, self.file.folder)
         set_value(tables, "federation.seed", point.seed, self.file.where)
+        if point.is_added:
+            tables[DEFENSE] = []
         return tables
 
 
@@ -98,6 +102,8 @@ def build_grid(file: SweepFile) -> SweepGrid:
     axes = dict(file.sweep.axes)
     base_attacks = file.base.get(ATTACK, [])
     base_list = base_attacks if isinstance(base_attacks, list) else [base_attacks]
+    if _is_list_of_tables(file.base.get(DEFENSE)):
+        axes.setdefault(DEFENSE, [file.base[DEFENSE]])  # which tells defended cells from their controls
     axes.setdefault(ATTACK, base_list)
     _check_attacks(axes[ATTACK], file.where)
     _check_titles([*axes[ATTACK], *base_list], file.where)
@@ -138,6 +144,10 @@ def build_grid(file: SweepFile) -> SweepGrid:
         attacks=attacks,
         points=points,
     )
+
+
+def _is_list_of_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
 def _check_attacks(values: Sequence[Any], where: str) -> None:

@@ -22,6 +22,7 @@ from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
+from fedsim.sweeps.controls import ControlledCells, find_controls
 from fedsim.sweeps.file import SweepFile
 from fedsim.sweeps.grid import ATTACK, GridPoint, SweepGrid, build_grid
 from fedsim.sweeps.store import CellStore, Marker
@@ -37,6 +38,7 @@ class SweepPlan:
         inapplicable: points that do not apply, each with the reason.
         finished_cells: markers of finished cells by key; a cell that crashed is tried again.
         finished_federations: markers of finished federations by key, likewise.
+        controls: controls of the cells, of which those that the grid lacks are among `cells`, at the end.
     """
 
     grid: SweepGrid
@@ -44,6 +46,19 @@ class SweepPlan:
     inapplicable: Sequence[tuple[GridPoint, str]]
     finished_cells: dict[str, Marker]
     finished_federations: dict[str, Marker]
+    controls: ControlledCells
+
+    @property
+    def points(self) -> list[GridPoint]:
+        """Return all points: those of the grid, and those of added controls."""
+        added = [cell.point for cell in self.cells if cell.point.is_added]
+        return [*self.grid.points, *added, *(point for point, _ in self.inapplicable if point.is_added)]
+
+    @property
+    def control_federations(self) -> set[str]:
+        """Return the keys of the federations of cells that are the control of a cell with a defense."""
+        control_keys = {control for key, control in self.controls.key_of.items() if key != control}
+        return {cell.federation for cell in self.cells if cell.key in control_keys}
 
     @property
     def remaining_cells(self) -> list[SweepCell]:
@@ -69,6 +84,11 @@ class SweepPlan:
         text = f"{cells} {'cell' if cells == 1 else 'cells'}"
         text += f" on {federations} {'federation' if federations == 1 else 'federations'}"
         text += f", {cells - len(self.remaining_cells)} done already"
+        if added := sum(cell.point.is_added for cell in self.cells):
+            text += (
+                f"; {added} of the cells {'is a control' if added == 1 else 'are controls'} without a defense, which "
+            )
+            text += "the grid lacks"
         if left_out := len(self.inapplicable):
             text += f"; {left_out} more {'do' if left_out > 1 else 'does'} not apply"
         return text
@@ -110,6 +130,9 @@ def plan_sweep(file: SweepFile, store: CellStore, *, trust: bool) -> SweepPlan:
     grid = build_grid(file)
     points = build_cells(grid, trust=trust)
     cells = [point for point in points if isinstance(point, SweepCell)]
+    controls = find_controls(grid, cells, trust=trust)
+    points += controls.added
+    cells += controls.added
     # Read the results that exist.
     done: dict[str, Marker] = {}
     for cell in cells:
@@ -123,6 +146,7 @@ def plan_sweep(file: SweepFile, store: CellStore, *, trust: bool) -> SweepPlan:
     with use_one_thread():  # threads that wait for one another take ten times as long on busy cores
         reasons = _find_inapplicable([cell for cell in cells if cell.key not in done], store)
     applicable = [cell for cell in cells if cell.key not in reasons]
+    controls.drop(reasons)
     left_out: list[tuple[GridPoint, str]] = []
     for point in points:
         if isinstance(point, InvalidPoint):
@@ -133,7 +157,12 @@ def plan_sweep(file: SweepFile, store: CellStore, *, trust: bool) -> SweepPlan:
         first = next(iter(reasons.values()), "") or left_out[0][1]
         raise ConfigError(f"{file.where}: no cell of the grid applies; the first one does not, because {first}")
     return SweepPlan(
-        grid=grid, cells=applicable, inapplicable=left_out, finished_cells=done, finished_federations=federations
+        grid=grid,
+        cells=applicable,
+        inapplicable=left_out,
+        finished_cells=done,
+        finished_federations=federations,
+        controls=controls,
     )
 
 

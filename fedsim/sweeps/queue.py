@@ -41,15 +41,22 @@ class JobQueue:
     """
 
     def __init__(self, federations: Sequence[SweepCell], cells: Sequence[SweepCell], workers: int, memory: int) -> None:
-        self._federations = deque(federations)
-        pending_federations = {cell.federation for cell in federations}
-        self._ready = deque(cell for cell in cells if cell.federation not in pending_federations)
+        self._federations = deque[SweepCell]()
+        self._ready = deque[SweepCell]()
         self._blocked: dict[str, list[SweepCell]] = defaultdict(list)
+        self._workers, self._memory = workers, memory
+        self._busy, self._largest = 0, 0
+        self.add(federations, cells)
+
+    def add(self, federations: Sequence[SweepCell], cells: Sequence[SweepCell]) -> None:
+        """Add federations to be run, and cells to be attacked."""
+        self._federations.extend(federations)
+        pending_federations = {cell.federation for cell in federations}
         for cell in cells:
             if cell.federation in pending_federations:
                 self._blocked[cell.federation].append(cell)
-        self._workers, self._memory = workers, memory
-        self._busy, self._largest = 0, 0
+            else:
+                self._ready.append(cell)
 
     def __bool__(self) -> bool:
         """Tell whether a job can be started: one at least, and more while memory allows."""

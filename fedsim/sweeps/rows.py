@@ -16,7 +16,7 @@ from fedsim.privacy.ledger import spending_by_client
 from fedsim.recording.transcript import Transcript
 
 _JOB_COLUMNS = ("attack", "victim", "round", "repeat")
-_COPIED_COLUMNS = ("victim", "round", "repeat", "metric")
+_COPIED_COLUMNS = ("victim", "round", "repeat", "metric", "floor_guess", "examples")
 _NUMBER_COLUMNS = ("value", "floor", "ceiling")
 
 
@@ -31,8 +31,8 @@ def sweep_rows(folder: OpenRun, title: str, planned: Iterable[AttackJob]) -> lis
     Raises:
         FedsimError: a file of the run is damaged.
     """
-    federation = {"accuracy": _final_accuracy(folder), "bytes": _mean_bytes(folder.recording)}
-    proved, measured = _proved_epsilons(folder), _measured_epsilons(folder)
+    federation = {**_final_accuracy(folder), "bytes": _mean_bytes(folder.recording)}
+    proved, measured, accuracies = _proved_epsilons(folder), _measured_epsilons(folder), _client_accuracies(folder)
     seconds = _attack_seconds(folder)
     scored = list(read_rows(folder.scores, SCORE_COLUMNS, _NUMBER_COLUMNS))
     rows = []
@@ -46,6 +46,7 @@ def sweep_rows(folder: OpenRun, title: str, planned: Iterable[AttackJob]) -> lis
                 **{name: row[name] for name in _COPIED_COLUMNS},
                 **{name: _clear_nan(row[name]) for name in _NUMBER_COLUMNS},
                 "better": {"True": "higher", "False": "lower"}.get(row["higher_is_better"], ""),
+                "client_accuracy": accuracies.get(victim, ""),
                 "proved_epsilon": proved.get(victim, ""),
                 "measured_epsilon": measured.get(victim, ""),
                 "seconds": seconds.get(_job_key(row), ""),
@@ -74,10 +75,17 @@ def _clear_nan(text: str) -> str:
     return "" if not text or math.isnan(float(text)) else text
 
 
-def _final_accuracy(folder: RunFolder) -> str:
-    """Return the accuracy of the global model at its last evaluation."""
-    accuracies = [row["accuracy"] for row in read_metrics(folder) if row["client"] == "server"]
-    return next((text for text in reversed(accuracies) if _clear_nan(text)), "")
+def _final_accuracy(folder: RunFolder) -> dict[str, str]:
+    """Return the accuracy of the global model at its last evaluation, what a guess gets, and the number of examples."""
+    for row in reversed(read_metrics(folder)):
+        if row["client"] == "server" and _clear_nan(row["accuracy"]):
+            return {"accuracy": row["accuracy"], "guess": row.get("guess", ""), "num_evaluated": row["num_examples"]}
+    return {"accuracy": "", "guess": "", "num_evaluated": ""}
+
+
+def _client_accuracies(folder: RunFolder) -> dict[str, str]:
+    """Return by client the last accuracy of the global model on what it holds out."""
+    return {row["client"]: row["accuracy"] for row in read_metrics(folder) if _clear_nan(row["accuracy"])}
 
 
 def _mean_bytes(transcript: Transcript) -> str:

@@ -27,11 +27,17 @@ SEAL = ".seal"
 """Suffix of the file with a table's hash, which is signed where the sweep has a key."""
 _MAX_TRIES = 20
 """Most attempts to read a table that is being written."""
-_KEY_COLUMNS, _LAST_POINT_COLUMNS = ("cell", "federation"), ("seed", "attack")
-"""Columns of the grid point before and after those of the axes."""
+_KEY_COLUMNS, _LAST_POINT_COLUMNS = ("cell", "federation", "control"), ("seed", "attack")
+"""Columns of the grid point before and after those of the axes.
+
+`control` is the key of the cell with the same settings and no defense: its own where it has none,
+empty where there is no such cell.
+"""
 SCORES = (
-    "knows_defenses", "baseline", "victim", "round", "repeat", "metric", "value", "floor", "ceiling", "better",
-    "accuracy", "proved_epsilon", "measured_epsilon", "bytes", "seconds", "run",
+    "knows_defenses", "baseline", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess",
+    "ceiling", "better", "examples",
+    "accuracy", "client_accuracy", "guess", "num_evaluated", "proved_epsilon", "measured_epsilon", "bytes",
+    "seconds", "run",
 )  # fmt: skip
 """Columns of `sweep.csv` after those of the grid point.
 
@@ -39,17 +45,24 @@ SCORES = (
 attack only reads a model as it was sent or one that only the evaluator has; `round` is the attacked
 round or `first-last`; `value`, `floor` and `ceiling` are those of the run's `scores.csv`, empty
 where there is none; where the attack failed on a victim, or its finding could not be scored,
-`metric` is empty; `better` is `higher` or `lower`, from the adversary's point of view; `accuracy`
-is that of the federation's last evaluation, in [0, 1]; `proved_epsilon` is the smallest epsilon
+`metric` is empty; `floor_guess` names the guess that sets the floor; `better` is `higher` or
+`lower`, from the adversary's point of view; `examples` is the number of examples, records or
+candidates that the score is about; `accuracy`
+is that of the federation's last evaluation, in [0, 1], on `num_evaluated` test examples, of which
+`guess` is the share of the most frequent class; `client_accuracy` is that on the examples which the
+victim holds out; `proved_epsilon` is the smallest epsilon
 that a defense of the victim proves after the last round, infinite where it proves none, empty
 without such a defense; `measured_epsilon` is the largest lower bound by canaries; `bytes` is the
 mean size of a client's message in a round; `seconds` is the duration of the attack; `run` is the
 cell's run folder, relative to the sweep's.
 """
-STATES = ("state", "reason", "seconds", "run")
-"""Columns of `cells.csv` after those of the grid point; `seconds` is the duration of the cell
-without its federation."""
-State = Literal["done", "failed", "does not apply", "not done"]
+STATES = ("added", "no_control", "state", "reason", "seconds", "run")
+"""Columns of `cells.csv` after those of the grid point.
+
+`added` is 1 where the sweep added the cell, as the control of cells with a defense; `no_control`
+is why a cell with a defense has none; `seconds` is the duration of the cell without its federation.
+"""
+State = Literal["done", "failed", "does not apply", "not done", "skipped"]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ def sweep(tmp_path: Path) -> Path:
     """The page of a grid with an adaptive attack, a cell that failed, and one that does not apply."""
     rows = [
         {
-            "cell": f"{defense}-{epochs}-{seed}", "federation": "f", "defense": defense,
+            "cell": f"{defense}-{epochs}-{seed}", "federation": "f", "control": f"none-{epochs}-{seed}",
+            "defense": defense, "baseline": 0, "examples": 4.0, "floor_guess": "noise", "guess": 0.1,
+            "num_evaluated": 500,
             "training.local_epochs": epochs, "seed": seed, "attack": "sme", "knows_defenses": knows, "victim": victim,
             "round": "1", "repeat": 0, "metric": metric, "value": value + seed + 2 * victim + knows, "floor": 10.0,
             "ceiling": "", "better": "higher", "accuracy": 0.9 - place / 10, "proved_epsilon": "",

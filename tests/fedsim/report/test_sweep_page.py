@@ -16,7 +16,8 @@ import pytest
 from fedsim.base.errors import RunError
 from fedsim.report.summary import interval
 from fedsim.report.sweep_groups import ScoreGroup, group_scores
-from fedsim.report.sweep_page import pareto_front, write_sweep_page
+from fedsim.report.sweep_page import write_sweep_page
+from fedsim.report.trade_off import pareto_front
 from fedsim.sweeps.table import read_table, write_cells, write_table
 
 AXES = ("defense", "training.local_epochs")
@@ -26,10 +27,12 @@ def rows(scores: Mapping[tuple[str, str, int], float], accuracy: Mapping[str, fl
     """PSNR by defense, epochs and seed, of two victims that differ by 2 dB."""
     for ((defense, epochs, seed), value), victim in product(scores.items(), (0, 1)):
         yield {
-            "cell": f"{defense}-{epochs}-{seed}", "federation": "f", "defense": defense,
+            "cell": f"{defense}-{epochs}-{seed}", "federation": "f", "control": f"none-{epochs}-{seed}",
+            "defense": defense,
             "training.local_epochs": epochs, "seed": seed, "attack": "sme", "knows_defenses": 0, "baseline": 0,
             "victim": victim, "round": "1", "repeat": 0, "metric": "psnr", "value": value + 2 * victim,
-            "floor": 10.0, "ceiling": "", "better": "higher", "accuracy": accuracy[defense], "guess": 0.11,
+            "floor": 10.0, "floor_guess": "noise", "ceiling": "", "better": "higher", "examples": 4.0,
+            "accuracy": accuracy[defense], "client_accuracy": "", "guess": 0.11,
             "num_evaluated": 400, "proved_epsilon": "",
             "measured_epsilon": "", "bytes": 100.0, "seconds": 1.0, "run": f"../cells/{defense}",
         }  # fmt: skip
@@ -138,26 +141,36 @@ def test_a_label_that_sounds_adaptive_is_not_averaged_with_an_adaptive_attack(gr
     assert sorted({one.mean for one in found}) == [0.0, 16.5, 20.5, 22.5]
 
 
+def estimates(*values: tuple[float, float], margin: float = 0.01) -> list[Any]:
+    """Accuracies and secrecies with intervals of this margin."""
+    return [tuple((value, value - margin, value + margin) for value in pair) for pair in values]
+
+
 def test_settings_that_another_beats_in_both_are_not_on_the_front() -> None:
     same = [{"sme"}] * 3
-    assert pareto_front([(0.9, -20), (0.8, -14), (0.7, -18)], same) == [True, True, False]
-    assert pareto_front([(0.9, -20), (0.9, -20)], same[:2]) == [True, True]
-    assert pareto_front([(0.9, -20), (0.9, -19)], same[:2]) == [False, True]
+    assert pareto_front(estimates((0.9, -20), (0.8, -14), (0.7, -18)), same) == [True, True, False]
+    assert pareto_front(estimates((0.9, -20), (0.9, -19)), same[:2]) == [False, True]
+
+
+def test_there_is_no_front_where_no_setting_is_better_beyond_uncertainty() -> None:
+    same = [{"sme"}] * 2
+    assert pareto_front(estimates((0.9, -20), (0.9, -20)), same) == [False, False]
+    assert pareto_front(estimates((0.9, -20), (0.89, -19), margin=1.0), same) == [False, False]
+    assert pareto_front(estimates((0.9, -20), (0.89, -19), margin=math.nan), same) == [False, False]
+    assert pareto_front(estimates((0.9, -20), (0.9, -17), margin=1.0), same) == [False, True]
 
 
 def test_only_what_was_attacked_as_much_beats_a_setting() -> None:
-    assert pareto_front([(0.9, -20), (0.9, -10)], [{"sme", "ig"}, {"sme"}]) == [True, True]
-    assert pareto_front([(0.9, -20), (0.9, -10)], [{"sme"}, {"sme", "ig"}]) == [False, True]
-    assert pareto_front([(0.9, -20), (0.9, -10)], [{"sme"}, {"ig"}]) == [True, True]
+    values = estimates((0.9, -20), (0.9, -10))
+    assert pareto_front(values, [{"sme", "ig"}, {"sme"}]) == [False, False]
+    assert pareto_front(values, [{"sme"}, {"sme", "ig"}]) == [False, True]
+    assert pareto_front(values, [{"sme"}, {"ig"}]) == [False, False]
 
 
 def test_a_setting_that_lacks_an_attack_is_marked_and_named(grid: list[dict[str, Any]], tmp_path: Path) -> None:
-    strong = [
-        row | {"attack": "strong", "value": row["value"] + 9, "accuracy": 0.7}
-        for row in grid
-        if row["defense"] != "top-k"
-    ]
-    text = write(tmp_path, [row | {"accuracy": 0.7} for row in grid] + strong)
+    weak = [row | {"accuracy": 0.6 if row["defense"] == "none" else 0.7} for row in grid]
+    strong = [row | {"attack": "strong", "value": row["value"] + 9} for row in weak if row["defense"] != "top-k"]
+    text = write(tmp_path, weak + strong)
     marked = re.findall(r'<g class="mark marked"[^>]*><title>([^:]*):', text)
     assert {name.rpartition(",")[0] for name in marked} == {
         f"{defense}, local_epochs {epochs}{star}"
@@ -172,7 +185,7 @@ def test_a_setting_that_lacks_an_attack_is_marked_and_named(grid: list[dict[str,
 def test_a_setting_whose_model_has_not_learnt_is_said_to_be_so(grid: list[dict[str, Any]], tmp_path: Path) -> None:
     text = write(tmp_path, [row | ({"accuracy": 0.12} if row["defense"] == "noise" else {}) for row in grid])
     notes = re.findall(r"<strong>([^<]*)\.</strong> The model has not learnt: its accuracy on 400", text)
-    assert notes == ["noise, 1", "noise, 5"]
+    assert notes == ["noise, local_epochs 1", "noise, local_epochs 5"]
     one_seed_learnt = [
         row | ({"accuracy": 0.12} if row["defense"] == "noise" and row["seed"] == 1 else {}) for row in grid
     ]
@@ -198,6 +211,41 @@ def test_bytes_that_nobody_sees_are_not_zero(grid: list[dict[str, Any]], tmp_pat
     text = write(tmp_path, [row | {"bytes": ""} for row in grid])
     assert "<td>–</td></tr>" in text
     assert "<td>0</td>" not in text
+
+
+def test_the_page_opens_with_the_answer_and_ends_with_the_cells(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    cells = [{"state": "done", "added": added, "no_control": ""} for added in (0, 1)]
+    text = " ".join(write(tmp_path, grid, cells).split())
+    order = ['<p class="lead">', '<table class="answer">', 'class="mark', 'class="heat"', "2 cells done; 1 of them was"]
+    assert sorted(order, key=text.index) == order
+    assert "1 of them was added as a control without a defense." in text
+
+
+def test_the_picture_has_the_guess_and_the_most_frequent_class_as_lines(
+    grid: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    text = write(tmp_path, grid)
+    assert re.findall(r'<g class="guide">.*?>([^<>]+)</text>', text) == ["most frequent class", "best guess"]
+    without_guess = write(tmp_path, [row | {"guess": ""} for row in grid])
+    assert re.findall(r'<g class="guide">.*?>([^<>]+)</text>', without_guess) == ["best guess"]
+
+
+def test_points_below_the_guess_are_said_to_be_at_the_guess(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    text = write(tmp_path, [row | ({"value": 9.0} if row["defense"] == "noise" else {}) for row in grid])
+    assert "noise, local_epochs 1, sme (at the guess): " in text
+    assert "none, local_epochs 1, sme: " in text
+
+
+def test_without_a_front_the_page_says_that_no_setting_is_better(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    text = write(tmp_path, [row | {"accuracy": 0.7} for row in grid])  # two victims that differ have wide intervals
+    assert "No setting is better than another beyond uncertainty" in text
+    assert 'class="front"' not in text
+
+
+def test_every_metric_of_every_attack_stands_beside_its_control(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    text = write(tmp_path, grid)
+    details = text[text.index("Every attack with and without") : text.index("Differences are counted towards")]
+    assert details.count("<tr><th") == 1 + 4  # noise and top-k at two numbers of epochs
 
 
 def test_the_page_marks_the_front_and_links_the_runs(grid: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -55,3 +55,11 @@ def test_no_more_jobs_are_begun_than_fit_into_memory_and_one_always_is() -> None
     assert queue
     queue.record_memory(100)
     assert queue
+
+
+def test_jobs_that_are_added_when_the_first_are_done_wait_for_their_own_federation() -> None:
+    queue = JobQueue([A[0]], A[:1], workers=2, memory=10)
+    assert drained(queue, 2) == ["Fa0", "a0"]
+    assert not queue
+    queue.add([B[0]], [*A[1:], *B[:1]])
+    assert drained(queue, 2) == ["a1", "Fb0", "a2", "b0"]

@@ -108,6 +108,8 @@ def test_every_score_stands_beside_its_floor_accuracy_and_cost(finished_store: P
     assert float(psnr["floor"]) > 0
     assert (psnr["better"], psnr["knows_defenses"], psnr["round"], psnr["repeat"]) == ("higher", "0", "1", "0")
     assert 0 <= float(psnr["accuracy"]) <= 1
+    assert 0.1 <= float(psnr["guess"]) <= 0.2  # of ten classes the most frequent one
+    assert int(psnr["num_evaluated"]) > 100
     assert float(psnr["bytes"]) == 4 * (64 * 16 + 16 + 16 * 10 + 10)
     assert float(psnr["seconds"]) >= 0
     assert (psnr["proved_epsilon"], psnr["measured_epsilon"]) == ("", "")

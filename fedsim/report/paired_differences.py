@@ -1,0 +1,107 @@
+"""Differences between scores with and without a defense, paired by victim and seed."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.audit.evaluation import statistics
+from fedsim.interfaces.metric import describe_metric
+from fedsim.report.sweep_groups import Unit, paired_interval
+
+_FEWEST_SIGNS, _ONE_SIDED_LEVEL = 6, 0.025
+"""Fewest victims of a sign test in each direction, and its significance level."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedDifference:
+    """Mean difference to no defense, over victims and seeds.
+
+    Attributes:
+        mean: towards leakage, so that a negative one is less leakage; for accuracy as it is.
+        low: where its 95 % interval begins; NaN where there is none.
+        high: where it ends.
+        count: how many pairs of victim and seed.
+        num_victims: of how many victims.
+        is_less: whether it is below 0 beyond uncertainty.
+        is_more: whether it is above 0 beyond uncertainty.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    num_victims: int
+    is_less: bool
+    is_more: bool
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its uncertainty is known."""
+        return math.isfinite(self.low) or (not math.isfinite(self.mean) and self.num_victims >= _FEWEST_SIGNS)
+
+    @property
+    def text(self) -> str:
+        """Mean with its sign, and interval where there is one."""
+        return signed_text(self.mean, self.low, self.high)
+
+
+def subtract_control(
+    metric: str, values: Mapping[Unit, float], control: Mapping[Unit, float]
+) -> PairedDifference | None:
+    """Subtract the scores without a defense, by victim and seed and towards leakage; None where nothing is paired."""
+    sign = 1 if describe_metric(metric).higher_is_better else -1
+    differences = {}
+    for unit, value in values.items():
+        if unit in control:
+            # Two perfect claims are equal.
+            differences[unit] = 0.0 if value == control[unit] else sign * (value - control[unit])
+    if not differences:
+        return None
+    low, high = paired_interval(metric, differences)
+    is_less, is_more = high < 0, low > 0
+    if not all(map(math.isfinite, differences.values())):
+        is_less, is_more = _compare_signs(differences)
+    return PairedDifference(
+        mean=float(np.mean(list(differences.values()))),
+        low=low,
+        high=high,
+        count=len(differences),
+        num_victims=len({victim for victim, _ in differences}),
+        is_less=is_less,
+        is_more=is_more,
+    )
+
+
+def _compare_signs(differences: Mapping[Unit, float]) -> tuple[bool, bool]:
+    """Return whether significantly many victims leak less, and more (sign test), where a difference is infinite."""
+    by_victim: dict[str, list[float]] = defaultdict(list)
+    for (victim, _), value in differences.items():
+        by_victim[victim].append(value)
+    means = [float(np.mean(several)) for several in by_victim.values()]
+    num_less, num_more = sum(mean < 0 for mean in means), sum(mean > 0 for mean in means)
+    is_less, is_more = (
+        statistics.is_more_than_half(number, len(means), _ONE_SIDED_LEVEL) for number in (num_less, num_more)
+    )
+    return is_less, is_more
+
+
+def signed_text(mean: float, low: float, high: float, unit: str = "") -> str:
+    """Format a difference with its sign, its interval and its unit.
+
+    >>> signed_text(-4.123, -5.123, -3.123, "dB"), signed_text(0.25, 0.1, 0.8)
+    ('-4.1 ± 1.0 dB', '+0.25 [0.1, 0.8]')
+    """
+    margin = high - mean
+    if not math.isfinite(margin) or not margin:
+        text = f"{mean:+.3g}"
+    elif math.isclose(mean - low, margin, rel_tol=1e-6):
+        decimals = max(0, 1 - math.floor(math.log10(margin)))
+        text = f"{mean:+.{decimals}f} ± {margin:.{decimals}f}"
+    else:
+        text = f"{mean:+.3g} [{low:.2g}, {high:.2g}]"
+    return f"{text} {unit}" if unit else text

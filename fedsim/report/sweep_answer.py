@@ -1,0 +1,283 @@
+"""The answer of a sweep: which defense stops what, and at which cost; a sentence and a row for each setting."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsim.audit.evaluation import statistics
+from fedsim.interfaces.metric import describe_metric, sort_metrics
+from fedsim.report.defense_outcomes import (
+    NOT_CONCLUDED,
+    DefenseOutcome,
+    attack_outcomes,
+    explain_no_leak,
+    find_main_metric,
+    read_scores,
+    worst_by_attack,
+)
+from fedsim.report.html import group_digits
+from fedsim.report.learning import explain_low_accuracy
+from fedsim.report.paired_differences import signed_text
+from fedsim.report.setting_names import SettingNames
+from fedsim.report.summary import number_of
+from fedsim.report.sweep_groups import (
+    Labels,
+    Row,
+    Unit,
+    accuracy,
+    group_scores,
+    mean_by_victim_and_seed,
+    paired_interval,
+    report_address,
+)
+from fedsim.report.sweep_lead import ONLY_SETTING, SettingRow, enumerate_words, write_lead
+from fedsim.report.trade_off import strongest_attacks
+from fedsim.report.verdicts import LEAKS, ScoreReading
+
+_ROUNDING = 1e-9
+"""Margins up to this are rounding errors of equal values."""
+_PROMISES = ((1.0, "strong"), (10.0, "weak"), (1000.0, "hardly any"), (math.inf, "none"))
+"""How much protection an epsilon up to each of these promises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepAnswer:
+    """What the page of a sweep opens with.
+
+    Attributes:
+        lead: the answer in a few sentences; empty where nothing has scores.
+        metric: by which the leakage in `rows` is measured; empty where nothing has scores.
+        rows: one for each setting, those without a defense first.
+        defended: whether any setting has a defense.
+        guess: accuracy of the most frequent class; NaN where it is not known.
+        no_controls: why settings have no control, each with its name.
+    """
+
+    lead: str
+    metric: str
+    rows: Sequence[SettingRow]
+    defended: bool
+    guess: float
+    no_controls: Sequence[str]
+
+    @property
+    def metric_title(self) -> str:
+        """Title of the metric."""
+        return describe_metric(self.metric).title
+
+
+def answer_sweep(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str]) -> SweepAnswer:
+    """Answer what the defenses of a sweep are worth, or where there are none, what leaks.
+
+    Args:
+        rows: rows of `sweep.csv`.
+        cells: rows of `cells.csv`.
+        axes: names of the axes, without attack and seed.
+    """
+    rows_by_setting: dict[Labels, list[Row]] = defaultdict(list)
+    for row in rows:
+        rows_by_setting[tuple(row[axis] for axis in axes)].append(row)
+    rows_by_cell: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        rows_by_cell[row["cell"]].append(row)
+    reasons = {row["cell"]: row["no_control"] for row in cells if row["no_control"]}
+    names = SettingNames.from_labels(axes, rows_by_setting)
+    metric = find_main_metric(rows, axes)
+    # A row for each setting.
+    setting_rows, no_controls = [], []
+    for labels, of_setting in rows_by_setting.items():
+        name = names(labels) or ONLY_SETTING
+        no_control = next((reasons[row["cell"]] for row in of_setting if row["cell"] in reasons), "")
+        if no_control:
+            no_controls.append(f"{name} has no control: {no_control}.")
+        control_cells = dict.fromkeys(row["control"] for row in of_setting if row["control"] != row["cell"])
+        controls = [row for cell in control_cells for row in rows_by_cell.get(cell, [])]
+        setting_rows.append(_setting_row(name, axes, metric, of_setting, controls, no_control))
+    is_defended = any(row.defended for row in setting_rows)
+    warning = explain_no_leak(rows, axes) if is_defended else ""
+    guesses = [float(row["guess"]) for row in rows if row["guess"]]
+    return SweepAnswer(
+        lead=write_lead(setting_rows, warning),
+        metric=metric,
+        rows=sorted(setting_rows, key=lambda row: row.defended),
+        defended=is_defended,
+        guess=math.fsum(guesses) / len(guesses) if guesses else math.nan,
+        no_controls=no_controls,
+    )
+
+
+def _setting_row(
+    name: str, axes: Sequence[str], metric: str, rows: Sequence[Row], controls: Sequence[Row], no_control: str
+) -> SettingRow:
+    is_defended = any(row["cell"] != row["control"] for row in rows)
+    details = attack_outcomes(rows, controls, no_control) if is_defended else []
+    outcomes = worst_by_attack(details)
+    leaking: list[ScoreReading] = []
+    if is_defended:
+        verdict, reason = _defense_verdict(outcomes)
+    else:
+        verdict, reason, leaking = _leak_verdict(rows)
+    leakage, difference = _leakage_texts(rows, axes, metric, details)
+    estimate, seeds = accuracy(rows)
+    proved = [float(row["proved_epsilon"]) for row in rows if row["proved_epsilon"]]
+    return SettingRow(
+        name=name,
+        defended=is_defended,
+        outcomes=outcomes,
+        details=details,
+        leaking=list(dict.fromkeys(reading.summary.attack for reading in leaking)),
+        verdict=verdict,
+        reason=reason,
+        leakage=leakage,
+        difference=difference,
+        accuracy=f"{_percent_text(*estimate)} ({number_of(seeds, 'seed')})" if seeds else "",
+        accuracy_change=_accuracy_change(rows, controls) if is_defended else "",
+        proved=_range_text(row["proved_epsilon"] for row in rows),
+        promise=describe_epsilon(max(proved)) if proved else "",
+        measured=_range_text(row["measured_epsilon"] for row in rows),
+        bytes=_bytes_text(rows),
+        no_learning=_explain_no_learning(rows),
+        href=report_address(rows[0]["run"]),
+    )
+
+
+def _defense_verdict(outcomes: Sequence[DefenseOutcome]) -> tuple[str, str]:
+    """Return the verdict on a defense, and the reasons: the worst attack first."""
+    if not outcomes:
+        return NOT_CONCLUDED, "no attack has a score that says anything about leakage"
+    attacks: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for outcome in outcomes:
+        means = f" ({outcome.means_text})" if outcome.means_text else ""
+        attacks[outcome.word, outcome.metric, outcome.reason].append(f"{outcome.attack}{means}")
+    reasons = []
+    for (word, metric, reason), names in attacks.items():
+        shown_word = "" if word == outcomes[0].word else f"{word}, "
+        reasons.append(f"{enumerate_words(names)}, by {describe_metric(metric).title}: {shown_word}{reason}")
+    return outcomes[0].word, "; ".join(reasons)
+
+
+def _leak_verdict(rows: Sequence[Row]) -> tuple[str, str, list[ScoreReading]]:
+    """Return the verdict on a setting without a defense, the reason, and the readings that leak."""
+    readings = []
+    for attack in dict.fromkeys(row["attack"] for row in rows if row["baseline"] != "1"):
+        own_rows = [row for row in rows if row["attack"] == attack]
+        for metric in sort_metrics({row["metric"] for row in own_rows if row["metric"]}):
+            scores = read_scores(own_rows, metric, adaptive=False)
+            if scores is not None and scores.reading.verdict:
+                readings.append(scores.reading)
+    leaking = [reading for reading in readings if reading.verdict == LEAKS]
+    metrics_by_attack: dict[str, list[str]] = defaultdict(list)
+    for reading in leaking:
+        metrics_by_attack[reading.summary.attack].append(describe_metric(reading.summary.metric).title)
+    if leaking:
+        texts = [f"{attack}, by {enumerate_words(metrics)}" for attack, metrics in metrics_by_attack.items()]
+        return LEAKS, "; ".join(texts), leaking
+    if not readings:
+        return "not judged", "", []
+    first = readings[0]
+    return (
+        first.verdict,
+        f"{first.summary.attack}, by {describe_metric(first.summary.metric).title}: {first.remark}",
+        [],
+    )
+
+
+def _leakage_texts(
+    rows: Sequence[Row], axes: Sequence[str], metric: str, details: Sequence[DefenseOutcome]
+) -> tuple[str, str]:
+    """Format what the strongest attack gets beyond the guess by the first metric, and the difference to no defense."""
+    groups = group_scores(rows, axes, metric)
+    better = next((row["better"] for row in rows if row["metric"] == metric), "higher")
+    strongest = strongest_attacks(groups, 1 if better == "higher" else -1)
+    if not strongest:
+        return "", ""
+    [group] = strongest
+    unit = describe_metric(metric).unit
+    of_attack = [row for row in rows if row["attack"] == group.attack and row["metric"] == metric]
+    of_form = [row for row in of_attack if (row["knows_defenses"] == "1") == group.knows_defenses]
+    gains = _gains(of_form, sign=1 if better == "higher" else -1)
+    if group.gain <= 0:
+        leakage = "at the guess"
+    elif math.isinf(group.gain):
+        leakage = "exact"
+    else:
+        leakage = signed_text(group.gain, *paired_interval(metric, gains), unit)
+    differences = [item.difference for item in details if (item.attack, item.metric) == (group.attack, metric)]
+    difference = ""
+    if differences and differences[0] is not None:
+        difference = signed_text(differences[0].mean, differences[0].low, differences[0].high, unit)
+    return f"{leakage} ({group.name})" if leakage else "", difference
+
+
+def _gains(rows: Sequence[Row], sign: int) -> dict[Unit, float]:
+    floors = mean_by_victim_and_seed(rows, "floor")
+    values = mean_by_victim_and_seed(rows, "value")
+    return {unit: sign * (value - floors[unit]) for unit, value in values.items() if unit in floors}
+
+
+def _accuracy_change(rows: Sequence[Row], controls: Sequence[Row]) -> str:
+    """Format the change of accuracy by the defense, paired by seed, and where clients hold out data by them too."""
+    texts = []
+    by_seed, control_by_seed = _accuracies(rows, "accuracy"), _accuracies(controls, "accuracy")
+    if by_seed.keys() & control_by_seed.keys():
+        texts.append(_points_text(by_seed, control_by_seed))
+    by_client, control_by_client = _accuracies(rows, "client_accuracy"), _accuracies(controls, "client_accuracy")
+    if by_client.keys() & control_by_client.keys():
+        texts.append(f"of the attacked clients {_points_text(by_client, control_by_client)}")
+    return "; ".join(texts)
+
+
+def _accuracies(rows: Iterable[Row], column: str) -> dict[Unit, str]:
+    """Return the accuracies by seed alone, or on what clients hold out, by victim and seed."""
+    accuracies = {}
+    for row in rows:
+        if row[column]:
+            accuracies["" if column == "accuracy" else row["victim"], row["seed"]] = row[column]
+    return accuracies
+
+
+def _percent_text(mean: float, low: float, high: float) -> str:
+    text = f"{100 * mean:.1f} %"
+    return f"{text} [{100 * low:.1f}, {100 * high:.1f}]" if math.isfinite(low) else text
+
+
+def _points_text(own: Mapping[Unit, str], without: Mapping[Unit, str]) -> str:
+    changes = {unit: 100 * (float(own[unit]) - float(without[unit])) for unit in own if unit in without}
+    mean, margin = statistics.mean_and_margin(changes)
+    text = f"{mean:+.1f} ± {margin:.1f}" if margin > _ROUNDING else f"{mean:+.1f}"
+    return f"{text} points"
+
+
+def describe_epsilon(epsilon: float) -> str:
+    """Say how much protection a guarantee with this epsilon promises.
+
+    >>> describe_epsilon(0.8), describe_epsilon(8.0), describe_epsilon(6e4)
+    ('strong', 'weak', 'none')
+    """
+    return next(word for limit, word in _PROMISES if epsilon <= limit)
+
+
+def _bytes_text(rows: Sequence[Row]) -> str:
+    """Format the largest number of bytes; empty where the server saw no single client."""
+    sizes = [float(row["bytes"]) for row in rows if row["bytes"]]
+    return group_digits(round(max(sizes))) if sizes else ""
+
+
+def _range_text(texts: Iterable[str]) -> str:
+    """Format the value, or lowest to highest of several; empty where there is none."""
+    values = sorted({float(text) for text in texts if text})
+    ends = [f"{value:.4g}" for value in (values[0], values[-1])] if values else []
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _explain_no_learning(rows: Sequence[Row]) -> str:
+    """Say in a sentence that no model of a setting has learnt; empty where one has, or where that is not known."""
+    by_seed = {row["seed"]: row for row in rows if row["accuracy"] and row["guess"]}
+    if not by_seed:
+        return ""
+    accuracies = [float(row["accuracy"]) for row in by_seed.values()]
+    guess = min(float(row["guess"]) for row in by_seed.values())
+    return explain_low_accuracy(accuracies, guess, min(int(row["num_evaluated"]) for row in by_seed.values()))

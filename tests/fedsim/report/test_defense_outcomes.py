@@ -1,0 +1,205 @@
+"""A defense is judged by the same attack without it, paired by victim and seed, and by the worst metric."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fedsim.report.adaptive import HOLDS, ONLY_NAIVE
+from fedsim.report.defense_outcomes import (
+    NOT_CONCLUDED,
+    NOTHING,
+    WEAKENS,
+    DefenseOutcome,
+    attack_outcomes,
+    explain_no_leak,
+    find_main_metric,
+    worst_by_attack,
+)
+from fedsim.report.paired_differences import subtract_control
+from fedsim.report.sweep_groups import paired_interval
+from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, make_rows
+
+LOWER = [value - 0.5 for value in AT_FLOOR]
+AXES = ("defense",)
+
+
+def outcome(
+    naive: Sequence[float], adaptive: Sequence[float] | None, control: Sequence[float] = LEAKING
+) -> DefenseOutcome:
+    """Return what a defense with these scores is worth."""
+    rows = make_rows(naive, "noise")
+    if adaptive is not None:
+        rows += make_rows(adaptive, "noise", knows=True)
+    [found] = attack_outcomes(rows, make_rows(control), "")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("naive", "adaptive", "word"),
+    [
+        (AT_FLOOR, LOWER, HOLDS),
+        (AT_FLOOR, LEAKING, ONLY_NAIVE),
+        (HALVED, HALVED, WEAKENS),
+        (AT_FLOOR, AT_FLOOR, WEAKENS),  # the adaptive attack did as the naive one, so that nobody tried to get past it
+        (LEAKING, LEAKING, NOTHING),
+        (HALVED, LEAKING, NOTHING),  # the adversary may choose
+        ([value + 2 for value in LEAKING], LEAKING, NOTHING),
+        (LEAKING, None, NOTHING),
+        (AT_FLOOR, None, NOT_CONCLUDED),  # only the naive attack was made
+        (HALVED, None, NOT_CONCLUDED),
+    ],
+)
+def test_the_outcome_follows_from_both_adversaries_and_the_control(
+    naive: Sequence[float], adaptive: Sequence[float] | None, word: str
+) -> None:
+    assert outcome(naive, adaptive).word == word
+
+
+def test_why_a_defense_does_not_hold_is_said() -> None:
+    assert "nobody tried to get past it" in outcome(AT_FLOOR, AT_FLOOR).reason
+    assert "still more than a guess" in outcome(HALVED, HALVED).reason
+    assert "only the naive attack was made; grant defenses = true" in outcome(HALVED, None).reason
+
+
+@pytest.mark.parametrize(
+    ("control", "words"),
+    [
+        (AT_FLOOR, r"without the defense no leak is shown either \(no better than guessing\)"),
+        (LEAKING[:3], "only 3 victims attacked, too few"),
+    ],
+)
+def test_where_the_control_shows_no_leak_nothing_is_concluded(control: Sequence[float], words: str) -> None:
+    found = outcome(AT_FLOOR[: len(control)], LOWER[: len(control)], control)
+    assert found.word == NOT_CONCLUDED
+    assert re.search(words, found.reason)
+
+
+def test_without_a_control_the_reason_is_that_it_cannot_be_made() -> None:
+    [found] = attack_outcomes(make_rows(AT_FLOOR, "noise"), [], "it reads tokens")
+    assert (found.word, found.reason, found.difference) == (NOT_CONCLUDED, "it reads tokens", None)
+
+
+def test_pairs_tell_what_means_do_not() -> None:
+    """Victims differ by 30 dB, but each loses about 1 dB."""
+    control = [20.0, 26.0, 32.0, 38.0, 44.0, 50.0]
+    defended = [value - 1 + 0.1 * place for place, value in enumerate(control)]
+    found = outcome(defended, defended, control)
+    assert found.word == WEAKENS
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(-0.75)
+    assert found.difference.high < -0.5
+
+
+def test_seeds_are_paired_with_their_own_control() -> None:
+    controls = make_rows(LEAKING, seed=1) + make_rows([value + 20 for value in LEAKING], seed=2)
+    rows = make_rows([value - 2 for value in LEAKING], "noise", seed=1)
+    rows += make_rows([value + 18 for value in LEAKING], "noise", seed=2)
+    [found] = attack_outcomes(rows, controls, "")
+    assert found.difference is not None
+    assert (found.difference.mean, found.difference.count) == (pytest.approx(-2), 12)
+
+
+def test_an_interval_accounts_for_victims_and_seeds() -> None:
+    by_seed = {(str(victim), str(seed)): -1.0 + 4 * seed + 0.1 * victim for victim in range(6) for seed in range(2)}
+    low, high = paired_interval("psnr", by_seed)
+    assert low < -1 < 3 < high  # two seeds that differ by 4 dB tell little, however many victims there are
+    one_seed = {key: value for key, value in by_seed.items() if key[1] == "0"}
+    assert paired_interval("psnr", one_seed)[1] < 0
+
+
+def test_a_defense_that_does_nothing_is_seldom_said_to_weaken() -> None:
+    """Its scores come from the distribution of those without it; one side of a 95 % interval errs in 2.5 % of cases."""
+    generator = np.random.default_rng(0)
+    num_less = 0
+    for _ in range(400):
+        shares = generator.binomial(12, 0.35, (2, 6)) / 12
+        scores = [{(str(victim), "0"): float(share) for victim, share in enumerate(part)} for part in shares]
+        difference = subtract_control("identified", scores[0], scores[1])
+        assert difference is not None
+        num_less += difference.is_less
+    assert 0 < num_less <= 0.05 * 400
+
+
+def test_equal_differences_of_shares_are_not_sure() -> None:
+    low, high = paired_interval("identified", {(str(victim), "0"): -1.0 for victim in range(6)})
+    assert (low, high) == (-1.0, pytest.approx(-0.08, abs=0.01))
+    assert paired_interval("identified", {(str(victim), "0"): -0.5 for victim in range(2)})[1] > 0
+
+
+def test_perfect_claims_are_paired_by_their_signs() -> None:
+    perfect, found = {(str(v), "0"): math.inf for v in range(6)}, {(str(v), "0"): 20.0 for v in range(6)}
+    less = subtract_control("psnr", found, perfect)
+    assert less is not None
+    assert less.is_less
+    assert less.is_measured
+    same = subtract_control("psnr", perfect, perfect)
+    assert same is not None
+    assert (same.mean, same.is_less, same.is_more) == (0.0, False, False)
+    few = subtract_control("psnr", {("0", "0"): 20.0}, perfect)
+    assert few is not None
+    assert not few.is_measured
+
+
+def test_lower_scores_that_leak_more_are_counted_towards_leakage() -> None:
+    difference = subtract_control("mse", {("0", "0"): 0.3, ("1", "0"): 0.4}, {("0", "0"): 0.1, ("1", "0"): 0.1})
+    assert difference is not None
+    assert difference.mean == pytest.approx(-0.25)
+
+
+def test_a_defense_does_not_pass_because_psnr_fell_while_examples_are_identified() -> None:
+    rows = make_both({False: AT_FLOOR, True: LOWER}, "noise")
+    rows += make_both({False: [0.5] * 6, True: [0.5] * 6}, "noise", metric="identified", floor=0.05, examples=10.0)
+    controls = make_rows(LEAKING) + make_rows([0.5] * 6, metric="identified", floor=0.05, examples=10.0)
+    outcomes = attack_outcomes(rows, controls, "")
+    assert [(item.metric, item.word) for item in outcomes] == [("psnr", HOLDS), ("identified", NOTHING)]
+    [worst] = worst_by_attack(outcomes)
+    assert (worst.metric, worst.word) == ("identified", NOTHING)
+
+
+def test_a_metric_by_which_nothing_leaks_without_the_defense_does_not_count() -> None:
+    rows = make_both({False: AT_FLOOR, True: LOWER}, "noise")
+    rows += make_both({False: [0.05] * 6, True: [0.04] * 6}, "noise", metric="identified", floor=0.05)
+    controls = make_rows(LEAKING) + make_rows([0.05] * 6, metric="identified", floor=0.05)
+    [worst] = worst_by_attack(attack_outcomes(rows, controls, ""))
+    assert (worst.metric, worst.word) == ("psnr", HOLDS)
+
+
+def test_the_worst_attack_comes_first() -> None:
+    rows = make_both({False: AT_FLOOR, True: LOWER}, "noise") + make_rows(LEAKING, "noise", attack="dlg")
+    controls = make_rows(LEAKING) + make_rows(LEAKING, attack="dlg")
+    assert [(item.attack, item.word) for item in worst_by_attack(attack_outcomes(rows, controls, ""))] == [
+        ("dlg", NOTHING),
+        ("sme", HOLDS),
+    ]
+
+
+def test_victims_on_whom_an_attack_failed_count_as_no_leak() -> None:
+    failed = make_rows(LEAKING[:3], metric="", value="", better="")
+    controls = make_rows(LEAKING[:5]) + [row | {"victim": f"1{row['victim']}", "floor": ""} for row in failed]
+    [found] = attack_outcomes(make_rows(LEAKING[:5], "noise"), controls, "")
+    assert found.control is not None
+    assert found.control.reading.summary.num_missing == 3
+    assert found.word == NOT_CONCLUDED
+
+
+def test_that_nothing_leaks_without_a_defense_is_said_with_what_to_change() -> None:
+    text = explain_no_leak(make_rows(AT_FLOOR) + make_rows(LEAKING, "noise"), AXES)
+    assert text.startswith("without a defense no attack is shown to leak (sme; 6 victims)")
+    for words in ("attack more victims", "fewer local epochs", "another attack", "more iterations"):
+        assert words in text
+    assert explain_no_leak(make_rows(AT_FLOOR) + make_rows(LEAKING, attack="dlg"), AXES) == ""
+    assert explain_no_leak(make_rows(LEAKING, "noise"), AXES) == ""  # no control has scores
+
+
+def test_leakage_is_shown_by_the_first_metric_by_which_something_leaks() -> None:
+    unseen = make_rows(AT_FLOOR)
+    identified = make_rows([0.5] * 6, metric="identified", floor=0.05, examples=10.0)
+    assert find_main_metric(unseen + identified, AXES) == "identified"
+    assert find_main_metric(make_rows(LEAKING) + identified, AXES) == "psnr"
+    assert find_main_metric(unseen, AXES) == "psnr"
+    assert find_main_metric([], AXES) == ""

@@ -1,0 +1,144 @@
+"""The page of a sweep opens with which defense stops what, and at which cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from fedsim.report.adaptive import HOLDS
+from fedsim.report.defense_outcomes import NOT_CONCLUDED, NOTHING
+from fedsim.report.sweep_answer import SweepAnswer, answer_sweep, describe_epsilon
+from fedsim.report.sweep_lead import SettingRow
+from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, make_rows
+
+LOWER = [value - 0.5 for value in AT_FLOOR]
+Rows = list[dict[str, str]]
+
+
+def answer(*parts: Rows, cells: Rows | None = None) -> SweepAnswer:
+    return answer_sweep([row for part in parts for row in part], cells or [], ("defense",))
+
+
+def row_of(found: SweepAnswer, name: str) -> SettingRow:
+    [row] = [row for row in found.rows if row.name == name]
+    return row
+
+
+def test_the_lead_says_which_defense_holds_weakens_and_does_nothing() -> None:
+    found = answer(
+        make_both({False: AT_FLOOR, True: LOWER}, "strong", accuracy=0.7),
+        make_both({False: HALVED, True: HALVED}, "middling", accuracy=0.85),
+        make_both({False: LEAKING, True: LEAKING}, "weak"),
+        make_rows(AT_FLOOR, "naive only"),
+        make_rows(LEAKING),
+    )
+    assert found.lead == (
+        "Without a defense sme leaks. strong (accuracy -20.0 points) holds against sme. middling (accuracy -5.0 "
+        "points) weakens sme, but is not shown to stop it. weak does nothing against sme. Nothing is concluded about "
+        "naive only against sme, because less leaks, but only the naive attack was made; grant defenses = true in "
+        "[adversary.knowledge]."
+    )
+    assert found.rows[0].name == "none"  # what the others are compared with
+
+
+def test_defenses_and_attacks_of_one_outcome_share_a_sentence() -> None:
+    both = {False: LEAKING, True: LEAKING}
+    parts = [make_both(both, name, attack=attack) for name in ("a", "b") for attack in ("sme", "dlg")]
+    found = answer(*parts, make_rows(LEAKING), make_rows(LEAKING, attack="dlg"))
+    assert found.lead == "Without a defense sme and dlg leak. a and b do nothing against sme and dlg."
+
+
+def test_many_defenses_are_not_all_named() -> None:
+    parts = [make_both({False: LEAKING, True: LEAKING}, f"d{number}") for number in range(9)]
+    assert "d0, d1, d2, d3, d4 and 4 other settings do nothing" in answer(*parts, make_rows(LEAKING)).lead
+
+
+def test_where_nothing_leaks_without_a_defense_the_lead_says_what_to_change() -> None:
+    found = answer(make_both({False: AT_FLOOR, True: LOWER}, "noise"), make_rows(AT_FLOOR))
+    assert found.lead.startswith("Without a defense no attack is shown to leak (sme; 6 victims), so that nothing")
+    assert row_of(found, "noise").verdict == NOT_CONCLUDED
+
+
+def test_a_row_has_leakage_beyond_the_guess_and_its_difference_to_no_defense() -> None:
+    found = answer(make_both({False: HALVED, True: HALVED}, "noise"), make_rows(LEAKING))
+    noise = row_of(found, "noise")
+    assert noise.leakage == "+2.62 ± 0.35 dB (sme)"
+    assert noise.difference.startswith("-2.72 ± ")
+    assert noise.difference.endswith(" dB")
+    assert noise.reason.startswith("sme (15.3 without, 12.6 with, guess 10), by PSNR: less leaks than without it")
+
+
+def test_what_is_below_the_guess_is_at_the_guess() -> None:
+    found = answer(make_both({False: AT_FLOOR, True: LOWER}, "noise"), make_rows(LEAKING))
+    assert row_of(found, "noise").leakage == "at the guess (sme)"
+    assert row_of(found, "noise").verdict == HOLDS
+
+
+def test_the_worst_metric_decides_and_is_named() -> None:
+    identified: dict[str, Any] = {"metric": "identified", "floor": 0.05, "examples": 10.0}
+    found = answer(
+        make_both({False: AT_FLOOR, True: LOWER}, "noise"),
+        make_both({False: [0.5] * 6, True: [0.5] * 6}, "noise", **identified),
+        make_rows(LEAKING),
+        make_rows([0.5] * 6, **identified),
+    )
+    noise = row_of(found, "noise")
+    assert (noise.verdict, noise.css) == (NOTHING, "leaks")
+    assert noise.reason == (
+        "sme (0.5 without, 0.5 with, guess 0.05), by identification: no less is shown to leak than without it"
+    )
+
+
+def with_accuracies(rows: Rows, by_client: Sequence[float], **columns: str) -> Rows:
+    return [row | columns | {"client_accuracy": str(by_client[int(row["victim"])])} for row in rows]
+
+
+def test_accuracy_is_paired_by_seed_and_by_client() -> None:
+    parts = [make_rows(LEAKING, seed=seed, accuracy=0.5 + 0.3 * seed) for seed in (0, 1)]
+    parts += [make_rows(LEAKING, "noise", seed=seed, accuracy=0.4 + 0.3 * seed + 0.01 * seed) for seed in (0, 1)]
+    row = row_of(answer(*parts), "noise")
+    assert row.accuracy_change == "-9.5 ± 6.4 points"  # the seeds differ by 30 points, their differences by one
+    clients = [0.2, 0.9, 0.5, 0.4, 0.7, 0.6]
+    held_out = with_accuracies(make_rows(LEAKING), clients)
+    defended = with_accuracies(make_rows(LEAKING, "noise", accuracy=0.8), [value - 0.1 * value for value in clients])
+    row = row_of(answer(held_out, defended), "noise")
+    assert row.accuracy_change == "-10.0 points; of the attacked clients -5.5 ± 2.5 points"
+    assert row.accuracy == "80.0 % (1 seed)"
+
+
+def test_why_there_is_no_control_is_said() -> None:
+    rows = make_rows(LEAKING, "noise", control="")
+    cells = [{"cell": rows[0]["cell"], "no_control": "without the defense it reads tokens"}]
+    found = answer(rows, make_rows(LEAKING, "other", control=""), cells=cells)
+    assert found.no_controls == ["noise has no control: without the defense it reads tokens."]
+    assert row_of(found, "noise").verdict == NOT_CONCLUDED
+    assert "because without the defense it reads tokens." in found.lead
+
+
+def test_without_defenses_the_settings_that_leak_are_named() -> None:
+    def undefended(values: Sequence[float], setting: str) -> Rows:
+        return [row | {"control": row["cell"]} for row in make_rows(values, setting)]
+
+    found = answer(undefended(LEAKING, "few"), undefended(AT_FLOOR, "many"))
+    assert found.lead == "The messages leak in 1 of 2 settings: few."
+    assert not found.defended
+    assert [(row.verdict, row.css, row.accuracy_change) for row in found.rows] == [
+        ("leaks", "leaks", ""),
+        ("no better than guessing", "", ""),
+    ]
+    assert answer(undefended(LEAKING, "only")).lead == "The messages leak."
+    assert answer(undefended(AT_FLOOR, "only")).lead == "No attack is shown to leak in any setting."
+    assert answer().lead == ""
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "word"),
+    [(1.0, "strong"), (10.0, "weak"), (20.5, "hardly any"), (6.2e4, "none"), (float("inf"), "none")],
+)
+def test_an_epsilon_has_a_word_on_its_size(epsilon: float, word: str) -> None:
+    assert describe_epsilon(epsilon) == word
+    found = answer(make_rows(LEAKING, "noise", proved_epsilon=epsilon), make_rows(LEAKING))
+    assert row_of(found, "noise").promise == word
+    assert row_of(found, "none").promise == ""
