@@ -120,6 +120,7 @@ def naive_and_adaptive(rows: Rows, attack: str, metric: str) -> tuple[ScoreReadi
                 "nearest_public": "nan",
                 "higher_is_better": True,
                 "instrument": "",
+                "examples": 1,
             }
             full.append({**row, **known})
     readings = {reading.summary.attack_key[0]: reading for reading in score_readings(full, {})}
