@@ -38,7 +38,7 @@ from fedsim.interfaces.attack import (
     RoundsNeeded,
     Target,
 )
-from fedsim.interfaces.findings import Finding, Inference
+from fedsim.interfaces.findings import Inference
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
 from fedsim.inversion.local_updates import PAPER
@@ -76,7 +76,7 @@ class ModelAttributeInference(ModelAttack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "partial_records"})
 
     @torch.no_grad()
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Inference:
         knowledge = target.knowledge
         assert knowledge.partial_records is not None
         records = knowledge.partial_records
@@ -166,7 +166,7 @@ class GradientAttributeInference(Attack):
                 f"restarts: with start = 0 all {self.restarts} begin at the same point; set start above 0"
             )
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Inference:
         records, device = target.knowledge.partial_records, target.knowledge.device
         assert records is not None
         objective = self._objective(target)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from adversaries.inference.label_distribution import infer_label_distribution
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded, Target
-from fedsim.interfaces.findings import Finding
+from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.problem import OPTIMIZER_FACTS, build_problem, warn_unless_plain_sgd
@@ -35,7 +35,7 @@ class LabelCounts(Attack):
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"learning_rate", "local_epochs", "batch_size", "defenses"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
         warn_unless_plain_sgd(self, knowledge, f"client {target.victim}", simulated={"momentum"})
 

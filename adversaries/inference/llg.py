@@ -12,7 +12,7 @@ from adversaries.inference.label_distribution import infer_label_distribution
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded, Target, warn
-from fedsim.interfaces.findings import Finding
+from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.logit_gradient import logit_gradient
 from fedsim.inversion.problem import build_problem
@@ -41,7 +41,7 @@ class LabelLeakage(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
 
         def count_classes(update: Update) -> Tensor:

@@ -27,7 +27,7 @@ from fedsim.interfaces.attack import (
     Target,
     warn,
 )
-from fedsim.interfaces.findings import Finding, PropertyPresence, client_ids
+from fedsim.interfaces.findings import PropertyPresence, client_ids
 from fedsim.inversion.problem import OPTIMIZER_FACTS
 from fedsim.recording.wire_format import Update
 
@@ -93,7 +93,7 @@ class PropertyInference(Attack):
         if self.absent >= self.present:
             raise ConfigError(f"absent: expected a smaller share than present = {self.present}, got {self.absent}")
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> PropertyPresence:
         property_records = target.knowledge.property_records
         assert property_records is not None
         rounds = target.participation_rounds()

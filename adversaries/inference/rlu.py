@@ -27,7 +27,7 @@ from fedsim.interfaces.attack import (
     Target,
     warn,
 )
-from fedsim.interfaces.findings import Finding
+from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import apportion_counts, last_bias_name, untrained_layer_error
 from fedsim.inversion.labels.logit_gradient import logit_gradient
 from fedsim.inversion.labels.updates import layer_directions, total_step_size
@@ -80,7 +80,7 @@ class LabelsFromUpdates(Attack):
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"defenses", "label_smoothing", "loss"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
         warn_unless_plain_sgd(
             self, knowledge, f"client {target.victim}", simulated={"momentum", "weight_decay", "proximal_mu"}

@@ -17,7 +17,7 @@ from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFl
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Knowledge, Paper, Progress, RoundsNeeded, Target
-from fedsim.interfaces.findings import Finding, Reconstruction, Representatives
+from fedsim.interfaces.findings import Reconstruction, Representatives
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
 from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step
 from fedsim.inversion.local_updates import PAPER
@@ -72,7 +72,7 @@ class ModelSampleReconstruction(ModelAttack):
     paper: ClassVar[Paper] = cite("Fredrikson2015")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "input_shape", "value_range", "num_classes"})
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Representatives:
         knowledge = target.knowledge
         assert knowledge.input_shape is not None
         assert knowledge.value_range is not None

@@ -30,7 +30,7 @@ from fedsim.interfaces.attack import (
     Target,
     warn,
 )
-from fedsim.interfaces.findings import Finding, Inference, client_ids
+from fedsim.interfaces.findings import Inference, client_ids
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 
@@ -90,7 +90,7 @@ class SourceInference(ModelAttack):
             )
 
     @torch.no_grad()
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> Inference:
         candidates = self._candidate_clients(target)
         if target.victim not in candidates:
             warn(

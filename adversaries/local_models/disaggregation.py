@@ -22,7 +22,7 @@ from fedsim.interfaces.attack import (
     Target,
     warn,
 )
-from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.local_updates import check_update, flatten_state, trained_names
 from fedsim.recording.wire_format import Update
 
@@ -69,7 +69,7 @@ class Disaggregation(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUPS})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> LocalModel:
         victim = target.victim
         sums = read_group_sums(target)
         inverse = sums.pseudo_inverse(victim)

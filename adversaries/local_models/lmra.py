@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.interfaces.attack import CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
-from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.descent import Curves, Trial, descend, make_optimizer_step, offset_progress
 from fedsim.inversion.local_updates import PAPER, LocalUpdates, UpdateSpan, read_updates
 from fedsim.training.optimizers import Adam
@@ -104,7 +104,7 @@ class LocalModelReconstruction(Attack):
         if self.hidden is not None and not _SHAPE_PATTERN.fullmatch(self.hidden):
             raise ConfigError(f"hidden: expected AxB, units of a layer by layers, such as 64x2, got {self.hidden!r}")
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> LocalModel:
         """Run Algorithm 2."""
         updates = read_updates(target)
         if torch.equal(updates.before, updates.after):

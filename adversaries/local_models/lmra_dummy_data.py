@@ -18,7 +18,7 @@ from fedsim.base.constraints import FiniteFloat, NonNegativeFloat, PositiveFloat
 from fedsim.base.errors import AttackError, RunError, first_line
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
-from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
 from fedsim.inversion.local_updates import PAPER, LocalUpdates, read_updates
@@ -120,7 +120,7 @@ class DummyDataReconstruction(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> LocalModel:
         knowledge, rng = target.knowledge, target.rng
         updates = read_updates(target)
         if torch.equal(updates.before, updates.after):

@@ -19,7 +19,7 @@ from fedsim.interfaces.attack import (
     Target,
     warn,
 )
-from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.local_updates import PAPER, check_update, flatten_state, read_updates
 from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_unless_plain_sgd
 
@@ -74,7 +74,7 @@ class LinearLocalModel(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> LocalModel:
         num_parameters = _count_parameters(target)
         updates = read_updates(target)
         # Momentum and FedProx's proximal term keep steps linear and the optimum where it is.

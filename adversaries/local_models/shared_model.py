@@ -8,7 +8,7 @@ from typing import ClassVar
 from adversaries.local_models.model_sources import ModelAttack
 from fedsim.base.errors import ConfigError
 from fedsim.interfaces.attack import Paper, Progress, Target
-from fedsim.interfaces.findings import Finding, LocalModel
+from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.local_updates import PAPER
 
 
@@ -30,7 +30,7 @@ class SharedModel(ModelAttack):
         if self.source not in self.transcript_sources:
             raise ConfigError(f"source: expected {' or '.join(self.transcript_sources)}, got '{self.source}'")
 
-    def _run(self, target: Target, progress: Progress) -> Finding:
+    def _run(self, target: Target, progress: Progress) -> LocalModel:
         state, _ = self._source_state(target)
         progress(1, 1, {"objective": 0.0})  # there is nothing to minimise
         return LocalModel(state=dict(state))

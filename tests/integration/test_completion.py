@@ -49,7 +49,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["fedsim", "li"], "list"),
+        (["fedsim", "lis"], "list"),
+        (["fedsim", "lint", "--str"], "--strict"),
         (["fedsim", "run", "--resu"], "--resume"),
         (["fedsim", "attack", "--data"], "--data-dir"),
         (["fedsim", "show", "update-n"], "update-noise"),

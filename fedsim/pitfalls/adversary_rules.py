@@ -1,0 +1,216 @@
+"""Pitfalls of the adversary: what it knows, and whom it attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, get_type_hints
+
+from fedsim.federation.config import AttackFile, AttackTable, Config
+from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.findings import Finding, Membership, Reconstruction, Texts
+from fedsim.interfaces.knowledge import FACTS
+from fedsim.pitfalls.design import EvaluationDesign
+from fedsim.pitfalls.pitfall import PitfallRule, Symptom
+from fedsim.report.verdicts import MIN_VICTIMS
+
+_DECIDED_BY_ONE = (Reconstruction, Texts, Membership)
+"""Findings with scores that reach a verdict from one victim on: their examples are matched, or their
+candidates ranked (`fedsim.interfaces.metric.Evidence`)."""
+_CLIENTS = 10
+"""Clients of a federation in counter-experiments."""
+
+
+def _is_granted(spec: AttackFile, fact: str) -> bool:
+    return getattr(spec.adversary.knowledge, fact) is not False
+
+
+def _message_attack(attacks: Collection[Attack]) -> dict[str, Any]:
+    """Return the table of an attack that reads messages alone; that on numbers adapts to defenses."""
+    return {"name": "tgias-ro-text" if any(attack.texts for attack in attacks) else "inverting-gradients"}
+
+
+class NaiveAttacks(PitfallRule):
+    """No attack on a defense but by an adversary who does not know it."""
+
+    name = "naive-attacks"
+    title = "only naive attacks on a defense"
+    reason = "An adversary who knows a defense may get past it where others fail."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the defenses where no attack adapts to any of them."""
+        defended = [(config, attacks) for config, attacks in design.attacked_configs if config.defense]
+        if not defended or any(_is_adaptive(config, attacks) for config, attacks in defended):
+            return None
+        names = ", ".join(dict.fromkeys(table.name for config, _ in defended for table in config.defense))
+        changes: dict[str, Any] = {"adversary": {"knowledge": {"defenses": True}}}
+        granted = any(_is_granted(config, "defenses") for config, _ in defended)
+        missing = "no attack reads the defenses" if granted else "adversary.knowledge.defenses is not granted"
+        config, attacks = defended[0]
+        if not any(_reads_defenses(attacks) for _, attacks in defended):
+            if any(attack.texts for attack in attacks):
+                return None  # no attack on texts adapts to defenses, so that there is nothing to advise
+            changes["attack"] = [*_list_new_attacks(design, config.attack), _message_attack(attacks)]
+        return Symptom(detail=f"{names}: {missing}.", changes=changes)
+
+
+def _is_adaptive(config: Config, attacks: Collection[Attack]) -> bool:
+    return _is_granted(config, "defenses") and _reads_defenses(attacks)
+
+
+def _reads_defenses(attacks: Collection[Attack]) -> bool:
+    return any("defenses" in attack.declared_facts() for attack in attacks)
+
+
+def _list_new_attacks(design: EvaluationDesign, tables: Collection[AttackTable]) -> list[dict[str, Any]]:
+    """Return attacks that stay in the file; none for a sweep, whose axis of attacks gets another value."""
+    return [] if design.sweep else [table.model_dump(exclude_unset=True) for table in tables]
+
+
+class PrivateKnowledge(PitfallRule):
+    """An attack that is handed what no server has."""
+
+    name = "private-knowledge"
+    title = "knowledge that no server has"
+    reason = "Scores with parts of the victim's data are upper bounds of what messages give away."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the facts that are private, granted wherever an attack reads them, and needed."""
+        users: dict[str, list[str]] = {}
+        for name, fact in FACTS.items():
+            if fact.private:
+                titles = _titles_of_users(design, name)
+                # Where labels need not be granted, `GrantedLabels` says so.
+                if titles and (name != "labels" or _needs(design, name)):
+                    users[name] = titles
+        if not users:
+            return None
+        parts = []
+        for name, titles in users.items():
+            parts.append(f"adversary.knowledge.{name} ({FACTS[name].victim_data}), for {', '.join(titles)}")
+        changes: dict[str, Any] = {"adversary": {"knowledge": dict.fromkeys(users, False)}}
+        spec, attacks = design.attacked_specs[0]
+        if any(_needs(design, name) for name in users):
+            remaining = []
+            for table, attack in zip(spec.attack, attacks, strict=True):
+                if not attack.needs & set(users) and attack.builds_on is None:
+                    remaining.append(table)
+            changes["attack"] = _list_new_attacks(design, remaining) or [_message_attack(attacks)]
+        return Symptom(detail=f"Granted are {'; '.join(parts)}.", changes=changes)
+
+
+def _titles_of_users(design: EvaluationDesign, fact: str) -> list[str]:
+    """Return the attacks that read a fact; none where one cell grants it and another does not."""
+    titles: dict[str, None] = {}
+    for spec, attacks in design.attacked_specs:
+        readers = [attack.title for attack in attacks if fact in attack.declared_facts()]
+        if readers and not _is_granted(spec, fact):
+            return []
+        titles |= dict.fromkeys(readers)
+    return list(titles)
+
+
+def _needs(design: EvaluationDesign, fact: str) -> bool:
+    return any(fact in attack.needs for _, attacks in design.attacked_specs for attack in attacks)
+
+
+class GrantedLabels(PitfallRule):
+    """An attack that is handed the labels though it infers them where it is not."""
+
+    name = "granted-labels"
+    title = "labels granted that the attack can infer"
+    reason = "Servers have to infer labels, and where that fails, reconstruction usually does."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the attacks that are granted labels and could do without."""
+        if not _titles_of_users(design, "labels") or _needs(design, "labels"):
+            return None
+        names = ", ".join(_titles_of_users(design, "labels"))
+        return Symptom(
+            detail=f"{names}: adversary.knowledge.labels is granted, and inferred where it is not.",
+            changes={"adversary": {"knowledge": {"labels": False}}},
+        )
+
+
+class AuxiliaryTestData(PitfallRule):
+    """An attack that learns from the examples that its floor is made of."""
+
+    name = "test-as-auxiliary"
+    title = "test data used as auxiliary data"
+    reason = "The attack then learns from what its floor is made of."
+    facts = ("auxiliary", "property_records")
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the attacks that are granted records of the test set."""
+        configs = [config for config, _ in design.attacked_configs]
+        users: dict[str, None] = {}
+        for fact in self.facts:
+            users |= dict.fromkeys(_titles_of_users(design, fact))
+        # The server's test examples are then those of clients that train nothing.
+        has_test_clients = any(
+            config.partition.test_fraction and config.partition.test_by == "client" for config in configs
+        )
+        if not configs or not users or has_test_clients:
+            return None
+        return Symptom(
+            detail=f"{', '.join(users)}: auxiliary records are drawn from the test set, as guesses are.",
+            changes={"partition": {"test_fraction": 0.2, "test_by": "client"}},
+        )
+
+
+class FewVictims(PitfallRule):
+    """Too few victims for a verdict."""
+
+    name = "few-victims"
+    title = "too few victims for a verdict"
+    reason = f"Scores of fewer than {MIN_VICTIMS} victims are beyond the floor by chance too often to conclude."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the attacks whose scores need more victims than there are."""
+        titles: dict[str, None] = {}
+        most = 0
+        for spec, attacks in design.attacked_specs:
+            needy = [attack.title for attack in attacks if _needs_victims(attack)]
+            count = _count_victims(spec)
+            if needy and (count is None or count * max(len(design.seeds), 1) >= MIN_VICTIMS):
+                return None
+            titles |= dict.fromkeys(needy)
+            most = max(most, count or 0)
+        if not titles:
+            return None
+        spec = design.attacked_specs[0][0]
+        return Symptom(
+            detail=f"{', '.join(titles)}: {most} {'victim' if most == 1 else 'victims'}, of at least {MIN_VICTIMS}.",
+            changes=_attack_all_clients(spec),
+        )
+
+
+def _needs_victims(attack: Attack) -> bool:
+    """Tell whether no score of the attack's findings reaches a verdict from one victim."""
+    try:
+        kind = get_type_hints(attack._run).get("return", Finding)
+    except NameError:  # what an annotation names is imported for type checkers alone
+        return False
+    is_known = isinstance(kind, type) and kind is not Finding
+    return is_known and not issubclass(kind, _DECIDED_BY_ONE)
+
+
+def _count_victims(spec: AttackFile) -> int | None:
+    """Return the number of victims; None where it depends on the recording."""
+    victims = spec.adversary.victims
+    if victims != "all":
+        return len(victims or [0])
+    if not isinstance(spec, Config):
+        return None
+    return len(spec.recording.clients or range(spec.federation.clients))
+
+
+def _attack_all_clients(spec: AttackFile) -> dict[str, Any]:
+    changes: dict[str, Any] = {"adversary": {"victims": "all"}}
+    if isinstance(spec, Config):
+        clients = spec.federation.clients
+        if clients < MIN_VICTIMS:
+            clients = _CLIENTS
+            changes["federation"] = {"clients": clients}
+        if len(spec.recording.clients or range(MIN_VICTIMS)) < MIN_VICTIMS:
+            changes["recording"] = {"clients": list(range(clients))}
+    return changes

@@ -1,0 +1,153 @@
+"""Find defenses that are set to do nothing, by what their hooks make of random tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.base.randomness import generator
+from fedsim.interfaces.defense import Defense, Participation, overrides
+from fedsim.interfaces.defense_calls import (
+    apply_on_batch,
+    apply_on_examples,
+    apply_on_features,
+    apply_on_gradient,
+    apply_on_update,
+)
+from fedsim.interfaces.local_context import LocalContext
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import State
+
+_SMALL = 1e-6
+"""Scale of the tensors: so short a message is within any clip, and only what hides it changes it."""
+_NUM_DRAWS = 20
+"""How often a hook is called, as it may act at random."""
+_STRENGTHS = (0.1, 0.5, 1.0, 4.0)
+"""Values of a setting that are tried after its default."""
+_EXAMPLES, _CLASSES = 8, 10
+
+
+def find_missing_strength(defense: Defense) -> tuple[str, float] | None:
+    """Return a setting and a value with which a defense that does nothing would do something.
+
+    Returns:
+        None where it does something, and where no number among its settings is its strength. A
+        defense that chooses examples by what they give away is not judged, as that depends on them.
+    """
+    if overrides(defense, "on_data") or _acts_with(defense, {}):
+        return None
+    for setting in fields(defense):
+        value = getattr(defense, setting.name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and setting.init):
+            continue
+        defaults = [setting.default] if isinstance(setting.default, int | float) else []
+        for strength in (*defaults, *_STRENGTHS):
+            if strength != value and _acts_with(defense, {setting.name: type(value)(strength)}):
+                return setting.name, type(value)(strength)
+    return None
+
+
+def _acts_with(defense: Defense, changes: dict[str, Any]) -> bool:
+    try:
+        return _acts(replace(defense, **changes))
+    except (Exception, SystemExit):  # it refuses these values, or is made for other tensors
+        return not changes
+
+
+def _acts(defense: Defense) -> bool:
+    """Tell whether a hook changes something."""
+    client = Participation(
+        num_examples=_EXAMPLES,
+        batch_size=_EXAMPLES,
+        steps=1,
+        rounds=1,
+        num_classes=_CLASSES,
+        value_range=((0.0,), (1.0,)),
+    )
+    client_defense = defense.of_client(client)
+    for number in range(_NUM_DRAWS):
+        for changes_something in _hook_trials(client_defense, number):
+            if changes_something():
+                return True
+    return False
+
+
+def _hook_trials(defense: Defense, number: int) -> Iterator[Callable[[], bool]]:
+    """Yield for each hook that `defense` overrides a function that tells whether it changes something."""
+    state = _random_state()
+    context = LocalContext(
+        rng=generator("pitfalls", number),
+        broadcast=_random_state(),
+        local_step=_ProbeStep(),
+        common_key=("pitfalls", number) if defense.draws_in_common else None,
+    )
+
+    def changes_batch() -> bool:
+        inputs, labels = _random_batch()
+        new_inputs, new_labels = apply_on_batch(defense, inputs, labels, context)
+        classes = new_labels if new_labels.ndim == 1 else new_labels.argmax(1)
+        return not torch.equal(new_inputs, inputs) or not torch.equal(classes, labels)
+
+    def changes_features() -> bool:
+        inputs = _random_batch()[0].requires_grad_()
+        weights = torch.randn((inputs[0].numel(), 64), generator=generator("features"))
+        features = (inputs.flatten(1) @ weights).tanh()
+        return not torch.equal(apply_on_features(defense, features, inputs, context), features)
+
+    def changes_examples() -> bool:
+        gradients = {name: torch.stack([tensor, -tensor, 3 * tensor]) for name, tensor in state.items()}
+        mean = {name: tensor.sum(0) / 3 for name, tensor in gradients.items()}
+        result = apply_on_examples(defense, gradients, 3.0, state, context)
+        return any(not torch.allclose(result[name], mean[name], rtol=1e-4, atol=0) for name in mean)
+
+    def changes_gradient() -> bool:
+        return not _are_equal(apply_on_gradient(defense, state, context), state)
+
+    def changes_update() -> bool:
+        sent = apply_on_update(defense, state, context)
+        return not _are_equal(sent.values("delta", state) if isinstance(sent, Payload) else sent, state)
+
+    trials = {
+        "on_batch": changes_batch,
+        "on_features": changes_features,
+        "on_examples": changes_examples,
+        "on_gradient": changes_gradient,
+        "on_update": changes_update,
+    }
+    for hook, changes_something in trials.items():
+        if overrides(defense, hook):
+            yield changes_something
+
+
+class _ProbeStep:
+    """Local step of a loss that is the sum of squares of all weights and inputs, halved."""
+
+    def weights(self) -> State:
+        return _random_state()
+
+    def gradient_at(self, weights: State) -> State:
+        return {name: tensor.clone() for name, tensor in weights.items()}
+
+    def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        del labels
+        return inputs.clone()
+
+
+def _random_state() -> dict[str, Tensor]:
+    """Return so many numbers that one in a hundred of them are some."""
+    shapes = {"weight": (40, 50), "bias": (40,)}
+    return {name: _SMALL * torch.randn(shape, generator=generator(name)) for name, shape in shapes.items()}
+
+
+def _random_batch() -> tuple[Tensor, Tensor]:
+    inputs = torch.rand((_EXAMPLES, 1, 8, 8), generator=generator("inputs"))
+    return inputs, torch.arange(_EXAMPLES) % _CLASSES
+
+
+def _are_equal(first: State, second: State) -> bool:
+    return all(torch.equal(first[name], tensor) for name, tensor in second.items())

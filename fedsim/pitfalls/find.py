@@ -1,0 +1,56 @@
+"""All pitfalls that are looked for, and the search."""
+
+from __future__ import annotations
+
+from fedsim.pitfalls.adversary_rules import (
+    AuxiliaryTestData,
+    FewVictims,
+    GrantedLabels,
+    NaiveAttacks,
+    PrivateKnowledge,
+)
+from fedsim.pitfalls.comparison_rules import NoControl, NoStrength, OneSeed
+from fedsim.pitfalls.design import EvaluationDesign
+from fedsim.pitfalls.pitfall import Pitfall, PitfallRule
+from fedsim.pitfalls.pitfall_text import format_tables
+from fedsim.pitfalls.setting_rules import EasyData, EqualClients, FreshWeights, LittleLocalWork
+
+RULES: tuple[PitfallRule, ...] = (
+    NoStrength(),
+    NoControl(),
+    NaiveAttacks(),
+    PrivateKnowledge(),
+    GrantedLabels(),
+    AuxiliaryTestData(),
+    FewVictims(),
+    EasyData(),
+    EqualClients(),
+    LittleLocalWork(),
+    FreshWeights(),
+    OneSeed(),
+)
+"""Rules; the gravest pitfalls come first."""
+
+
+def find_pitfalls(design: EvaluationDesign) -> list[Pitfall]:
+    """Return the pitfalls of an evaluation.
+
+    Raises:
+        FedsimError: a plug-in refuses its settings.
+    """
+    pitfalls = []
+    for rule in RULES:
+        symptom = rule.find(design)
+        if symptom is None:
+            continue
+        tables = design.write_out_changes(rule.name, symptom.changes)
+        pitfalls.append(
+            Pitfall(
+                name=rule.name,
+                title=rule.title,
+                detail=symptom.detail,
+                reason=rule.reason,
+                counter_experiment=format_tables(tables),
+            )
+        )
+    return pitfalls

@@ -1,0 +1,142 @@
+"""Pitfalls of the setting: data, partition, local training and the attacked rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedsim.data import Dataset
+from fedsim.federation.build import resolve
+from fedsim.federation.config import AttackFile, Config
+from fedsim.pitfalls.design import EvaluationDesign, recorded_rounds
+from fedsim.pitfalls.partition_probe import mixes_equally, suits_any_data
+from fedsim.pitfalls.pitfall import PitfallRule, Symptom
+
+_SMALL_IMAGE = 28 * 28
+"""Most pixels of an easy image: those of MNIST."""
+_LONGER = 10
+"""Local steps, and rounds of a federation, in counter-experiments."""
+
+
+class EasyData(PitfallRule):
+    """No data but small grey images."""
+
+    name = "easy-data"
+    title = "small grey images only, such as MNIST or digits"
+    reason = "They are the easiest images to recover, and to classify under a defense."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the data sets where all are easy."""
+        configs = [config for config, _ in design.attacked_configs]
+        datasets = [design.dataset(config) for config in configs]
+        if not configs or not all(dataset is not None and _is_easy(dataset) for dataset in datasets):
+            return None
+        names = ", ".join(dict.fromkeys(config.data.name for config in configs))
+        changes: dict[str, Any] = {"data": {"name": "cifar10"}}
+        if not suits_any_data(configs[0].partition):
+            changes["partition"] = _uneven_partition(configs[0], num_classes=10)
+        return Symptom(detail=f"{names}: one channel and at most 28 x 28 pixels.", changes=changes)
+
+
+def _is_easy(dataset: Dataset) -> bool:
+    channels, *axes = dataset.task.input_shape
+    return dataset.task.modality == "image" and channels == 1 and axes[0] * axes[1] <= _SMALL_IMAGE
+
+
+class EqualClients(PitfallRule):
+    """No partition but one that gives each client the same mixture."""
+
+    name = "iid-only"
+    title = "iid partition only"
+    reason = "Real clients differ, which changes messages, floors and what defenses cost."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the partition where all clients get the same mixture."""
+        configs = [config for config, _ in design.attacked_configs]
+        if not configs or not all(mixes_equally(config.partition) for config in configs):
+            return None
+        dataset = design.dataset(configs[0])
+        partition = _uneven_partition(configs[0], num_classes=dataset.num_classes if dataset else 1)
+        return Symptom(
+            detail=f"{configs[0].partition.name} gives each client the same mixture of classes.",
+            changes={"partition": partition},
+        )
+
+
+def _uneven_partition(config: Config, num_classes: int) -> dict[str, Any]:
+    """Return a [partition] table of uneven clients; other keys than the plug-in's own stay."""
+    choice = {"name": "dirichlet", "alpha": 0.5} if num_classes else {"name": "quantity-skew"}
+    own_keys = config.partition.model_dump(exclude_defaults=True, exclude={"name", *config.partition.settings})
+    return choice | own_keys
+
+
+class LittleLocalWork(PitfallRule):
+    """No clients but those that train for one epoch or step."""
+
+    name = "one-epoch"
+    title = "one local epoch or one step only"
+    reason = "The fewer steps a message sums up, the easier it is to invert."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the number of steps or epochs where all clients train for one."""
+        configs = [config for config, _ in design.attacked_configs]
+        tables = [config.training for config in configs]
+        if not configs or any(1 not in (table.local_epochs, table.local_steps) for table in tables):
+            return None
+        if tables[0].local_epochs == 1:
+            return Symptom(
+                detail="Clients train for one epoch (training.local_epochs = 1).",
+                changes={"training": {"local_epochs": 5}},
+            )
+        changes: dict[str, Any] = {"training": {"local_steps": _LONGER}}
+        # A client that sends a gradient takes no further steps.
+        if resolve(configs[0]).training.sends == "gradient":
+            changes = {"strategy": {"name": "fedavg"}, "training": {"local_steps": _LONGER, "sends": "weights"}}
+        return Symptom(detail="Clients take one step (training.local_steps = 1).", changes=changes)
+
+
+class FreshWeights(PitfallRule):
+    """No attack but on round 1, whose weights are random."""
+
+    name = "fresh-weights"
+    title = "fresh weights only: round 1 alone is attacked"
+    reason = "Gradients at random weights tell more than those of a model that has learnt."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the attacked round where it is the first and the model starts untrained."""
+        specs = [spec for spec, _ in design.attacked_specs]
+        if not specs or not all(_attacks_fresh_weights(spec) for spec in specs):
+            return None
+        spec = specs[0]
+        if not isinstance(spec, Config):
+            return Symptom(
+                detail="The first recorded round alone is attacked (adversary.rounds).",
+                changes={"adversary": {"rounds": "all"}},
+            )
+        return Symptom(
+            detail="Round 1 alone is attacked, and model.start names no trained weights.",
+            changes=_attack_last_round(spec),
+        )
+
+
+def _attacks_fresh_weights(spec: AttackFile) -> bool:
+    chosen = spec.adversary.rounds
+    if not isinstance(spec, Config):
+        return chosen is None or chosen == [1]
+    if spec.model.start is not None:
+        return False
+    recorded = recorded_rounds(spec)
+    attacked = recorded if chosen == "all" else recorded[:1] if chosen is None else chosen
+    return list(attacked) == [1]
+
+
+def _attack_last_round(config: Config) -> dict[str, Any]:
+    """Return changes with which the last round is recorded and attacked as well."""
+    last = recorded_rounds(config)[-1]
+    if last > 1:
+        return {"adversary": {"rounds": [1, last]}}
+    last = max(config.federation.rounds, _LONGER)
+    return {
+        "federation": {"rounds": last},
+        "recording": {"rounds": [1, last], "every": 1},
+        "adversary": {"rounds": [1, last]},
+    }
