@@ -156,15 +156,12 @@ class ExampleMetric(Metric, ABC):
 
     Class attributes:
         modalities: names of the modalities that it is for, or `ANY_NUMERIC`.
-        depends_on_class: whether a guess of the class alone makes matches likelier, so that chance is
-            counted among examples of the same classes. Only asked where the evidence is `matches`.
     """
 
     of_examples: ClassVar[bool] = True
     ranks_examples: ClassVar[bool] = True
     explanations: ClassVar[tuple[str, ...]] = (EXPLANATION_OF_GUESSES,)
     modalities: ClassVar[frozenset[str]]
-    depends_on_class: ClassVar[bool] = True
 
     @classmethod
     def describe_facts(cls) -> list[str]:
@@ -200,6 +197,13 @@ class ExampleMetric(Metric, ABC):
             values = self.measure(claim.expand_as(examples), examples, context)
             rows.append(torch.as_tensor(values) == 1)
         return torch.stack(rows)
+
+    def depends_on_class(self, context: ExampleContext) -> bool:
+        """Return whether a guess of the class makes matches likelier.
+
+        Then chance is counted among examples of the same classes, otherwise among all.
+        """
+        return True
 
     def instrument(self, context: ExampleContext) -> str:
         """Name what the values depend on besides the examples, such as a network; empty for nothing.

@@ -13,12 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedsim.audit.audit import Audit
+from fedsim.audit.evaluation import statistics
 from fedsim.audit.plan import ADAPTIVE
+from fedsim.interfaces.metric import describe_metric
 from fedsim.report.summary import Summary, are_independent, difference_interval, interval_text, join_titles
 from fedsim.report.verdicts import LEAKS, MIN_VICTIMS, NOT_JUDGED, ScoreReading
 
 EQUAL_SUFFIX = ", naive and adaptive alike"
 """Suffix of the name of an attack whose scores equal those of the adaptive one."""
+_MARGIN = 0.05
+"""How far an interval may reach beyond chance and still show that there is hardly any leak."""
 _SAME_UP_TO = 0.01
 """Share of a score by which an adaptive attack may differ from the naive one and still be the same but for rounding."""
 HOLDS, ONLY_NAIVE, FAILS, UNDECIDED_OUTCOME = "holds", "beats only the naive attack", "does not hold", "undecided"
@@ -144,6 +148,8 @@ class NaiveAdaptivePair:
         ]
         if max(num_victims) < MIN_VICTIMS:
             return f"from fewer than {MIN_VICTIMS} victims nothing is concluded"
+        if self.naive.summary.num_missing or self.adaptive.summary.num_missing:
+            return "some victims have no score, and may be those that leak"
         if not are_independent(self.naive.summary.metric):
             return "its victims are compared with one another, so that nothing is concluded from one run"
         return "neither attack leaks, but the 95 % interval of a score is not wholly at or below its floor"
@@ -152,15 +158,26 @@ class NaiveAdaptivePair:
 def at_floor(item: Summary) -> bool:
     """Return whether the whole 95 % interval of a score is at or below its floor.
 
-    False where there are too few victims to conclude from.
+    Where examples are matched or candidates ranked, chance is on either side of the floor, and the
+    interval may reach up to `_MARGIN` beyond it; candidates that are ranked worse than by chance are
+    not at it, since the order can be turned round. False where there are too few victims to conclude
+    from, or where some have no score.
     """
     if (
         item.missing
+        or item.num_missing
         or not are_independent(item.metric, item.unit)
         or item.count < MIN_VICTIMS
         or not math.isfinite(item.floor)
     ):
         return False
+    match describe_metric(item.metric).evidence:
+        case "matches":
+            matches = sum(item.examples[victim] * value for victim, value in item.values.items())
+            high = statistics.binomial_interval(round(matches), round(sum(item.examples.values())))[1]
+            return high <= item.floor + _MARGIN
+        case "candidates":
+            return item.low <= item.floor and item.high <= item.floor + _MARGIN
     return item.high <= item.floor if item.higher_is_better else item.low >= item.floor
 
 

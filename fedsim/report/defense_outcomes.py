@@ -84,6 +84,12 @@ class DefenseOutcome:
         return f"{without:.3g} without, {item.mean:.3g} with, guess {item.floor:.3g}"
 
     @property
+    def leaks_on_any_side(self) -> bool:
+        """Whether the attack is shown to leak without the defense, or with it by either adversary."""
+        sides = (self.control, self.naive, self.adaptive)
+        return any(side is not None and side.reading.verdict == LEAKS for side in sides)
+
+    @property
     def badness(self) -> int:
         """Place of the outcome among all, the worst first."""
         return WORST_FIRST.index(self.word)
@@ -113,16 +119,16 @@ def attack_outcomes(rows: Sequence[Row], controls: Sequence[Row], no_control: st
 def worst_by_attack(outcomes: Iterable[DefenseOutcome]) -> list[DefenseOutcome]:
     """Return the outcome against each attack that counts, the worst attack first.
 
-    It is the worst of those by metrics by which the attack leaks without the defense, since the
-    others cannot tell anything; of equal ones, that of the preferred metric.
+    It is the worst of those by metrics by which the attack leaks without the defense or with it,
+    since the others cannot tell anything; of equal ones, that of the preferred metric.
     """
     by_attack: dict[str, list[DefenseOutcome]] = defaultdict(list)
     for outcome in outcomes:
         by_attack[outcome.attack].append(outcome)
     worst = []
     for several in by_attack.values():
-        telling = [item for item in several if item.control is not None and item.control.reading.verdict == LEAKS]
-        worst.append(min(telling or several[:1], key=lambda item: item.badness))
+        leaking = [item for item in several if item.leaks_on_any_side]
+        worst.append(min(leaking or several[:1], key=lambda item: item.badness))
     return sorted(worst, key=lambda item: item.badness)
 
 
@@ -199,6 +205,8 @@ def _judge(
     if control is None or difference is None:
         return NOT_CONCLUDED, "the attack has no scores of the same victims without the defense"
     if control.reading.verdict != LEAKS:
+        if any(side is not None and side.reading.verdict == LEAKS for side in (naive, adaptive)):
+            return NOTHING, "it leaks with the defense; without it no leak is shown"
         return NOT_CONCLUDED, _why_control_says_nothing(control.reading)
     # The adversary who knows the defense.
     if naive is not None and adaptive is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from fedsim.federation.config import Config
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.curves import column_title, epsilon_columns
-from fedsim.report.summary import join_titles, number_of
+from fedsim.report.summary import Summary, join_titles, number_of
 from fedsim.report.verdicts import (
     BEYOND,
     GUESSING,
@@ -40,6 +41,7 @@ def headline(readings: Sequence[ScoreReading]) -> str:
     return " ".join(sentences)
 
 
+_ROUNDING = 1e-9
 _RECOVERED_HOW = {
     "exact": "exactly",
     "recovered": "so well that they can be recognised",
@@ -63,17 +65,25 @@ def describe_recovery(readings: Sequence[ScoreReading], plural: str, *, are_text
         for reading in readings:
             item = reading.summary
             if item.metric == metric and reading.verdict == LEAKS and not reading.baseline:
-                # Of one victim, what its rounds or starts gave on average.
-                share = 1 if item.unit == "victim" else 1 / item.count
-                total = share * sum(item.examples.values())
-                matches = share * sum(item.examples[unit] * value for unit, value in item.values.items())
-                recoveries.append((round(matches), round(total), item))
+                recoveries.append((_count_matches(item), item))
         if recoveries:
-            matches, total, item = max(recoveries, key=lambda recovery: recovery[0])
-            victims = number_of(item.count if item.unit == "victim" else 1, "client")
+            (matches, total), item = max(recoveries, key=lambda recovery: recovery[0])
+            # Of one victim, one message is told, since the others may be about the same examples.
+            victims = number_of(item.count, "victim") if item.unit == "victim" else "1 victim, in one of them"
+            if item.unit == "victim" and item.num_missing:
+                victims += f" (of {item.count + item.num_missing})"
             quantity = f"all {total}" if matches == total else f"{matches} of {total}"
             return f"From the messages of {victims}, the server got back {quantity} {plural} {how} (by {item.attack})."
     return ""
+
+
+def _count_matches(item: Summary) -> tuple[int, int]:
+    """Return how many examples of all victims are matched, and of how many; of one victim, by its best message."""
+    matches = [item.examples[unit] * value for unit, value in item.values.items()]
+    if item.unit == "victim":
+        return math.floor(sum(matches) + _ROUNDING), round(sum(item.examples.values()))
+    best = max(range(len(matches)), key=lambda number: matches[number])
+    return math.floor(matches[best] + _ROUNDING), round(list(item.examples.values())[best])
 
 
 def most_victims(readings: Iterable[ScoreReading]) -> int:

@@ -50,9 +50,14 @@ def explain_low_accuracy(accuracies: Sequence[float], guess: float, count: int) 
     mean = math.fsum(accuracies) / len(accuracies)
     low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
     return (
-        f"The model has not learnt: its accuracy on {count} test examples, {mean:.1%} (95 % interval {low:.1%} to "
-        f"{high:.1%}), is no better than the {guess:.1%} that always answering the most frequent class gets; {_REMEDY}."
+        f"{_begin(is_worse=mean <= guess)}: its accuracy on {count} test examples, {mean:.1%} (95 % interval {low:.1%} "
+        f"to {high:.1%}), is not beyond the {guess:.1%} that always answering the most frequent class gets; {_REMEDY}."
     )
+
+
+def _begin(*, is_worse: bool) -> str:
+    """Begin the sentence: a better value within its interval may be chance, or may not."""
+    return "The model has not learnt" if is_worse else "It is not shown that the model has learnt"
 
 
 def _explain_high_loss(loss: float, guess: float, count: int) -> str:
@@ -64,6 +69,6 @@ def _explain_high_loss(loss: float, guess: float, count: int) -> str:
     if loss + margin < guess:
         return ""
     return (
-        f"The model has not learnt: its loss on {count} test examples, {loss:.4g} ± {margin:.2g} (95 %), is no better "
-        f"than the {guess:.4g} that always answering the mean target gets; {_REMEDY}."
+        f"{_begin(is_worse=loss >= guess)}: its loss on {count} test examples, {loss:.4g} ± {margin:.2g} (95 %), is "
+        f"not beyond the {guess:.4g} that always answering the mean target gets; {_REMEDY}."
     )

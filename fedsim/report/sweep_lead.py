@@ -97,7 +97,8 @@ def write_lead(rows: Sequence[SettingRow], warning: str) -> str:
     """
     if not any(row.defended for row in rows):
         return _lead_without_defenses(rows)
-    if warning:
+    has_outcome = any(outcome.word != NOT_CONCLUDED for row in rows for outcome in row.outcomes)
+    if warning and not has_outcome:
         return f"{warning[0].upper()}{warning[1:]}."
     # Settings by what is said of them.
     names: dict[tuple[str, tuple[str, ...], str], list[str]] = defaultdict(list)

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.evaluation.imputation import IMPUTED_GUESS
+from fedsim.audit.evaluation.matches import CHANCE
 from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL
 from fedsim.interfaces.metric import describe_metric, explain_no_verdict
 from fedsim.report.summary import Summary, are_independent, number_of, summarise, why_inconclusive
@@ -138,7 +139,7 @@ def judge_summary(item: Summary) -> tuple[str, str]:
 def _judge_scores(item: Summary) -> tuple[str, str]:
     """Return the verdict of `judge_summary` on scores that have a floor."""
     match describe_metric(item.metric).evidence:
-        case "matches" if item.floor > 0:  # it is 0 where chance has no examples of others to match
+        case "matches" if item.floor_guess == CHANCE:  # otherwise no examples of others are known
             return _judge_matches(item)
         case "candidates":
             return _judge_candidates(item)
@@ -164,8 +165,11 @@ def _judge_matches(item: Summary) -> tuple[str, str]:
     fortune = float(np.mean([np.prod(1 + stake * (ratios - 1)) for stake in stakes]))
     count = float(examples.sum() + item.num_missing * examples.mean())
     chance = float(examples @ floors / examples.sum()) * count
-    remark = f"{examples @ values:.4g} of {count:.4g} examples, {chance:.2g} by chance"
-    return _conclude(1 / fortune if fortune else 1.0, item), remark
+    remark = f"{examples @ values:.4g} of {count:.4g} examples, {chance:.2g} expected by chance"
+    verdict = _conclude(1 / fortune if fortune else 1.0, item)
+    if verdict == UNDECIDED and values.min() == 1 and not item.num_missing:
+        remark += ", too few examples of others to tell"
+    return verdict, remark
 
 
 def _judge_candidates(item: Summary) -> tuple[str, str]:
@@ -178,10 +182,11 @@ def _judge_candidates(item: Summary) -> tuple[str, str]:
     if item.unit != "victim":  # rounds and starts of one victim are about the same candidates
         total, gain, deviation = 1, item.gain, float(deviations.max())
     else:
-        # A victim without a score has no gain and spreads as the others do.
+        # A victim without a score has no gain and spreads as the others do. All victims may have the
+        # same candidates that are no members, and so half of the variance in common.
         total = item.count + item.num_missing
         gain = item.gain * item.count / total
-        deviation = math.sqrt(float(np.square(deviations).mean()) / total)
+        deviation = math.sqrt(float(np.square(deviations).mean()) * (1 + 1 / total) / 2)
     # Half a step makes the normal distribution fit one of few values.
     p_value = float(ndtr(-(gain - float(steps.min()) / total / 2) / deviation))
     candidates = sum(item.examples.values()) if item.unit == "victim" else max(item.examples.values())

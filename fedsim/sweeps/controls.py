@@ -100,10 +100,11 @@ def _without_defense(grid: SweepGrid, point: GridPoint) -> GridPoint:
 
 def _name_undefended_case(grid: SweepGrid, case: Mapping[str, Any]) -> str:
     """Name a case without its defense; cases that differ in nothing else share the name of the first."""
-    settings = _settings_besides_defense(case)
+    settings, cases = _settings_besides_defense(case), grid.file.sweep.axes[CASE]
     if not settings:
-        return NO_DEFENSE
-    cases = grid.file.sweep.axes[CASE]
+        # Another case of this label would be shown as one with it.
+        is_free = all(other["label"] != NO_DEFENSE or not _settings_besides_defense(other) for other in cases)
+        return NO_DEFENSE if is_free else f"{NO_DEFENSE} (control)"
     first = next(other for other in cases if DEFENSE in other and _settings_besides_defense(other) == settings)
     return f"{first['label']}, {NO_DEFENSE}"
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.interfaces.modality import PublicExamples
 
-CHANCE = "examples of others, by chance"
-"""Name of the guess that sets such a floor."""
-_MAX_OTHERS = 1000
-"""Most examples of others in a pool."""
+CHANCE = "chance among others"
+"""Name of the floor of such metrics, where examples of others are known."""
+_MAX_OTHERS, _OTHERS_PER_EXAMPLE = 1000, 40
+"""Most examples of others in a pool, or so many for each of the victim's. A verdict on one takes 19."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,8 @@ class Pool:
             return None
         true_classes, classes = (_class_indices(part.labels, by_class=by_class) for part in (truth, others))
         labels = sorted(set(true_classes.tolist()))
-        indices = torch.cat([_thin((classes == label).nonzero().flatten(), len(labels)) for label in labels])
+        most = max(_MAX_OTHERS, _OTHERS_PER_EXAMPLE * len(true_classes)) / len(labels)
+        indices = torch.cat([_thin((classes == label).nonzero().flatten(), most) for label in labels])
         if not len(indices):
             return None
         return cls(
@@ -80,7 +81,6 @@ def _class_indices(labels: Tensor, *, by_class: bool) -> Tensor:
     return torch.zeros(len(labels), dtype=torch.int64) if is_one_kind else labels
 
 
-def _thin(indices: Tensor, num_classes: int) -> Tensor:
-    """Return every second, or third, and so on, so that the pool does not grow beyond its size."""
-    stride = math.ceil(len(indices) * num_classes / _MAX_OTHERS)
-    return indices[:: max(1, stride)]
+def _thin(indices: Tensor, most: float) -> Tensor:
+    """Return every second, or third, and so on, so that no more than `most` are left."""
+    return indices[:: max(1, math.ceil(len(indices) / most))]

@@ -86,7 +86,7 @@ def measure_chance_matches(
     for name, metric in _metrics_of(truth).items():
         if metric.evidence != "matches":
             continue
-        pool = Pool.from_truth(truth, others, by_class=metric.depends_on_class)
+        pool = Pool.from_truth(truth, others, by_class=metric.depends_on_class(context))
         if pool is None:
             continue
         try:

@@ -134,9 +134,9 @@ def score_examples(
     scores, instruments = [], find_instruments(truth, weights)
     for metric, value in values.items():
         floors = {name: guess_metrics.get(metric, _NOT_MEASURED) for name, guess_metrics in guess_values.items()}
-        if metric in chance_matches:
-            floors[CHANCE] = chance_matches[metric]
         score = _metric_score(metric, value, floors, nearest.get(metric))
+        if metric in chance_matches:
+            score = _with_chance_floor(score, chance_matches[metric])
         scores.append(replace(score, instrument=instruments.get(metric, "")))
     scores += further_scores
     if not (labels_granted or truth.labels.is_floating_point()):
@@ -306,6 +306,17 @@ def _metric_score(
         nearest_public=nearest.nanmean().item() if isinstance(nearest, Tensor) else math.nan,
         per_image=tuple(value.tolist()) if find_metric(name).of_examples else (),
     )
+
+
+def _with_chance_floor(score: Score, chance: Tensor | str) -> Score:
+    """Return a score whose floor is the share that chance matches, or more where a guess matches more.
+
+    The floor is named after chance either way, since that allows a verdict on one victim.
+    """
+    if isinstance(chance, str):
+        return Score.from_reason(score.metric, chance)
+    floor = max(chance.item(), score.floor) if math.isfinite(score.floor) else chance.item()
+    return replace(score, floor=floor, floor_guess=CHANCE)
 
 
 def _label_score(claimed: Tensor, true: Tensor, public: PublicExamples | None) -> Score:

@@ -29,7 +29,9 @@ def best_guess(guesses: Mapping[str, float], *, higher_is_better: bool) -> tuple
 
 def gains(values: Values, floors: Values, *, higher_is_better: bool) -> Values:
     """Return by how much each value beats its own floor; negative where it does not reach it."""
-    return values - floors if higher_is_better else floors - values
+    with np.errstate(invalid="ignore"):  # two infinite values, which are equal
+        differences = np.where(values == floors, 0.0, values - floors)
+    return differences if higher_is_better else -differences
 
 
 def mean(values: Values) -> float:

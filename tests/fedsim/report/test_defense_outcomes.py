@@ -184,7 +184,7 @@ def test_victims_on_whom_an_attack_failed_count_as_no_leak() -> None:
     [found] = attack_outcomes(make_rows(LEAKING[:5], "noise"), controls, "")
     assert found.control is not None
     assert found.control.reading.summary.num_missing == 3
-    assert found.word == NOT_CONCLUDED
+    assert (found.word, found.reason) == (NOTHING, "it leaks with the defense; without it no leak is shown")
 
 
 def test_that_nothing_leaks_without_a_defense_is_said_with_what_to_change() -> None:

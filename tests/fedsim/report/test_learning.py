@@ -73,3 +73,8 @@ def test_one_model_that_learnt_is_enough() -> None:
 def test_a_constant_answer_is_the_most_frequent_class_or_the_mean_target() -> None:
     assert evaluate_constant(torch.tensor([3, 3, 0, 1])) == 0.5
     assert evaluate_constant(torch.tensor([0.0, 1.0, 2.0])) == pytest.approx(2 / 3)
+
+
+def test_a_value_within_its_interval_of_a_guess_is_not_called_a_failure() -> None:
+    sentence = explain_low_accuracy([0.8], 0.76, 200)
+    assert sentence.startswith("It is not shown that the model has learnt: its accuracy on 200 test examples, 80.0%")

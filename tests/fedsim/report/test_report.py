@@ -214,7 +214,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     assert png.is_file()
     for words in (
         "mlp; 2 clients; 3 rounds; N at most",
-        "From the messages of 1 client, the server got back all 3 images exactly (by sme). "
+        "From the messages of 1 victim, the server got back all 3 images exactly (by sme). "
         "By exact, sme leaks. By PSNR, sme is beyond the floor. The model",
         "From fewer than 5 victims, only examples that are matched",
         "mlp (hidden [4]): 310 parameters",
@@ -485,7 +485,7 @@ def test_the_final_accuracy_stands_in_the_headline(folder, rows, sentence):
     assert sentence in text_of(page(folder)).split("What leaked")[0]
 
 
-@pytest.mark.parametrize(("accuracy", "is_said"), [(0.12, True), (0.9, False)])
+@pytest.mark.parametrize(("accuracy", "is_said"), [(0.105, True), (0.9, False)])
 def test_a_model_that_has_not_learnt_is_said_to_be_so_at_once(folder, accuracy, is_said):
     record(folder)
     row = {"round": 3, "client": "server", "accuracy": accuracy, "guess": 0.11, "num_examples": 200}

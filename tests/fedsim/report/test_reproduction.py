@@ -35,7 +35,7 @@ from fedsim.report.run_contents import FindingView
 
 TABLES: dict[str, Any] = {
     "data": {"name": "digits"},
-    "partition": {"name": "iid", "samples_per_client": 6},
+    "partition": {"name": "iid", "samples_per_client": 3},
     "model": {"name": "mlp", "hidden": [8]},
     "training": {"local_epochs": 1, "batch_size": 3, "learning_rate": 0.1},
     "federation": {"engine": "serial", "seed": 3, "clients": 3, "rounds": 2},
@@ -228,7 +228,7 @@ def test_a_recording_made_elsewhere_is_attacked_again_in_the_same_way(tmp_path, 
     monkeypatch.syspath_prepend(str(tmp_path))
     names = ["1.weight", "1.bias", "3.weight", "3.bias"]
     assert len(renamed) == len(names)
-    held = {"data": torch.rand(6, 1, 8, 8), "labels": torch.arange(6)}
+    held = {"data": torch.rand(3, 1, 8, 8), "labels": torch.arange(3)}
     (tmp_path / "truth").mkdir()
     save_file(held, tmp_path / "truth/client-0.safetensors")
     (tmp_path / "mine.toml").write_text(
@@ -308,7 +308,7 @@ def test_a_stranger_s_paper_has_an_entry_of_no_particular_kind():
 
 def test_what_a_run_used_is_cited_once(tmp_path):
     tables = TABLES | {
-        "measure": [{"name": "lavp"}, {"name": "spectrum"}],
+        "measure": [{"name": "lavp", "steps": 2}, {"name": "spectrum", "exact": 0, "probes": 1, "steps": 2}],
         "defense": [{"name": "gradient-prune"}],
         "partition": TABLES["partition"] | {"samples_per_client": 2},
         "training": {"local_steps": 1, "batch_size": 2, "learning_rate": 0.1},

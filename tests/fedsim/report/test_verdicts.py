@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedsim.audit.evaluation.matches import CHANCE
 from fedsim.audit.evaluation.score import Score
 from fedsim.report.headline import describe_recovery
 from fedsim.report.summary import summarise
@@ -25,14 +28,14 @@ def judge(metric: str, *scores: tuple[float, float, int], **columns: Any) -> tup
     """Judge victims of these values, floors, and numbers of examples."""
     rows = []
     for victim, (value, floor, examples) in enumerate(scores):
-        score = Score.against_guesses(metric, value, {"a guess": floor})
+        score = Score.against_guesses(metric, value, {CHANCE: floor})
         rows.append(row_of(score, victim, examples) | columns)
     (summary,) = summarise(rows)
     return judge_summary(summary)
 
 
 def test_one_exact_example_of_one_victim_leaks() -> None:
-    assert judge("exact", (0.1, 0.0027, 10)) == (LEAKS, "1 of 10 examples, 0.027 by chance")
+    assert judge("exact", (0.1, 0.0027, 10)) == (LEAKS, "1 of 10 examples, 0.027 expected by chance")
     assert judge("recovered", (1.0, 0.04, 1))[0] == LEAKS
     assert judge("recovered", (1.0, 0.06, 1))[0] == UNDECIDED
 
@@ -41,68 +44,95 @@ def test_matches_are_counted_over_victims() -> None:
     """37 of 80 images can be picked out; each victim alone shows little."""
     victims = [(4 / 10, 0.2, 10)] * 5 + [(6 / 10, 0.2, 10)] * 2 + [(5 / 10, 0.2, 10)]
     assert judge("identified", victims[0])[0] == UNDECIDED
-    assert judge("identified", *victims) == (LEAKS, "37 of 80 examples, 16 by chance")
+    assert judge("identified", *victims) == (LEAKS, "37 of 80 examples, 16 expected by chance")
     assert judge("identified", *[(0.2, 0.2, 10)] * 8)[0] == GUESSING
 
 
 def test_rounds_and_starts_of_one_victim_are_about_the_same_examples() -> None:
-    rows = [row_of(Score.against_guesses("identified", 0.3, {"a guess": 0.1}), 0, 10) for _ in range(6)]
+    rows = [row_of(Score.against_guesses("identified", 0.3, {CHANCE: 0.1}), 0, 10) for _ in range(6)]
     (summary,) = summarise([row | {"round": number} for number, row in enumerate(rows)])
-    assert judge_summary(summary) == (UNDECIDED, "3 of 10 examples, 1 by chance")
+    assert judge_summary(summary) == (UNDECIDED, "3 of 10 examples, 1 expected by chance")
 
 
 def test_without_others_to_match_five_victims_decide() -> None:
-    assert judge("exact", *[(1.0, 0.0, 3)] * 4)[0] == "beyond the floor"
-    assert judge("exact", *[(1.0, 0.0, 3)] * 5)[0] == LEAKS
+    """A guess that matches something is no measure of chance."""
+    assert judge("exact", *[(1.0, 0.0, 3)] * 4, floor_guess="noise")[0] == "beyond the floor"
+    assert judge("exact", *[(1.0, 0.0, 3)] * 5, floor_guess="noise")[0] == LEAKS
+    assert judge("recovered", *[(0.4, 0.1, 10)] * 3, floor_guess="mid-grey")[0] == "beyond the floor"
+
+
+def test_all_examples_of_a_victim_beside_too_few_others_say_so() -> None:
+    assert judge("exact", (1.0, 0.1, 100)) == (
+        UNDECIDED,
+        "100 of 100 examples, 10 expected by chance, too few examples of others to tell",
+    )
+
+
+def test_two_infinite_scores_are_no_reason_for_no_verdict() -> None:
+    assert judge("psnr", *[(30.0, 10.0, 10)] * 12, (math.inf, math.inf, 10))[0] == LEAKS
 
 
 def test_one_victim_with_many_candidates_leaks() -> None:
     assert judge("membership_auc", (0.6, 0.5, 2000)) == (LEAKS, "2000 candidates of 1 victim")
     assert judge("membership_auc", (0.6, 0.5, 20))[0] == UNDECIDED
-    assert judge("membership_auc", *[(0.6, 0.5, 20)] * 20)[0] == LEAKS
+    assert judge("membership_auc", *[(0.6, 0.5, 200)] * 20)[0] == LEAKS
     assert judge("membership_accuracy", (0.45, 0.5, 2000))[0] == GUESSING
 
 
+@pytest.mark.parametrize(("victims", "members"), [(20, 50), (5, 50), (10, 100)])
+def test_victims_that_share_their_non_members_hardly_ever_leak(victims: int, members: int) -> None:
+    """Scores depend on the record alone, and all victims are compared with the same records."""
+    draw, runs, leaks = np.random.default_rng(0), 200, 0
+    for _ in range(runs):
+        non_members = draw.normal(size=members)
+        aucs = []
+        for _ in range(victims):
+            in_order = draw.normal(size=members)[:, None] > non_members
+            aucs.append((float(in_order.mean()), 0.5, 2 * members))
+        leaks += judge("membership_auc", *aucs)[0] == LEAKS
+    assert leaks <= 0.05 * runs + 2.5 * (0.05 * 0.95 * runs) ** 0.5
+
+
 def test_victims_without_a_score_count_as_those_that_leak_nothing() -> None:
-    rows = [row_of(Score.against_guesses("identified", 0.4, {"a guess": 0.015}), 0, 10)]
+    rows = [row_of(Score.against_guesses("identified", 0.4, {CHANCE: 0.015}), 0, 10)]
     rows += [row_of(Score.from_reason("identified", "no reason"), victim, 10) for victim in (1, 2, 3)]
     (alone,), (summary,) = summarise(rows[:1]), summarise(rows)
     assert judge_summary(alone)[0] == LEAKS
     verdict, remark = judge_summary(summary)
     assert verdict == UNDECIDED
-    assert remark == "4 of 40 examples, 0.6 by chance; not computed for 3 victims: no reason"
+    assert remark == "4 of 40 examples, 0.6 expected by chance; not computed for 3 victims: no reason"
 
 
 def describe_matches(metric: str, *scores: tuple[float, float, int], **columns: Any) -> str:
     rows = []
     for victim, (value, floor, examples) in enumerate(scores):
-        rows.append(row_of(Score.against_guesses(metric, value, {"a guess": floor}), victim, examples) | columns)
+        rows.append(row_of(Score.against_guesses(metric, value, {CHANCE: floor}), victim, examples) | columns)
     return describe_recovery(score_readings(rows, {}), "images")
 
 
 def test_a_lay_reader_is_told_how_many_examples_came_back_and_how_well() -> None:
     assert describe_matches("exact", *[(1.0, 0.02, 10)] * 5) == (
-        "From the messages of 5 clients, the server got back all 50 images exactly (by a)."
+        "From the messages of 5 victims, the server got back all 50 images exactly (by a)."
     )
     assert describe_matches("identified", (0.4, 0.02, 10), (0.8, 0.02, 5)) == (
-        "From the messages of 2 clients, the server got back 8 of 15 images well enough to tell them from those of "
+        "From the messages of 2 victims, the server got back 8 of 15 images well enough to tell them from those of "
         "others (by a)."
     )
     assert describe_matches("recovered", (0.1, 0.09, 10)) == ""
     assert describe_matches("psnr", *[(30.0, 10.0, 10)] * 5) == ""
 
 
-def test_of_several_rounds_of_a_client_their_mean_is_told() -> None:
+def test_of_several_rounds_of_a_client_the_best_is_told() -> None:
     rows = []
-    for number, value in enumerate((0.5, 0.7)):
-        rows.append(row_of(Score.against_guesses("exact", value, {"a guess": 0.01}), 0, 10) | {"round": number})
+    for number, value in enumerate((0.5, 0.79)):
+        rows.append(row_of(Score.against_guesses("exact", value, {CHANCE: 0.01}), 0, 10) | {"round": number})
     assert describe_recovery(score_readings(rows, {}), "texts") == (
-        "From the messages of 1 client, the server got back 6 of 10 texts exactly (by a)."
+        "From the messages of 1 victim, in one of them, the server got back 7 of 10 texts exactly (by a)."
     )
 
 
 def test_texts_come_back_word_for_word() -> None:
-    rows = [row_of(Score.against_guesses("recovered", 1.0, {"a guess": 0.02}), victim, 4) for victim in range(4)]
+    rows = [row_of(Score.against_guesses("recovered", 1.0, {CHANCE: 0.02}), victim, 4) for victim in range(4)]
     assert describe_recovery(score_readings(rows, {}), "texts", are_texts=True) == (
-        "From the messages of 4 clients, the server got back all 16 texts word for word (by a)."
+        "From the messages of 4 victims, the server got back all 16 texts word for word (by a)."
     )
