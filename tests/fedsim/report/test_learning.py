@@ -21,8 +21,8 @@ def rows(**columns: Any) -> list[dict[str, str]]:
 
 def test_the_sentence_says_what_the_model_and_a_guess_get_and_what_to_try() -> None:
     assert explain_no_learning(rows(accuracy=0.101, guess=0.103)) == (
-        "The model has not learnt: its accuracy on 1000 test examples, 10.1% (95 % interval 8.3% to 12.1%), is no "
-        "better than the 10.3% that always answering the most frequent class gets; try another "
+        "The model has not learnt: its accuracy on 1000 test examples, 10.1% (95 % interval 8.3% to 12.1%), is not "
+        "beyond the 10.3% that always answering the most frequent class gets; try another "
         "training.learning_rate, more federation.rounds or more training.local_epochs."
     )
 
