@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ks_2samp
 from torch import Tensor
 
 from clients.defenses.augmentation import Augmentation
@@ -160,6 +159,8 @@ def test_signs_are_fair_and_weights_bounded() -> None:
 
 @pytest.mark.parametrize("records", [2, 4])
 def test_weights_of_a_mixture_are_normal_draws_without_sign_over_their_sum(records: int) -> None:
+    from scipy.stats import ks_2samp
+
     drawn = np.abs(np.random.default_rng(5).standard_normal((40_000, records)))
     expected = drawn / drawn.sum(1, keepdims=True)
     expected = expected[expected.max(1) <= MAX_WEIGHT]
@@ -190,27 +191,27 @@ def test_a_batch_smaller_than_k_is_mixed_as_a_whole() -> None:
         (InstaHide(), replace(IMAGES, value_range=((-1.0, 0.0), (1.0, 1.0))), "on one side of it, so that the flips"),
         (Augmentation(), IMAGES, "padding: images of 4 x 4 pixels would be moved by up to 4 pixels"),
         (Augmentation(padding=1), replace(IMAGES, task=Task((6,), 3)), "augmentation: it transforms images"),
-        (
-            Augmentation(padding=0, transforms=({"name": "FiveCrop", "size": 2},)),
-            IMAGES,
-            "transforms.0: 'FiveCrop' makes a tuple of an image of shape (2, 4, 4)",
-        ),
-        (
-            Augmentation(padding=0, transforms=({"name": "CenterCrop", "size": 2},)),
-            IMAGES,
-            "transforms.0: 'CenterCrop' makes float32 of shape (2, 2, 2) of an image",
-        ),
-        (
-            Augmentation(padding=0, transforms=({"name": "MixUp", "num_classes": 3},)),
-            IMAGES,
-            "transforms.0: 'MixUp' does not take images of this data set",
-        ),
     ],
 )
 def test_what_does_not_fit_is_refused(defense: Defense, setting: Setting, expected: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_setting(defense, setting)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        ({"name": "FiveCrop", "size": 2}, "'FiveCrop' makes a tuple of an image of shape (2, 4, 4)"),
+        ({"name": "CenterCrop", "size": 2}, "'CenterCrop' makes float32 of shape (2, 2, 2) of an image"),
+        ({"name": "MixUp", "num_classes": 3}, "'MixUp' does not take images of this data set"),
+    ],
+)
+def test_a_transform_that_does_not_fit_is_refused(transform: dict[str, Any], expected: str) -> None:
+    defense = Augmentation(padding=0, transforms=(transform,))
+    with pytest.raises(ConfigError) as error:
+        check_setting(defense, IMAGES)
+    assert f"transforms.0: {expected}" in str(error.value)
 
 
 @pytest.mark.parametrize(

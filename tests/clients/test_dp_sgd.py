@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -59,6 +57,9 @@ def batch(count: int = 12) -> tuple[Tensor, Tensor]:
 
 def opacus_gradient(model: nn.Module, clip: float, per_layer: bool) -> dict[str, Tensor]:
     """Of DP-SGD without noise, by Opacus' hooks and optimizers."""
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
+
     wrapped = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
     inputs, labels = batch()
     cross_entropy(wrapped(inputs), labels, reduction="sum").backward()

@@ -64,6 +64,22 @@ def run(recorded_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(recorded_run, tmp_path / "run"))
 
 
+@pytest.fixture(scope="module")
+def first_attacked_run(recorded_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run after all attacks of its file."""
+
+    def attack_all(folder: Path) -> None:
+        assert open_audit(Path(shutil.copytree(recorded_run, folder / "run")), None).run() == []
+
+    return make_once(tmp_path_factory, "attacked", attack_all) / "run"
+
+
+@pytest.fixture
+def attacked_run(first_attacked_run: Path, tmp_path: Path) -> Path:
+    """A copy of it to do anything to."""
+    return Path(shutil.copytree(first_attacked_run, tmp_path / "run"))
+
+
 def attack_file(attacks: list[dict[str, Any]] | None = None, **tables: Any) -> AttackFile:
     adversary = {"victims": [0, 2], "rounds": "all", "workers": 1} | tables.pop("adversary", {})
     return validate_tables(AttackFile, {"adversary": adversary, "attack": attacks or ATTACKS, **tables}, "attack.toml")
@@ -114,7 +130,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
         assert row["missing"] or float(row["floor"]) == float(row["floor"])
         assert row["examples"] == "6"
     images = read_rows(OpenRun(run).images)
-    assert len(images) == 8 * 6 * 5
+    assert len(images) == 8 * 6 * 6
     for row in rows:
         if row["metric"] in ("psnr", "ssim", "mse"):
             keys = ("attack", "victim", "round", "repeat", "metric")
@@ -122,11 +138,12 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
             assert float(row["value"]) == pytest.approx(sum(own) / 6, rel=1e-4)
 
 
-def test_what_is_there_is_kept_and_what_is_set_otherwise_stands_beside_it(run: Path) -> None:
+def test_what_is_there_is_kept_and_what_is_set_otherwise_stands_beside_it(attacked_run: Path) -> None:
+    run = attacked_run
+
     def stamps() -> dict[str, int]:
         return {path.parent.name + path.name: path.stat().st_mtime_ns for path in (run / "findings").glob("*/*")}
 
-    open_audit(run, None).run()
     first = stamps()
     assert open_audit(run, None).run() == []
     assert stamps() == first
@@ -147,8 +164,8 @@ def test_what_is_there_is_kept_and_what_is_set_otherwise_stands_beside_it(run: P
     ],
     ids=["another attack under the same label", "labels granted", "learning rate withheld"],
 )
-def test_a_finding_of_another_threat_model_is_not_taken_for_done(run: Path, change: dict[str, Any]) -> None:
-    open_audit(run, None).run()
+def test_a_finding_of_another_threat_model_is_not_taken_for_done(attacked_run: Path, change: dict[str, Any]) -> None:
+    run = attacked_run
     before = load_finding(run / "findings" / "ig" / "round-1-client-0-repeat-0.safetensors")[1]
     assert open_audit(run, attack_file(**change)).run() == []
     [beside] = (run / "findings").glob("ig-*/round-1-client-0-repeat-0.safetensors")
@@ -231,10 +248,9 @@ def test_another_run_seed_is_another_random_start(run: Path, tmp_path: Path) -> 
 
 
 def test_no_attack_asks_for_the_truth(
-    run: Path, recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first_attacked_run: Path, recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the truth out of reach the findings are the same, tensor for tensor."""
-    open_audit(run, None).run()
     blind = Path(shutil.copytree(recorded_run, tmp_path / "blind"))
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -243,7 +259,7 @@ def test_no_attack_asks_for_the_truth(
     monkeypatch.setattr(Case, "truth", refuse)
     monkeypatch.setattr("fedsim.federation.federated_data.FederatedData.train", refuse)
     assert open_audit(blind, None).run() == []
-    seeing, unseeing = findings(run), findings(blind)
+    seeing, unseeing = findings(first_attacked_run), findings(blind)
     assert seeing.keys() == unseeing.keys()
     assert all(same(seeing[key], unseeing[key]) for key in seeing)
 
@@ -273,10 +289,12 @@ def build():
 """
 
 
-def test_a_bare_recording_with_knowledge_written_out_gives_the_same_findings(run: Path, tmp_path: Path) -> None:
+def test_a_bare_recording_with_knowledge_written_out_gives_the_same_findings(
+    first_attacked_run: Path, tmp_path: Path
+) -> None:
     """No experiment file, no data set: only the messages, and what the attack file says."""
+    run = first_attacked_run
     audit = open_audit(run, None)
-    audit.run()
     assert audit.experiment is not None
     low, high = (end[0] for end in audit.experiment.data.value_range())
     shutil.copytree(run / "transcript", tmp_path / "elsewhere" / "transcript")
@@ -609,9 +627,9 @@ def test_folders_that_are_no_runs_are_one_sentence(tmp_path: Path, run: Path) ->
         open_audit(run, validate_tables(AttackFile, {}, "x"))
 
 
-def test_a_damaged_finding_is_not_scored_and_is_attacked_anew(run: Path) -> None:
+def test_a_damaged_finding_is_not_scored_and_is_attacked_anew(attacked_run: Path) -> None:
+    run = attacked_run
     audit = open_audit(run, None)
-    audit.run()
     path = run / "findings" / "sme" / "round-1-client-0-repeat-0.safetensors"
     path.write_bytes(b"garbage")
     assert len({(r["attack"], r["victim"], r["round"]) for r in audit.score()}) == 7
@@ -913,8 +931,8 @@ def test_an_attack_whose_code_is_in_no_file_is_refused(
     assert not findings(run)
 
 
-def test_settings_of_the_run_are_those_of_the_file(run: Path) -> None:
-    open_audit(run, None).run()
+def test_settings_of_the_run_are_those_of_the_file(first_attacked_run: Path) -> None:
+    run = first_attacked_run
     _, about = load_finding(run / "findings" / "ig" / "round-2-client-2-repeat-0.safetensors")
     assert about["attack"] == "ig"
     assert about["victim"] == 2

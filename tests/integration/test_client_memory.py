@@ -26,6 +26,7 @@ from fedsim.recording.transcript import Transcript
 from strategies.checkpoint import Checkpoint
 from strategies.curious import Curious
 from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.forks import ForkedCommand
 from tests.support.processes import wait_until
 from tests.support.runs import assert_same_runs, hash_recording
 
@@ -246,13 +247,12 @@ def test_a_round_that_did_not_end_changes_no_memory(
 
 def test_a_run_killed_without_warning_goes_on_from_what_its_clients_kept(tmp_path: Path) -> None:
     config, folder = remembering(rounds=30), tmp_path / "run"
-    process = started(config, folder)
+    process = ForkedCommand("run", write_experiment(config, tmp_path), "--out", folder, folder=tmp_path)
     recording = folder / "transcript"
     wait_until(lambda: process.poll() is not None or len(list(recording.glob("round-*"))) >= 4, 120)
-    assert process.poll() is None, process.communicate()
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
+    process.kill()
+    code, *output = process.finish()
+    assert code == -signal.SIGKILL, output
     assert 4 <= len(Transcript(folder).rounds) < 30
     assert_same_runs(run_serial(config, folder, resume=True), run_serial(config, tmp_path / "whole"))
 
@@ -283,10 +283,15 @@ def test_supernodes_give_the_same_bytes(tmp_path: Path) -> None:
     assert_same_runs(OpenRun(tmp_path / "run"), serial)
 
 
-def started(config: Config, folder: Path) -> subprocess.Popen[str]:
-    file = folder.parent / "federation.toml"
+def write_experiment(config: Config, folder: Path) -> Path:
+    file = folder / "federation.toml"
     tables = config.model_dump(mode="json", exclude_none=True)
     file.write_text(tomli_w.dumps({key: value for key, value in tables.items() if value != []}))
+    return file
+
+
+def started(config: Config, folder: Path) -> subprocess.Popen[str]:
+    file = write_experiment(config, folder.parent)
     code = "from fedsim.cli.main import main; main()"
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code, "run", str(file), "--out", str(folder)],

@@ -32,6 +32,12 @@ def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     return functools.partial(call, "data", columns=80)
 
 
+@pytest.fixture
+def blank_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command draws an empty picture, as drawing a full one takes longer than all else."""
+    monkeypatch.setattr("fedsim.report.partition_picture.draw_partition", lambda summary: Figure(figsize=(1, 1)))
+
+
 def cells(output: str) -> list[list[str]]:
     """The rows of the table of clients."""
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
@@ -104,6 +110,7 @@ def test_a_data_set_is_described_and_its_clients_are_counted(call: Call) -> None
     assert [row[3] for row in rows[:4]] == ["10"] * 4
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_the_table_counts_what_the_clients_of_a_run_hold(call: Call) -> None:
     words = ("partition.name=dirichlet", "partition.alpha=0.2", "federation.seed=9", "federation.clients=6")
     result = call("digits", *(part for word in words for part in ("--set", word)))
@@ -116,6 +123,7 @@ def test_the_table_counts_what_the_clients_of_a_run_hold(call: Call) -> None:
         ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_an_experiment_file_says_which_data_and_clients(call: Call, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         '[data]\nname = "digits"\n[partition]\nname = "dirichlet"\nsamples_per_client = 9\n[federation]\nclients = 3\n'
@@ -127,6 +135,7 @@ def test_an_experiment_file_says_which_data_and_clients(call: Call, tmp_path: Pa
     assert (tmp_path / "runs" / "data-mine.png").is_file()
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_many_clients_are_summed_up_in_80_columns(call: Call) -> None:
     result = call("digits", "--set", "federation.clients=300")
     lines = result.stdout.splitlines()
@@ -154,6 +163,7 @@ def test_a_regression_is_told_in_its_own_unit() -> None:
     assert float(row[4]) == pytest.approx(50 * targets.std(), abs=0.01)
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_who_only_tests_is_counted_apart(call: Call) -> None:
     by_client = ("--set", "partition.test_by=client", "--set", "partition.test_fraction=0.2")
     result = call("digits", "--set", "federation.clients=4", *by_client)
@@ -165,6 +175,7 @@ def test_who_only_tests_is_counted_apart(call: Call) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_natural_groups_are_clients_unless_one_says_otherwise(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -197,6 +208,7 @@ def test_examples_that_several_hold_are_said_to_be(tmp_path: Path) -> None:
     assert "3 clients, which hold 30 of 60 training examples, some by several (90 in all)" in text
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_a_download_is_asked_for_before_the_data_are_read(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -145,6 +144,8 @@ def test_scores_tell_how_far_the_victim_stands_out_from_the_other_clients(
     probability: bool,
     recorded_rounds: Transcript,
 ) -> None:
+    from scipy.stats import norm
+
     rounds = []
     for number in (1, 2):
         found = torch.tensor([each(measure, recorded_rounds.update(number, client)) for client in range(4)]).double()

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -102,7 +100,15 @@ def table(rounds: Transcript, of: Records) -> Tensor:
     )
 
 
+def auc_of(members: Tensor, scores: Tensor) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(members, scores))
+
+
 def test_scores_are_the_log_odds_of_a_regression_on_features_of_all_rounds(recorded_rounds: Transcript) -> None:
+    from sklearn.linear_model import LogisticRegression
+
     (known, members), (asked, _) = half(True), half(False)
     learnt = table(recorded_rounds, known)
     mean, deviation = learnt.mean(0), learnt.std(0, correction=0)
@@ -113,7 +119,7 @@ def test_scores_are_the_log_odds_of_a_regression_on_features_of_all_rounds(recor
 
 
 def test_candidates_that_are_members_score_higher(recorded_rounds: Transcript) -> None:
-    assert roc_auc_score(half(False)[1], infer(MembershipWhiteBox(), recorded_rounds, knowledge())) > 0.9
+    assert auc_of(half(False)[1], infer(MembershipWhiteBox(), recorded_rounds, knowledge())) > 0.9
 
 
 def test_it_learns_from_what_is_known(recorded_rounds: Transcript) -> None:
@@ -121,7 +127,7 @@ def test_it_learns_from_what_is_known(recorded_rounds: Transcript) -> None:
     assert right.known_candidates is not None
     wrong = replace(right.known_candidates, members=~right.known_candidates.members)
     scores = infer(MembershipWhiteBox(), recorded_rounds, knowledge(known_candidates=wrong))
-    assert roc_auc_score(half(False)[1], scores) < 0.1
+    assert auc_of(half(False)[1], scores) < 0.1
 
 
 def test_of_a_regression_loss_and_gradients_are_left(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -149,7 +155,7 @@ def test_of_a_regression_loss_and_gradients_are_left(tmp_path_factory: pytest.Te
         Transcript(recorder.folder),
         knowledge(model=line, loss=squared, candidates=asked, known_candidates=grant),
     )
-    assert roc_auc_score(half(False)[1], scores) > 0.8
+    assert auc_of(half(False)[1], scores) > 0.8
 
 
 def test_without_known_records_it_is_refused(recorded_rounds: Transcript) -> None:

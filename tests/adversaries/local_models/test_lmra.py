@@ -503,7 +503,7 @@ def test_bad_settings_are_refused(attack: Callable[..., Attack], setting: dict[s
 
 def test_dummy_data_are_made_to_move_models_as_the_client_does_and_trained_on(record: Record) -> None:
     transcript, last = record(federated(8)), flatten_state(federated(8)[-1].after)
-    short: dict[str, Any] = {"iterations": 80, "training_iterations": 40}
+    short: dict[str, Any] = {"iterations": 40, "training_iterations": 20}
     whole = attacked(DummyDataReconstruction(mix=1.0, **short), transcript, **KNOWN)
     part = attacked(DummyDataReconstruction(mix=0.2, **short), transcript, **KNOWN)
     assert whole.trace["objective"][-10:].mean() < 0.5 * whole.trace["objective"][:10].mean()
@@ -590,7 +590,7 @@ def test_the_size_of_a_regressions_targets_is_told_by_the_lengths_of_updates(rec
     known = {"model": one_output, "loss": squared_error, "input_shape": (5,)}
 
     def error(weight: float) -> float:
-        attack = DummyDataReconstruction(length_weight=weight, mix=1.0, sets=2)
+        attack = DummyDataReconstruction(length_weight=weight, mix=1.0, sets=2, iterations=200, training_iterations=100)
         found = attacked(attack, record(updates), **known)
         return float(squared_error(functional_call(one_output(), dict(found.state), (inputs,)), targets))
 

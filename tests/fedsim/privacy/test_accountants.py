@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import dp_accounting
 import pytest
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
-from opacus.accountants import PRVAccountant, RDPAccountant
 
 from fedsim.base.errors import ConfigError
 from fedsim.privacy.accountants import Steps, compute_epsilon, find_noise_multiplier
@@ -19,12 +16,14 @@ HISTORIES = [
     (Steps(1.5, 0.04, 50), Steps(3.0, 0.04, 80)),
     (Steps(0.8, 1.0, 12),),
     (Steps(4.0, 0.01, 2000),),
-    (Steps(2.0, 1 / 3, 9), Steps(2.0, 1 / 3, 18)),
-    (Steps(2.0, 0.05, 20), Steps(0.9, 0.2, 5), Steps(5.0, 1.0, 3)),
+    (Steps(2.0, 0.1, 9), Steps(2.0, 0.1, 18)),
+    (Steps(2.0, 0.05, 20), Steps(1.2, 0.1, 5), Steps(5.0, 1.0, 3)),
 ]
 
 
-def by_google(accountant: dp_accounting.PrivacyAccountant, history: tuple[Steps, ...]) -> float:
+def by_google(accountant: Any, history: tuple[Steps, ...]) -> float:
+    import dp_accounting
+
     for noise, rate, number in history:
         event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
         accountant.compose(event, number)
@@ -34,6 +33,8 @@ def by_google(accountant: dp_accounting.PrivacyAccountant, history: tuple[Steps,
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:Optimal order")
 def test_epsilon_is_that_of_opacus(history: tuple[Steps, ...]) -> None:
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
     rdp, prv = RDPAccountant(), PRVAccountant()
     for theirs in (rdp, prv):
         theirs.history = [tuple(steps) for steps in history]
@@ -44,6 +45,9 @@ def test_epsilon_is_that_of_opacus(history: tuple[Steps, ...]) -> None:
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_epsilon_is_within_one_percent_of_google(history: tuple[Steps, ...]) -> None:
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
     assert compute_epsilon(history, DELTA) == pytest.approx(by_google(RdpAccountant(), history), rel=0.01)
     assert compute_epsilon(history, DELTA, "prv") == pytest.approx(by_google(PLDAccountant(), history), rel=0.01)
 
@@ -51,13 +55,13 @@ def test_epsilon_is_within_one_percent_of_google(history: tuple[Steps, ...]) -> 
 @pytest.mark.parametrize(
     ("epsilon", "rate", "steps", "accountant"),
     [
-        (60.0, 0.2, 12, "rdp"),
-        (10.0, 0.3, 30, "rdp"),
+        (500.0, 1.0, 12, "rdp"),
+        (10.0, 0.1, 30, "rdp"),
         (1.0, 0.05, 500, "rdp"),
         (0.1, 0.02, 40, "rdp"),
         (3.0, 1.0, 7, "rdp"),
-        (1.0, 0.05, 500, "prv"),
-        (0.1, 0.02, 40, "prv"),
+        (1.0, 0.2, 20, "prv"),
+        (0.1, 1.0, 4, "prv"),
         (3.0, 1.0, 7, "prv"),
     ],
 )

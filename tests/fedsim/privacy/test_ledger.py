@@ -8,12 +8,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import pytest
-from dp_accounting.rdp import RdpAccountant
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
@@ -39,7 +38,11 @@ from tests.support.experiments import make_tiny_config, run_serial
 DP = {"name": "dp-sgd", "noise_multiplier": 1.0}
 
 
-def by_google(kinds: list[tuple[float, float, int]]) -> float:
+@cache
+def by_google(*kinds: tuple[float, float, int]) -> float:
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
     accountant = RdpAccountant()
     for noise, rate, number in kinds:
         event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
@@ -59,7 +62,7 @@ def test_a_run_is_composed_over_rounds_as_google_composes_it(tmp_path: Path, cap
     for row in rows:
         assert (row["num_examples"], row["batch_size"], row["steps"], row["counts"]) == ("24", "8", "3", "1")
         assert (float(row["rate"]), row["noise_multiplier"], float(row["delta"])) == (8 / 24, "1.0", 1e-5)
-        assert float(row["epsilon"]) == pytest.approx(by_google([(1.0, 8 / 24, 3 * int(row["round"]))]), rel=0.01)
+        assert float(row["epsilon"]) == pytest.approx(by_google((1.0, 8 / 24, 3 * int(row["round"]))), rel=0.01)
     server = [row for row in read_metrics(folder) if row["client"] == "server"]
     assert [row["epsilon"] for row in server] == [row["epsilon"] for row in rows if row["client"] == "0"]
     for row in server:
@@ -93,12 +96,12 @@ def test_a_client_pays_for_the_rounds_in_which_it_sent_and_for_no_others(tmp_pat
     assert sum(map(len, sent.values())) < len(rows)
     for client, epsilon in last(folder).items():
         times = len(sent[client])
-        assert epsilon == pytest.approx(by_google([(1.0, 8 / 24, 3 * times)]) if times else 0.0, rel=0.01)
+        assert epsilon == pytest.approx(by_google((1.0, 8 / 24, 3 * times)) if times else 0.0, rel=0.01)
 
 
 def test_each_client_has_its_own_rate_steps_and_noise(tmp_path: Path) -> None:
     config = make_tiny_config(
-        partition={"name": "dirichlet", "alpha": 0.5}, defense=[{"name": "dp-sgd", "epsilon": 6.0}],
+        partition={"name": "dirichlet", "alpha": 0.5}, defense=[{"name": "dp-sgd", "epsilon": 1.0}],
         training={"batch_size": 16},
     )  # fmt: skip
     folder = run_serial(config, tmp_path / "run")
@@ -109,9 +112,9 @@ def test_each_client_has_its_own_rate_steps_and_noise(tmp_path: Path) -> None:
         count = counts[int(row["client"])]
         rate, steps = min(1.0, 16 / count), math.ceil(count / 16)
         assert (float(row["rate"]), int(row["steps"])) == (rate, steps)
-        proved = by_google([(float(row["noise_multiplier"]), rate, 2 * steps)])
+        proved = by_google((float(row["noise_multiplier"]), rate, 2 * steps))
         assert float(row["epsilon"]) == pytest.approx(proved, rel=0.01)
-        assert 5.94 <= float(row["epsilon"]) <= 6.0
+        assert 0.99 <= float(row["epsilon"]) <= 1.0
     assert len({row["noise_multiplier"] for row in rows}) == len({*counts})
 
 
@@ -136,7 +139,7 @@ def test_what_the_server_asked_for_counts_and_not_what_the_file_says(
         ("8", "2"),
         ("12", "1"),
     ]
-    proved = by_google([(1.0, 4 / 24, 3), (1.0, 8 / 24, 2), (1.0, 12 / 24, 1)])
+    proved = by_google((1.0, 4 / 24, 3), (1.0, 8 / 24, 2), (1.0, 12 / 24, 1))
     assert last(folder)[0] == pytest.approx(proved, rel=0.01)
 
 
@@ -153,7 +156,7 @@ class More(FedAvg):
     ("asks", "defense", "promised"),
     [
         (More, {"name": "dp-sgd", "epsilon": 6.0}, 6.0),
-        (More, DP, by_google([(1.0, 8 / 24, 9)])),
+        (More, DP, (1.0, 8 / 24, 9)),
         (More, {"name": "update-noise", "noise_multiplier": 9.0}, None),
         (Fewer, {"name": "dp-sgd", "epsilon": 6.0}, None),
         (FedAvg, {"name": "dp-sgd", "epsilon": 6.0}, None),
@@ -162,7 +165,7 @@ class More(FedAvg):
 def test_a_promise_that_was_not_kept_because_the_strategy_asked_for_more_is_told(
     asks: type[FedAvg],
     defense: dict[str, Any],
-    promised: float | None,
+    promised: float | tuple[float, float, int] | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -196,6 +199,8 @@ def test_a_promise_that_was_not_kept_because_the_strategy_asked_for_more_is_told
         sentence,
     )
     assert found, sentence
+    if isinstance(promised, tuple):  # not where tests are collected, as it takes a while
+        promised = by_google(promised)
     assert float(found[1]) == pytest.approx(promised, rel=0.01)
 
 
@@ -281,7 +286,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("point", ["strategies.app._check_replies", "strategies.checkpoint.Checkpoint.save"])
 def test_a_run_that_goes_on_gives_the_same_ledger(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_tiny_config(
-        defense=[{"name": "dp-sgd", "epsilon": 8.0}],
+        defense=[{"name": "dp-sgd", "epsilon": 1.0}],
         federation={"rounds": 4, "clients": 7, "straggler_probability": 0.2},
         strategy={"name": "fedavg", "fraction_train": 0.7},
     )
@@ -311,15 +316,15 @@ def test_more_rounds_than_the_noise_was_chosen_for_are_refused(tmp_path: Path) -
         config = make_tiny_config(defense=[{"name": "dp-sgd", **defense}], federation={"rounds": rounds})
         run_serial(config, tmp_path / str(*defense), resume=(tmp_path / str(*defense)).exists())
 
-    run(2, epsilon=8.0)
+    run(2, epsilon=1.0)
     with pytest.raises(
         RunError, match=r"dp-sgd of client \d had noise_multiplier = .* in round 1, and now has .*put the"
     ):
-        run(3, epsilon=8.0)
-    run(2, epsilon=8.0)
+        run(3, epsilon=1.0)
+    run(2, epsilon=1.0)
     run(2, noise_multiplier=1.0)
     run(4, noise_multiplier=1.0)
-    assert last(OpenRun(tmp_path / "noise_multiplier"))[0] == pytest.approx(by_google([(1.0, 1 / 3, 12)]), rel=0.01)
+    assert last(OpenRun(tmp_path / "noise_multiplier"))[0] == pytest.approx(by_google((1.0, 1 / 3, 12)), rel=0.01)
 
 
 @pytest.mark.parametrize("damage", ["removed", "changed", "shortened"])
