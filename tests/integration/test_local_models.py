@@ -127,8 +127,9 @@ def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., Ope
     for word in ("source accuracy", "attribute accuracy", "Zest", "parameter distance"):
         assert word in html
     assert "is left out" not in html
-    headline = html[html.index("By attribute accuracy") :].split("</p>")[0]
+    headline = html[html.index('<p class="lead">By ') :].split("</p>")[0]
     assert "By source accuracy, " in headline
+    assert "By attribute accuracy, " in headline
     assert "ceiling" not in headline  # nobody could carry that out
     assert "it reads the victim&#39;s optimal local model" in html
 

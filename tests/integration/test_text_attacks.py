@@ -65,7 +65,7 @@ def test_a_federation_on_texts_is_attacked_scored_and_reported(tables: dict[str,
     assert "value_range" not in about["granted"]  # type: ignore[operator]
     audit.score()
     rows = read_rows(run.scores)
-    names = ["recover_rate", "tokens_found", "recovered", "words_found", "label_accuracy"]
+    names = ["recover_rate", "tokens_found", "recovered", "words_found", "identified", "label_accuracy"]
     assert [row["metric"] for row in rows] == names * 6
     temporal = [row for row in rows if row["attack"] == "tgias-ro-text" and row["metric"] == "tokens_found"]
     assert all(float(row["value"]) >= 0.5 > float(row["floor"]) for row in temporal)

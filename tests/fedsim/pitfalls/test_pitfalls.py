@@ -183,7 +183,7 @@ def test_nothing_is_said_of_an_experiment_without_attacks() -> None:
 
 
 def test_a_file_a_config_and_its_tables_have_the_same_pitfalls(tmp_path: Path) -> None:
-    path = tmp_path / "experiment.toml"
+    path = tmp_path / "file.toml"  # a folder with experiment.toml passes for a run
     path.write_text('[training]\nlocal_epochs = 2\n[[attack]]\nname = "dlg"\n')
     tables = tomllib.loads(path.read_text())
     expected = ["easy-data", "iid-only", "fresh-weights", "one-seed"]
