@@ -177,7 +177,7 @@ def at_floor(item: Summary) -> bool:
             high = statistics.binomial_interval(round(matches), round(sum(item.examples.values())))[1]
             return high <= item.floor + _MARGIN
         case "candidates":
-            return item.low <= item.floor and item.high <= item.floor + _MARGIN
+            return item.low >= item.floor - _MARGIN and item.high <= item.floor + _MARGIN
     return item.high <= item.floor if item.higher_is_better else item.low >= item.floor
 
 

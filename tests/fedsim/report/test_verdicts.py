@@ -10,6 +10,7 @@ import pytest
 
 from fedsim.audit.evaluation.matches import CHANCE
 from fedsim.audit.evaluation.score import Score
+from fedsim.report.adaptive import at_floor
 from fedsim.report.headline import describe_recovery
 from fedsim.report.summary import summarise
 from fedsim.report.verdicts import GUESSING, LEAKS, UNDECIDED, judge_summary, score_readings
@@ -136,3 +137,33 @@ def test_texts_come_back_word_for_word() -> None:
     assert describe_recovery(score_readings(rows, {}), "texts", are_texts=True) == (
         "From the messages of 4 victims, the server got back all 16 texts word for word (by a)."
     )
+
+
+def is_at_floor(metric: str, *scores: tuple[float, float, int], missing: int = 0) -> bool:
+    rows = [
+        row_of(Score.against_guesses(metric, value, {CHANCE: floor}), victim, examples)
+        for victim, (value, floor, examples) in enumerate(scores)
+    ]
+    rows += [row_of(Score.from_reason(metric, "no reason"), 100 + number, 1) for number in range(missing)]
+    (summary,) = summarise(rows)
+    return at_floor(summary)
+
+
+def test_candidates_ranked_worse_than_by_chance_are_not_at_the_floor() -> None:
+    """Who turns the order round leaks as much."""
+    near_half = [(0.5 + shift, 0.5, 200) for shift in (-0.02, -0.01, 0.0, 0.01, 0.02)]
+    assert is_at_floor("membership_auc", *near_half)
+    assert not is_at_floor("membership_auc", *[(value - 0.4, floor, count) for value, floor, count in near_half])
+    assert not is_at_floor("membership_auc", *[(value + 0.2, floor, count) for value, floor, count in near_half])
+
+
+def test_few_matches_among_many_examples_are_at_the_floor() -> None:
+    assert is_at_floor("identified", *[(0.0, 0.01, 10)] * 20)
+    assert not is_at_floor("identified", *[(0.0, 0.01, 1)] * 20)
+    assert not is_at_floor("identified", *[(0.3, 0.01, 10)] * 20)
+
+
+def test_where_victims_have_no_score_nothing_is_at_the_floor() -> None:
+    scores = [(9.0 + shift, 10.0, 5) for shift in (0.0, 0.1, 0.2, 0.3, 0.1, 0.2)]
+    assert is_at_floor("psnr", *scores)
+    assert not is_at_floor("psnr", *scores, missing=18)
