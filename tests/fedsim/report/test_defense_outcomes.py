@@ -178,6 +178,15 @@ def test_the_worst_attack_comes_first() -> None:
     ]
 
 
+def test_a_defense_does_not_hold_while_the_attack_leaks_by_a_metric_that_shows_nothing_without_it() -> None:
+    rows = make_both({False: AT_FLOOR, True: LOWER}, "noise")
+    rows += make_both({False: [0.9] * 6, True: [0.9] * 6}, "noise", metric="label_accuracy", floor=0.5)
+    controls = make_rows(LEAKING) + make_rows([0.4] * 6, metric="label_accuracy", floor=0.5)
+    [outcome] = worst_by_attack(attack_outcomes(rows, controls, ""))
+    assert (outcome.metric, outcome.word) == ("label_accuracy", NOTHING)
+    assert outcome.reason == "it leaks with the defense; without it no leak is shown"
+
+
 def test_victims_on_whom_an_attack_failed_count_as_no_leak() -> None:
     failed = make_rows(LEAKING[:3], metric="", value="", better="")
     controls = make_rows(LEAKING[:5]) + [row | {"victim": f"1{row['victim']}", "floor": ""} for row in failed]
