@@ -30,7 +30,7 @@ from fedsim.report.verdicts import UNDECIDED
 
 MORE, LESS, NOT_SHOWN, EQUAL = "leaks more", "leaks less", "no difference shown", "equal"
 SEEN_MORE, SEEN_LESS, MIXED = "more, as far as seen", "less, as far as seen", "neither, as far as seen"
-FEWEST, _ONE_SIDED_LEVEL = 6, 0.025
+FEWEST, ONE_SIDED_LEVEL = 6, 0.025
 """Fewest victims from which anything is concluded, for of five all differ in one direction by chance in 1 of 16 cases;
 and significance level of a test for each direction."""
 _PARTITION_SETTINGS = ("data.", "partition.", "federation.seed", "federation.clients")
@@ -362,7 +362,7 @@ def _compare_unpaired(base: Summary, other: Summary) -> _ScoreDifferences:
     if count:
         statistic, p_value = mannwhitneyu(other_scores, base_scores)
         direction = float(np.sign(statistic - len(base_scores) * len(other_scores) / 2))
-        if p_value <= 2 * _ONE_SIDED_LEVEL:
+        if p_value <= 2 * ONE_SIDED_LEVEL:
             test = int(direction if base.higher_is_better else -direction)
     return _ScoreDifferences(base.mean, other.mean, other.mean - base.mean, low, high, count, unit, test=test)
 
@@ -401,6 +401,6 @@ def _judge_by_ranks(base: Summary, result: _ScoreDifferences) -> str:
 def _judge_by_signs(result: _ScoreDifferences) -> str:
     """Judge by the sign test; equal scores count for neither direction."""
     for verdict, count in ((MORE, result.num_more), (LESS, result.num_less)):
-        if statistics.is_more_than_half(count, result.count, _ONE_SIDED_LEVEL):
+        if statistics.is_more_than_half(count, result.count, ONE_SIDED_LEVEL):
             return verdict
     return NOT_SHOWN

@@ -9,7 +9,7 @@ from statistics import fmean
 from fedsim.federation.config import Config
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.curves import column_title, epsilon_columns
-from fedsim.report.summary import Summary, join_titles, number_of
+from fedsim.report.summary import Summary, enumerate_words, join_titles, number_of
 from fedsim.report.verdicts import (
     BEYOND,
     GUESSING,
@@ -146,7 +146,7 @@ def _sentences(claims: Iterable[Sequence[ScoreReading]]) -> list[str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for readings in claims:
         names = dict.fromkeys(reading.summary.name.split(",")[0] for reading in readings)
-        groups.setdefault((_enumerate(list(names)), readings[0].verdict), []).append(readings[0].summary.attack)
+        groups.setdefault((enumerate_words(list(names)), readings[0].verdict), []).append(readings[0].summary.attack)
     return [f"By {metrics}, {_claim(titles, verdict)}." for (metrics, verdict), titles in groups.items()]
 
 
@@ -168,11 +168,7 @@ def _claim(titles: Sequence[str], verdict: str) -> str:
 
 def _enumerate_attacks(titles: Sequence[str]) -> str:
     """Join titles of attacks within a sentence, in quotes where one contains a comma."""
-    return _enumerate([f"'{title}'" for title in titles] if any("," in title for title in titles) else titles)
-
-
-def _enumerate(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return enumerate_words([f"'{title}'" for title in titles] if any("," in title for title in titles) else titles)
 
 
 def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = None) -> str:

@@ -11,10 +11,8 @@ import numpy as np
 
 from fedsim.audit.evaluation import statistics
 from fedsim.interfaces.metric import describe_metric
+from fedsim.report.differences import FEWEST, ONE_SIDED_LEVEL
 from fedsim.report.sweep_groups import Unit, paired_interval
-
-_FEWEST_SIGNS, _ONE_SIDED_LEVEL = 6, 0.025
-"""Fewest victims of a sign test in each direction, and its significance level."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class PairedDifference:
     @property
     def is_measured(self) -> bool:
         """Whether its uncertainty is known."""
-        return math.isfinite(self.low) or (not math.isfinite(self.mean) and self.num_victims >= _FEWEST_SIGNS)
+        return math.isfinite(self.low) or (not math.isfinite(self.mean) and self.num_victims >= FEWEST)
 
     @property
     def text(self) -> str:
@@ -85,7 +83,7 @@ def _compare_signs(differences: Mapping[Unit, float]) -> tuple[bool, bool]:
     means = [float(np.mean(several)) for several in by_victim.values()]
     num_less, num_more = sum(mean < 0 for mean in means), sum(mean > 0 for mean in means)
     is_less, is_more = (
-        statistics.is_more_than_half(number, len(means), _ONE_SIDED_LEVEL) for number in (num_less, num_more)
+        statistics.is_more_than_half(number, len(means), ONE_SIDED_LEVEL) for number in (num_less, num_more)
     )
     return is_less, is_more
 

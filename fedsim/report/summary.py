@@ -135,6 +135,15 @@ def number_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def enumerate_words(words: Sequence[str]) -> str:
+    """Join words as a sentence does.
+
+    >>> enumerate_words(["sme"]), enumerate_words(["sme", "dlg", "spear-ica"])
+    ('sme', 'sme, dlg and spear-ica')
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 def join_titles(titles: Sequence[str]) -> str:
     """Join titles of attacks by commas, or by semicolons where a title contains a comma.
 

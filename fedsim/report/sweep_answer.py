@@ -22,7 +22,7 @@ from fedsim.report.html import group_digits
 from fedsim.report.learning import explain_low_accuracy
 from fedsim.report.paired_differences import signed_text
 from fedsim.report.setting_names import SettingNames
-from fedsim.report.summary import number_of
+from fedsim.report.summary import enumerate_words, number_of
 from fedsim.report.sweep_groups import (
     Labels,
     Row,
@@ -33,7 +33,7 @@ from fedsim.report.sweep_groups import (
     paired_interval,
     report_address,
 )
-from fedsim.report.sweep_lead import ONLY_SETTING, SettingRow, enumerate_words, write_lead
+from fedsim.report.sweep_lead import ONLY_SETTING, SettingRow, write_lead
 from fedsim.report.trade_off import strongest_attacks
 from fedsim.report.verdicts import LEAKS, ScoreReading
 

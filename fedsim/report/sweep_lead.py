@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fedsim.report.adaptive import HOLDS, ONLY_NAIVE
 from fedsim.report.defense_outcomes import NOT_CONCLUDED, NOTHING, WEAKENS, DefenseOutcome
+from fedsim.report.summary import enumerate_words
 from fedsim.report.verdicts import UNDECIDED
 
 ONLY_SETTING = "the only setting"
@@ -141,12 +142,3 @@ def _enumerate_settings(names: Sequence[str]) -> str:
     if len(names) <= _MOST_NAMES:
         return enumerate_words(names)
     return enumerate_words([*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} other settings"])
-
-
-def enumerate_words(words: Sequence[str]) -> str:
-    """Join words as a sentence does.
-
-    >>> enumerate_words(["sme"]), enumerate_words(["sme", "dlg", "spear-ica"])
-    ('sme', 'sme, dlg and spear-ica')
-    """
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

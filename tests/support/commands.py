@@ -48,7 +48,7 @@ def call_fedsim(
 
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_SLOW_IMPORTS = ["torch", "sklearn.cluster", "sklearn.datasets", "scipy.stats", "pandas", "matplotlib.pyplot"]
+_SLOW_IMPORTS = ["torch", "sklearn.cluster", "scipy.stats", "pandas", "matplotlib.pyplot"]
 _SLOW_IMPORTS += ["pydantic", "typer", "rich.console", "jinja2", "flwr.simulation", "tests.support.commands"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -206,6 +207,11 @@ class Case(ABC):
             return self._add_columns(Truth.load(self.files[str(victim)]))
         return self._client_truth(members or (victim,), number)
 
+    @cached_property
+    def _truths_in_files(self) -> Mapping[str, Truth]:
+        """What each file says, by client; it is asked for each victim anew."""
+        return {client: Truth.load(file) for client, file in self.files.items()}
+
     def examples_in_files(self, clients: Collection[int]) -> PublicExamples | None:
         """Return what truth files say that others than `clients` held; None where they say nothing.
 
@@ -213,7 +219,7 @@ class Case(ABC):
             DataError: a file cannot be read.
         """
         excluded = {str(client) for client in clients}
-        truths = [Truth.load(file) for client, file in self.files.items() if client not in excluded]
+        truths = [truth for client, truth in self._truths_in_files.items() if client not in excluded]
         kinds = {(truth.data.shape[1:], truth.data.dtype, truth.labels.dtype) for truth in truths}
         if len(kinds) != 1:
             return None
