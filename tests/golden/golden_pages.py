@@ -144,7 +144,7 @@ def sweep(folder: Path) -> str:
     experiment, _, last_attack = (HERE / "fedavg.toml").read_text().rpartition("[[attack]]")
     assert 'name = "dlg"' in last_attack
     file.write_text(_SWEEP + experiment)
-    fedsim("sweep", file, "--out", out, "-q")
+    fedsim("sweep", file, "--out", out, "--cells", folder / "cells", "-q")
     return f"{page_text(out / 'sweep.html')}\n{table_names(out / 'sweep.csv')}"
 
 

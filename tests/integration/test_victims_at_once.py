@@ -117,7 +117,8 @@ def test_the_findings_and_scores_are_those_of_one_after_the_other(
         assert {**said, "seconds": 0} == {**about, "seconds": 0}
         clients = [client for sentence in said["warnings"] for client in re.findall(r"client (\d+)", sentence)]
         assert set(clients) == ({str(said["victim"])} if said["attack"] == "sapag" else set())
-    assert 0 < sum(said["seconds"] for _, said in whole.values()) < passed
+    # Shares of the time that they took together, each rounded to hundredths of a second.
+    assert 0 < sum(said["seconds"] for _, said in whole.values()) < passed + 0.005 * len(whole)
     for folder in (run, other):  # scoring costs most, and is the same for each finding
         for path in (folder / "findings").glob("*/*.safetensors"):
             if "round-2-client-3" not in path.name:
