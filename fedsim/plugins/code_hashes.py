@@ -44,6 +44,18 @@ def hash_referenced_code(references: Iterable[str]) -> str | None:
     return _hash_modules([name for name in names if _find_source(name)])
 
 
+@cache
+def hash_own_checkout() -> str | None:
+    """Return the SHA-256 of fedsim's own code where it runs from a checkout, which people edit; None for a release."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "pyproject.toml").is_file():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(file for package in OWN_PACKAGES for file in (root / package).rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 def _hash_modules(names: Sequence[str]) -> str | None:
     if not names:
         return None

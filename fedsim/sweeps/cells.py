@@ -1,9 +1,9 @@
 """Cells of a sweep, each with a hash of its inputs by which its results are found again.
 
 A cell is one attack on one federation, and all cells of a federation share its recording. A hash
-covers settings, code of other packages, the data, the files that settings name, and the versions of
-packages. Labels are left out, and so is where and how a federation runs, as its engine does not
-change its messages.
+covers settings, code of other packages and of a checkout of fedsim, the data, the files that settings
+name, and the versions of packages. Labels are left out, and so is where and how a federation runs, as
+its engine does not change its messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fedsim.interfaces.attack import BASELINE_SOURCES
 from fedsim.interfaces.metric import hash_metric_code
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import find_references
-from fedsim.plugins.code_hashes import hash_plugin_code, hash_referenced_code
+from fedsim.plugins.code_hashes import hash_own_checkout, hash_plugin_code, hash_referenced_code
 from fedsim.sweeps.dataset_hash import hash_dataset
 from fedsim.sweeps.file import SERIAL
 from fedsim.sweeps.grid import GridPoint, SweepGrid
@@ -226,6 +226,7 @@ def _federation_inputs(config: Config) -> dict[str, Any]:
         "data": _hash_data(config),
         "files": hash_named_files(config),
         "versions": versions(),
+        "fedsim": hash_own_checkout(),
     }
 
 

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from fedsim.base.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.data import Dataset
 from fedsim.data.digits import Digits
-from fedsim.plugins import registry
+from fedsim.plugins import code_hashes, registry
+from fedsim.sweeps import cells as cells_module
 from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
 from fedsim.sweeps.file import parse_sweep
 from fedsim.sweeps.grid import build_grid
@@ -241,3 +242,21 @@ def test_data_that_come_in_no_file_count_by_their_examples(monkeypatch: pytest.M
     assert the_cell().federation != before
     monkeypatch.undo()
     assert the_cell().federation == before
+
+
+def test_a_cell_is_not_found_again_after_fedsim_was_edited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = the_cell()
+    for folder in ("fedsim/plugins", "adversaries"):
+        (tmp_path / folder).mkdir(parents=True)
+    module = tmp_path / "fedsim/plugins/code_hashes.py"
+    monkeypatch.setattr(code_hashes, "__file__", str(module))
+    hash_own_checkout = code_hashes.hash_own_checkout.__wrapped__
+    assert hash_own_checkout() is None, "a release says by its version what it is"
+    (tmp_path / "pyproject.toml").touch()
+    for code in ("a = 1", "a = 2"):
+        (tmp_path / "adversaries/sme.py").write_text(code)
+        monkeypatch.setattr(cells_module, "hash_own_checkout", hash_own_checkout)
+        after = the_cell()
+        assert after.key != before.key
+        assert after.federation != before.federation
+        before = after
