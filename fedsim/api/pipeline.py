@@ -31,6 +31,7 @@ from fedsim.recording.header import NODE_FAILED
 from fedsim.report.adaptive import defense_remarks
 from fedsim.report.learning import explain_no_learning
 from fedsim.report.page import write_report
+from fedsim.report.round_leakage import split_by_round
 from fedsim.report.run_contents import read_attack_traits
 from fedsim.report.summary import number_of
 from fedsim.report.tensorboard import check_installed
@@ -195,6 +196,8 @@ def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditRe
     asked_rows = [row for row in rows if row["victim"] in victims]
     readings = score_readings(asked_rows, read_attack_traits(audit.folder, audit))
     remarks = defense_remarks(readings, audit)
+    for attack, leakage in split_by_round(readings, asked_rows).items():
+        remarks.append(f"{attack}: {leakage.sentence}")
     if further_victims := len({row["victim"] for row in rows} - victims):
         remarks.append(
             f"Findings of {number_of(further_victims, 'further victim')}, from earlier attacks, are in the report and "

@@ -15,6 +15,7 @@ from fedsim.report import adaptive, image_scores
 from fedsim.report.headline import reported_readings
 from fedsim.report.html import victim_and_round
 from fedsim.report.image_scores import ExtremeExample, FindingKey
+from fedsim.report.round_leakage import RoundLeakage
 from fedsim.report.run_contents import FindingView
 from fedsim.report.verdicts import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, ScoreReading
 
@@ -58,6 +59,8 @@ class Card:
         reason: why nothing is judged; empty where something is.
         examples: the best, median and worst; none where nobody knows the truth.
         selection: from how many examples these were chosen, and by which metric.
+        are_matched: whether claims had to be matched with originals, as an update is of several examples.
+        rounds: what each attacked round leaked; empty where one was attacked.
     """
 
     attack: str
@@ -65,6 +68,8 @@ class Card:
     reason: str = ""
     examples: Sequence[CardExample] = ()
     selection: str = ""
+    are_matched: bool = False
+    rounds: str = ""
 
     @property
     def verdict(self) -> str:
@@ -109,6 +114,7 @@ def attack_cards(
     findings: Sequence[FindingView],
     extremes: Mapping[str, Sequence[ExtremeExample]],
     values: image_scores.ExampleScores,
+    leakages: Mapping[str, RoundLeakage],
 ) -> list[Card]:
     """Return a card for each scored attack; an adaptive attack that equals the naive one shares its card.
 
@@ -117,6 +123,7 @@ def attack_cards(
         findings: the findings.
         extremes: by attack, the examples to show.
         values: scores of single examples.
+        leakages: by attack its scores apart for each round.
     """
     by_key = {
         image_scores.finding_key({**finding.about, "attack": finding.about["title"]}): finding for finding in findings
@@ -137,6 +144,8 @@ def attack_cards(
                 reason="" if readings else next(remarks, ""),
                 examples=examples,
                 selection=_selection(attack_extremes[0], values) if examples else "",
+                are_matched=any(len(values[extreme.key][extreme.metric]) > 1 for extreme in attack_extremes),
+                rounds=leakages[attack].sentence if attack in leakages else "",
             )
         )
     return result

@@ -20,6 +20,7 @@ from fedsim.report.headline import describe_recovery, final_accuracy, final_epsi
 from fedsim.report.html import render_page
 from fedsim.report.learning import explain_no_learning
 from fedsim.report.reported_run import ReportedRun, open_reported_run
+from fedsim.report.round_leakage import draw_rounds, split_by_round
 from fedsim.report.run_facts import describe_setting
 from fedsim.report.sections import render_sections
 
@@ -45,6 +46,7 @@ def write_report(
     tensorboard.check_installed(*run.attack_files)
     run.read_contents()
     sections = render_sections(run)
+    leakages = split_by_round(run.merged_readings, run.scores)
     # The head comes last, because a panel may have added a note.
     html = render_page(
         "report.html.j2",
@@ -57,7 +59,8 @@ def write_report(
         accuracy=final_accuracy(run.metrics, run.config),
         no_learning=explain_no_learning(run.metrics),
         epsilon=final_epsilon(run.metrics),
-        cards=attack_cards(run.readings, run.findings, run.extreme_examples, run.example_scores),
+        cards=attack_cards(run.readings, run.findings, run.extreme_examples, run.example_scores, leakages),
+        round_charts=draw_rounds(leakages),
         truths=[fact.victims for fact in run.granted_facts if fact.granted and fact.victims],
     )
     write_text(folder.report, html)

@@ -147,12 +147,13 @@ class ReportedRun:
     @cached_property
     def attacks(self) -> Mapping[str, Any]:
         """Return by title the class of each attack, None where nobody knows it."""
-        return attack_classes(self.audit, self.findings, trust=self.trust)
+        return attack_classes(self.audit, [finding.about for finding in self.findings], trust=self.trust)
 
     @cached_property
     def granted_facts(self) -> Sequence[GrantedFact]:
         """Return what can be granted to an adversary, and what was."""
-        return list_granted_facts(self.audit, self.findings, self.attacks)
+        about_findings = [finding.about for finding in self.findings]
+        return list_granted_facts(self.audit, about_findings, self.attacks)
 
     @cached_property
     def integrity(self) -> str:

@@ -409,12 +409,20 @@ def _card_texts(display: Display, examples: Iterable[int], dataset: Dataset | No
     return {example: display.texts[example] for example in examples if example < len(display.texts)}
 
 
-def attack_classes(audit: Audit | None, findings: Sequence[FindingView], *, trust: bool = False) -> dict[str, Any]:
-    """Return by title the class of each attack, None where nobody knows it; the order fixes the colours."""
-    titles_of_findings = {finding.about["title"] for finding in findings}
+def attack_classes(
+    audit: Audit | None, findings: Sequence[Mapping[str, Any]], *, trust: bool = False
+) -> dict[str, Any]:
+    """Return by title the class of each attack, None where nobody knows it; the order fixes the colours.
+
+    Args:
+        audit: who attacked; None where nobody knows.
+        findings: what each finding says of itself, as the page needs it.
+        trust: import code that a finding names.
+    """
+    titles_of_findings = {finding["title"] for finding in findings}
     planned = audit.spec.attack if audit else []
     names = {table.title: table.name for table in planned if table.title not in titles_of_findings}
-    names |= {str(finding.about["attack"]): str(finding.about["plugin"]) for finding in findings}
+    names |= {str(finding["attack"]): str(finding["plugin"]) for finding in findings}
     return {title: _attack_class(name, audit, trust) for title, name in names.items()}
 
 

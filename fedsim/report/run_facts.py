@@ -11,7 +11,7 @@ from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, PluginTable, SecureAggregationTable
 from fedsim.federation.run_folder import read_ledger
 from fedsim.federation.secure_aggregation import SENT_MASKED
-from fedsim.interfaces.defense import NO_GUARANTEE, Defense, Participation, overrides
+from fedsim.interfaces.defense import NO_GUARANTEE, Defense, Guarantee, Participation, overrides
 from fedsim.modalities import find_modality
 from fedsim.privacy.ledger import (
     PrivacySpending,
@@ -190,6 +190,30 @@ def _promise(
     experiment: Experiment, defense: Defense, clients: Mapping[int, PrivacySpending], victims: Sequence[int] = ()
 ) -> str:
     """Say what a defense promises: what the ledger says was spent, or else what the first client would spend."""
+    proof = prove_guarantee(experiment, defense, clients)
+    if proof is None:
+        return _promise_without_data(experiment, defense)
+    proved, rounds = proof
+    if proved is None:
+        return NO_GUARANTEE
+    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {format_rounds(rounds)}"
+    privacy = describe_spending(clients, victims) if clients else privacy
+    return f"{privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
+
+
+def prove_guarantee(
+    experiment: Experiment, defense: Defense, clients: Mapping[int, PrivacySpending]
+) -> tuple[Guarantee | None, int] | None:
+    """Return what a defense guarantees the client that spent most, or else the first one, and its number of rounds.
+
+    The guarantee is None where the defense proves nothing; all is None where nobody knows what
+    clients hold.
+
+    Args:
+        experiment: the federation.
+        defense: one of its defenses.
+        clients: what each client has spent by this defense, from the ledger.
+    """
     most = largest_spender(clients) if clients else None
     try:
         planned = experiment.setting.participation(most.client if most else 0)
@@ -197,18 +221,13 @@ def _promise(
         planned = None
     participation = most.participation if most else planned
     if participation is None:
-        return _promise_without_data(experiment, defense)
+        return None
     # Its strength follows from [training], and stays if the strategy then asks for something else.
     strength_basis = planned or replace(participation, rounds=experiment.config.federation.rounds)
-    client_defense = defense.of_client(strength_basis)
-    proved = client_defense.guarantee(
+    proved = defense.of_client(strength_basis).guarantee(
         replace(participation, rounds=max(1, participation.rounds)), guarantee_delta(defense)
     )
-    if proved is None:
-        return NO_GUARANTEE
-    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {format_rounds(participation.rounds)}"
-    privacy = describe_spending(clients, victims) if clients else privacy
-    return f"{privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
+    return proved, participation.rounds
 
 
 def _promise_without_data(experiment: Experiment, defense: Defense) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedsim.audit.audit import Audit
 from fedsim.interfaces.knowledge import FACTS
-from fedsim.report.run_contents import FindingView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class GrantedFact:
 
 
 def list_granted_facts(
-    audit: Audit | None, findings: Sequence[FindingView], attacks: Mapping[str, Any]
+    audit: Audit | None, findings: Sequence[Mapping[str, Any]], attacks: Mapping[str, Any]
 ) -> list[GrantedFact]:
     """Return everything that can be granted; nothing where nobody knows what was.
 
@@ -58,12 +57,14 @@ def list_granted_facts(
     its attack had.
 
     Args:
+        audit: who attacked; None where nobody knows.
+        findings: what each finding says of itself.
         attacks: by title, the class; None where nobody knows it.
     """
     # Which facts each attack was handed.
     handed: dict[str, set[str]] = {}
     for finding in findings:
-        handed.setdefault(str(finding.about["attack"]), set()).update(finding.about["granted"])
+        handed.setdefault(str(finding["attack"]), set()).update(finding["granted"])
     knowledge = audit.spec.adversary.knowledge if audit else None
     not_withheld = {name for name in FACTS if knowledge is not None and getattr(knowledge, name) is not False}
     if not findings:

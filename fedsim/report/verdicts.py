@@ -1,7 +1,7 @@
 """Verdicts: what the scores of an attack show, by a test that suits their kind.
 
 This module alone decides; the page, its headline and the terminal quote it. Each test says that an
-attack leaks in at most 5 % of cases where the messages say nothing, see `docs/verdicts.md`.
+attack leaks in at most 5 % of cases where the messages say nothing, see `docs/explanation/verdicts.md`.
 """
 
 from __future__ import annotations
