@@ -17,6 +17,7 @@ from fedsim.audit.evaluation.evaluator import (
     first_round,
     group_members,
 )
+from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.scoring import claimed_data, score_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth
@@ -64,6 +65,12 @@ def true_examples(finding: Reconstruction | Texts, about: FindingMetadata, case:
     return case.truth(int(about["victim"]), number, group_members(about))
 
 
+def shared_measurements(context: EvaluationContext) -> MeasurementCache:
+    """Return what findings that are judged in `context` share."""
+    cache: MeasurementCache = context.cached_values.setdefault("measurements", MeasurementCache())
+    return cache
+
+
 @use_one_thread()  # faster for small images, and then scores do not depend on the number of cores
 def judge_examples(
     finding: Reconstruction | Texts, about: FindingMetadata, context: EvaluationContext, message: AttackedUpdate | None
@@ -83,6 +90,7 @@ def judge_examples(
         weights=context.weights,
         labels_granted="labels" in about["granted"],
         message=message,
+        cache=shared_measurements(context),
     )
     return Judgement(scores=scores, examples=len(truth.labels))
 

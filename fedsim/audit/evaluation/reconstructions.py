@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,13 @@ from fedsim.audit.evaluation.evaluator import (
     Judgement,
     first_round,
 )
-from fedsim.audit.evaluation.examples import check_kinds, display_examples, judge_examples, true_examples
+from fedsim.audit.evaluation.examples import (
+    check_kinds,
+    display_examples,
+    judge_examples,
+    shared_measurements,
+    true_examples,
+)
 from fedsim.audit.evaluation.scoring import guess_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth
@@ -89,10 +96,10 @@ def _truth_complaint(message: AttackedUpdate, about: FindingMetadata, context: E
     victim = str(about["victim"])
     if victim not in context.case.files:
         return ""
-    distances = {client: _distance(message, file) for client, file in context.case.files.items()}
-    distance = distances[victim]
+    distance = _distance(message, context.case.files[victim], context)
     if math.isnan(distance) or distance < _RELATED:
         return ""
+    distances = {client: _distance(message, file, context) for client, file in context.case.files.items()}
     nearest = min(distances, key=lambda client: distances[client])
     complaint = f"what truth.{victim} says that it held does not explain its message (1 - cosine {distance:.3f})"
     if distances[nearest] < _RELATED:
@@ -108,14 +115,16 @@ def _truth_complaint(message: AttackedUpdate, about: FindingMetadata, context: E
     )
 
 
-def _distance(message: AttackedUpdate, file: Path) -> float:
+def _distance(message: AttackedUpdate, file: Path, context: EvaluationContext) -> float:
     """Return one minus the cosine between the update and the gradient of a truth file.
 
     It is the least along the line from w_t to w_T.
     """
     try:
-        truth = Truth.load(file)
-        return min(message.similarities(truth.data, truth.labels).values())
+        truth, update = Truth.load(file), message.update
+        compute = partial(message.similarities, truth.data, truth.labels)
+        inputs = update.round, update.client, truth.data, truth.labels
+        return min(shared_measurements(context).find(compute, "truth file", *inputs).values())
     except (FedsimError, RuntimeError, ValueError, IndexError):  # of another shape, say
         return math.nan
 

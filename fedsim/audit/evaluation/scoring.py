@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,14 +16,16 @@ from torch import Tensor
 
 from fedsim.audit.evaluation.identification import score_identification
 from fedsim.audit.evaluation.matches import CHANCE, Pool
+from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.measurements import (
+    MetricValues,
     find_instruments,
     measure_chance_matches,
     measure_claims,
     measure_nearest,
 )
 from fedsim.audit.evaluation.score import Score
-from fedsim.audit.evaluation.similarity import SIMILARITY_AT_BROADCAST, AttackedUpdate
+from fedsim.audit.evaluation.similarity import SIMILARITY_AT_BROADCAST, SIMILARITY_ON_LINE, AttackedUpdate
 from fedsim.audit.evaluation.table_scores import score_columns
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError, FedsimError, PluginError, first_line
@@ -37,6 +40,8 @@ CERTIFIED = 60.0
 _ROUNDING = 1e-5
 """Values of guesses this far beyond [0, 1] are rounding errors."""
 _NOT_MEASURED = "it could not be measured"
+_CLOSE = 0.05
+"""Most by which a guess may explain the update worse at w_t than the best one does, and be searched on the line."""
 
 
 class CertifiedShare(Metric):
@@ -83,6 +88,7 @@ def score_examples(
     weights: Path | None = None,
     labels_granted: bool = False,
     message: AttackedUpdate | None = None,
+    cache: MeasurementCache | None = None,
 ) -> list[Score]:
     """Score a finding against the truth, with what guesses get as floors.
 
@@ -104,6 +110,8 @@ def score_examples(
         labels_granted: the labels were granted to the attack, so they are not scored.
         message: update that the finding was read from; None where it is not known, or where the
             finding was read from several updates.
+        cache: measurements of guesses that findings about the same victim share; `public`, `weights`
+            and the recording have to be the same for all of them.
 
     Raises:
         DataError: the finding and the truth differ in kind or in shape.
@@ -111,15 +119,20 @@ def score_examples(
     data = claimed_data(finding)
     _check_comparable(finding, truth)
     further_scores: list[Score] = []
+    cache = cache or MeasurementCache()
     # Compute the metrics of the claims, of each guess, and of the nearest public examples.
     guesses = guess_examples(finding, truth, public, rng)
     values = measure_claims(data, truth, weights)
-    guess_values = {name: measure_claims(guess, truth, weights) for name, guess in guesses.items()}
-    nearest = measure_nearest(truth, public, weights) if public else {}
+    guess_values = {name: _measure_guess(guess, truth, weights, cache) for name, guess in guesses.items()}
+    nearest: MetricValues = {}
+    if public is not None:
+        nearest = cache.find(partial(measure_nearest, truth, public, weights), "nearest", truth.data, truth.labels)
     if isinstance(finding, Reconstruction):
-        values |= _message_similarities(data, finding.labels, message)
-        for name, guess in guesses.items():
-            guess_values[name] |= _message_similarities(guess[: len(data)], finding.labels, message)
+        if message is not None:
+            explaining_guesses = {name: guess[: len(data)] for name, guess in guesses.items()}
+            values |= _message_similarities(message, data, finding.labels)
+            for name, similarities in _guess_similarities(message, explaining_guesses, finding.labels, cache).items():
+                guess_values[name] |= similarities
         further_scores += _certificate_scores(finding, truth)
         if truth.columns and public is not None:
             clusters = clusters_of_claims(public, finding.labels)
@@ -189,17 +202,61 @@ def _certificate_scores(finding: Reconstruction, truth: Truth) -> list[Score]:
     ]
 
 
-def _message_similarities(data: Tensor, labels: Tensor, message: AttackedUpdate | None) -> dict[str, Tensor | str]:
-    """Compute how well examples explain the update; empty where the update is not known."""
-    if message is None:
-        return {}
+def _measure_guess(guess: Tensor, truth: Truth, weights: Path | None, cache: MeasurementCache) -> MetricValues:
+    """Return the metrics of a guess, as a copy to add to."""
+    measure = partial(measure_claims, guess, truth, weights)
+    return dict(cache.find(measure, "guess", guess, truth.data, truth.labels, truth.modality, truth.padding))
+
+
+def _message_similarities(
+    message: AttackedUpdate, data: Tensor, labels: Tensor, *, on_line: bool = True
+) -> MetricValues:
+    """Compute how well examples explain the update, or say why that is not known.
+
+    Args:
+        on_line: also at the best point of the line from w_t to w_T.
+    """
     try:
-        similarities = message.similarities(data, labels)
+        if on_line:
+            similarities = message.similarities(data, labels)
+        else:
+            similarities = {SIMILARITY_AT_BROADCAST: message.similarity_at_broadcast(data, labels)}
     except FedsimError as error:
         return {SIMILARITY_AT_BROADCAST: str(error)}
     except Exception as error:  # a foreign model may raise anything; no other score is lost for it
         return {SIMILARITY_AT_BROADCAST: f"the model raised {type(error).__name__}: {first_line(error)}"}
     return {metric: torch.tensor([value]) for metric, value in similarities.items()}
+
+
+def _guess_similarities(
+    message: AttackedUpdate, guesses: Mapping[str, Tensor], labels: Tensor, cache: MeasurementCache
+) -> dict[str, MetricValues]:
+    """Return how well each guess explains the update.
+
+    The floor on the line is that of the best guess, and a search there takes a dozen gradients,
+    where the value at w_t takes one. So only guesses that are close to the best one at w_t are
+    searched, and the others count with that value, which the line does not exceed.
+    """
+
+    def measure(name: str, *, on_line: bool) -> MetricValues:
+        compute = partial(_message_similarities, message, guesses[name], labels, on_line=on_line)
+        update = message.update
+        return cache.find(compute, f"similarity {on_line}", update.round, update.client, guesses[name], labels)
+
+    values = {name: dict(measure(name, on_line=False)) for name in guesses}
+    if message.update.gradient is not None:
+        return values
+    measured: dict[str, float] = {}
+    for name, similarities in values.items():
+        value = similarities[SIMILARITY_AT_BROADCAST]
+        if isinstance(value, Tensor):
+            similarities[SIMILARITY_ON_LINE] = value
+            measured[name] = value.item()
+    best = min(measured.values(), default=0.0)
+    for name, distance in measured.items():
+        if distance <= best + _CLOSE:
+            values[name] = dict(measure(name, on_line=True))
+    return values
 
 
 def label_accuracy(claimed: Tensor, true: Tensor) -> float:

@@ -6,11 +6,13 @@ all guesses. An attack's own objective is a curve of the report and no score.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,8 @@ from fedsim.training.settings import LocalTraining
 
 SIMILARITY_AT_BROADCAST, SIMILARITY_ON_LINE = "l_sim", "l_sim_line"
 """Names of the metrics: at w_t, and at the best point of the line from w_t to w_T."""
+_LEAST_NORM = 1e-16
+"""Least product of the norms of a gradient and an update; a gradient of zero explains nothing."""
 
 
 class SimilarityAtBroadcast(Metric):
@@ -91,23 +95,29 @@ class AttackedUpdate:
             DataError: the update is zero or does not fit the model, or the gradient is not finite.
             RunError: BatchNorm was to normalise a batch of one example.
         """
-        from scipy.optimize import minimize_scalar
+        at_broadcast = self.similarity_at_broadcast(data, labels)
+        values = {SIMILARITY_AT_BROADCAST: at_broadcast}
+        if self.update.gradient is not None:
+            return values
+        inputs = self._to_model_units(data)
 
+        def distance(alpha: float) -> float:
+            return self._distance(alpha, inputs, labels)
+
+        with use_one_thread(), torch.enable_grad():
+            values[SIMILARITY_ON_LINE] = _minimise_on_line(distance, at_broadcast)
+        return values
+
+    def similarity_at_broadcast(self, data: Tensor, labels: Tensor) -> float:
+        """Compute `l_sim` alone, by one gradient; see `similarities`."""
+        with use_one_thread(), torch.enable_grad():
+            return self._distance(1.0, self._to_model_units(data), labels)
+
+    def _to_model_units(self, data: Tensor) -> Tensor:
+        """Return values in [0, 1] in the range of the model's inputs."""
         shape = (-1, *[1] * (data.ndim - 2))
         low, high = (end.reshape(shape) for end in self.value_range)
-        inputs = low + (high - low) * data
-        with use_one_thread(), torch.enable_grad():
-            values = {SIMILARITY_AT_BROADCAST: self._distance(1.0, inputs, labels)}
-            if self.update.gradient is None:
-                best = minimize_scalar(
-                    self._distance,
-                    bounds=(0, 1),
-                    args=(inputs, labels),
-                    method="bounded",
-                    options={"xatol": 0.01},
-                )
-                values[SIMILARITY_ON_LINE] = min(float(best.fun), *values.values())
-        return values
+        return low + (high - low) * data
 
     def _distance(self, alpha: float, inputs: Tensor, labels: Tensor) -> float:
         """Compute one minus the cosine at alpha w_t + (1 - alpha) w_T."""
@@ -120,13 +130,18 @@ class AttackedUpdate:
             trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
             loss = self.loss(forward(self.model, inputs), labels)
             gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-        gradient = torch.cat([tensor.flatten().double() for tensor in gradients])
-        update = torch.cat([self._pseudo_gradient[name].flatten().double() for name in trained])
-        if not update.any():
+        # In double precision, tensor by tensor, so that no copy of the whole gradient is made.
+        product = square = square_of_update = 0.0
+        for name, gradient in zip(trained, gradients, strict=True):
+            values, updates = gradient.flatten().double(), self._pseudo_gradient[name].flatten().double()
+            product += float(values @ updates)
+            square += float(values @ values)
+            square_of_update += float(updates @ updates)
+        if not square_of_update:
             raise DataError("the update is zero, which nothing explains")
-        if not gradient.isfinite().all():
+        if not math.isfinite(square):
             raise DataError("the gradient of what is claimed is not finite")
-        return 1 - torch.nn.functional.cosine_similarity(gradient, update, dim=0).item()
+        return 1 - product / max(math.sqrt(square) * math.sqrt(square_of_update), _LEAST_NORM)
 
     def _surrogate(self, alpha: float) -> State:
         """Return the surrogate model at `alpha` on the line, 1 being w_t."""
@@ -175,3 +190,19 @@ class AttackedUpdate:
         if state is None:
             raise DataError("the recorded update is not one of the model that is known")
         return state
+
+
+def _minimise_on_line(distance: Callable[[float], float], at_broadcast: float) -> float:
+    """Return the least distance on the line, of five places and of a search around the best of them.
+
+    The places come first because ReLUs and max pooling make the distance rugged, where a search alone ends in the
+    first valley that it meets.
+    """
+    from scipy.optimize import minimize_scalar
+
+    places = np.linspace(0, 1, 5)
+    values = [*(distance(float(place)) for place in places[:-1]), at_broadcast]
+    best = int(np.argmin(values))
+    ends = places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)]
+    searched = minimize_scalar(distance, bounds=ends, method="bounded", options={"xatol": 0.02})
+    return min(float(searched.fun), *values)

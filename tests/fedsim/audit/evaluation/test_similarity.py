@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
@@ -161,14 +162,71 @@ def test_a_zero_update_is_an_error() -> None:
 
 
 def test_a_guess_that_cannot_be_measured_leaves_no_floor_on_the_line_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = AttackedUpdate.similarities
+    compute = AttackedUpdate.similarity_at_broadcast
 
-    def refuse_grey(self: AttackedUpdate, data: Tensor, labels: Tensor) -> Mapping[str, float]:
+    def refuse_grey(self: AttackedUpdate, data: Tensor, labels: Tensor) -> float:
         if bool((data == 0.5).all()):
             raise DataError("the gradient of grey is not finite")
         return compute(self, data, labels)
 
-    monkeypatch.setattr(AttackedUpdate, "similarities", refuse_grey)
+    monkeypatch.setattr(AttackedUpdate, "similarity_at_broadcast", refuse_grey)
     scores = scores_by_metric(images(4, seed=3), message())
     assert scores["l_sim"].missing == "the guess 'mid-grey' has no value: the gradient of grey is not finite"
     assert scores["l_sim_line"].missing == "the guess 'mid-grey' has no value: it could not be measured"
+
+
+def exact_line(sent: AttackedUpdate, data: Tensor) -> float:
+    return min(by_hand(sent, data, place / 200) for place in range(201))
+
+
+@pytest.mark.parametrize("epochs", [1, 5, 40])
+@pytest.mark.parametrize("seed", [3, 4])
+def test_the_best_point_of_the_line_is_found(epochs: int, seed: int) -> None:
+    sent, data = message(local_epochs=epochs, batch_size=2), images(4, seed=seed)
+    similarities = sent.similarities(data, LABELS)
+    assert similarities["l_sim"] == sent.similarity_at_broadcast(data, LABELS)
+    assert similarities["l_sim_line"] == pytest.approx(exact_line(sent, data), abs=2e-5)
+
+
+def test_the_floor_on_the_line_is_that_of_the_best_guess_to_a_hundredth() -> None:
+    sent = message(local_epochs=20, batch_size=2)
+    score = scores_by_metric(images(4, seed=3), sent)["l_sim_line"]
+    noise = torch.rand((4, 1, 6, 6), generator=torch.Generator().manual_seed(1))
+    public = images(9, seed=5)
+    guesses = [noise, torch.full_like(noise, 0.5), public.mean(0).expand(4, -1, -1, -1)]
+    guesses.append(torch.stack([public[torch.arange(9) % 3 == label].mean(0) for label in LABELS.tolist()]))
+    assert score.floor <= min(exact_line(sent, guess) for guess in guesses) + 0.01
+
+
+def test_findings_about_one_victim_share_what_guesses_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[tuple[str, Tensor]] = []
+    for name in ("similarities", "similarity_at_broadcast"):
+        compute = getattr(AttackedUpdate, name)
+
+        def count(self: AttackedUpdate, data: Tensor, *given: Any, compute: Any = compute, **how: Any) -> Any:
+            computed.append((compute.__name__, data))
+            return compute(self, data, *given, **how)
+
+        monkeypatch.setattr(AttackedUpdate, name, count)
+    sent, cache = message(), MeasurementCache()
+    truth, public = (
+        Truth(data=images(4), labels=LABELS),
+        PublicExamples(data=images(9, seed=5), labels=torch.arange(9) % 3),
+    )
+
+    def score(data: Tensor, labels: Tensor, cache: MeasurementCache | None) -> list[Score]:
+        computed.clear()
+        finding, rng = Reconstruction(data=data, labels=labels), torch.Generator().manual_seed(1)
+        return score_examples(finding, truth, public=public, rng=rng, message=sent, cache=cache)
+
+    score(images(4, seed=3), LABELS, cache)
+    assert len(computed) > 5
+    claims = images(4, seed=4)
+    shared = score(claims, LABELS, cache)
+    # Its own similarity, which asks for that at w_t.
+    assert [name for name, _ in computed] == ["similarities", "similarity_at_broadcast"]
+    assert all(torch.equal(data, claims) for _, data in computed)
+    assert repr(shared) == repr(score(claims, LABELS, None))
+    # Guesses explain the message by the labels that are claimed.
+    assert repr(score(claims, LABELS.flip(0), cache)) == repr(score(claims, LABELS.flip(0), None))
+    assert repr(shared) != repr(score(claims, LABELS.flip(0), cache))
