@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsim.audit.evaluation.example_metrics import Ssim
+from fedsim.audit.evaluation.example_metrics import Ssim, _reach
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import (
     frequency_guess_accuracy,
@@ -436,3 +436,14 @@ def test_certificates_are_counted_and_wrong_ones_are_told() -> None:
     nothing = Reconstruction(data=data, labels=truth.labels, certified=torch.zeros(4, dtype=torch.bool))
     scores = {item.metric: item for item in score_examples(nothing, truth, public=None, rng=generator(0))}
     assert (scores["certified"].value, scores["false_certificates"].value) == (0, 0)
+
+
+@pytest.mark.parametrize("decibels", [20.0, 40.0])
+def test_pairs_at_the_very_limit_are_decided_in_double_precision(decibels: float) -> None:
+    images = torch.rand((40, 3, 16, 16), generator=torch.Generator().manual_seed(0)) * 0.8
+    limit = 10 ** (-decibels / 20)
+    ends = [images[:5].double() + limit * factor for factor in (1 - 1e-6, 1 + 1e-6)]
+    claimed = torch.cat(ends).float()
+    expected = torch.zeros(10, 40, dtype=torch.bool)
+    expected[:5, :5] = torch.eye(5, dtype=torch.bool)
+    assert torch.equal(_reach(claimed, images, decibels), expected)
