@@ -17,18 +17,26 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 project = "fedsim"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-html_theme = "alabaster"
+extensions = ["myst_parser", "sphinx_design", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "pydata_sphinx_theme"
+html_title = "fedsim"
 html_theme_options = {
-    "description": "What can an honest-but-curious server learn from a federation?",
-    "fixed_sidebar": True,
-    "show_powered_by": False,
-    "page_width": "1000px",
-    "sidebar_width": "250px",
+    "navbar_align": "left",
+    "header_links_before_dropdown": 7,
+    "show_nav_level": 2,
+    "show_prev_next": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": [],
+    "footer_end": [],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_copy_source = html_show_copyright = False
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
+html_sidebars = {"index": [], "gallery": []}
+html_copy_source = html_show_copyright = html_show_sourcelink = False
 
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
 default_role = "code"  # `name` in a docstring is code
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
@@ -47,8 +55,8 @@ nitpick_ignore_regex = [
 
 def _leave_out_links_to_code(app: Sphinx, page: str, source: list[str]) -> None:
     """Links out of docs/ lead somewhere in the repository alone."""
-    if "/" not in page:
-        source[0] = re.sub(r"\[([^]]+)\]\(\.\./[^)]+\)", r"\1", source[0])
+    way_out = re.escape("../" * (1 + page.count("/")))
+    source[0] = re.sub(rf"(?<!!)\[([^]]+)\]\({way_out}[^)]+\)", r"\1", source[0])
 
 
 def _prepare(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

@@ -1,8 +1,8 @@
-"""Writes papers/*.md, paper-numbers.md and bibliography.md: `python docs/paper_pages.py`.
+"""Writes studies/papers/*.md, studies/paper-numbers.md and reference/bibliography.md: `python docs/paper_pages.py`.
 
 A test sees that they are up to date. Figures come from `fedsim/api/reproduce/papers` (what is
 published) and `fedsim/api/reproduce/kept` (what we got), citations from `fedsim/base/papers.bib`,
-words from the templates `papers/*.md.j2`, in which `setting`, `comparison` and `details` stand for
+words from the templates `studies/papers/*.md.j2`, in which `setting`, `comparison` and `details` stand for
 tables. Figures in `kept/` that follow from the rows of studies are written by
 `python -m studies lavp angular --write`.
 """
@@ -33,9 +33,10 @@ from fedsim.api.reproduce.recipes import find_recipe, how_to_reproduce
 from fedsim.base.errors import ConfigError, join_first
 from fedsim.base.papers import cite, read_bibliography
 
-HERE = Path(__file__).parent
-INDEX = HERE / "paper-numbers.md"
-BIBLIOGRAPHY = HERE / "bibliography.md"
+DOCS = Path(__file__).parent
+PAPERS = DOCS / "studies" / "papers"
+INDEX = DOCS / "studies" / "paper-numbers.md"
+BIBLIOGRAPHY = DOCS / "reference" / "bibliography.md"
 BIBLIOGRAPHY_HEAD = """<!-- Written by `python docs/paper_pages.py` from fedsim/base/papers.bib. -->
 # Bibliography
 
@@ -136,7 +137,7 @@ class Page:
         Raises:
             ConfigError: a result that the template does not show.
         """
-        template = (HERE / "papers" / f"{self.name}.md.j2").read_text(encoding="utf-8")
+        template = (PAPERS / f"{self.name}.md.j2").read_text(encoding="utf-8")
         made = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True).from_string(
             template
         )
@@ -242,7 +243,7 @@ def format_bibliography() -> str:
 
 def pages() -> dict[Path, str]:
     """Every page by its place."""
-    of_papers = {HERE / "papers" / f"{name}.md": Page(name).text() for name in read_papers()}
+    of_papers = {PAPERS / f"{name}.md": Page(name).text() for name in read_papers()}
     return {INDEX: index(), BIBLIOGRAPHY: format_bibliography(), **of_papers}
 
 

@@ -1,4 +1,7 @@
-"""Writes plugin-interface.md out of the code: `python docs/plugin_interface.py`. A test sees that it is up to date."""
+"""Writes reference/plugin-interface.md out of the code: `python docs/plugin_interface.py`.
+
+A test sees that it is up to date.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from fedsim.recording import header, payloads, transcript, wire_format
 from fedsim.report import charts, reported_run, run_contents, verdicts
 from fedsim.training import local_round
 
-PAGE = Path(__file__).with_name("plugin-interface.md")
+PAGE = Path(__file__).parent / "reference" / "plugin-interface.md"
 HEAD = """# The interface of plug-ins
 
 What an author of a plug-in is handed and hands back, with every signature. Written by `python docs/plugin_interface.py`
-out of the code, so that it cannot go stale. [add-a-plugin.md](add-a-plugin.md) walks through an example; `fedsim show
-NAME` tells the settings of a plug-in.
+out of the code, so that it cannot go stale. [Package your plug-ins](../how-to/package-plugins.md) walks through an
+example; `fedsim show NAME` tells the settings of a plug-in.
 """
 PARTS = {
     "Settings": (
@@ -86,7 +89,7 @@ PARTS = {
         "2. `truth` says which of a victim's data it is about. 3. `judge` reads them by the `EvaluationContext` and "
         "returns scores, each by a declared metric ([A metric](#a-metric)) and beside the best guess. 4. `show` "
         "returns a `Display`, whose numbers, tables and matrices suit any kind. `my_finding.py` in "
-        "[add-a-plugin.md](add-a-plugin.md#4-other-plug-ins) is an example.",
+        "[Write a kind of finding](../how-to/write-a-finding.md) is an example.",
         [
             findings.Finding,
             evaluator.Evaluator,

@@ -1,8 +1,8 @@
 """Make the pictures of the README: run its commands and photograph the pages that they write.
 
-`python docs/readme_pictures.py` makes quickstart.png and does-it-stop.png, in a few minutes; with one of these names,
-that one alone. It needs Playwright and a Chromium. Each picture keeps the words that it shows as its description, by
-which a test sees that the commands still lead to it.
+`python docs/readme_pictures.py` makes quickstart.png and does-it-stop.png in pictures/, in a few minutes; with one
+of these names, that one alone. It needs Playwright and a Chromium. Each picture keeps the words that it shows as its
+description, by which a test sees that the commands still lead to it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 DOCS = Path(__file__).parent
+PICTURES_FOLDER = DOCS / "pictures"
 README = DOCS.parent / "README.md"
 MARGIN = 24
 """Around what is shown, in pixels of the page."""
@@ -97,7 +98,7 @@ def main() -> None:
             picture, words = PICTURES[name].taken(browser, PICTURES[name].page(Path(folder)))
             about = PngInfo()
             about.add_itxt("Description", words)
-            picture.save(DOCS / f"{name}.png", optimize=True, pnginfo=about)
+            picture.save(PICTURES_FOLDER / f"{name}.png", optimize=True, pnginfo=about)
         browser.close()
 
 

@@ -1,4 +1,4 @@
-"""Print the table of docs/verdicts.md: how often messages that say nothing are said to leak.
+"""Print the table of docs/explanation/verdicts.md: how often messages that say nothing are said to leak.
 
 Run it as `python docs/verdict_table.py`; it takes some minutes.
 """

@@ -176,9 +176,9 @@ def set_style(size: int = 9) -> None:
 
 
 def save_picture(figure: plt.Figure, name: str) -> None:
-    """Save a picture of docs/."""
+    """Save a picture in docs/pictures."""
     figure.tight_layout()
-    figure.savefig(DOCS / name, metadata={"Date": None})
+    figure.savefig(DOCS / "pictures" / name, metadata={"Date": None})
     plt.close(figure)
 
 

@@ -71,7 +71,7 @@ class DummyDataReconstruction(Attack):
     cannot be removed.
 
     The claim may be nearer to the optimum than any model that was sent, and yet fit the client's
-    data less well than the model that it returned. docs/paper-numbers.md has figures.
+    data less well than the model that it returned. docs/studies/paper-numbers.md has figures.
 
     Defaults: `sets`, and that in coordinates the step is scaled while `spread` is not, were chosen
     by the distance to the true optimum of two clients of AT&T, seed 1; `mix` in earlier runs on few

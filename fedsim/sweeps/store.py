@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 FEDERATIONS, CELLS = "federations", "attacks"
 _UNSHARED_FILES = (lock.NAME, LOCK_FILE, MANIFEST_FILE, "log.txt")
 """Files of a run folder that are neither shared nor hashed."""
-_REPORT_FILES = ("*.png", "*.html", "*.tmp", "tensorboard/*")
+_REPORT_FILES = ("*.png", "*.html", "*.tmp", "tensorboard/*", "dossier.*")
 """Further such files, which `fedsim report` rewrites."""
 
 

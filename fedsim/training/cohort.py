@@ -34,7 +34,7 @@ from fedsim.training.settings import LocalTraining
 TOLERANCE = 1e-4
 """Largest L2 distance to the reference's update, relative to its L2 norm."""
 _MAX_PARAMETERS = 500_000
-"""Largest network; a little above, the loop is as fast (docs/scale.md)."""
+"""Largest network; a little above, the loop is as fast (docs/studies/scale.md)."""
 _MIN_CLIENTS, _MAX_CLIENTS = 8, 64
 """Fewest and most clients in a group."""
 _GROUP_PARAMETERS = 1 << 21

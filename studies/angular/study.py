@@ -313,7 +313,7 @@ def correlations(rows: pd.DataFrame, measure: str, outcome: str) -> Numbers:
 
 
 def draw(rows: Sequence[Mapping[str, str]]) -> None:
-    """Draw both pictures of docs/papers/angular-lipschitz.md."""
+    """Draw both pictures of docs/studies/papers/angular-lipschitz.md."""
     mpl.rcParams["svg.hashsalt"] = "fedsim"
     points = read_points()
     draw_states(points)

@@ -1,4 +1,4 @@
-"""One gradient of texts of Reuters R8, attacked; the tables and the picture of docs/dager.md."""
+"""One gradient of texts of Reuters R8, attacked; the tables and the picture of docs/studies/dager.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that the study of defenses keeps, the table of docs/defenses.md and its picture."""
+"""The rows that the study of defenses keeps, the table of docs/studies/defenses.md and its picture."""
 
 from __future__ import annotations
 

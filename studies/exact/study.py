@@ -165,7 +165,7 @@ def attack_lines(cell: str, rows: Sequence[Mapping[str, str]]) -> Iterator[list[
 
 
 def draw(rows: Sequence[Mapping[str, str]]) -> None:
-    """Draw both pictures of docs/exact.md."""
+    """Draw both pictures of docs/explanation/exact.md."""
     set_style()
     draw_steps(rows)
     draw_protection(rows)

@@ -1,4 +1,4 @@
-"""What measures say of clients beside what SME gets from them; the table of docs/exposure.md."""
+"""What measures say of clients beside what SME gets from them; the table of docs/studies/exposure.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One message of a client with rows of Adult, attacked; the tables of docs/tableak.md."""
+"""One message of a client with rows of Adult, attacked; the tables of docs/studies/tableak.md."""
 
 from __future__ import annotations
 

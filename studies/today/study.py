@@ -1,4 +1,4 @@
-"""One message of a client with photographs, attacked; the tables and pictures of docs/inversion.md.
+"""One message of a client with photographs, attacked; the tables and pictures of docs/studies/inversion-today.md.
 
 BatchNorm layers, if there are any, normalise by the running statistics (`frozen`), or by the batch, and then the client
 sends those statistics (`sent`) or not (`withheld`); the attack normalises likewise, and simulates the four steps of an
@@ -342,7 +342,7 @@ def format_scores(rows: Rows) -> str:
 def draw(rows: Rows) -> None:
     """Draw both pictures, for which the study has to have run here."""
     for data, name in (("cifar10", "inversion-today.png"), ("faces", "inversion-today-faces.png")):
-        draw_claims(data, DOCS / name)
+        draw_claims(data, DOCS / "pictures" / name)
 
 
 SHOWN = {

@@ -22,14 +22,14 @@ PICTURES = run_path(str(ROOT / "docs" / "readme_pictures.py"))["PICTURES"]
 
 
 def kept(name: str) -> tuple[Image.Image, str]:
-    """A picture as it stands in docs/, and the words that it shows."""
-    with Image.open(ROOT / "docs" / f"{name}.png") as picture:
+    """A picture as it stands in docs/pictures, and the words that it shows."""
+    with Image.open(ROOT / "docs" / "pictures" / f"{name}.png") as picture:
         picture.load()
         return picture, str(picture.info["Description"])
 
 
 def test_the_readme_shows_each_picture() -> None:
-    shown = re.findall(r"!\[[^]]+\]\(docs/([\w-]+)\.png\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    shown = re.findall(r"!\[[^]]+\]\(docs/pictures/([\w-]+)\.png\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert shown == list(PICTURES)
     assert [name for name in shown if not kept(name)[1]] == []
 

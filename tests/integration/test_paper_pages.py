@@ -28,7 +28,7 @@ def pages() -> ModuleType:
 def test_every_page_is_what_its_template_and_the_figures_say(pages: ModuleType) -> None:
     told = {path: text for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text}
     assert [path.name for path in told] == [], "figures or words have changed: run python docs/paper_pages.py"
-    assert {path.stem for path in (ROOT / "docs" / "papers").glob("*.md")} == set(read_results())
+    assert {path.stem for path in (ROOT / "docs" / "studies" / "papers").glob("*.md")} == set(read_results())
 
 
 def test_a_result_that_no_page_shows_is_told(pages: ModuleType) -> None:

@@ -677,7 +677,7 @@ def test_curious_and_the_other_public_names_are_there() -> None:
 
 
 def test_the_code_in_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "python.md").read_text()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

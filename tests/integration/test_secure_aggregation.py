@@ -558,7 +558,7 @@ def test_the_attacks_that_build_on_disaggregated_models_are_those_that_the_page_
         except ConfigError:
             continue
         building |= {name} if built.builds_on == "disaggregation" else set()
-    page = Path("docs/local-models.md").read_text("utf-8")
+    page = Path("docs/explanation/local-models.md").read_text("utf-8")
     sentence = re.search(r"`source = \"disaggregation\"`: (.*?)\.\n", page, re.DOTALL)
     assert sentence is not None
     assert set(re.findall(r"`([\w-]+)`", sentence[1])) == building

@@ -1,4 +1,4 @@
-"""A stranger's gradient inversion: parts of its own on fedsim.inversion, as docs/inversion-engine.md composes it."""
+"""A stranger's gradient inversion: parts of its own on fedsim.inversion, as how-to/compose-an-inversion.md makes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def code() -> str:
-    page = (DOCS / "inversion-engine.md").read_text(encoding="utf-8")
+    page = (DOCS / "how-to" / "compose-an-inversion.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^`midpoint.py`:\n\n```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     return str(block)
 

@@ -16,7 +16,7 @@ import fedsim
 from fedsim.federation.run_folder import read_rows
 from tests.support.packages import write_package
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-a-plugin.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-data-and-models.md"
 ENTRIES = {"modalities": {"pairs": "Pairs"}, "datasets": {"measurements": "Measurements"}}
 FILE = """
 [data]

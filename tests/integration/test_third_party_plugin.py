@@ -1,6 +1,6 @@
 """A stranger's package: installed into a scratch folder, found by name, checked, run, scored and cited.
 
-The package is the one that docs/add-a-plugin.md walks through, so that page is tested too.
+The package is the one that docs/how-to/package-plugins.md and the pages beside it walk through, so they are tested too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.packages import write_package
 
 pytestmark = pytest.mark.isolated
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-a-plugin.md"
+PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 
 BROKEN = """
 [build-system]
@@ -44,10 +44,10 @@ sign-only = "broken_plugins:Defense"
 """
 
 
-def files_of_the_page() -> dict[str, str]:
+def files_of_the_pages() -> dict[str, str]:
     """File name to content, of every code block that a file name introduces."""
-    found = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    return dict(found)
+    texts = "\n".join(page.read_text(encoding="utf-8") for page in sorted(PAGES.glob("*.md")))
+    return dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", texts, re.DOTALL | re.MULTILINE))
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The page's package, installed; the page's experiment file, in the working folder."""
+    """The package of the pages, installed; their experiment file, in the working folder."""
     home = tmp_path_factory.mktemp("stranger")
     source = home / "my-plugins"
     site = Site(packages=home / "site", work=home / "work")
     for folder in (source, site.packages, site.work):
         folder.mkdir()
-    files = files_of_the_page()
+    files = files_of_the_pages()
     assert set(files) >= {"pyproject.toml", "my_plugins.py", "compare.toml"}
     for name in files:
         if name == "pyproject.toml" or name.startswith("my_"):

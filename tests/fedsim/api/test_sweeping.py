@@ -381,7 +381,7 @@ def test_the_example_is_a_grid_of_attacks_defenses_strengths_and_seeds(tmp_path:
 
 
 def test_the_grid_of_the_page_is_one() -> None:
-    page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "run-a-sweep.md").read_text(encoding="utf-8")
     block = next(block for block in page.split("```toml\n")[1:] if "[sweep.axes]" in block).split("```")[0]
     from fedsim.sweeps.file import parse_sweep
     from fedsim.sweeps.grid import build_grid

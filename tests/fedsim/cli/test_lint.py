@@ -11,7 +11,7 @@ import pytest
 from fedsim.pitfalls.find import RULES
 from tests.support.commands import Call
 
-DOCS = Path(__file__).parents[3] / "docs" / "lint.md"
+DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "lint.md"
 FILE = """
 [data]
 name = "digits"

@@ -18,12 +18,12 @@ from fedsim.federation.engines.engine import Engine, FederationJob, build_engine
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.runs import hash_recording
 
-PAGE = Path(__file__).parents[4] / "docs" / "add-a-plugin.md"
+PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "write-an-engine.md"
 
 
 @pytest.fixture
 def their_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The engine of docs/add-a-plugin.md, in a file of the working folder."""
+    """The engine of docs/how-to/write-an-engine.md, in a file of the working folder."""
     (code,) = re.findall(r"^`my_engine.py`:\n\n```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "my_engine.py").write_text(code)
     monkeypatch.chdir(tmp_path)
