@@ -13,11 +13,13 @@ from fedsim.base import errors as errors
 
 if TYPE_CHECKING:
     from fedsim.api.comparing import Comparison, compare
+    from fedsim.api.dossiers import verify_dossier, write_dossier
     from fedsim.api.in_memory import attack
     from fedsim.api.linting import lint
     from fedsim.api.runs import Run, open, run
     from fedsim.api.scoring import ClaimScores, score
     from fedsim.api.sweeping import Sweep, sweep
+    from fedsim.api.tuning import Tuning, tune
     from fedsim.audit.evaluation.display import Display, DisplayMatrix, DisplayTable
     from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, FindingSpec, Judgement
     from fedsim.audit.evaluation.score import Score
@@ -107,6 +109,7 @@ _HOMES = {
     "Task": "fedsim.base.task",
     "Texts": "fedsim.interfaces.findings",
     "Transcript": "fedsim.recording.transcript",
+    "Tuning": "fedsim.api.tuning",
     "Update": "fedsim.recording.wire_format",
     "attack": "fedsim.api.in_memory",
     "compare": "fedsim.api.comparing",
@@ -117,6 +120,9 @@ _HOMES = {
     "run": "fedsim.api.runs",
     "score": "fedsim.api.scoring",
     "sweep": "fedsim.api.sweeping",
+    "tune": "fedsim.api.tuning",
+    "verify_dossier": "fedsim.api.dossiers",
+    "write_dossier": "fedsim.api.dossiers",
     "write_truth": "fedsim.audit.evaluation.truth",
 }
 """Module of each public name."""
@@ -128,8 +134,8 @@ __all__ = [
     "LocalContext", "LocalModel", "Measure", "Membership", "Metric", "Modality", "Panel", "Paper",
     "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction", "ReportedRun",
     "Representatives", "Run", "Score", "Setting", "Sweep", "Target", "Task", "Texts",
-    "Transcript", "Update", "attack", "compare", "lint", "open", "partition_mod", "record_app", "run",
-    "score", "sweep", "write_truth",
+    "Transcript", "Tuning", "Update", "attack", "compare", "lint", "open", "partition_mod", "record_app", "run",
+    "score", "sweep", "tune", "verify_dossier", "write_dossier", "write_truth",
 ]  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def run(
         raise ConfigError("out: an experiment that is in no file has no name; name the run folder")
     run_folder = OpenRun(default_folder(Path(str(experiment))) if out is None else _path(out, "out"))
     with listen_to_progress(progress):
-        done = pipeline.run(config, run_folder, overwrite=overwrite, follow=_follow_with(progress))
+        done = pipeline.run(config, run_folder, overwrite=overwrite, follow=follow_with(progress))
     _raise_failures(done)
     return Run(run_folder.path, trust=True)
 
@@ -282,7 +282,7 @@ class Run:
         arguments += [f"{key}={value!r}" for key, value in keywords.items() if value is not None]
         adversary = Adversary(spec=spec, beside=self._file.beside, command=f"run.attack({', '.join(arguments)})")
         with listen_to_progress(progress):
-            finding, _ = single.make_finding(folder, base, adversary, trust=self._trust, follow=_follow_with(progress))
+            finding, _ = single.make_finding(folder, base, adversary, trust=self._trust, follow=follow_with(progress))
         return finding
 
     @serialize_calls
@@ -293,7 +293,7 @@ class Run:
             FedsimError: there is nothing to resume, or it failed; what was computed before is kept.
         """
         with listen_to_progress(progress):
-            done = pipeline.resume(OpenRun(self.path), trust=self._trust, follow=_follow_with(progress))
+            done = pipeline.resume(OpenRun(self.path), trust=self._trust, follow=follow_with(progress))
         _raise_failures(done)
         return self
 
@@ -433,7 +433,9 @@ def copy_tables(value: Any) -> Any:
     return to_plain_value(value)
 
 
-def _follow_with(progress: ProgressListener | None) -> Callable[[AttackJob, int, int, Mapping[str, float]], None]:
+def follow_with(progress: ProgressListener | None) -> Callable[[AttackJob, int, int, Mapping[str, float]], None]:
+    """Return a function that reports the iterations of attacks to `progress`."""
+
     def follow(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
         if progress is not None:
             progress(f"{job.title}, round {job.round}, client {job.victim}", iteration, iterations)

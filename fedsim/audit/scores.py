@@ -35,7 +35,27 @@ IMAGE_SCORE_COLUMNS = ("attack", "victim", "round", "repeat", "image", "metric",
 def score_findings(
     cache: FindingCache, bench_of: Callable[[Mapping[str, Any]], EvaluationContext], failures: list[str]
 ) -> list[dict[str, Any]]:
-    """Judge every finding that this run's attacks made, and write the scores.
+    """Judge every finding that this run's attacks made, see `judge_findings`, and write the scores.
+
+    Args:
+        cache: the findings.
+        bench_of: gives the evaluation context of a finding, from the finding's metadata.
+        failures: gets one sentence for each finding that cannot be judged.
+
+    Returns:
+        The rows of `scores.csv`.
+    """
+    rows, image_rows = judge_findings(cache, bench_of, failures)
+    folder = cache.folder
+    folder.write_table(folder.scores, SCORE_COLUMNS, rows)
+    folder.write_table(folder.images, IMAGE_SCORE_COLUMNS, image_rows)
+    return rows
+
+
+def judge_findings(
+    cache: FindingCache, bench_of: Callable[[Mapping[str, Any]], EvaluationContext], failures: list[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Judge every finding that this run's attacks made, and write nothing.
 
     Findings of attacks that the file no longer names, or now makes with other settings or
     knowledge, are judged too, under their own variant. Findings that an attack made before its code
@@ -43,13 +63,14 @@ def score_findings(
     code. A finding that cannot be judged does not affect others.
 
     Args:
+        cache: the findings.
         bench_of: gives the evaluation context of a finding, from the finding's metadata.
         failures: gets one sentence for each finding that cannot be judged.
 
     Returns:
-        The rows of `scores.csv`.
+        The rows of `scores.csv` and of `image-scores.csv`.
     """
-    rows, image_rows, folder = [], [], cache.folder
+    rows, image_rows, folder = list[dict[str, Any]](), list[dict[str, Any]](), cache.folder
     failures += [f"not scored by one metric: {fault}" for fault in list_metric_faults()]
     # Read the metadata of all findings first: some scores compare all victims of an attack.
     metadata: dict[Path, dict[str, Any]] = {}
@@ -72,9 +93,7 @@ def score_findings(
             for index, value in enumerate(score.per_image):
                 if not math.isnan(value):
                     image_rows.append(key_columns | {"metric": score.metric, "image": index, "value": value})
-    folder.write_table(folder.scores, SCORE_COLUMNS, rows)
-    folder.write_table(folder.images, IMAGE_SCORE_COLUMNS, image_rows)
-    return rows
+    return rows, image_rows
 
 
 def _read_metadata(path: Path, cache: FindingCache, failures: list[str]) -> dict[str, Any] | None:

@@ -240,7 +240,7 @@ def _compare_files(run: OpenRun, manifest: Manifest, unlisted: Iterable[str]) ->
 _UNLISTED_FILES = (
     MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "experiment.toml",
     "transcript/round-*.safetensors", "round-*.safetensors",
-    "states/*.safetensors", "*.png", "report.html", "tensorboard/*", "deployment/*", ".*.tmp", "*/.*.tmp",
+    "states/*.safetensors", "*.png", "report.html", "tensorboard/*", "deployment/*", "dossier.*", ".*.tmp", "*/.*.tmp",
 )  # fmt: skip
 """Files that a manifest does not list: it has hashes of rounds and settings, states have a manifest
 of their own, and all others are rebuilt from listed files, or read by nobody."""

@@ -22,6 +22,7 @@ _RUN_FILES = (
     "geometry-ratios.png", "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
     "findings/*/*.safetensors", "findings/*/*.png", "tensorboard/*/events.out.tfevents.*",
     "states/*.safetensors", "states/manifest.json", "optima/*/client-*.safetensors", "deployment/*",
+    "dossier.html", "dossier.json", "dossier.junit.xml",
 )  # fmt: skip
 """Patterns of all files that fedsim leaves in a run folder, apart from half-written ones."""
 

@@ -1,0 +1,83 @@
+"""Commands `fedsim dossier` and `fedsim verify`."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsim.cli.options import DataDir, Key, Trust, console, finish, use_data_dir, use_key
+
+if TYPE_CHECKING:
+    from fedsim.api.dossiers import WrittenDossier
+    from fedsim.dossier.verification import Verification
+
+_MAX_SHOWN = 20
+"""Most values that are shown of those that differ, and most reasons."""
+
+
+def dossier(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP", help="A run folder, or the folder of a sweep.")],
+    out: Annotated[Path | None, typer.Option(help="The folder for the dossier; that of the run by default.")] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option("--fail-if", metavar="THRESHOLD", help="End with exit code 1 if this is so: leaks, psnr>20, ..."),
+    ] = None,
+    review_by: Annotated[
+        datetime.datetime | None,
+        typer.Option("--review-by", formats=["%Y-%m-%d"], metavar="DATE", help="The day of the next examination."),
+    ] = None,
+    data_dir: DataDir = None,
+    trust: Trust = False,
+    key: Key = None,
+) -> None:
+    """Write a dossier for a privacy officer: who sees what, what was attacked, what leaked, what is proved."""
+    use_data_dir(data_dir)
+    use_key(key)
+    from fedsim.api.dossiers import write_dossier
+
+    day = review_by.date() if review_by else None
+    written = write_dossier(folder, out, fail_if=fail_if or [], review_by=day, trust=trust)
+    _show_dossier(written)
+    if not written.contents.evidence.is_intact:
+        finish([f"{folder}: these are not the files that were written, so the dossier cannot be relied on"])
+    finish([f"--fail-if '{item.threshold}': {item.outcome}: {item.why}" for item in written.failed_thresholds])
+
+
+def _show_dossier(written: WrittenDossier) -> None:
+    """Print the verdict, the answer and where the dossier is."""
+    contents = written.contents
+    lines = [f"verdict: {contents.verdict}", *contents.answer, *contents.notes, f"dossier: {written.page}"]
+    console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def verify(
+    dossier: Annotated[Path, typer.Argument(metavar="DOSSIER", help="dossier.json, or its folder.")],
+    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The run or sweep, where it was moved.")] = None,
+    data_dir: DataDir = None,
+    trust: Trust = False,
+    key: Key = None,
+) -> None:
+    """Compute every number of a dossier again from its run, and say which are equal; exit code 1 where one differs."""
+    use_data_dir(data_dir)
+    use_key(key)
+    from fedsim.api.dossiers import verify_dossier
+
+    verification = verify_dossier(dossier, run, trust=trust)
+    _show_verification(verification)
+    if differences := verification.differences:
+        first = differences[0]
+        more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
+        finish([f"{dossier}: differs from the run: {first.where} is {first.stated} there, and {first.found} now{more}"])
+
+
+def _show_verification(verification: Verification) -> None:
+    """Print what is equal, what differs and what cannot be recomputed."""
+    lines = [f"{name}: {counts}" for name, counts in verification.counts.items()]
+    for value in verification.differences[:_MAX_SHOWN]:
+        lines.append(f"differs: {value.where}: stated {value.stated}, now {value.found}")
+    reasons = dict.fromkeys(value.why for value in verification.values if value.why)
+    lines += [f"cannot be recomputed: {why}" for why in list(reasons)[:_MAX_SHOWN]]
+    console.print(*lines, *verification.remarks, sep="\n", markup=False, highlight=False, soft_wrap=True)

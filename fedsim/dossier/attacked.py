@@ -1,0 +1,274 @@
+"""What was attacked, what was not and why, and the worst that came out of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from fedsim.base.errors import FedsimError
+from fedsim.dossier.contents import (
+    LEAKS,
+    NO_LEAK,
+    NOT_CONCLUDED,
+    NOTHING_KNOWN,
+    Coverage,
+    DossierVerdict,
+    MissingAttack,
+    Number,
+    Result,
+    WorstScore,
+    format_number,
+    to_float,
+    to_number,
+)
+from fedsim.federation.run_folder import read_refusals
+from fedsim.interfaces.metric import describe_metric
+from fedsim.report import verdicts
+from fedsim.report.reported_run import ReportedRun
+from fedsim.report.reproduction_needs import strip_folders
+from fedsim.report.run_contents import attack_classes, read_attack_names, read_metadata
+from fedsim.report.threats import list_granted_facts
+from fedsim.report.verdicts import ScoreReading
+
+_NO_LEAK_VERDICTS = (verdicts.GUESSING, verdicts.LESS_THAN_PUBLIC)
+_UNJUDGED = ("", verdicts.NOT_JUDGED)
+_FAILED = "it has no finding: it failed, or was not made; log.txt of the run says more"
+
+
+def read_finding_facts(run: ReportedRun) -> list[dict[str, Any]]:
+    """Return what each readable finding of a run says of itself, with the name of its attack as `attack`."""
+    names = read_attack_names(run.folder)
+    facts = []
+    for about in read_metadata(run.folder):
+        title = about["attack"]
+        facts.append({**about, "title": title, "attack": names[title, about["variant"]]})
+    return facts
+
+
+def list_missing_attacks(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -> list[MissingAttack]:
+    """Return the attacks of the run's own file that have no finding at all, or none of a victim, and why."""
+    victims_by_title: dict[str, set[int]] = {}
+    for finding in findings:
+        victims_by_title.setdefault(str(finding["title"]), set()).add(int(finding["victim"]))
+    missing = []
+    reasons = _read_reasons(run)
+    for title, why in reasons.items():
+        if title not in victims_by_title:
+            missing.append(MissingAttack(attack=title, why=strip_folders(why), is_failure=False))
+    if run.audit is None or run.audit.spec.adversary.when == "never":
+        return missing
+    for table in run.audit.spec.attack:
+        if table.title not in victims_by_title and table.title not in reasons:
+            missing.append(MissingAttack(attack=table.title, why=_FAILED, is_failure=True))
+    # Victims that only some of the attacks have a finding of.
+    all_victims = set[int]().union(*victims_by_title.values())
+    for title, victims in victims_by_title.items():
+        if lacking := sorted(all_victims - victims):
+            clients = ", ".join(map(str, lacking))
+            missing.append(MissingAttack(attack=title, why=f"of client {clients} {_FAILED}", is_failure=True))
+    return missing
+
+
+def _read_reasons(run: ReportedRun) -> dict[str, str]:
+    """Return why attacks were refused, now or earlier, by title."""
+    reasons = read_refusals(run.folder)
+    if run.audit is not None and run.audit.spec.adversary.when != "never":
+        with suppress(FedsimError):  # what is granted is not known any more, as on a machine without the data
+            reasons |= run.audit.refusal_reasons
+    return reasons
+
+
+def describe_coverage(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -> Coverage:
+    """Return which clients and rounds were attacked, and what the adversary was granted."""
+    clients = set[int]()
+    for header in run.recording.headers:
+        for reply in header.replies:
+            clients.update(reply.members or (reply.client,))
+    granted_facts = []
+    if findings:
+        classes = attack_classes(run.audit, findings, trust=run.trust)
+        granted_facts = list_granted_facts(run.audit, findings, classes)
+    granted, unusual, victim_data, withheld = list[str](), list[str](), list[str](), list[str]()
+    for fact in granted_facts:
+        if fact.granted:
+            (granted if fact.usual else unusual).append(fact.words)
+        elif fact.usual and fact.withheld:
+            withheld.append(fact.words)
+        if fact.granted and fact.victims:
+            victim_data.append(fact.victims)
+    # Each victim and round once.
+    victims, rounds = set[int](), dict[str, None]()
+    for finding in findings:
+        victims.add(int(finding["victim"]))
+        rounds[str(finding["round"])] = None
+    return Coverage(
+        clients=len(clients),
+        victims=sorted(victims),
+        rounds=list(rounds),
+        recorded_rounds=len(run.recording.headers),
+        granted=granted,
+        unusual=unusual,
+        victim_data=victim_data,
+        withheld=withheld,
+    )
+
+
+def make_result(
+    reading: ScoreReading,
+    rows: Iterable[Mapping[str, str]],
+    *,
+    is_first: bool,
+    setting: str = "",
+    is_defended: bool = False,
+    name: str = "",
+) -> Result:
+    """Return the result of an attack by a metric.
+
+    Args:
+        reading: what its scores show.
+        rows: its scores by all metrics, as rows of `scores.csv` or `sweep.csv`.
+        is_first: whether the attack is judged by this metric first.
+        setting: setting of a sweep.
+        is_defended: whether clients have a defense there.
+        name: of the attack, where it is not that of the reading.
+    """
+    item = reading.summary
+    return Result(
+        setting=setting,
+        is_defended=is_defended,
+        attack=name or item.attack,
+        metric=item.metric,
+        title=item.name,
+        higher_is_better=item.higher_is_better,
+        mean=to_number(item.mean),
+        low=to_number(item.low),
+        high=to_number(item.high),
+        floor=to_number(item.floor),
+        floor_guess=item.floor_guess,
+        victims=item.count if item.unit == "victim" else min(item.count, 1),
+        unscored=item.num_missing,
+        verdict=reading.verdict,
+        remark=reading.remark,
+        is_baseline=reading.baseline,
+        is_first=is_first,
+        worst=_find_worst(rows, item.metric, higher_is_better=item.higher_is_better),
+    )
+
+
+def _find_worst(rows: Iterable[Mapping[str, str]], metric: str, *, higher_is_better: bool) -> WorstScore | None:
+    """Return the score by `metric` that says most of a victim; of equal ones, the one furthest from its floor."""
+    sign = 1.0 if higher_is_better else -1.0
+    worst: Mapping[str, str] | None = None
+    most = (-math.inf, -math.inf)
+    exact_claims = set[tuple[str, ...]]()
+    for row in rows:
+        value = float(row["value"] or "nan")
+        if row["metric"] == "exact" and value == 1:
+            exact_claims.add(_claim_key(row))
+        exposure = sign * value, -sign * float(row["floor"] or "nan")
+        if row["metric"] == metric and not math.isnan(value) and (worst is None or exposure > most):
+            worst, most = row, exposure
+    if worst is None:
+        return None
+    seed = f", seed {worst['seed']}" if "cell" in worst else ""
+    return WorstScore(
+        client=int(worst["victim"]),
+        round=f"{worst['round']}{seed}",
+        value=to_number(float(worst["value"])),
+        floor=to_number(float(worst["floor"] or "nan")),
+        is_exact=_claim_key(worst) in exact_claims,
+    )
+
+
+def _claim_key(row: Mapping[str, str]) -> tuple[str, ...]:
+    return row["victim"], row["round"], row["repeat"], row["seed"]
+
+
+def collect_results(run: ReportedRun) -> list[Result]:
+    """Return the results of all attacks of a run by all metrics, an attack's first metric first."""
+    results = []
+    seen = set[str]()
+    for reading in run.readings:
+        item = reading.summary
+        rows = [row for row in run.scores if (row["attack"], row["variant"]) == item.attack_key]
+        is_judged = reading.verdict not in _UNJUDGED
+        results.append(make_result(reading, rows, is_first=is_judged and item.attack not in seen))
+        if is_judged:
+            seen.add(item.attack)
+    return results
+
+
+def conclude(results: Sequence[Result], *, is_complete: bool) -> DossierVerdict:
+    """Return the verdict on all attacks together; baselines do not count.
+
+    A leak by any metric counts. That none is shown takes a verdict on every attack, and none by any
+    metric that leaves it open.
+
+    Args:
+        results: of all attacks by all metrics.
+        is_complete: whether no attack failed.
+    """
+    attacks = [result for result in results if not result.is_baseline]
+    judged = [result for result in attacks if result.verdict not in _UNJUDGED]
+    if any(result.verdict == verdicts.LEAKS for result in judged):
+        return LEAKS
+    if not judged:
+        return NOTHING_KNOWN
+    is_open = any(result.verdict not in _NO_LEAK_VERDICTS for result in judged)
+    return NOT_CONCLUDED if is_open or list_unjudged(results) or not is_complete else NO_LEAK
+
+
+def list_unjudged(results: Iterable[Result]) -> list[str]:
+    """Return the attacks without a verdict by any metric."""
+    is_judged: dict[str, bool] = {}
+    for result in results:
+        if not result.is_baseline:
+            name = f"{result.attack} ({result.setting})" if result.setting else result.attack
+            is_judged[name] = is_judged.get(name, False) or result.verdict not in _UNJUDGED
+    return [name for name, judged in is_judged.items() if not judged]
+
+
+def describe_worst(results: Iterable[Result], limit: int = 3) -> Iterator[str]:
+    """Yield sentences on the client that each attack tells most of, by its first metric; leaks come first.
+
+    An attack that tells no more of that client than a guess does is left out.
+    """
+    ordered = sorted(results, key=lambda result: result.verdict != verdicts.LEAKS)
+    count = 0
+    for result in ordered:
+        if count < limit and result.is_first and not result.is_baseline and _is_beyond_floor(result):
+            yield describe_worst_case(result)
+            count += 1
+
+
+def _is_beyond_floor(result: Result) -> bool:
+    """Return whether the worst score is further from nothing than that of a guess about the same client."""
+    if result.worst is None or result.worst.floor is None:
+        return False
+    gain = to_float(result.worst.value) - to_float(result.worst.floor)
+    return gain > 0 if result.higher_is_better else gain < 0
+
+
+def describe_worst_case(result: Result) -> str:
+    """Say which client an attack tells most of."""
+    worst = result.worst
+    assert worst is not None
+    metric = describe_metric(result.metric)
+    value = f"is {_quantity(worst.value, metric.unit)}"
+    if worst.is_exact and metric.exact_from < math.inf:
+        value = "is exact"
+    guess = ""
+    if worst.floor is not None:
+        guess = f", where a guess without any message gets {_quantity(worst.floor, metric.unit)}"
+    where = f" ({result.setting})" if result.setting else ""
+    rounds = "rounds" if "-" in worst.round else "round"
+    return (
+        f"Most exposed to {result.attack}{where} is client {worst.client}, in {rounds} {worst.round}: "
+        f"{metric.title} {value}{guess}."
+    )
+
+
+def _quantity(number: Number, unit: str) -> str:
+    return f"{format_number(number)} {unit}".rstrip()

@@ -1,0 +1,105 @@
+"""What a dossier says of its extent, of what would change its verdict, and until when it is valid."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+from fedsim.dossier.attacked import list_unjudged
+from fedsim.dossier.contents import (
+    LEAKS,
+    NO_LEAK,
+    NOT_CONCLUDED,
+    Aim,
+    Caution,
+    Coverage,
+    DossierVerdict,
+    MissingAttack,
+    Result,
+)
+from fedsim.pitfalls.design import EvaluationDesign
+from fedsim.pitfalls.find import find_pitfalls
+from fedsim.report.summary import enumerate_words, number_of
+from fedsim.report.verdicts import MIN_VICTIMS
+
+
+def describe_extent(coverage: Coverage) -> list[str]:
+    """Say which part of clients and rounds was attacked."""
+    if not coverage.victims:
+        return []
+    attacked_rounds = set[int]()
+    for text in coverage.rounds:
+        attacked_rounds.update(_split_rounds(text))
+    victims, rounds = len(coverage.victims), len(attacked_rounds)
+    extent = (
+        f"Attacked {_was(victims)} {victims} of {number_of(coverage.clients, 'recorded client')}, in {rounds} of "
+        f"{number_of(coverage.recorded_rounds, 'recorded round')}"
+    )
+    is_whole = victims == coverage.clients and rounds == coverage.recorded_rounds
+    return [f"{extent}." if is_whole else f"{extent}; nothing is shown of the others."]
+
+
+def _split_rounds(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def describe_changes(
+    verdict: DossierVerdict, results: Sequence[Result], missing: Sequence[MissingAttack], aims: Sequence[Aim]
+) -> list[str]:
+    """Say what would change the verdict."""
+    changes = []
+    if verdict == LEAKS:
+        changes.append(
+            "A leak that was shown stays shown for these settings. Other settings, such as a defense, secure "
+            "aggregation or longer local training, have to be attacked again; `fedsim sweep` compares them with these."
+        )
+    if verdict == NO_LEAK:
+        changes.append(
+            "No leak is shown by these attacks on these clients. A stronger attack, another client or an earlier or "
+            "later round may show one."
+        )
+    most = max((result.victims for result in results if not result.is_baseline), default=0)
+    if verdict == NOT_CONCLUDED and most < MIN_VICTIMS:
+        changes.append(
+            f"At most {number_of(most, 'client')} {_was(most)} attacked by one attack; from {MIN_VICTIMS} on, which "
+            "adversary.victims names, their scores allow a verdict."
+        )
+    elif verdict == NOT_CONCLUDED:
+        changes.append("More attacked clients, in adversary.victims, or more seeds can settle what is undecided.")
+    if unjudged := list_unjudged(results):
+        changes.append(f"There is no verdict on {enumerate_words(unjudged)}, whose scores are missing.")
+    if any(attack.is_failure for attack in missing):
+        changes.append("Attacks that failed may show a leak once they are made; log.txt says why they failed.")
+    if any(not aim.attacks for aim in aims):
+        changes.append("Nothing is known of an adversary with an aim that nobody tried, see above.")
+    return changes
+
+
+def describe_validity(review_by: datetime.date | None) -> list[str]:
+    """Say until when a dossier is valid."""
+    review = (
+        f"It has to be examined again by {review_by.isoformat()}."
+        if review_by
+        else "No date of re-examination was set; --review-by DATE sets one."
+    )
+    return [
+        "It speaks of the settings, data, code and recorded rounds whose hashes stand in the annex, and ends when any "
+        "of them changes: other clients or data, another model, other training, further rounds.",
+        "It speaks of the attacks that are named here, and ends when a stronger one becomes known.",
+        review,
+    ]
+
+
+def list_pitfalls(design: EvaluationDesign) -> list[Caution]:
+    """Return the pitfalls of an evaluation as cautions.
+
+    Raises:
+        FedsimError: a plug-in refuses its settings.
+    """
+    pitfalls = find_pitfalls(design)
+    return [Caution(title=pitfall.title, detail=pitfall.detail, reason=pitfall.reason) for pitfall in pitfalls]

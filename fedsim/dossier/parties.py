@@ -1,0 +1,123 @@
+"""Parties of a federation, aims of attacks, and texts that auditors cite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedsim.dossier.contents import Aim, ObservingParty, Reference
+
+_AIMS: Mapping[tuple[str, ...], str] = {
+    ("reconstruction", "texts"): "get back the examples themselves: images, records, series or texts",
+    ("representatives",): "show what the examples of a class look like",
+    ("membership",): "tell whether a known record was trained on",
+    ("inference",): "infer a hidden attribute of a record, or which client holds the record",
+    ("property",): "tell whether a client's data have some property",
+    ("label-distribution",): "tell how often each label occurs in a client's data",
+    ("local-model",): "get a client's own model, which fits its data better than the shared one",
+}
+"""What attacks are after, by the kinds of findings that claim it."""
+_NO_FINDING = "no attack of this kind has a result here"
+_NOT_TRIED = "No attack of this dossier was made from this view."
+_SEES_UPDATES = (
+    "every message of every client: the model or update that it sends, how many examples it holds, and the metrics "
+    "that it reports; and the settings that it sends itself"
+)
+_SEES_SUMS = (
+    "the sums over groups of clients, with the number of examples of the group and who is in it, and no update of a "
+    "single client, as far as secure aggregation works as it was simulated; and the settings that it sends itself"
+)
+REFERENCES = (
+    Reference(
+        name="EDPB Opinion 28/2024",
+        asks="All means reasonably likely to be used, and a likelihood that is insignificant for each data subject.",
+        answered_in="What was attacked, and what was not; The most exposed clients",
+    ),
+    Reference(
+        name="EDPS TechDispatch 1/2025",
+        asks="For federated learning: who sees what (server, clients, colluders, outsiders), of updates and of the "
+        "final model.",
+        answered_in="Who sees what",
+    ),
+    Reference(
+        name="NIST SP 800-226",
+        asks="Differential privacy stated with unit, adjacency, epsilon, delta, accountant, whom it trusts, and "
+        "hazards.",
+        answered_in="What is proved beside what was measured; Cautions",
+    ),
+    Reference(
+        name="OWASP AISVS 1.0, 11.2.4 and 11.2.5",
+        asks="Named by its numbers only; its text is not quoted here.",
+        answered_in="What was attacked, and what was not",
+    ),
+    Reference(
+        name="MITRE ATLAS AML.T0024, with .000 and .001",
+        asks="Named by its numbers only; its text is not quoted here.",
+        answered_in="What was attacked, and what was not",
+    ),
+)
+"""What auditors cite. Nothing is said of a text that is not known word for word."""
+
+
+def list_observers(*, holds_sums: bool, is_attacked: bool) -> list[ObservingParty]:
+    """Return who sees what, and from whose view attacks were made.
+
+    Args:
+        holds_sums: whether the server sees sums over groups in place of single updates.
+        is_attacked: whether any attack has a finding.
+    """
+    server_remark = (
+        "It follows the protocol and only reads. A server that alters the model or the protocol to learn more was not "
+        "examined."
+    )
+    return [
+        ObservingParty(
+            who="The server",
+            sees=_SEES_SUMS if holds_sums else _SEES_UPDATES,
+            is_examined=is_attacked,
+            remark=server_remark if is_attacked else f"No attack was made, or none left a finding. {server_remark}",
+        ),
+        ObservingParty(
+            who="Another client",
+            sees="the shared model of each round in which it takes part, and its own data",
+            is_examined=False,
+            remark=_NOT_TRIED,
+        ),
+        ObservingParty(
+            who="Colluders: clients together, or clients with the server",
+            sees="all that each of them sees",
+            is_examined=False,
+            remark=_NOT_TRIED,
+        ),
+        ObservingParty(
+            who="An outsider on the network",
+            sees="what is not encrypted on its way, at worst every message; transport is not simulated",
+            is_examined=False,
+            remark=_NOT_TRIED,
+        ),
+        ObservingParty(
+            who="Whoever gets the final model",
+            sees="the shared model after the last round",
+            is_examined=False,
+            remark=_NOT_TRIED,
+        ),
+    ]
+
+
+def list_aims(findings: Iterable[Mapping[str, Any]]) -> list[Aim]:
+    """Return what attacks can be after, and which attacks have a finding that claims it.
+
+    Args:
+        findings: what each finding says of itself.
+    """
+    attacks_by_kind: dict[str, dict[str, None]] = {}
+    for finding in findings:
+        attacks_by_kind.setdefault(str(finding.get("kind", "")), {})[str(finding["attack"])] = None
+    aims = []
+    for kinds, aim in _AIMS.items():
+        attacks = [attack for kind in kinds for attack in attacks_by_kind.pop(kind, {})]
+        aims.append(Aim(aim=aim, attacks=attacks, why_not="" if attacks else _NO_FINDING))
+    # Kinds of findings that other packages bring.
+    for kind, further_attacks in attacks_by_kind.items():
+        aims.append(Aim(aim=kind, attacks=list(further_attacks), why_not=""))
+    return aims

@@ -1,0 +1,146 @@
+"""What is proved of a run, what was measured of it, and what its model is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedsim.base.errors import FedsimError
+from fedsim.dossier.contents import Accuracy, ExposedClient, MeasuredEpsilon, Proof, to_number
+from fedsim.federation.run_folder import read_exposures, read_ledger
+from fedsim.privacy.ledger import largest_spender, spending_by_client, unique_labels
+from fedsim.report.exposure import mean_quantities
+from fedsim.report.headline import final_accuracy
+from fedsim.report.learning import explain_no_learning
+from fedsim.report.reported_run import ReportedRun
+from fedsim.report.run_facts import prove_guarantee
+from fedsim.report.summary import enumerate_words
+from fedsim.report.sweep_answer import describe_epsilon
+
+
+def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], str]:
+    """Return the guarantees of the clients' defenses, and why other defenses, or all, prove nothing.
+
+    Epsilon is that of the ledger, for the client that spent most.
+    """
+    experiment = run.experiment
+    if experiment is None:
+        return [], "Nothing is proved here: it was recorded elsewhere, and nobody says what protects its clients."
+    tables = experiment.config.defense
+    if not tables:
+        return [], "Nothing is proved, because clients have no defense."
+    proofs: list[Proof] = []
+    unproved: list[str] = []
+    try:
+        rows, defenses = read_ledger(run.folder), experiment.defenses
+        for defense, label in zip(defenses, unique_labels([table.name for table in tables]), strict=True):
+            clients = spending_by_client(rows, label)
+            proof = prove_guarantee(experiment, defense, clients)
+            guarantee, rounds = proof or (None, 0)
+            if guarantee is None:
+                unproved.append(label)
+                continue
+            most = largest_spender(clients) if clients else None
+            epsilon = most.epsilon if most else guarantee.epsilon
+            proofs.append(
+                Proof(
+                    setting=setting,
+                    defense=label,
+                    epsilon=to_number(epsilon),
+                    delta=to_number(most.delta if most else guarantee.delta),
+                    neighbours=guarantee.neighbours,
+                    accountant=guarantee.accountant,
+                    client=most.client if most else None,
+                    rounds=rounds,
+                    against=defense.against,
+                    promise=describe_epsilon(epsilon),
+                )
+            )
+    except FedsimError as error:
+        return [], f"What defenses prove cannot be told: {error}."
+    return proofs, f"Nothing is proved of {enumerate_words(unproved)}." if unproved else ""
+
+
+def collect_measured_epsilons(run: ReportedRun, setting: str = "") -> list[MeasuredEpsilon]:
+    """Return the lower bounds of epsilon that canaries showed."""
+    measured = []
+    for audit in run.epsilon_audits:
+        measured.append(
+            MeasuredEpsilon(
+                setting=setting,
+                client=audit.client,
+                defense=audit.defense,
+                measured=to_number(audit.measured.epsilon),
+                proved=to_number(audit.proved),
+                delta=to_number(audit.delta),
+                correct=audit.measured.correct,
+                guesses=audit.measured.guesses,
+                canaries=audit.measured.canaries,
+                confidence=to_number(audit.confidence),
+                is_broken=audit.is_broken,
+            )
+        )
+    return measured
+
+
+def collect_exposed_clients(run: ReportedRun) -> list[ExposedClient]:
+    """Return for each quantity that clients measured of themselves the one that is exposed most."""
+    exposed = []
+    for quantity in mean_quantities(read_exposures(run.folder)):
+        if quantity.ranking:
+            who = quantity.ranking[0]
+            exposed.append(
+                ExposedClient(
+                    quantity=quantity.title,
+                    meaning=quantity.meaning,
+                    client=who[0],
+                    value=to_number(quantity.values[who]),
+                    clients=len(quantity.values),
+                )
+            )
+    return exposed
+
+
+def describe_accuracy(run: ReportedRun) -> Accuracy:
+    """Return what the model is worth, as far as anybody evaluated it."""
+    sentence = final_accuracy(run.metrics, run.config)
+    evaluated = [row for row in run.metrics if row["client"] == "server" and row.get("accuracy")]
+    last = evaluated[-1] if evaluated else {}
+    count = last.get("num_examples")
+    return Accuracy(
+        sentence=sentence or "Nobody evaluated the model, so that its accuracy is not known.",
+        accuracy=_read_number(last.get("accuracy")),
+        guess=_read_number(last.get("guess")),
+        examples=int(float(count)) if count else None,
+        no_learning=explain_no_learning(run.metrics),
+    )
+
+
+def _read_number(text: str | None) -> float | None:
+    value = float(text) if text else math.nan
+    return value if math.isfinite(value) else None
+
+
+def describe_proofs(proofs: Sequence[Proof]) -> list[str]:
+    """Say in a sentence each what is proved."""
+    sentences = []
+    for proof in proofs:
+        epsilon, delta = proof.epsilon, proof.delta
+        if not isinstance(epsilon, float):
+            sentences.append(f"{proof.defense} proves nothing of the client that spent most.")
+            continue
+        where = f" ({proof.setting})" if proof.setting not in ("", proof.defense) else ""
+        sentences.append(
+            f"Proved of {proof.defense}{where}: epsilon is at most {epsilon:.3g} with delta {delta:g}, for "
+            f"{proof.neighbours}; an epsilon of this size promises {_PROTECTIONS[proof.promise]}."
+        )
+    return sentences
+
+
+_PROTECTIONS = {
+    "strong": "strong protection",
+    "weak": "weak protection",
+    "hardly any": "hardly any protection",
+    "none": "no protection",
+}
+"""What the words of `describe_epsilon` say within a sentence."""

@@ -1,0 +1,228 @@
+"""Dossier of a sweep, computed from its tables and from the runs of its cells."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedsim.base.errors import FedsimError
+from fedsim.base.files import hash_file
+from fedsim.dossier.attacked import conclude, describe_worst, make_result
+from fedsim.dossier.cell_facts import merge_coverages, read_cell_facts
+from fedsim.dossier.contents import (
+    NOTHING_KNOWN,
+    Caution,
+    Dossier,
+    Evidence,
+    HashedFile,
+    MissingAttack,
+    Result,
+    SettingAnswer,
+)
+from fedsim.dossier.limits import describe_changes, describe_extent, describe_validity, list_pitfalls
+from fedsim.dossier.parties import REFERENCES, list_aims, list_observers
+from fedsim.dossier.privacy_facts import describe_proofs
+from fedsim.dossier.run_dossier import DossierOptions
+from fedsim.federation.settings import versions
+from fedsim.interfaces.metric import sort_metrics
+from fedsim.pitfalls.design import EvaluationDesign
+from fedsim.report.defense_outcomes import read_scores
+from fedsim.report.reproduction_needs import strip_folders
+from fedsim.report.setting_names import SettingNames
+from fedsim.report.summary import enumerate_words
+from fedsim.report.sweep_answer import SweepAnswer, answer_sweep
+from fedsim.report.sweep_groups import Labels, Row
+from fedsim.report.sweep_lead import ONLY_SETTING
+from fedsim.report.sweep_page import FILE
+from fedsim.sweeps.file import read_sweep
+from fedsim.sweeps.table import CELLS, TABLE, SweepTableFile, read_cells, read_table
+
+_MAX_NAMED_CELLS = 5
+_FINISHED = ("done", "does not apply")
+
+
+def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
+    """Compute the dossier of a sweep; nothing is written.
+
+    Raises:
+        RunError: a table of the sweep is missing or damaged, or is not what the sweep wrote.
+        TrustError: a run names code and is not trusted.
+    """
+    table, cells = read_table(path), read_cells(path)
+    answer = answer_sweep(table.rows, cells.rows, table.axes)
+    rows_by_name = _group_by_setting(table)
+    facts = read_cell_facts(path, rows_by_name, trust=options.trust)
+    results = _collect_results(rows_by_name, answer.metric)
+    missing = _list_missing_cells(cells.rows, (*table.axes, "attack", "seed"))
+    judged = [result for result in results if result.is_defended] or results
+    verdict = conclude(judged, is_complete=not missing) if not facts.problems else NOTHING_KNOWN
+    aims = list_aims(facts.findings)
+    coverage = merge_coverages(facts.coverages)
+    proofs = list(itertools.chain.from_iterable(facts.proofs.values()))
+    no_proof = " ".join(f"{name}: {why}" for name, why in facts.no_proofs.items() if why)
+    cautions, notes = _list_cautions(path, trust=options.trust)
+    sentences = [
+        *(["Not all cells are as they were written, so nothing below can be relied on."] if facts.problems else []),
+        answer.lead or "Nothing was scored, so nothing can be said of what the messages leak.",
+        *answer.no_controls,
+        *describe_worst(judged),
+        *describe_extent(coverage),
+        *(describe_proofs(proofs) or ["Nothing is proved of any setting."]),
+        _describe_learning(answer),
+    ]
+    return Dossier(
+        kind="sweep",
+        name=path.resolve().name,
+        written=options.written,
+        versions=versions(),
+        review_by=options.review_by,
+        verdict=verdict,
+        answer=list(filter(None, sentences)),
+        facts={
+            "Axes": ", ".join((*table.axes, "attack", "seed")),
+            "Cells": _count_states(cells.rows),
+            **facts.settings,
+        },
+        observers=list_observers(
+            holds_sums=bool(facts.holds_sums) and all(facts.holds_sums), is_attacked=bool(facts.findings)
+        ),
+        coverage=coverage,
+        aims=aims,
+        missing=missing,
+        results=results,
+        settings=_list_settings(answer),
+        no_proof=no_proof,
+        proofs=proofs,
+        measured=facts.measured,
+        exposed=[],
+        accuracy=None,
+        cautions=cautions,
+        changes=describe_changes(verdict, judged, missing, aims),
+        validity=describe_validity(options.review_by),
+        references=list(REFERENCES),
+        notes=[strip_folders(note) for note in [*facts.problems, *notes]],
+        thresholds=[],
+        evidence=_collect_evidence(path, options.folder, facts.problems),
+    )
+
+
+def _group_by_setting(table: SweepTableFile) -> dict[str, list[Row]]:
+    """Return the rows of `sweep.csv` by the name of their setting."""
+    rows_by_labels: dict[Labels, list[Row]] = defaultdict(list)
+    for row in table.rows:
+        rows_by_labels[tuple(row[axis] for axis in table.axes)].append(row)
+    names = SettingNames.from_labels(table.axes, rows_by_labels)
+    rows_by_name = {}
+    for labels, rows in rows_by_labels.items():
+        rows_by_name[names(labels) or ONLY_SETTING] = rows
+    return rows_by_name
+
+
+def _collect_results(rows_by_name: Mapping[str, Sequence[Row]], main_metric: str) -> list[Result]:
+    """Return the results of each attack in each setting, naive and adaptive, by each metric."""
+    results = []
+    for name, rows in rows_by_name.items():
+        is_defended = any(row["cell"] != row["control"] for row in rows)
+        rows_by_form: dict[tuple[str, bool], list[Row]] = defaultdict(list)
+        for row in rows:
+            rows_by_form[row["attack"], row["knows_defenses"] == "1"].append(row)
+        for (attack, adaptive), form_rows in rows_by_form.items():
+            rows_by_metric: dict[str, list[Row]] = defaultdict(list)
+            for row in form_rows:
+                rows_by_metric[row["metric"]].append(row)
+            rows_by_metric.pop("", None)  # attacks that failed
+            for metric in sort_metrics(rows_by_metric):
+                scores = read_scores(form_rows, metric, adaptive=adaptive)
+                if scores is None:
+                    continue
+                results.append(
+                    make_result(
+                        scores.reading,
+                        form_rows,
+                        is_first=metric == main_metric,
+                        setting=name,
+                        is_defended=is_defended,
+                        name=f"{attack}, knowing the defense" if adaptive else attack,
+                    )
+                )
+    return results
+
+
+def _list_missing_cells(cells: Sequence[Row], columns: Sequence[str]) -> list[MissingAttack]:
+    """Return the cells without a result, and why."""
+    missing = []
+    for row in cells:
+        if row["state"] != "done":
+            name = ", ".join(f"{column} {row[column]}" for column in columns)
+            why = strip_folders(f"{row['state']}: {row['reason']}" if row["reason"] else row["state"])
+            missing.append(MissingAttack(attack=name, why=why, is_failure=row["state"] not in _FINISHED))
+    return missing
+
+
+def _count_states(cells: Sequence[Row]) -> str:
+    counts = Counter(row["state"] for row in cells)
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _describe_learning(answer: SweepAnswer) -> str:
+    """Say which settings have models that are not shown to have learnt; empty for none."""
+    names = [row.name for row in answer.rows if row.no_learning]
+    if not names:
+        return ""
+    return (
+        f"Of {enumerate_words(names)} it is not shown that the model has learnt, so that its leakage and accuracy say "
+        "little of one that has."
+    )
+
+
+def _list_settings(answer: SweepAnswer) -> list[SettingAnswer]:
+    """Return the rows of the sweep's answer."""
+    settings = []
+    for row in answer.rows:
+        settings.append(
+            SettingAnswer(
+                name=row.name,
+                is_defended=row.defended,
+                verdict=row.verdict,
+                reason=row.reason,
+                leakage=row.leakage,
+                difference=row.difference,
+                accuracy=row.accuracy,
+                accuracy_change=row.accuracy_change,
+                proved=row.proved,
+                promise=row.promise,
+                measured=row.measured,
+                no_learning=row.no_learning,
+            )
+        )
+    return settings
+
+
+def _list_cautions(path: Path, *, trust: bool) -> tuple[list[Caution], list[str]]:
+    """Return the pitfalls of the sweep file, and why they were not looked for."""
+    try:
+        return list_pitfalls(EvaluationDesign.of_sweep(read_sweep(path / FILE), trust=trust)), []
+    except FedsimError as error:
+        return [], [f"Pitfalls were not looked for: {error}."]
+
+
+def _collect_evidence(path: Path, folder: Path, problems: Sequence[str]) -> Evidence:
+    """Return the hashes of the tables; reading them has checked their seals."""
+    files = [HashedFile(file=name, sha256=hash_file(path / name)) for name in (FILE, TABLE, CELLS)]
+    integrity = (
+        f"the tables {TABLE} and {CELLS} are what the sweep wrote, and the runs of all cells are those of their "
+        "manifests"
+    )
+    return Evidence(
+        folder=os.path.relpath(path.resolve(), folder.resolve()),
+        run="",
+        files=files,
+        integrity=strip_folders(" ".join(problems[:_MAX_NAMED_CELLS])) or integrity,
+        is_intact=not problems,
+        data="",
+        settings="",
+        code={},
+    )

@@ -1,0 +1,224 @@
+"""Thresholds of the user: `leaks`, `undecided`, or a quantity beside a number, such as `psnr>20`.
+
+What cannot be decided counts as reached: silence of a run is no proof that nothing leaks.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsim.base.errors import ConfigError
+from fedsim.dossier.attacked import list_unjudged
+from fedsim.dossier.contents import (
+    CANNOT_DECIDE,
+    INFINITE,
+    LEAKS,
+    NO_LEAK,
+    NOT_REACHED,
+    NOTHING_KNOWN,
+    REACHED,
+    Dossier,
+    Number,
+    Outcome,
+    Result,
+    ThresholdResult,
+    format_number,
+    to_float,
+)
+from fedsim.interfaces.metric import describe_metric
+from fedsim.report.summary import enumerate_words, number_of
+
+LEAKS_WORD, UNDECIDED_WORD = "leaks", "undecided"
+_COMPARISON = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*(\S+)\s*")
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """Quantity that a threshold can be about.
+
+    Attributes:
+        value: its worst value; None where it is not known.
+        where: what that value is of.
+        higher_is_worse: whether a threshold is a most (`>`) or a least (`<`).
+        open_reason: why it may be worse than `value`; empty where it cannot be.
+    """
+
+    value: Number
+    where: str
+    higher_is_worse: bool
+    open_reason: str = ""
+
+
+def judge_thresholds(dossier: Dossier, thresholds: Iterable[str]) -> list[ThresholdResult]:
+    """Compare a dossier with thresholds of the user.
+
+    Raises:
+        ConfigError: a threshold names nothing that the dossier has, or is written wrongly.
+    """
+    quantities = _collect_quantities(dossier)
+    return [_judge_threshold(dossier, threshold, quantities) for threshold in thresholds]
+
+
+def _judge_threshold(dossier: Dossier, threshold: str, quantities: Mapping[str, Quantity]) -> ThresholdResult:
+    word = threshold.strip()
+    if word == LEAKS_WORD:
+        return _judge_leak(dossier, threshold)
+    if word == UNDECIDED_WORD:
+        return _judge_undecided(dossier, threshold)
+    name, sign, limit = _parse_comparison(threshold, quantities)
+    quantity = quantities[name]
+    expected = ">" if quantity.higher_is_worse else "<"
+    if sign[0] != expected:
+        raise ConfigError(
+            f"--fail-if '{threshold}': {'higher' if quantity.higher_is_worse else 'lower'} values of {name} are worse, "
+            f"so it would pass what is worst; write {name}{expected}{limit:g}"
+        )
+    value, where = to_float(quantity.value), quantity.where
+    if not dossier.evidence.is_intact:
+        return _result(threshold, CANNOT_DECIDE, "these are not the files that were written", quantity.value)
+    if not math.isnan(value) and _OPERATORS[sign](value, limit):
+        return _result(threshold, REACHED, f"{name} is {format_number(quantity.value)} ({where})", quantity.value)
+    if quantity.open_reason:
+        return _result(threshold, CANNOT_DECIDE, quantity.open_reason, quantity.value)
+    return _result(threshold, NOT_REACHED, f"{name} is {format_number(quantity.value)} ({where})", quantity.value)
+
+
+def _result(threshold: str, outcome: Outcome, why: str, observed: Number = None) -> ThresholdResult:
+    return ThresholdResult(threshold=threshold, outcome=outcome, why=why, observed=observed)
+
+
+def _parse_comparison(threshold: str, quantities: Mapping[str, Quantity]) -> tuple[str, str, float]:
+    """Return the name of the quantity, the sign and the limit of a threshold."""
+    parts = _COMPARISON.fullmatch(threshold)
+    if parts is None:
+        word = threshold.strip()
+        hint = f"; write it as {word}>NUMBER or {word}<NUMBER" if word in quantities else ""
+        raise ConfigError(
+            f"--fail-if '{threshold}': expected '{LEAKS_WORD}', '{UNDECIDED_WORD}' or a quantity and a number such as "
+            f"psnr>20{hint}; it has {', '.join(quantities)}"
+        )
+    name, sign, number = parts.groups()
+    titles = {describe_metric(metric).title.lower(): metric for metric in quantities}
+    name = name if name in quantities else titles.get(name.lower(), name)
+    if name not in quantities:
+        raise ConfigError(
+            f"--fail-if '{threshold}': '{name}' names nothing that this dossier has; it has "
+            f"{', '.join([LEAKS_WORD, UNDECIDED_WORD, *quantities])}"
+        )
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit):
+        raise ConfigError(f"--fail-if '{threshold}': expected a number after {sign}, got '{number}'")
+    return name, sign, limit
+
+
+def _judge_leak(dossier: Dossier, threshold: str) -> ThresholdResult:
+    """Return whether anything is shown to leak."""
+    if dossier.verdict == LEAKS:
+        attacks = dict.fromkeys(
+            f"{result.attack} ({result.setting})" if result.setting else result.attack
+            for result in relevant_results(dossier)
+            if result.verdict == LEAKS
+        )
+        return _result(threshold, REACHED, f"shown by {enumerate_words(list(attacks))}")
+    if dossier.verdict == NOTHING_KNOWN:
+        return _result(threshold, CANNOT_DECIDE, "nothing that can be relied on was scored")
+    if reasons := _reasons_unknown(dossier):
+        return _result(threshold, CANNOT_DECIDE, "; ".join(reasons))
+    return _result(threshold, NOT_REACHED, f"the verdict is '{dossier.verdict}'")
+
+
+def _judge_undecided(dossier: Dossier, threshold: str) -> ThresholdResult:
+    """Return whether it is neither shown that something leaks nor that nothing does."""
+    is_open = dossier.verdict not in (LEAKS, NO_LEAK)
+    return _result(threshold, REACHED if is_open else NOT_REACHED, f"the verdict is '{dossier.verdict}'")
+
+
+def _reasons_unknown(dossier: Dossier) -> list[str]:
+    """Return why attacks that were asked for are not known to find nothing."""
+    reasons = []
+    if unjudged := list_unjudged(relevant_results(dossier)):
+        reasons.append(f"there is no verdict on {enumerate_words(unjudged)}")
+    if failed := [attack.attack for attack in dossier.missing if attack.is_failure]:
+        reasons.append(f"{enumerate_words(list(dict.fromkeys(failed)))} failed in part or as a whole")
+    return reasons
+
+
+def relevant_results(dossier: Dossier) -> list[Result]:
+    """Return the results of attacks, of a sweep those on settings with a defense, if there are any."""
+    attacks = [result for result in dossier.results if not result.is_baseline]
+    return [result for result in attacks if result.is_defended] or attacks
+
+
+def _collect_quantities(dossier: Dossier) -> dict[str, Quantity]:
+    """Return what thresholds can be about, by name."""
+    results_by_metric: dict[str, list[Result]] = {}
+    for result in relevant_results(dossier):
+        results_by_metric.setdefault(result.metric, []).append(result)
+    quantities = {}
+    for metric, results in results_by_metric.items():
+        if not describe_metric(metric).meaning:  # else it says nothing about leakage
+            quantities[metric] = _worst_of_metric(metric, results, dossier)
+    return quantities | _epsilon_quantities(dossier) | _accuracy_quantity(dossier)
+
+
+def _worst_of_metric(metric: str, results: Sequence[Result], dossier: Dossier) -> Quantity:
+    """Return the worst score of any client by a metric."""
+    higher = results[0].higher_is_better
+    sign = 1.0 if higher else -1.0
+    scored = [result for result in results if result.worst is not None]
+    reasons = _reasons_unknown(dossier)
+    lacking = [result.attack for result in results if result.worst is None or result.unscored]
+    if lacking:
+        reasons.append(f"{metric} was not computed for all clients of {enumerate_words(list(dict.fromkeys(lacking)))}")
+    if not scored:
+        return Quantity(value=None, where="", higher_is_worse=higher, open_reason="; ".join(reasons))
+    worst = max(scored, key=lambda result: sign * to_float(result.worst.value if result.worst else None))
+    assert worst.worst is not None
+    where = f"{worst.attack}, client {worst.worst.client}, round {worst.worst.round}"
+    return Quantity(
+        value=worst.worst.value,
+        where=f"{where}, {worst.setting}" if worst.setting else where,
+        higher_is_worse=higher,
+        open_reason="; ".join(reasons),
+    )
+
+
+def _epsilon_quantities(dossier: Dossier) -> dict[str, Quantity]:
+    """Return the largest proved epsilon, infinite where nothing is proved, and the largest measured one."""
+    defended = [setting.name for setting in dossier.settings if setting.is_defended]
+    proved = {proof.setting for proof in dossier.proofs}
+    unproved = [name for name in defended if name not in proved]
+    nothing = f"nothing is proved of {enumerate_words(unproved)}" if unproved else "nothing is proved"
+    epsilon = Quantity(value=INFINITE, where=nothing, higher_is_worse=True)
+    if dossier.proofs and not unproved:
+        most = max(dossier.proofs, key=lambda proof: to_float(proof.epsilon))
+        where = f"{most.defense}, {most.setting}" if most.setting else most.defense
+        epsilon = Quantity(value=most.epsilon, where=f"proved of {where}", higher_is_worse=True)
+    measured = Quantity(value=None, where="", higher_is_worse=True, open_reason="no canaries measured epsilon")
+    if dossier.measured:
+        highest = max(dossier.measured, key=lambda item: to_float(item.measured))
+        where = f"{highest.defense} of client {highest.client}"
+        measured = Quantity(value=highest.measured, where=where, higher_is_worse=True)
+    return {"epsilon": epsilon, "measured-epsilon": measured}
+
+
+def _accuracy_quantity(dossier: Dossier) -> dict[str, Quantity]:
+    if dossier.accuracy is None:
+        return {}
+    value = dossier.accuracy.accuracy
+    reason = "" if value is not None else "nobody evaluated the model on public test examples"
+    where = f"of {number_of(dossier.accuracy.examples or 0, 'test example')}"
+    return {"accuracy": Quantity(value=value, where=where, higher_is_worse=False, open_reason=reason)}
