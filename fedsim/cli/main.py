@@ -25,8 +25,10 @@ from fedsim.cli.command import Command
 from fedsim.cli.compare import compare
 from fedsim.cli.data import show_data
 from fedsim.cli.doctor import doctor
+from fedsim.cli.dossier import dossier, verify
 from fedsim.cli.expose import expose
 from fedsim.cli.geometry import geometry
+from fedsim.cli.index import index
 from fedsim.cli.inspect import inspect
 from fedsim.cli.lint import lint
 from fedsim.cli.new import new
@@ -37,6 +39,7 @@ from fedsim.cli.reproduce import reproduce
 from fedsim.cli.run import run
 from fedsim.cli.sweep import sweep
 from fedsim.cli.train import train
+from fedsim.cli.tune import tune
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import restrict_code
 
@@ -51,10 +54,13 @@ _HOW_TO_RESUME = {
     "train": "; the same `fedsim train` goes on from what is kept",
     "expose": "; exposure.csv has the clients that are done",
     "attack": "; the same `fedsim attack` goes on from the findings that are kept",
+    "tune": "; the same `fedsim tune` goes on with the trials that are not made",
 }
 """What to do after an interrupt, by the command that was running."""
-for _command in (run, sweep, train, expose, attack, compare, reproduce, geometry, report, inspect):
+for _command in (run, sweep, train, expose, attack, tune, compare, reproduce, geometry, report, index):
     cli.command(cls=Command)(_command)
+for _evidence_command in (dossier, verify, inspect):
+    cli.command(cls=Command)(_evidence_command)
 cli.command("data", cls=Command)(show_data)
 cli.command("list", cls=Command)(list_plugins)
 for _information_command in (show, check, lint, new, doctor):

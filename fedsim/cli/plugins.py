@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -14,6 +14,9 @@ from fedsim.base.errors import ConfigError, FedsimError, did_you_mean
 from fedsim.cli.options import console
 from fedsim.plugins import registry
 from fedsim.plugins.descriptions import describe_plugin
+
+if TYPE_CHECKING:
+    from fedsim.api.tables import TableDescription
 
 _MIN_TEXT_WIDTH = 30
 """Least width of a text beside a name, in columns."""
@@ -63,19 +66,41 @@ def lay_out(head: str, parts: Sequence[str]) -> str:
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Return the names of plug-ins that begin with `incomplete`, for completion in a shell."""
-    return [
-        name for group in registry.GROUPS for name in registry.registered_names(group) if name.startswith(incomplete)
-    ]
+    """Return the names of plug-ins and tables that begin with `incomplete`, for completion in a shell."""
+    from fedsim.api.tables import TABLES
+
+    names = [name for group in registry.GROUPS for name in registry.registered_names(group)]
+    return [name for name in (*names, *TABLES) if name.startswith(incomplete)]
+
+
+def _show_table(described: TableDescription) -> None:
+    """Print what a table is about, and its keys."""
+    console.print(f"[bold]{escape(described.name)}[/]  (a table of experiment files)\n")
+    console.print(described.text, "", sep="\n", markup=False, highlight=False, soft_wrap=True)
+    width = max((len(key.name) for key in described.keys), default=0)
+    for key in described.keys:
+        default = key.default if key.is_required else f"default {key.default}"
+        print(lay_out(f"{key.name:<{width}}  ", [f"{key.kind}; {default}", key.meaning]))  # noqa: T201
 
 
 def show(
     name: Annotated[
-        str, typer.Argument(help="A plug-in of any kind, registered or module:Class.", autocompletion=complete_name)
+        str,
+        typer.Argument(
+            help="A plug-in of any kind, registered or module:Class, or a table of files, such as training.",
+            autocompletion=complete_name,
+        ),
     ],
 ) -> None:
-    """Show a plug-in: what it does, its settings and defaults, what it needs, its papers."""
-    for group in registry.find_groups(name):
+    """Show a plug-in or a table of experiment files: what it does, its settings and defaults, its papers."""
+    from fedsim.api.tables import TABLES, describe_table
+
+    groups = registry.find_groups(name, TABLES)
+    if name in TABLES:
+        _show_table(describe_table(name))
+    if name in TABLES and groups:
+        console.print()
+    for group in groups:
         description = describe_plugin(group, name)
         console.print(f"[bold]{escape(name)}[/]  ({group}, from {escape(registry.find_distribution(group, name))})\n")
         console.print(description.text, markup=False, highlight=False, soft_wrap=True)

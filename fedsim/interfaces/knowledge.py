@@ -57,6 +57,12 @@ class Fact:
         return bool(self.victim_data)
 
     @property
+    def description(self) -> str:
+        """Return the description of its TOML key: what it is, and which values are valid."""
+        sentence = f"{self.about[:1].upper()}{self.about[1:]}."
+        return f"{sentence} A value: {self.expected}." if self.expected else sentence
+
+    @property
     def key_type(self) -> Any:
         """Return the type of its TOML key: true or false, or a value.
 

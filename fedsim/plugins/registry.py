@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
@@ -152,8 +152,12 @@ def find_distribution(group: Group, name: str) -> str:
     return distribution.name if distribution else "?"
 
 
-def find_groups(name: str) -> list[Group]:
+def find_groups(name: str, tables: Iterable[str] = ()) -> list[Group]:
     """Return the groups in which `name` is registered, or to which `module:attribute` belongs.
+
+    Args:
+        name: of a plug-in.
+        tables: names that something else than a plug-in has; such a name may be in no group.
 
     Raises:
         PluginError: there are none, or the module does not import.
@@ -170,9 +174,9 @@ def find_groups(name: str) -> list[Group]:
             )
         return groups
     groups = [group for group in GROUPS if name in registered_names(group)]
-    if not groups:
+    if not groups and name not in tables:
         all_names = [known for group in GROUPS for known in registered_names(group)]
-        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, all_names)}")
+        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, [*all_names, *tables])}")
     return groups
 
 

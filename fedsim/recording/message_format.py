@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
+from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.base.errors import TranscriptError
 
 if TYPE_CHECKING:
@@ -61,13 +62,13 @@ class MessageFormat(BaseModel):
     replies: Literal["weights", "delta", "gradient"] = "weights"
     messages: str = ""
     record: str = ""
-    message: Annotated[int, Field(ge=0)] = 0
+    message: NonNegativeInt = 0
     prefix: str = ""
     module: str = ""
     names: list[str] = []
-    shapes: dict[str, list[Annotated[int, Field(ge=1)]]] = {}
+    shapes: dict[str, list[PositiveInt]] = {}
     transposed: bool = False
-    num_examples: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] | None = None
+    num_examples: PositiveInt | dict[str, PositiveInt] | None = None
     outputs: str = ""
     frozen: bool = False
 

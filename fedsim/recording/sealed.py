@@ -74,10 +74,27 @@ def read_seal(path: Path) -> str:
     Raises:
         RunError: the file is damaged.
     """
+    return str(_read_metadata(path)["sha256"])
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the header of a sealed file without reading its arrays, and so unchecked.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    try:
+        return dict(parse_json(_read_metadata(path)["header"]))
+    except (RecursionError, TypeError, ValueError) as error:
+        raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
+
+
+def _read_metadata(path: Path) -> dict[str, str]:
     try:
         check_readable(path)
         with safe_open(path, framework="np") as file:
-            return str(parse_json(file.metadata()["fedsim"])["sha256"])
+            sealed = parse_json(file.metadata()["fedsim"])
+        return {key: sealed[key] for key in ("header", "sha256")}
     except (OSError, SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 

@@ -69,7 +69,8 @@ def split_by_round(all_readings: Sequence[ScoreReading], rows: Sequence[Mapping[
         pooled = readings[0].summary
         by_round: dict[int, list[Mapping[str, str]]] = {}
         for row in rows:
-            if (row["attack"], row["variant"]) == pooled.attack_key and row["metric"] == pooled.metric:
+            is_pooled = (row["attack"], row["variant"]) == pooled.attack_key and row["metric"] == pooled.metric
+            if is_pooled and row["round"].isdigit():  # one attack on several rounds at once says `1-10`
                 by_round.setdefault(int(row["round"]), []).append(row)
         summaries = {}
         for number in sorted(by_round):

@@ -216,14 +216,19 @@ def mean_by_unit(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[str, d
     # Mean over the starts of each update.
     means: dict[str, dict[str, float]] = {}
     for victim, updates in victims.items():
-        means[victim] = {number: float(np.mean(starts)) for number, starts in updates.items()}
+        means[victim] = {number: _mean(starts) for number, starts in updates.items()}
     if len(means) > 1:
-        return "victim", {victim: float(np.mean(list(updates.values()))) for victim, updates in means.items()}
+        return "victim", {victim: _mean(list(updates.values())) for victim, updates in means.items()}
     for rounds in means.values():
         if len(rounds) > 1:
             return "round", rounds
     scores = [score for updates in victims.values() for starts in updates.values() for score in starts]
     return "start" if len(scores) > 1 else "victim", {str(number): score for number, score in enumerate(scores)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; of a single value, as most are, without the detour by NumPy."""
+    return values[0] if len(values) == 1 else float(np.mean(values))
 
 
 def _array(by_unit: Mapping[str, float]) -> NDArray[np.float64]:

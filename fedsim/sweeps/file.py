@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from fedsim.base.constraints import NonNegativeInt
 from fedsim.base.errors import ConfigError, did_you_mean
 from fedsim.federation.config import Config, Table, validate_tables
 from fedsim.federation.reading import check_possible, make_absolute, read_toml, set_value
@@ -26,29 +27,40 @@ CASE = "case"
 class SweepTable(Table):
     """[sweep]: the grid of experiments, and where its cells run.
 
-    `base` is an experiment file, relative to the sweep file; without it, the other tables of the
-    sweep file are the experiment. Each of `axes` is a key of an experiment file with a list of
-    values, or `case`, whose values are tables of such keys; `zip` names axes that vary together,
-    and `exclude` cells that are left out, by the labels or values of axes. Where `only` names
-    cells, all others are left out. `seeds` are values of `federation.seed`.
-
-    Cells without a defense run first. With `stop_without_leak`, all others are skipped where no
-    attack is shown to leak on those.
-
-    Cells run in processes on this machine, `workers` of them at once (default: one a core), or on
-    Ray with `on = "ray"`, where `address` is a cluster to join.
+    Cells without a defense run first.
     """
 
-    base: str | None = None
-    axes: dict[str, list[Any]] = Field(default_factory=dict)
-    zip: list[list[str]] = Field(default_factory=list)
-    exclude: list[dict[str, Any]] = Field(default_factory=list)
-    only: list[dict[str, Any]] = Field(default_factory=list)
-    seeds: list[Annotated[int, Field(ge=0)]] | None = None
-    stop_without_leak: bool = False
-    on: Literal["processes", "ray"] = "processes"
-    address: str | None = None
-    workers: int | None = Field(default=None, ge=1, le=4096)
+    base: str | None = Field(
+        default=None,
+        description="Experiment file from which every cell starts, relative to the sweep file; by default the "
+        "other tables of the sweep file are the experiment.",
+    )
+    axes: dict[str, list[Any]] = Field(
+        default={},
+        description="Keys of an experiment file, each with a list of values, or `case`, whose values are tables of "
+        "such keys; every combination is a cell.",
+    )
+    zip: list[list[str]] = Field(default=[], description="Lists of axes that vary together.")
+    exclude: list[dict[str, Any]] = Field(
+        default=[], description="Cells that are left out, by labels or values of axes."
+    )
+    only: list[dict[str, Any]] = Field(
+        default=[], description="Cells to which the sweep is limited, by labels or values of axes; by default all."
+    )
+    seeds: list[NonNegativeInt] | None = Field(
+        default=None, description="Values of `federation.seed`; by default that of the experiment."
+    )
+    stop_without_leak: bool = Field(
+        default=False,
+        description="Whether all other cells are skipped where no attack is shown to leak without a defense.",
+    )
+    on: Literal["processes", "ray"] = Field(
+        default="processes", description="Where cells run: in processes on this machine, or on Ray."
+    )
+    address: str | None = Field(default=None, description="On Ray, the cluster to join.")
+    workers: int | None = Field(
+        default=None, ge=1, le=4096, description="Number of cells that run at once; by default one a core."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ class LocalTraining:
             each round starts a new epoch.
         learning_rate: step size of the optimizer.
         optimizer: `sgd`, `adam` or `adamw`.
-        momentum: of SGD.
+        momentum: momentum of SGD.
         weight_decay: L2 penalty (decoupled in `adamw`).
         batch_norm: `train` normalises by the batch and updates running statistics, `eval`
             normalises by the running statistics and leaves them alone, `frozen` does not train

@@ -189,7 +189,7 @@ def _reach(claimed: Tensor, images: Tensor, decibels: float) -> Tensor:
     errors = torch.cdist(claimed.flatten(1), images.flatten(1)).square() / images[0].numel()
     is_reached = errors <= limit
     # The few pairs that single precision cannot decide.
-    for pairs in ((errors - limit).abs() <= _SINGLE_PRECISION).nonzero().split(1024):
+    for pairs in torch.split(((errors - limit).abs() <= _SINGLE_PRECISION).nonzero(), 1024):
         claim_numbers, image_numbers = pairs.T
         differences = claimed[claim_numbers].double() - images[image_numbers].double()
         is_reached[claim_numbers, image_numbers] = differences.square().flatten(1).mean(1) <= limit

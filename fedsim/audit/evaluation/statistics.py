@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +74,17 @@ def share_interval(values: Values) -> tuple[float, float]:
     """
     if np.isin(values, (0, 1)).all():
         return binomial_interval(int(values.sum()), len(values))
-    weights = np.random.default_rng(0).dirichlet(np.ones(len(values) + 1), _BOOTSTRAP_DRAWS)
+    weights = _draw_weights(len(values) + 1)
     ordered = np.sort(values)
     low = float(np.quantile(weights @ np.append(ordered, 0.0), 0.025))
     high = float(np.quantile(weights @ np.append(ordered, 1.0), 0.975))
     return max(low, 0.0), min(high, 1.0)  # rounding may put them outside
+
+
+@lru_cache(maxsize=8)
+def _draw_weights(count: int) -> Values:
+    """Draw random weights, a row for each draw; the same ones each time."""
+    return np.random.default_rng(0).dirichlet(np.ones(count), _BOOTSTRAP_DRAWS)
 
 
 def binomial_interval(successes: int, count: int) -> tuple[float, float]:

@@ -22,6 +22,8 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config, read_toml
 from fedsim.plugins import registry
 
+OFFLINE_DATA = ("digits", "handwriting", "leaf-synthetic")
+"""Data sets that need no files."""
 TEXT = """
 [model]
 name = "mlp"
@@ -282,6 +284,15 @@ def test_every_example_is_a_valid_file() -> None:
         tables = read_toml(path)
         if not {"project", "sweep"} & tables.keys():  # an app has a pyproject.toml; sweeps have their own test
             validate_tables(Config if set(tables) - set(AttackFile.model_fields) else AttackFile, tables, str(path))
+
+
+def test_every_example_begins_with_how_it_is_run_and_how_long_that_takes() -> None:
+    folder = Path(__file__).parents[3] / "examples"
+    for path in folder.glob("*.toml"):
+        head = path.read_text(encoding="utf-8").partition("\n[")[0]
+        assert re.search(rf"fedsim (run|sweep) examples/{path.name}", head), path.name
+        assert re.search(r"seconds|minutes?\b", head), path.name
+        assert "FEDSIM_DATA" in head or read_toml(path)["data"]["name"] in OFFLINE_DATA, path.name
 
 
 @pytest.mark.parametrize("order", [["attack", "data"], ["data", "attack"]])

@@ -45,6 +45,11 @@ def test_one_round_is_no_curve() -> None:
     assert not draw_rounds({})
 
 
+def test_an_attack_on_several_rounds_at_once_belongs_to_none() -> None:
+    rows = [row | {"round": "1-10"} for row in make_rows({1: [0.7, 0.8]}, "membership_auc", floor=0.5)]
+    assert split_by_round(score_readings(rows, {}), rows) == {}
+
+
 def test_the_curve_has_each_round_and_the_guess() -> None:
     (chart,) = draw_rounds(split({1: [30.0, 32.0, 31.5], 2: [11.0, 9.0, 12.0]}))
     for text in ("PSNR by attacked round", "best guess", "mean PSNR (dB)", "31.17", "10.67"):

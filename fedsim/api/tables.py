@@ -1,0 +1,135 @@
+"""The tables of experiment files with their keys: type, range, default and meaning of each."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fedsim.federation import config
+from fedsim.plugins.descriptions import format_type
+from fedsim.plugins.setting_texts import read_setting_texts
+from fedsim.recording.message_format import MessageFormat
+from fedsim.sweeps.file import SweepTable
+from fedsim.training.settings import LocalTraining
+
+TABLES: Mapping[str, type[BaseModel]] = {
+    "data": config.DataTable,
+    "partition": config.PartitionTable,
+    "model": config.ModelTable,
+    "training": config.TrainingTable,
+    "federation": config.FederationTable,
+    "strategy": config.StrategyTable,
+    "defense": config.PluginTable,
+    "secure_aggregation": config.SecureAggregationTable,
+    "canaries": config.CanariesTable,
+    "measure": config.MeasureTable,
+    "recording": config.RecordingTable,
+    "states": config.StatesTable,
+    "adversary": config.AdversaryTable,
+    "adversary.knowledge": config.KnowledgeTable,
+    "attack": config.AttackTable,
+    "report": config.ReportTable,
+    "app": MessageFormat,
+    "truth": config.Table,
+    "sweep": SweepTable,
+}
+"""Class of each table of experiment, attack and sweep files by its name, in the order of a file."""
+LISTS = ("defense", "measure", "attack")
+"""Names of tables of which a file may have several."""
+_TEXTS: Mapping[str, str] = {
+    "training": "What a client does in a round.",
+    "defense": "One defense of the clients; several work in the order of the file.",
+    "truth": "In an attack file, client ids with safetensors files of `data` and `labels`, to score attacks on a "
+    "recording made elsewhere. A key may be `#1`, `#2` ..., the clients in the order in which they appear.",
+}
+"""Text of tables whose class says nothing for the user of a file."""
+REQUIRED = "required"
+"""What stands in place of the default of a key or setting without one."""
+_TABLE_CLASS = re.compile(r"fedsim[.\w]*Table")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableKey:
+    """Key of a table.
+
+    Attributes:
+        name: the key.
+        kind: its type, with the range of its values.
+        default: as Python writes it; `REQUIRED` where there is none.
+        meaning: what it says.
+    """
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+    @property
+    def is_required(self) -> bool:
+        """Return whether a file has to give it."""
+        return self.default == REQUIRED
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDescription:
+    """Table of a file.
+
+    Attributes:
+        name: as the file has it, with dots.
+        text: what the table is about.
+        keys: in the order of the class.
+    """
+
+    name: str
+    text: str
+    keys: Sequence[TableKey]
+
+
+def describe_table(name: str) -> TableDescription:
+    """Return what is known of the table called `name`, which is one of `TABLES`."""
+    cls = TABLES[name]
+    texts = read_setting_texts(LocalTraining if name == "training" else cls)
+    keys = [_describe_key(key, field, texts) for key, field in cls.model_fields.items()]
+    docstring = (inspect.getdoc(cls) or "").partition("\n\nAttributes:")[0]
+    text = _TEXTS.get(name) or docstring.partition("]: ")[2]
+    return TableDescription(name=name, text=_begin_sentence(text), keys=keys)
+
+
+def _begin_sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _describe_key(name: str, field: FieldInfo, texts: Mapping[str, str]) -> TableKey:
+    kind = _format_field_type(_add_range(field.annotation, field.metadata))
+    if field.is_required():
+        default = REQUIRED
+    elif isinstance(field.default, BaseModel):
+        default = "that table's"
+    else:
+        default = repr(field.default)
+    meaning = _begin_sentence(field.description or texts[name])
+    return TableKey(name=name, kind=kind, default=default, meaning=meaning)
+
+
+def _add_range(kind: Any, limits: Sequence[Any]) -> Any:
+    """Return a type with the limits that its field has; None, where it may be that, has none."""
+    if not limits:
+        return kind
+    if get_origin(kind) in (Union, UnionType):
+        members = [member if member is type(None) else Annotated[member, *limits] for member in get_args(kind)]
+        return reduce(or_, members)
+    return Annotated[kind, *limits]
+
+
+def _format_field_type(kind: Any) -> str:
+    """Return the type of a key as text; a class of a table is a table to the author of a file."""
+    return _TABLE_CLASS.sub("table", format_type(kind)).replace("typing.", "")

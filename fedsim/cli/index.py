@@ -1,0 +1,48 @@
+"""Command `fedsim index`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Column, Table
+
+from fedsim.cli.options import console, number_of, strip_control_characters
+
+if TYPE_CHECKING:
+    from fedsim.report.run_index import RunIndex
+
+_MAX_ROWS = 20
+"""Most runs that the terminal lists; the page has all."""
+
+
+def index(
+    folder: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder in which run folders are.")],
+) -> None:
+    """Write index.html into a folder of runs and sweeps: what each was, how it ended, what leaked."""
+    from fedsim.report.run_index import index_folder, write_index_page
+
+    found = index_folder(folder)
+    page = write_index_page(found)
+    console.print(_entry_table(found))
+    if len(found.entries) > _MAX_ROWS:
+        console.print(f"and {len(found.entries) - _MAX_ROWS} more")
+    if found.num_skipped:
+        verb = "holds" if found.num_skipped == 1 else "hold"
+        console.print(f"left out: {number_of(found.num_skipped, 'folder')} that {verb} no run")
+    console.print(f"page: {page}", soft_wrap=True, markup=False)
+
+
+def _entry_table(found: RunIndex) -> Table:
+    """Return the newest runs as a table for the terminal."""
+    columns = ("run", "verdict", "accuracy", "state")
+    table = Table(*(Column(name, overflow="fold") for name in columns), box=SIMPLE_HEAD)
+    for entry in found.entries[:_MAX_ROWS]:
+        accuracy = "" if math.isnan(entry.accuracy) else f"{entry.accuracy:.1%}"
+        cells = (entry.name, entry.verdict or entry.sentence, accuracy, entry.shown_state)
+        table.add_row(*(escape(strip_control_characters(cell)) for cell in cells))
+    return table
