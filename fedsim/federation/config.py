@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
+from annotated_types import Ge, Le
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -25,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.base.errors import ConfigError, did_you_mean
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins.registry import explain_validation_error
@@ -54,7 +56,7 @@ class PluginTable(BaseModel):
     """Table that picks a plug-in by `name`; the other keys are the plug-in's settings."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, ser_json_inf_nan="constants")
-    name: str
+    name: str = Field(description="Name of a plug-in, or `module:Class`; the other keys are its settings.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -63,41 +65,58 @@ class PluginTable(BaseModel):
 
 
 class DataTable(PluginTable):
-    """[data]: the data set, and whether models are fed with standardised inputs."""
+    """[data]: the data set of the federation."""
 
-    name: str = "digits"
-    standardise: bool = True
+    name: str = Field(
+        default="digits",
+        description="Name of a data set, or `module:attribute`; the other keys are its settings.",
+    )
+    standardise: bool = Field(
+        default=True,
+        description="Whether models are fed with inputs of mean 0 and standard deviation 1.",
+    )
 
 
 class PartitionTable(PluginTable):
-    """[partition]: how examples are partitioned among the clients.
+    """[partition]: how examples are partitioned among the clients."""
 
-    `test_fraction` is held out to test on: of each client's examples (`test_by = "sample"`), or of
-    the clients, who then train nothing and whose examples the server tests on (`test_by =
-    "client"`).
-    """
-
-    name: str = "iid"
-    samples_per_client: int | None = Field(default=None, ge=1)
-    test_fraction: float = Field(default=0.0, ge=0, lt=1)
-    test_by: Literal["sample", "client"] = "sample"
+    name: str = Field(
+        default="iid", description="Name of a partition, or `module:Class`; the other keys are its settings."
+    )
+    samples_per_client: int | None = Field(
+        default=None, ge=1, description="Most examples that a client holds; by default all of its part."
+    )
+    test_fraction: float = Field(
+        default=0.0, ge=0, lt=1, description="Share that is held out to test on, see `test_by`."
+    )
+    test_by: Literal["sample", "client"] = Field(
+        default="sample",
+        description="What `test_fraction` is a share of: each client's examples (`sample`), or the clients "
+        "(`client`), which then train nothing and on whose examples the server tests.",
+    )
 
 
 class ModelTable(PluginTable):
-    """[model]: the network, and the trained state to start from.
+    """[model]: the network, and the trained state to start from."""
 
-    `start` is a safetensors file such as `fedsim train` writes; a relative path is relative to the
-    experiment file.
-    """
-
-    name: str = "sme-cnn"
-    start: str | None = None
+    name: str = Field(
+        default="sme-cnn",
+        description="Name of a model, or `module:attribute`; the other keys are its settings.",
+    )
+    start: str | None = Field(
+        default=None,
+        description="Trained state to start from, a safetensors file such as `fedsim train` writes; a relative "
+        "path is relative to the experiment file. By default weights are drawn by the seed.",
+    )
 
 
 class StrategyTable(PluginTable):
     """[strategy]: the Flower strategy that aggregates."""
 
-    name: str = "fedavg"
+    name: str = Field(
+        default="fedavg",
+        description="Name of a Flower strategy, or `module:Class`; the other keys are its keyword arguments.",
+    )
 
 
 def _add_keys(base: type[Table], **keys: tuple[Any, Any]) -> Any:
@@ -129,39 +148,73 @@ if not TYPE_CHECKING:
 class FederationTable(Table):
     """[federation]: how many clients and rounds, on which engine.
 
-    `engine` is the name of an engine, or a table of its `name` and its own settings.
-    `evaluate_every` is the number of rounds between two evaluations (0 for none at all; otherwise
-    the last round has one, too), `evaluate_examples` the most test examples that the server
-    evaluates on (default: all; the same ones, drawn by the seed, each time). `timeout` is how many
-    seconds a round waits for its clients (and a little longer for replies that are being sent; an
-    evaluation waits as long again), `device` the device on which clients train. `vectorise` tells
-    whether clients with small networks train several at once (`fedsim.training.cohort`) or each in
-    a loop of its own. `reply_memory` is how many MB of a round's replies are kept in memory, the
-    others on disk (default: a quarter of what is free, and 512 at least).
-
-    Engine `ray`: `actors` is the number of Ray actors (default: one a core, on a cluster as many as
-    fit), `address` a Ray cluster to join, `gpus_per_actor` the share of a GPU that each actor takes
-    when `device` is `cuda`. Engine `flower`: `supernodes` is how many of them to start, or, under
-    `flwr run`, to wait for; `address` is the name of a connection in Flower's own configuration, to
-    submit to a running SuperLink. SuperNodes that fedsim starts run in a network of their own,
-    which no other user of this machine can reach, and which reaches no other network.
+    SuperNodes that fedsim starts for engine `flower` run in a network of their own, which no other
+    user of this machine can reach, and which reaches no other network.
     """
 
-    engine: str | PluginTable = "serial"
-    seed: int = Field(default=0, ge=0)
-    clients: int = Field(default=10, ge=1, le=10_000_000)
-    rounds: int = Field(default=1, ge=1, le=1_000_000)
-    straggler_probability: float = Field(default=0.0, ge=0, le=1)
-    evaluate_every: int = Field(default=1, ge=0)
-    evaluate_examples: int | None = Field(default=None, ge=1)
-    timeout: float = Field(default=3600.0, gt=0, le=1e8)
-    device: Literal["cpu", "cuda"] = "cpu"
-    vectorise: bool = True
-    reply_memory: int | None = Field(default=None, ge=1, le=100_000_000)
-    actors: int | None = Field(default=None, ge=1, le=100_000)
-    address: str | None = None
-    gpus_per_actor: float = Field(default=1.0, gt=0, le=1024)
-    supernodes: int = Field(default=2, ge=1, le=100_000)
+    engine: str | PluginTable = Field(
+        default="serial", description="Name of an engine, or a table of its `name` and its own settings."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of everything that is drawn at random.")
+    clients: int = Field(default=10, ge=1, le=10_000_000, description="Number of clients.")
+    rounds: int = Field(default=1, ge=1, le=1_000_000, description="Number of rounds.")
+    straggler_probability: float = Field(
+        default=0.0, ge=0, le=1, description="Probability with which a client sends nothing in a round."
+    )
+    evaluate_every: int = Field(
+        default=1,
+        ge=0,
+        description="Number of rounds between two evaluations. With 0 there is none; otherwise the last round "
+        "has one, too.",
+    )
+    evaluate_examples: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most test examples that the server evaluates on, the same ones each time, drawn by the "
+        "seed; by default all.",
+    )
+    timeout: float = Field(
+        default=3600.0,
+        gt=0,
+        le=1e8,
+        description="Seconds that a round waits for its clients, and a little longer for replies that are "
+        "being sent; an evaluation waits as long again.",
+    )
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="Device on which clients train.")
+    vectorise: bool = Field(
+        default=True,
+        description="Whether clients with small networks train several at once, or each in a loop of its own.",
+    )
+    reply_memory: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000_000,
+        description="MB of a round's replies that are kept in memory, the others on disk; by default a quarter "
+        "of what is free, and 512 at least.",
+    )
+    actors: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="Engine `ray`: number of Ray actors; by default one a core, and on a cluster as many as fit.",
+    )
+    address: str | None = Field(
+        default=None,
+        description="Engine `ray`: a Ray cluster to join. Engine `flower`: name of a connection in Flower's own "
+        "configuration, to submit to a running SuperLink.",
+    )
+    gpus_per_actor: float = Field(
+        default=1.0,
+        gt=0,
+        le=1024,
+        description="Engine `ray`: share of a GPU that each actor takes when `device` is `cuda`.",
+    )
+    supernodes: int = Field(
+        default=2,
+        ge=1,
+        le=100_000,
+        description="Engine `flower`: number of SuperNodes to start, or, under `flwr run`, to wait for.",
+    )
 
     @property
     def engine_table(self) -> PluginTable:
@@ -172,17 +225,29 @@ class FederationTable(Table):
 class SecureAggregationTable(Table):
     """[secure_aggregation]: clients send masked updates; the server learns sums over groups alone.
 
-    `groups` is the least number of clients in a group, drawn anew in each round, or `all` for one
-    group of all clients of the round. `threshold` is how many of a group have to answer, or its sum
-    is lost: a number of clients, or a fraction of the group, at least 2 clients; 1 is all of them,
-    as in Flower. Each number of an update, times the weight of its client, is clipped to [-`clip`,
-    `clip`] and rounded at random to a multiple of 2 `clip` / 2^`bits`. See `strategies.secure_sum`.
+    Without this table the server sees each client's update. See `strategies.secure_sum`.
     """
 
-    groups: int | Literal["all"] = "all"
-    threshold: int | float = 0.5
-    bits: int = 22
-    clip: float = 1.0
+    groups: int | Literal["all"] = Field(
+        default="all",
+        description="Least number of clients in a group, 2 or more, drawn anew in each round; `all` is one group "
+        "of all clients of the round.",
+    )
+    threshold: int | float = Field(
+        default=0.5,
+        description="How many of a group have to answer, or its sum is lost: a number of clients, or a fraction "
+        "of the group, at least 2 clients; 1 is all of them, as in Flower.",
+    )
+    bits: int = Field(
+        default=22,
+        description=f"Bits of a number, {MIN_BITS} to {MAX_BITS}: it is rounded at random to a multiple of "
+        "2 `clip` / 2^`bits`.",
+    )
+    clip: float = Field(
+        default=1.0,
+        description="Each number of an update, times the weight of its client, is clipped to [-`clip`, `clip`]; "
+        "above 0.",
+    )
 
     @model_validator(mode="after")
     def _check_values(self) -> SecureAggregationTable:
@@ -215,55 +280,65 @@ class SecureAggregationTable(Table):
 class CanariesTable(Table):
     """[canaries]: measure a lower bound of epsilon in this run, besides the proved guarantee.
 
-    `count` canaries are drawn for each of `clients`, by default for the victims, and a coin for
-    each decides whether it is included. Included canaries are gradients among those of the client's
-    examples, so they change its message and cost accuracy; the N that it reports does not change.
-    `confidence` is the probability with which all lower bounds of the run hold.
+    A coin decides for each canary whether it is included. Included canaries are gradients among
+    those of the client's examples, so they change its message and cost accuracy; the N that it
+    reports does not change.
     """
 
-    count: int = Field(ge=20, le=1_000_000)
-    clients: list[int] | None = None
-    confidence: float = Field(default=0.99, gt=0.5, lt=1)
+    count: int = Field(ge=20, le=1_000_000, description="Number of canaries that are drawn for each of `clients`.")
+    clients: list[int] | None = Field(
+        default=None, description="Ids of the clients that carry canaries; by default the victims."
+    )
+    confidence: float = Field(
+        default=0.99, gt=0.5, lt=1, description="Probability with which all lower bounds of the run hold."
+    )
 
 
 class StatesTable(Table):
     """[states]: the states of training that are saved, in `RUN/states` or by `fedsim train`.
 
-    `rounds` are rounds of the federation, `epochs` those of central training on the whole training
-    set, which only `fedsim train` does; 0 is the untrained model. In central training the learning
-    rate is multiplied by `decay` after each of the epochs `decay_at`.
+    Only `fedsim train` trains centrally, on the whole training set.
     """
 
-    rounds: list[Annotated[int, Field(ge=0)]] = []
-    epochs: list[Annotated[int, Field(ge=0, le=1_000_000)]] = []
-    decay_at: list[Annotated[int, Field(ge=1)]] = []
-    decay: float = Field(default=0.1, gt=0, le=1)
+    rounds: list[NonNegativeInt] = Field(
+        default=[], description="Rounds of the federation after which the model is saved; 0 is the untrained model."
+    )
+    epochs: list[Annotated[int, Ge(0), Le(1_000_000)]] = Field(
+        default=[], description="Epochs of central training after which the model is saved."
+    )
+    decay_at: list[PositiveInt] = Field(
+        default=[], description="Epochs of central training after which the learning rate is multiplied by `decay`."
+    )
+    decay: float = Field(default=0.1, gt=0, le=1, description="Factor of the learning rate, see `decay_at`.")
 
 
 class RecordingTable(Table):
-    """[recording]: the rounds and clients that are recorded; `rounds = []` records nothing.
+    """[recording]: the rounds and clients that are recorded."""
 
-    See `fedsim.recording.recorder.RecordingPlan`. With `fsync`, each round and checkpoint has to be on the
-    disk before the run continues, so that a power cut costs no more than the round in which it
-    happens.
-    """
-
-    rounds: list[int] | None = None
-    clients: list[int] | None = None
-    every: int = Field(default=1, ge=1)
-    fsync: bool = False
+    rounds: list[int] | None = Field(
+        default=None, description="Recorded rounds; by default all, see `every`; `[]` records nothing."
+    )
+    clients: list[int] | None = Field(default=None, description="Ids of the recorded clients; by default all.")
+    every: int = Field(default=1, ge=1, description="Every k-th of these rounds is recorded, beginning with the first.")
+    keep: Literal["updates", "recipe"] = Field(
+        default="updates",
+        description="What is kept of an update: the update itself (`updates`), or its hash, from which it is "
+        "computed again and checked whenever it is read (`recipe`).",
+    )
+    fsync: bool = Field(
+        default=False,
+        description="Whether each round and checkpoint has to be on the disk before the run continues, so that a "
+        "power cut costs no more than the round in which it happens.",
+    )
 
 
 class KnowledgeTable(Table):
-    """[adversary.knowledge]: facts that the adversary knows besides the messages, as in `FACTS`.
+    """[adversary.knowledge]: facts that the adversary knows besides the messages.
 
     `true` grants the value that the run holds, `false` withholds it. A recording made elsewhere
     holds no such values, so there they are written out: `model = "module:callable"`, `input_shape =
     [1, 28, 28]`, `value_range = [0.0, 1.0]`. Values that the server sent with its model in the
-    attacked round (`learning_rate` and the like) take precedence. `records` are the victim's
-    training examples; `partial_records` names the one column of a table that is withheld from them.
-    `candidates` are records of which half are among the victim's; its value tells where the others
-    come from, `held-out` or `other-clients`.
+    attacked round (`learning_rate` and the like) take precedence.
     """
 
     if TYPE_CHECKING:
@@ -273,31 +348,50 @@ class KnowledgeTable(Table):
 
 if not TYPE_CHECKING:
     KnowledgeTable = _add_keys(
-        KnowledgeTable, **{name: (fact.key_type, fact.granted_by_default) for name, fact in FACTS.items()}
+        KnowledgeTable,
+        **{
+            name: (fact.key_type, Field(default=fact.granted_by_default, description=fact.description))
+            for name, fact in FACTS.items()
+        },
     )
 
 
 class AdversaryTable(Table):
-    """[adversary]: the victims, the time of attacks, and the adversary's knowledge.
+    """[adversary]: the victims, the time of attacks, and the adversary's knowledge."""
 
-    `when` is `at-end` (after the last round), `in-round` (in a process of its own as soon as a
-    round is recorded) or `never` (later, with `fedsim attack`). `victims` are client ids, `all`, or
-    by default the first recorded client; `rounds` are by default the first recorded one. `repeats`
-    runs each attack from that many random starts, all scored, so that scores get an interval. On a
-    CPU, `workers` processes of one thread each share the attacks (default: one a core, but at most
-    half as many as there are attacks). `candidates` and `auxiliary` are the most records of that
-    kind that are granted.
-    """
-
-    when: Literal["at-end", "in-round", "never"] = "at-end"
-    victims: list[int] | Literal["all"] | None = None
-    rounds: list[int] | Literal["all"] | None = None
-    repeats: int = Field(default=1, ge=1, le=1000)
-    workers: int | None = Field(default=None, ge=1, le=4096)
-    device: str = "auto"
-    candidates: int = Field(default=1000, ge=2, le=1_000_000)
-    auxiliary: int = Field(default=1000, ge=1, le=1_000_000)
-    knowledge: KnowledgeTable = KnowledgeTable()
+    when: Literal["at-end", "in-round", "never"] = Field(
+        default="at-end",
+        description="When attacks are made: after the last round (`at-end`), in a process of their own as soon as "
+        "a round is recorded (`in-round`), or later with `fedsim attack` (`never`).",
+    )
+    victims: list[int] | Literal["all"] | None = Field(
+        default=None, description="Ids of the attacked clients, or `all`; by default the first recorded client."
+    )
+    rounds: list[int] | Literal["all"] | None = Field(
+        default=None, description="Attacked rounds, or `all`; by default the first recorded one."
+    )
+    repeats: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="Number of random starts of each attack, all of which are scored, so that scores get an interval.",
+    )
+    workers: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Number of processes of one thread each that share the attacks on a CPU; by default one a "
+        "core, but at most half as many as there are attacks.",
+    )
+    device: str = Field(
+        default="auto",
+        description="Device of the attacks, such as `cpu` or `cuda:0`; `auto` is a GPU where there is one.",
+    )
+    candidates: int = Field(default=1000, ge=2, le=1_000_000, description="Most candidate records that are granted.")
+    auxiliary: int = Field(default=1000, ge=1, le=1_000_000, description="Most auxiliary records that are granted.")
+    knowledge: KnowledgeTable = Field(
+        default=KnowledgeTable(), description="Facts that the adversary knows, see `adversary.knowledge`."
+    )
 
 
 _MAX_LABEL_LENGTH = 60
@@ -306,9 +400,12 @@ four."""
 
 
 class LabelledTable(PluginTable):
-    """Table of a list; `label` distinguishes two settings of the same plug-in."""
+    """Table of a list, of which several may pick the same plug-in."""
 
-    label: str = ""
+    label: str = Field(
+        default="",
+        description="Distinguishes two settings of the same plug-in, and names a folder; by default its name.",
+    )
 
     @field_validator("label")
     @classmethod
@@ -326,30 +423,37 @@ class LabelledTable(PluginTable):
 
 
 class AttackTable(LabelledTable):
-    """[[attack]]: one attack; `label` distinguishes settings of the same one and names a folder."""
+    """[[attack]]: one attack."""
+
+    tuned: str | None = Field(
+        default=None,
+        description="How its settings were chosen; `fedsim tune` writes it, and reports show it.",
+    )
 
 
 class MeasureTable(LabelledTable):
     """[[measure]]: a measure of exposure that each client computes before it sends, for itself.
 
-    With `each`, single examples are measured as well as all of them together. Clients measure in
-    round 1 and every `every` rounds after it, with at most `memory` MiB at once. `label`
-    distinguishes settings of the same measure.
+    It tells nobody.
     """
 
-    each: bool = False
-    every: int = Field(default=1, ge=1)
-    memory: int = Field(default=512, ge=1, le=1 << 20)
+    each: bool = Field(
+        default=False, description="Whether single examples are measured as well as all of them together."
+    )
+    every: int = Field(
+        default=1, ge=1, description="Number of rounds from one measurement to the next, beginning with round 1."
+    )
+    memory: int = Field(default=512, ge=1, le=1 << 20, description="Most MiB that measuring takes at once.")
 
 
 class ReportTable(Table):
-    """[report]: files that are written in addition to `report.html`.
+    """[report]: files that are written in addition to `report.html`."""
 
-    `tensorboard` writes accuracy, loss, scores and exposure by round as event files for
-    TensorBoard, into `RUN/tensorboard`; it takes the package `tensorboard`.
-    """
-
-    tensorboard: bool = False
+    tensorboard: bool = Field(
+        default=False,
+        description="Whether accuracy, loss, scores and exposure by round are written as event files, too, which "
+        "`tensorboard --logdir RUN/tensorboard` draws; it takes the package `tensorboard`.",
+    )
 
 
 class AttackFile(Table):

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsim.audit.evaluation.display import ClaimedWord, TextPair
+from fedsim.audit.evaluation.identification import IDENTIFIED
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report import adaptive, image_scores
 from fedsim.report.headline import reported_readings
 from fedsim.report.html import victim_and_round
 from fedsim.report.image_scores import ExtremeExample, FindingKey
+from fedsim.report.noise import explain_noise
 from fedsim.report.round_leakage import RoundLeakage
 from fedsim.report.run_contents import FindingView
 from fedsim.report.verdicts import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, ScoreReading
@@ -61,6 +63,7 @@ class Card:
         selection: from how many examples these were chosen, and by which metric.
         are_matched: whether claims had to be matched with originals, as an update is of several examples.
         rounds: what each attacked round leaked; empty where one was attacked.
+        noise: that claims look like noise, and what to try; empty where they do not.
     """
 
     attack: str
@@ -70,6 +73,7 @@ class Card:
     selection: str = ""
     are_matched: bool = False
     rounds: str = ""
+    noise: str = ""
 
     @property
     def verdict(self) -> str:
@@ -136,6 +140,10 @@ def attack_cards(
             example = _example(extreme, by_key.get(extreme.key))
             if example is not None:
                 examples.append(example)
+        title = attack.removesuffix(adaptive.EQUAL_SUFFIX)
+        # Noise may identify an image all the same; what is close to it is no noise.
+        are_close = any(reading.verdict == LEAKS and reading.summary.metric != IDENTIFIED for reading in readings)
+        findings_of_attack = [finding for finding in findings if finding.about["attack"] == title]
         remarks = (reading.remark for reading in all_readings if reading.summary.attack == attack and reading.remark)
         result.append(
             Card(
@@ -146,6 +154,7 @@ def attack_cards(
                 selection=_selection(attack_extremes[0], values) if examples else "",
                 are_matched=any(len(values[extreme.key][extreme.metric]) > 1 for extreme in attack_extremes),
                 rounds=leakages[attack].sentence if attack in leakages else "",
+                noise="" if are_close else explain_noise(findings_of_attack),
             )
         )
     return result

@@ -201,7 +201,7 @@ def _judge(
     adaptive: AttackReading | None,
     difference: PairedDifference | None,
 ) -> tuple[str, str]:
-    """Return an outcome and the reason for it, see `docs/how-to/sweeps.md`."""
+    """Return an outcome and the reason for it, see `docs/how-to/compare-defenses.md`."""
     if control is None or difference is None:
         return NOT_CONCLUDED, "the attack has no scores of the same victims without the defense"
     if control.reading.verdict != LEAKS:

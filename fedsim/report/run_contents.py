@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +41,7 @@ from fedsim.recording.transcript import Transcript
 from fedsim.report import figures, image_scores
 from fedsim.report.curves import Curves
 from fedsim.report.image_scores import FindingKey
+from fedsim.report.noise import relative_roughness
 from fedsim.report.pictures import Gallery, encode_png, images_as_bytes
 from fedsim.report.records import ShownRecords, shown_records
 from fedsim.report.verdicts import AttackTraits
@@ -78,6 +80,7 @@ class FindingView:
         numbers: by name, what else the evaluator shows.
         tables: likewise.
         matrices: likewise.
+        roughness: of claimed images, relative to public ones; NaN where nobody knows.
     """
 
     about: Mapping[str, Any]
@@ -96,6 +99,7 @@ class FindingView:
     numbers: Mapping[str, float] = field(default_factory=dict)
     tables: Sequence[DisplayTable] = ()
     matrices: Sequence[DisplayMatrix] = ()
+    roughness: float = math.nan
 
 
 @dataclass(kw_only=True)
@@ -333,10 +337,11 @@ def _page_metadata(about: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what the page needs of the metadata of a finding, and add whom it is about."""
     members = ", ".join(map(str, about["members"]))
     who = f"the sum over clients {members}" if members else f"client {about['victim']}"
-    optional = {}
+    optional: dict[str, Any] = {}
     for key in _OPTIONAL_KEYS:
         value = about.get(key)
         optional[key] = value if isinstance(value, dict) else None
+    optional["tuned"] = str(about.get("tuned") or "")
     return {key: about[key] for key in _REQUIRED_KEYS} | optional | {"title": about["attack"], "who": who}
 
 
@@ -347,6 +352,7 @@ def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer:
     display = evaluator_of(finding).show(finding, truth, tokens, metric)
     metadata = _page_metadata(about) | {"attack": viewer.titles[_attack_key(about)]}
     card_images, card_examples = {}, viewer.card_examples.get(key, ())
+    roughness = math.nan
     # Images go into a PNG of the run folder, the gallery and the cards.
     if (sheet := display.images) is not None:
         first_true = None if sheet.true is None else sheet.true[:MAX_IMAGES]
@@ -363,6 +369,8 @@ def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer:
             scores=viewer.scores.get(key, {}),
         )
         card_images = _card_images(sheet, card_examples)
+        public = viewer.public_data
+        roughness = relative_roughness(sheet.claimed, public.data if public else None)
     dataset = viewer.dataset if display.rows is not None else None
     shown_curves = {name: (x.double().numpy(), y.double().numpy()) for name, (x, y) in display.curves.items()}
     return FindingView(
@@ -382,6 +390,7 @@ def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer:
         numbers=display.numbers,
         tables=display.tables,
         matrices=display.matrices,
+        roughness=roughness,
     )
 
 
@@ -441,7 +450,7 @@ def read_attack_names(folder: RunFolder) -> dict[tuple[str, str], str]:
     Tables, pictures and curves share these names: a finding may be drawn and not be scored, or its score outlive it.
     """
     return variant_names(
-        [*read_scores(folder), *({**about, **variant_columns(about)} for about in _read_metadata(folder))]
+        [*read_scores(folder), *({**about, **variant_columns(about)} for about in read_metadata(folder))]
     )
 
 
@@ -450,13 +459,13 @@ def read_attack_traits(
 ) -> dict[tuple[str, str], AttackTraits]:
     """Return by title and variant of each attack what has to be known about it to read its scores."""
     traits = {key: AttackTraits(name=name) for key, name in read_attack_names(folder).items()}
-    for about in _read_metadata(folder):
+    for about in read_metadata(folder):
         key, source = _attack_key(about), str(about["settings"].get("source", ""))
         traits[key] = replace(traits[key], main_metric=_main_metric(about, audit, trust), source=source)
     return traits
 
 
-def _read_metadata(folder: RunFolder) -> Iterator[dict[str, Any]]:
+def read_metadata(folder: RunFolder) -> Iterator[dict[str, Any]]:
     """Yield what each readable finding says of itself."""
     for path in sorted(folder.findings.rglob("*.safetensors")):
         with suppress(FedsimError):  # it is not scored either

@@ -50,7 +50,7 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         "Partition": _plugin_with_settings(partition) + limit + held_out,
         "Model": _plugin_with_settings(config.model),
         "Federation": f"{federation.clients} clients, {federation.rounds} rounds{stragglers}, {strategy}",
-        "Local training": ", ".join(_local_training(config)),
+        "Local training": ", ".join(local_training(config)),
         "Defenses": "" if config.defense else "none",
         "Settings that defend": "",
         "Secure aggregation": _secure_aggregation(config.secure_aggregation),
@@ -78,7 +78,7 @@ def describe_setting(config: Config) -> str:
         number_of(federation.clients, "client"),
         number_of(federation.rounds, "round"),
         f"N at most {limit}" if limit else "",
-        *_local_training(config)[:2],
+        *local_training(config)[:2],
         ", ".join(table.name for table in config.defense) or "no defense",
     ]
     return "; ".join(filter(None, parts))
@@ -112,7 +112,8 @@ def _secure_aggregation(table: SecureAggregationTable | None) -> str:
     )
 
 
-def _local_training(config: Config) -> list[str]:
+def local_training(config: Config) -> list[str]:
+    """Return the amount of local training, E or T, then B, and the settings of the optimizer."""
     training = config.training
     batches = f"B = {training.batch_size}" + (", the same batches each epoch" if training.batches == "fixed" else "")
     if training.sends == "gradient":

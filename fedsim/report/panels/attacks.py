@@ -35,6 +35,7 @@ def _attack_rows(findings: Sequence[FindingView]) -> list[dict[str, Any]]:
             "plugin": finding.about["plugin"],
             "changed": ", ".join(f"{key} = {value}" for key, value in sorted(settings.items())),
             "knows_defenses": "defenses" in finding.about["granted"],
+            "tuned": finding.about["tuned"],
             "command": finding.about["command"],
             "warnings": {},
         }
