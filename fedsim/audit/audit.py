@@ -38,6 +38,7 @@ from fedsim.audit.plan import (
     work_stages,
 )
 from fedsim.audit.plausibility import check_fit, check_truths, count_examples, warn_of_cost
+from fedsim.audit.score_reuse import EarlierScores
 from fedsim.audit.targets import PendingJob, TargetMaker
 from fedsim.audit.threat_model import (
     check_model,
@@ -324,7 +325,13 @@ class Audit:
 
     def score(self, failures: list[str] | None = None) -> list[dict[str, Any]]:
         """Score all findings in the folder, see `fedsim.audit.scores.score_findings`."""
-        return scores.score_findings(self.cache, self._evaluation_context, [] if failures is None else failures)
+        failures = [] if failures is None else failures
+        earlier = EarlierScores(cache=self.cache, spec=self.spec)
+        return scores.score_findings(self.cache, self._evaluation_context, failures, earlier)
+
+    def judge(self, failures: list[str]) -> list[dict[str, Any]]:
+        """Score all findings as `score` does, and write no scores."""
+        return scores.judge_findings(self.cache, self._evaluation_context, failures)[0]
 
     def _evaluation_context(self, about: Mapping[str, Any]) -> EvaluationContext:
         """Return what a finding is judged with: messages and protocol as its attack read them.
@@ -338,6 +345,7 @@ class Audit:
             self._evaluation_contexts[key] = EvaluationContext(
                 case=self.case,
                 recording=self.folder.path,
+                source=self.folder.compute_update,
                 knowledge=full_knowledge(adversary, self.case, self.base_folder, app),
                 optimum=self.optimum,
                 weights=find_weights_folder(),
@@ -465,7 +473,13 @@ class Audit:
             "fingerprint": pending.fingerprint,
             "warnings": job_log.warnings,
             "seconds": round(job_log.seconds, 2),
+            **self._tuning_note(job.title),
         }
+
+    def _tuning_note(self, title: str) -> dict[str, str]:
+        """Return how the settings of an attack were chosen, where its table says so."""
+        notes = [table.tuned for table, _ in self.attacks if table.title == title and table.tuned]
+        return {"tuned": notes[0]} if notes else {}
 
     def isolation(self, room: Path) -> Isolation:
         """Return the processes of attacks of other packages, which learn no path to run or truth.

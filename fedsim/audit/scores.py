@@ -15,6 +15,7 @@ from fedsim.audit.evaluation.case import UnknownTruthError
 from fedsim.audit.evaluation.evaluator import VICTIMS, EvaluationContext, Judgement, evaluator_of
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.finding_files import load_claim, read_facts
+from fedsim.audit.score_reuse import EarlierScores
 from fedsim.audit.variants import VARIANT_COLUMNS, variant_columns
 from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
 from fedsim.base.progress import track
@@ -33,7 +34,10 @@ IMAGE_SCORE_COLUMNS = ("attack", "victim", "round", "repeat", "image", "metric",
 
 
 def score_findings(
-    cache: FindingCache, bench_of: Callable[[Mapping[str, Any]], EvaluationContext], failures: list[str]
+    cache: FindingCache,
+    bench_of: Callable[[Mapping[str, Any]], EvaluationContext],
+    failures: list[str],
+    earlier: EarlierScores,
 ) -> list[dict[str, Any]]:
     """Judge every finding that this run's attacks made, see `judge_findings`, and write the scores.
 
@@ -41,19 +45,24 @@ def score_findings(
         cache: the findings.
         bench_of: gives the evaluation context of a finding, from the finding's metadata.
         failures: gets one sentence for each finding that cannot be judged.
+        earlier: scores in the folder, which are kept where they still hold.
 
     Returns:
         The rows of `scores.csv`.
     """
-    rows, image_rows = judge_findings(cache, bench_of, failures)
+    rows, image_rows = judge_findings(cache, bench_of, failures, earlier)
     folder = cache.folder
     folder.write_table(folder.scores, SCORE_COLUMNS, rows)
     folder.write_table(folder.images, IMAGE_SCORE_COLUMNS, image_rows)
+    earlier.save()
     return rows
 
 
 def judge_findings(
-    cache: FindingCache, bench_of: Callable[[Mapping[str, Any]], EvaluationContext], failures: list[str]
+    cache: FindingCache,
+    bench_of: Callable[[Mapping[str, Any]], EvaluationContext],
+    failures: list[str],
+    earlier: EarlierScores | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Judge every finding that this run's attacks made, and write nothing.
 
@@ -66,6 +75,7 @@ def judge_findings(
         cache: the findings.
         bench_of: gives the evaluation context of a finding, from the finding's metadata.
         failures: gets one sentence for each finding that cannot be judged.
+        earlier: scores in the folder; by default every finding is judged anew.
 
     Returns:
         The rows of `scores.csv` and of `image-scores.csv`.
@@ -80,14 +90,23 @@ def judge_findings(
             metadata[path] = about
     victims = _victims_by_attack(metadata.values())
     for path in track(metadata, "scoring", len(metadata)):
+        about = metadata[path]
+        compared = victims[_attack_key(about)]
+        key_columns = {key: about[key] for key in ("attack", "victim", "round", "repeat")} | variant_columns(about)
+        if earlier is not None:
+            earlier_rows, earlier_image_rows = earlier.find_rows(path, about, compared)
+            if earlier_rows:
+                rows += [row | key_columns | {"seed": cache.case.seed} for row in earlier_rows]
+                image_rows += [row | key_columns for row in earlier_image_rows]
+                continue
         loaded = _load_finding(path, failures)
         if loaded is None:
             continue
         finding, about = loaded
-        about_all = about | {VICTIMS: victims[_attack_key(about)]}
-        judgement = _judge(finding, about_all, bench_of, failures)
-        key_columns = {key: about[key] for key in ("attack", "victim", "round", "repeat")}
-        key_columns |= variant_columns(about)
+        num_failures = len(failures)
+        judgement = _judge(finding, about | {VICTIMS: compared}, bench_of, failures)
+        if earlier is not None and judgement.scores and len(failures) == num_failures:
+            earlier.note_scores(path, about, compared)
         for score in judgement.scores:
             rows.append(key_columns | score_row(score, judgement.examples) | {"seed": cache.case.seed})
             for index, value in enumerate(score.per_image):

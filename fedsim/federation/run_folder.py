@@ -18,6 +18,7 @@ from fedsim.recording.manifest import LOCK_FILE, MANIFEST_FILE, SEALED_FILE
 _RUN_FILES = (
     "experiment.toml", "versions.json", MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "metrics.csv",
     "ledger.csv", "exposure.csv", "exposure/exposure.csv", "exposure/*.png", "scores.csv", "image-scores.csv",
+    "score-inputs.json",
     "refused.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv",
     "geometry-ratios.png", "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
     "findings/*/*.safetensors", "findings/*/*.png", "tensorboard/*/events.out.tfevents.*",
@@ -63,6 +64,11 @@ class RunFolder:
     def images(self) -> Path:
         """Return the path of the scores of single images."""
         return self.path / "image-scores.csv"
+
+    @property
+    def score_inputs(self) -> Path:
+        """Return the path of what scores follow from, a hash for each finding."""
+        return self.path / "score-inputs.json"
 
     @property
     def refusals(self) -> Path:

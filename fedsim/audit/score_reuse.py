@@ -1,0 +1,142 @@
+"""Scores that are in the run folder already, and which of them still hold.
+
+Scoring a finding takes longer than many an attack. What a score follows from is hashed beside it; a
+finding whose hash is the same keeps its rows of `scores.csv` and `image-scores.csv`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsim.audit.cache import FindingCache
+from fedsim.audit.evaluation.perceptual_distance import find_backbone
+from fedsim.base.content_hashes import cached_file_hash, hash_json
+from fedsim.base.files import write_text
+from fedsim.federation.build import find_weights_folder
+from fedsim.federation.config import AttackFile
+from fedsim.federation.run_folder import read_rows
+from fedsim.federation.settings import versions
+from fedsim.interfaces.metric import hash_metric_code
+from fedsim.plugins.code_hashes import UNREADABLE, hash_own_checkout
+from fedsim.plugins.inline import is_object
+
+Row = dict[str, Any]
+_KEY_COLUMNS = ("attack", "variant", "round", "victim", "repeat")
+_NUMBERS = ("value", "floor", "nearest_public", "ceiling")
+_NO_INFLUENCE = frozenset({"when", "victims", "rounds", "repeats", "workers", "device"})
+"""Settings of [adversary] that say which findings there are, but nothing about a finding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierScores:
+    """Scores of the run folder, for findings whose inputs have not changed.
+
+    Attributes:
+        cache: the findings.
+        spec: the present attack file.
+        new_hashes: hash of the inputs of each finding that was scored now, by its path in the folder.
+    """
+
+    cache: FindingCache
+    spec: AttackFile
+    new_hashes: dict[str, str] = field(default_factory=dict)
+
+    def find_rows(self, path: Path, about: Mapping[str, Any], victims: Sequence[int]) -> tuple[list[Row], list[Row]]:
+        """Return what the tables say of a finding; nothing where it has to be scored.
+
+        Args:
+            path: of the finding.
+            about: its metadata.
+            victims: clients that its scores may compare it with.
+        """
+        name, inputs = self._hash_inputs(path, about, victims)
+        if not inputs or self._old_hashes.get(name) != inputs:
+            return [], []
+        self.new_hashes[name] = inputs
+        key = tuple(str(about[column]) for column in _KEY_COLUMNS)
+        return self._old_rows[0][key], self._old_rows[1][key]
+
+    def note_scores(self, path: Path, about: Mapping[str, Any], victims: Sequence[int]) -> None:
+        """Note that a finding has been scored."""
+        name, inputs = self._hash_inputs(path, about, victims)
+        if inputs:
+            self.new_hashes[name] = inputs
+
+    def save(self) -> None:
+        """Write the hashes of all findings that have scores."""
+        folder = self.cache.folder
+        write_text(folder.score_inputs, json.dumps(self.new_hashes, indent=1, sort_keys=True) + "\n")
+        folder.manifest.note(folder.score_inputs)
+
+    def _hash_inputs(self, path: Path, about: Mapping[str, Any], victims: Sequence[int]) -> tuple[str, str]:
+        """Return the name of a finding in the folder, and the hash of its inputs; empty where they are not known."""
+        name = path.relative_to(self.cache.folder.path).as_posix()
+        if self._common_inputs is None:
+            return name, ""
+        app, adversary = self.cache.case.tables_of_finding(self.spec, about)
+        settings = adversary.model_dump(mode="json", exclude=set(_NO_INFLUENCE))
+        inputs = [self._common_inputs, app.model_dump(mode="json"), settings, list(victims), cached_file_hash(path)]
+        return name, hash_json(inputs)
+
+    @cached_property
+    def _common_inputs(self) -> Row | None:
+        """What all scores of the run follow from; None where something is in no file."""
+        weights = find_weights_folder()
+        backbone = find_backbone(weights) if weights else None
+        noted = self.cache.folder.manifest.contents
+        metrics = hash_metric_code()
+        if noted is None or UNREADABLE in (self.cache.model_code, *metrics.values()):
+            return None
+        if any(isinstance(value, str) and is_object(value) for value in (noted.settings or {}).values()):
+            return None  # nobody can hash an object of a program
+        return {
+            "versions": versions(),
+            "fedsim": hash_own_checkout(),
+            "metrics": metrics,
+            "weights": cached_file_hash(backbone[1]) if backbone else None,
+            "truth files": {client: cached_file_hash(file) for client, file in self.cache.case.files.items()},
+            "model code": self.cache.model_code,
+            "settings": noted.settings,
+            "code": noted.code,
+            "data": noted.data,
+            "seed": self.cache.case.seed,
+        }
+
+    @cached_property
+    def _old_hashes(self) -> Mapping[str, str]:
+        """Hashes of the inputs of scores in the folder; none where a table is not what was written."""
+        folder = self.cache.folder
+        paths = (folder.score_inputs, folder.scores, folder.images)
+        if not all(path.is_file() and folder.manifest.vouches_for(path) for path in paths):
+            return {}
+        try:
+            hashes: dict[str, str] = json.loads(folder.score_inputs.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return hashes if isinstance(hashes, dict) else {}
+
+    @cached_property
+    def _old_rows(self) -> tuple[Mapping[tuple[str, ...], list[Row]], Mapping[tuple[str, ...], list[Row]]]:
+        """Rows of both tables by finding, with numbers as numbers."""
+        folder = self.cache.folder
+        tables = defaultdict[tuple[str, ...], list[Row]](list), defaultdict[tuple[str, ...], list[Row]](list)
+        for table, path in zip(tables, (folder.scores, folder.images), strict=True):
+            for row in read_rows(path):
+                table[tuple(row[column] for column in _KEY_COLUMNS)].append(_to_numbers(row))
+        return tables
+
+
+def _to_numbers(row: Mapping[str, str]) -> Row:
+    numbers: Row = {name: float(row[name]) for name in _NUMBERS if row.get(name)}
+    if "higher_is_better" in row:
+        numbers["higher_is_better"] = row["higher_is_better"] == "True"
+        numbers["examples"] = int(row["examples"])
+    if "image" in row:
+        numbers["image"] = int(row["image"])
+    return {**row, **numbers}
