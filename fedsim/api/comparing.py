@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedsim.api.runs import Report
 from fedsim.audit.finding_files import read_facts
@@ -25,6 +23,9 @@ from fedsim.report.differences import (
     why_not_same_clients,
 )
 from fedsim.report.run_contents import read_scores
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time where a frame is made, as it takes a third of a second
 
 SERVER = "server"
 UNKNOWN = "unknown"
@@ -72,6 +73,8 @@ class Comparison:
 
         Runs whose settings are not known do not count.
         """
+        import pandas as pd
+
         names = [side.name for side in self.sides]
         return pd.DataFrame.from_dict(self.differing_settings, orient="index", columns=names, dtype=object)
 
@@ -111,6 +114,8 @@ class Comparison:
     @property
     def scores(self) -> pd.DataFrame:
         """Row for each run but the first, attack and metric; means, and the difference with its interval."""
+        import pandas as pd
+
         rows = []
         for name, run_differences in self.found.items():
             for item in run_differences:
@@ -136,6 +141,8 @@ class Comparison:
     @property
     def quality(self) -> pd.DataFrame:
         """Accuracy, or loss, of the model: a row for each round, a column for each run."""
+        import pandas as pd
+
         return pd.DataFrame({side.name: pd.Series(side.quality, dtype=float) for side in self.sides}).sort_index()
 
     def report(self, path: str | Path) -> Report:

@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from rich.console import Console
 from rich.table import Column, Table
@@ -32,6 +31,9 @@ from fedsim.base.randomness import generator, serialize_calls, use_one_thread
 from fedsim.federation.build import find_weights_folder
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.report.verdicts import score_readings
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time where a frame is made, as it takes a third of a second
 
 _WIDTH = 100
 """Columns of the table."""
@@ -138,6 +140,8 @@ def _explain_no_others(item: Score) -> Score:
 
 def _make_frame(scores: Sequence[Score], count: int) -> pd.DataFrame:
     """Return the table of scores of `count` examples of one victim, with verdicts."""
+    import pandas as pd
+
     facts = {"attack": "claims", "victim": 0, "round": 1, "repeat": 0, "variant": "", "settings": "{}", "granted": ""}
     readings = score_readings([facts | score_row(item, count) for item in scores], {})
     rows = []

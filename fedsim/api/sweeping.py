@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import tomli_w
 
 from fedsim.api.cell_runner import job_runner
@@ -37,6 +36,9 @@ from fedsim.sweeps.plan import plan_sweep
 from fedsim.sweeps.queue import JobQueue, SweepJob
 from fedsim.sweeps.store import CellStore
 from fedsim.sweeps.table import SweepTableFile, read_cells, read_table
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time where a frame is made, as it takes a third of a second
 
 log = logging.getLogger(__name__)
 STORE = Path("runs") / "cells"
@@ -290,6 +292,8 @@ def _single_threaded_processes() -> Iterator[None]:
 
 def _frame(table: SweepTableFile, texts: tuple[str, ...]) -> pd.DataFrame:
     """Return a table as a data frame; labels stay what they are, also `none`."""
+    import pandas as pd
+
     return pd.read_csv(StringIO(table.text), dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=[""])
 
 

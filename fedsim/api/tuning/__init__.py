@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedsim.api.objects import replace_objects
 from fedsim.api.runs import copy_tables, follow_with
@@ -28,6 +26,9 @@ from fedsim.interfaces.attack import Attack
 from fedsim.recording.transcript import find_run
 from fedsim.recording.wire_format import State
 from fedsim.report.summary import number_of
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time where a frame is made, as it takes a third of a second
 
 CLIENTS, ITERATIONS = 2, 200
 """Number of simulated clients, and most iterations of a trial."""
@@ -58,6 +59,8 @@ class Tuning:
     @property
     def trials(self) -> pd.DataFrame:
         """Return a row for each attack and setting that was tried, with its mean scores."""
+        import pandas as pd
+
         rows = []
         for tuned in self.attacks:
             for trial in tuned.trials:
