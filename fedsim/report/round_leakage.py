@@ -13,7 +13,7 @@ from fedsim.interfaces.metric import describe_metric
 from fedsim.report import charts
 from fedsim.report.charts import QUIET, Look
 from fedsim.report.headline import reported_readings
-from fedsim.report.summary import Summary, summarise
+from fedsim.report.summary import Summary, enumerate_words, summarise
 from fedsim.report.verdicts import ScoreReading
 
 
@@ -25,30 +25,50 @@ class RoundLeakage:
         attack: its name, as its card has it.
         metric: the metric.
         rounds: by round its summary over the victims of this round, in order; at least two.
+        without_score: rounds in which no victim has a score.
+        of_same_victims: whether the scores of all rounds are of the same victims.
     """
 
     attack: str
     metric: str
     rounds: Mapping[int, Summary]
+    without_score: Sequence[int]
+    of_same_victims: bool
 
     @property
     def sentence(self) -> str:
-        """Say in which round the attack got most, and in which least; all rounds where there are few."""
-        facts = describe_metric(self.metric)
-        values = {}
-        for number, item in self.rounds.items():
-            is_exact = item.mean >= facts.exact_from
-            values[number] = "exact" if is_exact else f"{item.mean:.4g} {facts.unit}".rstrip()
-        if len(values) <= _MAX_LISTED:
-            listed = ", ".join(f"{value} in round {number}" for number, value in values.items())
-            return f"{facts.title} by round: {listed}."
-        sign = 1 if facts.higher_is_better else -1
-        ranked = sorted(self.rounds, key=lambda number: sign * self.rounds[number].mean)
-        least, most = ranked[0], ranked[-1]
+        """Say which rounds were furthest beyond the best guess, and which least; all rounds where there are few."""
+        sentences = [f"{self._describe_rounds()}."]
+        if not self.of_same_victims:
+            sentences.append("Rounds are of different victims.")
+        if self.without_score:
+            rounds = enumerate_words([str(number) for number in self.without_score])
+            sentences.append(f"There is no score in round {rounds}.")
+        return " ".join(sentences)
+
+    def _describe_rounds(self) -> str:
+        title = describe_metric(self.metric).title
+        if len(self.rounds) <= _MAX_LISTED:
+            listed = [f"{self._describe_score(number)} in round {number}" for number in self.rounds]
+            return f"{title} by round: {', '.join(listed)}"
+        # How far each round is beyond its own guess.
+        gains = {number: item.gain for number, item in self.rounds.items() if not math.isnan(item.gain)}
+        least, most = (choose(gains, key=gains.__getitem__) for choose in (min, max))
+        count = len(self.rounds)
+        if gains[least] == gains[most] or math.isclose(gains[least], gains[most], rel_tol=1e-6):
+            return f"By {title}, all {count} attacked rounds are equally far from the best guess"
+        if gains[most] <= 0:
+            return f"By {title}, none of {count} attacked rounds is beyond the best guess"
         return (
-            f"By {facts.title}, of {len(values)} attacked rounds, round {most} leaks most ({values[most]}),"
-            f" round {least} least ({values[least]})."
+            f"By {title}, of {count} attacked rounds, round {most} is furthest beyond the best guess"
+            f" ({self._describe_score(most)}), round {least} least ({self._describe_score(least)})"
         )
+
+    def _describe_score(self, number: int) -> str:
+        """Return `31.2 dB where a guess gets 10 dB`."""
+        facts, item = describe_metric(self.metric), self.rounds[number]
+        value = "exact" if item.mean >= facts.exact_from else f"{item.mean:.4g} {facts.unit}".rstrip()
+        return f"{value} where a guess gets {item.floor:.4g}" if math.isfinite(item.floor) else value
 
 
 _MAX_LISTED = 3
@@ -72,13 +92,20 @@ def split_by_round(all_readings: Sequence[ScoreReading], rows: Sequence[Mapping[
             is_pooled = (row["attack"], row["variant"]) == pooled.attack_key and row["metric"] == pooled.metric
             if is_pooled and row["round"].isdigit():  # one attack on several rounds at once says `1-10`
                 by_round.setdefault(int(row["round"]), []).append(row)
-        summaries = {}
+        summaries, victims = {}, set()
         for number in sorted(by_round):
             (item,) = summarise(by_round[number])
-            if not item.missing and math.isfinite(item.mean):
+            if not item.missing and not math.isnan(item.mean):
                 summaries[number] = item
+                victims.add(frozenset(row["victim"] for row in by_round[number] if not row["missing"]))
         if len(summaries) > 1:
-            leakages[attack] = RoundLeakage(attack=attack, metric=pooled.metric, rounds=summaries)
+            leakages[attack] = RoundLeakage(
+                attack=attack,
+                metric=pooled.metric,
+                rounds=summaries,
+                without_score=[number for number in sorted(by_round) if number not in summaries],
+                of_same_victims=len(victims) == 1,
+            )
     return leakages
 
 
@@ -103,6 +130,9 @@ def draw_rounds(leakages: Mapping[str, RoundLeakage]) -> list[Markup]:
             rounds = sorted(floors)
             levels = [floors[number] for number in rounds]
             curves.append(charts.Curve(name="best guess", look=QUIET, x=rounds, y=levels))
+        curves = [curve for curve in curves if len(np.asarray(curve.x))]
+        if not curves:
+            continue
         label = f"mean {facts.title}" + (f" ({facts.unit})" if facts.unit else "")
         drawn.append(
             charts.draw_curves(f"{facts.title} by attacked round", curves, xlabel="round", ylabel=label, legend=True)
@@ -111,14 +141,16 @@ def draw_rounds(leakages: Mapping[str, RoundLeakage]) -> list[Markup]:
 
 
 def _draw_attack(leakage: RoundLeakage, look: Look) -> charts.Curve:
-    """Return the curve of an attack, with a band where each round has an interval."""
-    items = list(leakage.rounds.values())
+    """Return the curve of an attack, with a band where each round has an interval; its name tells infinite scores."""
+    finite = {number: item for number, item in leakage.rounds.items() if math.isfinite(item.mean)}
+    infinite = [str(number) for number in leakage.rounds if number not in finite]
+    items = list(finite.values())
     lows, highs = np.array([item.low for item in items]), np.array([item.high for item in items])
     has_band = bool(np.isfinite([lows, highs]).all()) and all(item.unit == "victim" for item in items)
     return charts.Curve(
-        name=leakage.attack,
+        name=leakage.attack + (f", infinite in round {enumerate_words(infinite)}" if infinite else ""),
         look=look,
-        x=list(leakage.rounds),
+        x=list(finite),
         y=[item.mean for item in items],
         low=lows if has_band else (),
         high=highs if has_band else (),

@@ -22,7 +22,7 @@ from fedsim.report.html import group_digits
 from fedsim.report.learning import explain_low_accuracy
 from fedsim.report.paired_differences import signed_text
 from fedsim.report.setting_names import SettingNames
-from fedsim.report.summary import enumerate_words, number_of
+from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_groups import (
     Labels,
     Row,
@@ -37,6 +37,8 @@ from fedsim.report.sweep_lead import ONLY_SETTING, SettingRow, write_lead
 from fedsim.report.trade_off import strongest_attacks
 from fedsim.report.verdicts import LEAKS, ScoreReading
 
+_MIN_SEEDS = 3
+"""Fewest values that get an interval; that of two reaches from nothing to all."""
 _ROUNDING = 1e-9
 """Margins up to this are rounding errors of equal values."""
 _PROMISES = ((1.0, "strong"), (10.0, "weak"), (1000.0, "hardly any"), (math.inf, "none"))
@@ -121,7 +123,6 @@ def _setting_row(
     else:
         verdict, reason, leaking = _leak_verdict(rows)
     leakage, difference = _leakage_texts(rows, axes, metric, details)
-    estimate, seeds = accuracy(rows)
     proved = [float(row["proved_epsilon"]) for row in rows if row["proved_epsilon"]]
     return SettingRow(
         name=name,
@@ -133,7 +134,7 @@ def _setting_row(
         reason=reason,
         leakage=leakage,
         difference=difference,
-        accuracy=f"{_percent_text(*estimate)} ({number_of(seeds, 'seed')})" if seeds else "",
+        accuracy=_accuracy_text(rows),
         accuracy_change=_accuracy_change(rows, controls) if is_defended else "",
         proved=_range_text(row["proved_epsilon"] for row in rows),
         promise=describe_epsilon(max(proved)) if proved else "",
@@ -239,14 +240,23 @@ def _accuracies(rows: Iterable[Row], column: str) -> dict[Unit, str]:
     return accuracies
 
 
-def _percent_text(mean: float, low: float, high: float) -> str:
+def _accuracy_text(rows: Sequence[Row]) -> str:
+    """Format the mean accuracy over seeds with its interval, or with both values of two seeds."""
+    (mean, low, high), seeds = accuracy(rows)
+    if not seeds:
+        return ""
     text = f"{100 * mean:.1f} %"
-    return f"{text} [{100 * low:.1f}, {100 * high:.1f}]" if math.isfinite(low) else text
+    if seeds >= _MIN_SEEDS and math.isfinite(low):
+        return f"{text} [{100 * low:.1f}, {100 * high:.1f}] ({seeds} seeds)"
+    values = [f"{100 * float(value):.1f}" for value in _accuracies(rows, "accuracy").values()]
+    return f"{text} ({enumerate_words(values)}, {seeds} seeds)" if seeds > 1 else f"{text} (1 seed)"
 
 
 def _points_text(own: Mapping[Unit, str], without: Mapping[Unit, str]) -> str:
     changes = {unit: 100 * (float(own[unit]) - float(without[unit])) for unit in own if unit in without}
     mean, margin = statistics.mean_and_margin(changes)
+    if len(changes) < _MIN_SEEDS and margin > _ROUNDING:
+        return f"{mean:+.1f} points, namely {enumerate_words([f'{change:+.1f}' for change in changes.values()])}"
     text = f"{mean:+.1f} ± {margin:.1f}" if margin > _ROUNDING else f"{mean:+.1f}"
     return f"{text} points"
 

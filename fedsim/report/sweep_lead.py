@@ -25,7 +25,10 @@ _SENTENCES = {
         "{names} beats only the naive form of {attacks}.",
         "{names} beat only the naive form of {attacks}.",
     ),
-    NOTHING: ("{names} does nothing against {attacks}.", "{names} do nothing against {attacks}."),
+    NOTHING: (
+        "{names} is not shown to lessen what {attacks} {gets}.",
+        "{names} are not shown to lessen what {attacks} {gets}.",
+    ),
     NOT_CONCLUDED: (
         "Nothing is concluded about {names} against {attacks}, because {reason}.",
         "Nothing is concluded about {names} against {attacks}, because {reason}.",
@@ -121,6 +124,7 @@ def write_lead(rows: Sequence[SettingRow], warning: str) -> str:
                 names=_enumerate_settings(setting_names),
                 attacks=enumerate_words(attack_names),
                 them="it" if len(attack_names) == 1 else "them",
+                gets="gets" if len(attack_names) == 1 else "get",
                 reason=reason,
             )
             sentences.append(f"{text[0].upper()}{text[1:]}" if text.startswith(ONLY_SETTING) else text)

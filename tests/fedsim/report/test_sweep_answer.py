@@ -36,7 +36,7 @@ def test_the_lead_says_which_defense_holds_weakens_and_does_nothing() -> None:
     )
     assert found.lead == (
         "Without a defense sme leaks. strong (accuracy -20.0 points) holds against sme. middling (accuracy -5.0 "
-        "points) weakens sme, but is not shown to stop it. weak does nothing against sme. Nothing is concluded about "
+        "points) weakens sme, but is not shown to stop it. weak is not shown to lessen what sme gets. Nothing is concluded about "
         "naive only against sme, because less leaks, but only the naive attack was made; grant defenses = true in "
         "[adversary.knowledge]."
     )
@@ -47,12 +47,12 @@ def test_defenses_and_attacks_of_one_outcome_share_a_sentence() -> None:
     both = {False: LEAKING, True: LEAKING}
     parts = [make_both(both, name, attack=attack) for name in ("a", "b") for attack in ("sme", "dlg")]
     found = answer(*parts, make_rows(LEAKING), make_rows(LEAKING, attack="dlg"))
-    assert found.lead == "Without a defense sme and dlg leak. a and b do nothing against sme and dlg."
+    assert found.lead == "Without a defense sme and dlg leak. a and b are not shown to lessen what sme and dlg get."
 
 
 def test_many_defenses_are_not_all_named() -> None:
     parts = [make_both({False: LEAKING, True: LEAKING}, f"d{number}") for number in range(9)]
-    assert "d0, d1, d2, d3, d4 and 4 other settings do nothing" in answer(*parts, make_rows(LEAKING)).lead
+    assert "d0, d1, d2, d3, d4 and 4 other settings are not shown" in answer(*parts, make_rows(LEAKING)).lead
 
 
 def test_where_nothing_leaks_without_a_defense_the_lead_says_what_to_change() -> None:
@@ -96,10 +96,19 @@ def with_accuracies(rows: Rows, by_client: Sequence[float], **columns: str) -> R
 
 
 def test_accuracy_is_paired_by_seed_and_by_client() -> None:
-    parts = [make_rows(LEAKING, seed=seed, accuracy=0.5 + 0.3 * seed) for seed in (0, 1)]
-    parts += [make_rows(LEAKING, "noise", seed=seed, accuracy=0.4 + 0.3 * seed + 0.01 * seed) for seed in (0, 1)]
-    row = row_of(answer(*parts), "noise")
-    assert row.accuracy_change == "-9.5 ± 6.4 points"  # the seeds differ by 30 points, their differences by one
+    def answer_for(seeds: int) -> SettingRow:
+        parts = [make_rows(LEAKING, seed=seed, accuracy=0.3 + 0.3 * seed) for seed in range(seeds)]
+        parts += [make_rows(LEAKING, "noise", seed=seed, accuracy=0.2 + 0.31 * seed) for seed in range(seeds)]
+        return row_of(answer(*parts), "noise")
+
+    row = answer_for(3)  # the seeds differ by 30 points, their differences by one
+    assert (row.accuracy, row.accuracy_change) == ("51.0 % [0.0, 100.0] (3 seeds)", "-9.0 ± 2.5 points")
+    # An interval of two values reaches from nothing to all.
+    row = answer_for(2)
+    assert (row.accuracy, row.accuracy_change) == (
+        "35.5 % (20.0 and 51.0, 2 seeds)", "-9.5 points, namely -10.0 and -9.0"
+    )  # fmt: skip
+    assert answer_for(1).accuracy == "20.0 % (1 seed)"
     clients = [0.2, 0.9, 0.5, 0.4, 0.7, 0.6]
     held_out = with_accuracies(make_rows(LEAKING), clients)
     defended = with_accuracies(make_rows(LEAKING, "noise", accuracy=0.8), [value - 0.1 * value for value in clients])

@@ -283,6 +283,7 @@ def test_what_does_not_apply_and_failed_is_told_and_escaped(grid: list[dict[str,
     text = write(tmp_path, [{**row, "defense": f"<i>{row['defense']}"} for row in grid], cells)
     assert "needs &lt;attention&gt;" in text
     assert "1 cell left out, which cannot be made, 1 cell failed" in " ".join(text.split())
+    assert f"The answer lacks cells that failed: {place['attack']} in 1 of 1." in text
     assert "<b>x" not in text
     assert "<i>n" not in text
 
