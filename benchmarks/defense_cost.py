@@ -22,11 +22,11 @@ from clients.app import app as client_app
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.engines.arrays import make_record
-from fedsim.federation.engines.cohort import CohortGrid
+from fedsim.federation.engines.cohort import CohortGrid, make_simulation
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from strategies.app import _simulation_record, _training_config
+from strategies.app import _training_config
 from strategies.curious import Curious
 
 MLP: dict[str, Any] = {
@@ -86,7 +86,7 @@ class Round:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment, clients = experiment, experiment.config.federation.clients
-        simulation, together = _simulation_record(experiment), experiment.clients_at_once
+        simulation, together = make_simulation(experiment.config), experiment.clients_at_once
         self._grid: Any = CohortGrid(InProcessGrid(client_app), clients, simulation, [2], group_size=together)
         self._arrays = make_record(experiment.initial_state())
         self.steps = sum(experiment.training.steps(count) for count in experiment.data.counts)

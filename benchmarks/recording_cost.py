@@ -25,11 +25,11 @@ from clients.app import app as client_app
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.engines.arrays import make_record
-from fedsim.federation.engines.cohort import CohortGrid
+from fedsim.federation.engines.cohort import CohortGrid, make_simulation
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.reading import read_toml
 from fedsim.recording.recorder import Recorder
-from strategies.app import _simulation_record, _training_config
+from strategies.app import _training_config
 from strategies.curious import Curious
 from strategies.curious_grid import CuriousGrid
 
@@ -77,7 +77,7 @@ def measure_rounds(experiment: Experiment, rounds: int, folder: Path) -> dict[st
     in_strategy = Stopwatch(inner, *hooks)
     curious = Curious(inner, Recorder(folder / "strategy" / "transcript"))
     round_strategy = Stopwatch(curious, *hooks)
-    clients, simulation = experiment.config.federation.clients, _simulation_record(experiment)
+    clients, simulation = experiment.config.federation.clients, make_simulation(experiment.config)
     grid: Any = CohortGrid(InProcessGrid(client_app), clients, simulation, [2], group_size=experiment.clients_at_once)
     # Not streamed, to tell training from recording.
     send = grid.send_and_receive

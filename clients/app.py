@@ -199,7 +199,8 @@ def _train_cohort(message: Message, states: Mapping[int, RecordDict]) -> Mapping
         with protect_defaults(_CLIENT_CODE):
             for client, share in zip(clients, shares, strict=True):
                 measure_exposure(experiment, before, number, share, settings, states[client])
-            updates = local_updates(experiment.model, before, shares, settings, experiment.dataset.task.loss)
+            model, _ = _model_on_device(experiment)
+            updates = local_updates(model, before, shares, settings, experiment.dataset.task.loss)
             replies: dict[int, Mapping[str, Any]] = {}
             for client, share, update in zip(clients, shares, updates, strict=True):
                 if update is not None:

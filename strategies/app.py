@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from fedsim.base.errors import PayloadError, RunError, error_reason, join_first, one_line
+from fedsim.base.errors import ConfigError, PayloadError, RunError, error_reason, join_first, one_line
 from fedsim.base.progress import ROUNDS, report_progress, track
 from fedsim.base.randomness import seed_globals
 from fedsim.base.workers import background_worker
@@ -30,7 +29,7 @@ from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import FederationTable
 from fedsim.federation.engines.arrays import LazyArray, make_record, read_state
 from fedsim.federation.engines.client_state import ClientStateStore
-from fedsim.federation.engines.cohort import CohortGrid, straggler_reason
+from fedsim.federation.engines.cohort import CohortGrid, make_simulation, straggler_reason
 from fedsim.federation.engines.engine import build_engine
 from fedsim.federation.engines.gc_pause import exclude_existing_objects
 from fedsim.federation.engines.readiness import check_nodes, wait_for_nodes
@@ -40,6 +39,7 @@ from fedsim.federation.run_folder import read_exposures, read_ledger, read_metri
 from fedsim.federation.settings import training_fingerprint
 from fedsim.federation.simulation import prepare_run
 from fedsim.federation.states import TrainingStates
+from fedsim.federation.update_recipes import RecipeCheck, UpdateRecipes, describe_recipe
 from fedsim.privacy.ledger import COLUMNS, Ledger, summarise_ledger
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder, RecordingPlan
@@ -77,6 +77,11 @@ def main(grid: Grid, context: Context) -> None:
     if not text.startswith("{"):
         experiment = Experiment(resolve(load_config(Path(text))))
         experiment.check()
+        if experiment.config.recording.keep == "recipe":
+            raise ConfigError(
+                'recording.keep = "recipe" does not go with `flwr run`: its clients may be on machines that round '
+                'otherwise than this one; use `fedsim run`, or set it to "updates"'
+            )
         with folder.hold_lock():
             prepare_run(experiment.config, folder, resume=resume)
             _federate_without_exit(experiment, folder, grid, resume=resume, nodes=_num_nodes(experiment, settings))
@@ -114,13 +119,17 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     config = experiment.config
     recording = config.recording
     plan = RecordingPlan(rounds=recording.rounds, clients=recording.clients, every=recording.every)
-    recorder = Recorder(folder.transcript, plan, resume, recording.fsync, folder.manifest)
+    client_state = ClientStateStore()
+    recipe = partial(_describe_recipe, experiment, client_state) if recording.keep == "recipe" else None
+    recorder = Recorder(folder.transcript, plan, resume, recording.fsync, folder.manifest, recipe)
     strategy = Curious(experiment.new_strategy(), recorder)
     fresh, unsavable = unsavable_attributes(strategy.strategy), list[str]()
     folder.note_data(experiment.data.sha256)
 
     # Begin after the last checkpoint, with the rows of the rounds before.
     checkpoint = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
+    if checkpoint:
+        client_state.states = checkpoint.clients
     last_round = checkpoint.round if checkpoint else 0
     arrays = checkpoint.arrays if checkpoint else make_record(experiment.initial_state())
     rows = list[Mapping[str, Any]]()
@@ -136,14 +145,17 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     num_evaluated, num_test = config.federation.evaluate_examples, experiment.data.public_test_size
     if num_evaluated is not None and num_evaluated < num_test:
         log.info("the server evaluates on %d of %d test examples, the same in each round", num_evaluated, num_test)
-    client_grid = _client_grid(
-        experiment, folder, grid, nodes, ClientStateStore(checkpoint.clients if checkpoint else {})
-    )
+    simulation = make_simulation(config)
+    client_grid = _client_grid(experiment, folder, grid, nodes, simulation, client_state)
+    recipe_check = RecipeCheck(folder, UpdateRecipes(folder, config, str(simulation["run"]))) if recipe else None
 
     with exclude_existing_objects() as settle, _round_attack(experiment, folder) as attack:
         for number in range(last_round + 1, config.federation.rounds + 1):
             report_progress("rounds", number - 1, config.federation.rounds)
+            has_memory = bool(client_state.states)
             arrays, round_rows = _run_round(experiment, strategy, client_grid, number, arrays, ledger, folder)
+            if recipe_check is not None:
+                recipe_check.check_round(number, has_memory=has_memory)
 
             # Write the round; its checkpoint last, because a resumed run begins after it.
             rows += round_rows
@@ -164,6 +176,11 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
         report_progress("rounds", config.federation.rounds, config.federation.rounds)
     _log_privacy(ledger, config.adversary.victims)
     folder.settle_manifest()
+
+
+def _describe_recipe(experiment: Experiment, client_state: ClientStateStore) -> dict[str, int | str]:
+    """Return what the updates of a round are computed again with; called before its first reply."""
+    return describe_recipe(experiment, has_memory=bool(client_state.states))
 
 
 def _log_privacy(ledger: Ledger, victims: object) -> None:
@@ -203,10 +220,15 @@ def _state_saver(experiment: Experiment, folder: OpenRun) -> Callable[[int, Arra
 
 
 def _client_grid(
-    experiment: Experiment, folder: OpenRun, grid: Grid, expected: int, memory: ClientStateStore
+    experiment: Experiment,
+    folder: OpenRun,
+    grid: Grid,
+    expected: int,
+    simulation: ConfigRecord,
+    memory: ClientStateStore,
 ) -> CohortGrid:
     """Return a grid with one node for each client, over physical nodes that are ready."""
-    federation, simulation = experiment.config.federation, _simulation_record(experiment)
+    federation = experiment.config.federation
     nodes = wait_for_nodes(grid, expected)
     check_nodes(grid, nodes, simulation)
     steps = _PROGRESS_STEPS if build_engine(federation).splits_rounds else 0
@@ -437,17 +459,6 @@ def _training_config(experiment: Experiment) -> ConfigRecord:
     if not settings["label_smoothing"]:
         del settings["label_smoothing"]  # the clients' default
     return ConfigRecord({key.replace("_", "-"): value for key, value in settings.items() if value is not None})
-
-
-def _simulation_record(experiment: Experiment) -> ConfigRecord:
-    """Return what simulated clients need and no real server would know.
-
-    `CohortGrid` adds it to messages below the strategy, which therefore does not see it.
-    """
-    hidden: Any = dict.fromkeys(("adversary", "attack", "truth", "recording", "strategy", "secure_aggregation"), True)
-    hidden["training"] = {"sends"}  # the strategy's message tells it
-    text = experiment.config.model_dump_json(exclude=hidden)
-    return ConfigRecord({"experiment": text, "run": secrets.token_hex(8)})
 
 
 @contextmanager

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedsim.api import pipeline, single
 from fedsim.api.adversaries import Adversary, read_adversary
@@ -47,6 +45,9 @@ from fedsim.report.page import write_report
 from fedsim.report.run_contents import read_attack_traits, read_scores
 from fedsim.report.summary import number_of
 from fedsim.report.verdicts import ScoreReading, score_readings
+
+if TYPE_CHECKING:
+    import pandas as pd  # at run time where a frame is made, as it takes a third of a second
 
 SUMMARY_COLUMNS = ("attack", "metric", "value", "low", "high", "floor", "victims", "verdict", "why")
 """Columns of `Run.summary`."""
@@ -142,12 +143,15 @@ class Run:
 
     @property
     def transcript(self) -> Transcript:
-        """Recording of the curious server.
+        """Recording of the curious server; updates recorded by recipe are computed when they are read.
 
         Raises:
             TranscriptError: nothing was recorded.
         """
-        return Transcript(self.path)
+        folder = OpenRun(self.path)
+        if self._trust:
+            folder.trust_code()
+        return folder.recording
 
     @property
     def messages(self) -> list[RecordedExchange]:
@@ -215,6 +219,8 @@ class Run:
         Raises:
             RunError: the table of scores is damaged.
         """
+        import pandas as pd
+
         if self.scores.empty:
             return pd.DataFrame(columns=SUMMARY_COLUMNS)
         traits = read_attack_traits(self._folder, None, trust=self._trust)
@@ -458,6 +464,8 @@ def _path(value: object, argument: str) -> Path:
 
 def _frame(folder: RunFolder, path: Path, check: Callable[[], object], texts: Sequence[str]) -> pd.DataFrame:
     """Return a CSV file of a run as a data frame, once `check` has found nothing wrong with it."""
+    import pandas as pd
+
     folder.check_exists()
     check()
     manifest = ManifestFile(folder.path)

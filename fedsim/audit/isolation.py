@@ -63,6 +63,8 @@ _MODULES_WITH_TRUTH = (
     "fedsim.audit.audit",
     "fedsim.federation.build",
     "fedsim.federation.federated_data",
+    "fedsim.federation.open_run",
+    "fedsim.federation.update_recipes",
     "fedsim.audit.optima",
     "fedsim.audit.evaluation",
     "fedsim.data",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import resource
 from collections.abc import Iterator
@@ -17,6 +18,16 @@ _MEMORY_FILES = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Names of the limit, the usage, and the cached files in `memory.stat`, for cgroups v2 and v1."""
+
+
+def describe_processor() -> str:
+    """Return the model of this machine's processor, or else its architecture."""
+    with suppress(OSError):  # there is no such file outside of Linux
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, model = line.partition(":")
+            if name.strip() == "model name" and model.strip():
+                return model.strip()
+    return platform.processor() or platform.machine()
 
 
 def count_cores() -> int:

@@ -31,6 +31,7 @@ from fedsim.cli.geometry import geometry
 from fedsim.cli.index import index
 from fedsim.cli.inspect import inspect
 from fedsim.cli.lint import lint
+from fedsim.cli.materialise import materialise
 from fedsim.cli.new import new
 from fedsim.cli.options import print_error
 from fedsim.cli.plugins import list_plugins, show
@@ -57,7 +58,7 @@ _HOW_TO_RESUME = {
     "tune": "; the same `fedsim tune` goes on with the trials that are not made",
 }
 """What to do after an interrupt, by the command that was running."""
-for _command in (run, sweep, train, expose, attack, tune, compare, reproduce, geometry, report, index):
+for _command in (run, sweep, train, expose, attack, tune, compare, reproduce, geometry, materialise, report, index):
     cli.command(cls=Command)(_command)
 for _evidence_command in (dossier, verify, inspect):
     cli.command(cls=Command)(_evidence_command)

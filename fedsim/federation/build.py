@@ -34,6 +34,7 @@ from fedsim.federation.config import (
     validate_tables,
 )
 from fedsim.federation.federated_data import FederatedData, check_same_data
+from fedsim.federation.recipe_checks import check_recipe
 from fedsim.federation.states import read_state
 from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message
 from fedsim.interfaces.attack import Attack
@@ -125,6 +126,7 @@ class Experiment:
         labels = self.dataset.train.labels[first_examples]
         check_example_independence(self.model, self.training, self.client_defenses(0), inputs, labels)
         self._check_measures()
+        check_recipe(self)
 
     def _check_secure_aggregation(self, strategy: Any) -> None:
         """Raise ConfigError where groups, strategy, weights or defenses forbid summing securely."""
@@ -471,11 +473,10 @@ class Experiment:
     def clients_at_once(self) -> int:
         """Return how many clients train at once; 1 where each trains in a loop of its own."""
         federation = self.config.federation
-        if not federation.vectorise or federation.device != "cpu":
+        device = torch.device(federation.device)
+        if not federation.vectorise or not can_vectorise(self.model, self.training, self.defenses, device):
             return 1
-        if not can_vectorise(self.model, self.training, self.defenses):
-            return 1
-        return group_size(self.model)
+        return group_size(self.model, device)
 
     @cached_property
     def defenses(self) -> list[Defense]:

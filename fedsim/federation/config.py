@@ -183,7 +183,7 @@ class FederationTable(Table):
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Device on which clients train.")
     vectorise: bool = Field(
         default=True,
-        description="Whether clients with small networks train several at once, or each in a loop of its own.",
+        description="Whether clients train several at once where that is faster, or each in a loop of its own.",
     )
     reply_memory: int | None = Field(
         default=None,

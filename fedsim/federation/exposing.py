@@ -212,7 +212,7 @@ def _recorded_moment(
     server_settings = {key.replace("-", "_"): value for key, value in header.config.items()}
 
     def broadcast_to(client: int) -> State:
-        return transcript.recorded_update(number, reply_ids[client]).before
+        return transcript.broadcast(number, reply_ids[client])
 
     return TrainingMoment(
         state=f"round-{number - 1}",

@@ -51,7 +51,7 @@ class Verdict:
     def text(self) -> str:
         """Return the verdict in a line."""
         if self.manifest is None:
-            return "; ".join([*self.differences, self.remark])
+            return "; ".join(filter(None, [*self.differences, self.remark]))
         name = f"run {self.manifest.run}: "
         if self.differences:
             return name + f"not as it was written: {'; '.join(self.differences)}"
@@ -150,13 +150,17 @@ def _check_recorded_from(run: OpenRun, experiment: Experiment) -> None:
         )
 
 
+def explain_missing_manifest(run: OpenRun) -> str:
+    """Return why a run without a manifest is not whole; empty where it need not have one."""
+    # fedsim writes a manifest into the folder around every folder called `transcript`, and with scores.
+    is_ours = run.experiment.exists() or (run.path / RECORDING_FOLDER).is_dir() or run.scores.exists()
+    if not is_ours and signing_key() is None:
+        return ""
+    return f"{run.manifest.path}: is not there, so nothing proves the run whole; it was removed, or the run never began"
+
+
 def _verdict_without_manifest(run: OpenRun) -> Verdict:
-    # fedsim writes a manifest into the folder around every folder called `transcript`.
-    if run.experiment.exists() or (run.path / RECORDING_FOLDER).is_dir() or signing_key() is not None:
-        missing = (
-            f"{run.manifest.path}: is not there, so nothing proves the run whole; it was removed, or the run never "
-            "began"
-        )
+    if missing := explain_missing_manifest(run):
         return Verdict(manifest=None, differences=[missing])
     return Verdict(
         manifest=None,

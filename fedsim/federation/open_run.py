@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tomli_w
 
-from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.errors import ConfigError, InstallationError, RunError
 from fedsim.base.files import hash_file, remove_leftovers, write_text
 from fedsim.federation import lock
 from fedsim.federation.config import Config, validate_tables
@@ -33,6 +33,9 @@ from fedsim.plugins.inline import is_lost_object
 from fedsim.recording.manifest import LOCK_FILE, MANIFEST_FILE, ManifestFile
 
 if TYPE_CHECKING:
+    from fedsim.federation.update_recipes import UpdateRecipes
+    from fedsim.recording.header import Reply
+    from fedsim.recording.payloads import State
     from fedsim.recording.transcript import Transcript
 
 
@@ -42,6 +45,9 @@ class OpenRun(RunFolder):
     A command makes one, holds its lock if it writes, and hands it down. All that the command writes
     is noted through `manifest`, which is safe beside other processes that write there.
     """
+
+    is_trusted: ClassVar[bool] = False
+    """Whether code that the experiment names may run, to compute updates recorded by recipe."""
 
     @cached_property
     def manifest(self) -> ManifestFile:
@@ -66,12 +72,37 @@ class OpenRun(RunFolder):
         """
         from fedsim.recording.transcript import Transcript  # imports torch
 
-        return Transcript(self.path)
+        return Transcript(self.path, source=self.compute_update)
+
+    def compute_update(self, number: int, reply: Reply) -> State:
+        """Return the arrays of an update that was recorded by recipe, computed again.
+
+        Raises:
+            TrustError: the experiment names code, and was not read with trust.
+            FedsimError: they cannot be computed here, see `UpdateRecipes.compute_update`.
+        """
+        return self._update_recipes.compute_update(number, reply)
+
+    @cached_property
+    def _update_recipes(self) -> UpdateRecipes:
+        try:
+            from fedsim.federation.update_recipes import UpdateRecipes  # imports Flower
+        except ImportError as error:
+            raise InstallationError(
+                f"updates recorded by recipe are computed again by Flower's clients ({error}); "
+                "pip install 'fedsim-curious[federation]'"
+            ) from error
+
+        return UpdateRecipes(self)
+
+    def trust_code(self) -> None:
+        """Let updates be computed with whatever code the experiment names."""
+        vars(self)["is_trusted"] = True
 
     def expire(self) -> None:
         """Have everything read again when it is asked for, because somebody else may have written."""
         self.manifest.expire()
-        for name in ("config", "recording"):
+        for name in ("config", "recording", "_update_recipes"):
             vars(self).pop(name, None)
 
     @contextmanager
@@ -161,6 +192,8 @@ class OpenRun(RunFolder):
             raise ConfigError(f"{self.experiment}: is {kind}, so nobody knows what was run; remove it")
         config = self.config
         check_trust(config, self.experiment, trust)
+        if trust:
+            self.trust_code()
         self._check_rebuildable(config)
         self.check_same(config)
         self.check_code(config, REBUILT)

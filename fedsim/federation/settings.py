@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from itertools import groupby
 from operator import itemgetter
@@ -158,6 +159,7 @@ def versions() -> dict[str, str]:
     return {name: _version(name) for name in _PACKAGES}
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

@@ -144,6 +144,16 @@ def _is_finished(config: Config, folder: OpenRun) -> bool:
     return int(header["round"]) >= config.federation.rounds
 
 
+def load_client_app() -> Any:
+    """Return Flower's app of the clients, to let them train outside of a federation.
+
+    Raises:
+        InstallationError: Flower or the app is not installed.
+    """
+    with _quiet_flower():
+        return _load_app("client")
+
+
 @cache
 def _load_app(side: str) -> Any:
     """Load Flower's app for one side by entry point, as the core imports no plug-in packages."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -66,6 +66,8 @@ class Reply:
         members: see `Update`.
         message: see `Update`.
         remarks: see `Update`.
+        num_bytes: bytes of these arrays in a round by recipe, whose file may lack them; elsewhere
+            0.
     """
 
     client: int
@@ -78,6 +80,7 @@ class Reply:
     members: Sequence[int] = ()
     message: int = 1
     remarks: Sequence[str] = ()
+    num_bytes: int = 0
 
     @property
     def key_prefix(self) -> str:
@@ -91,12 +94,18 @@ class Reply:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields for JSON, without optional ones that have their default."""
-        fields = asdict(self)
-        return {key: value for key, value in fields.items() if key not in _OPTIONAL or value not in ((), [], 1)}
+        fields: dict[str, Any] = {}
+        for key, value in vars(self).items():
+            is_default = value == _OPTIONAL_COUNTS.get(key) or (key in _OPTIONAL_LISTS and not value)
+            if not is_default:
+                fields[key] = value
+        return fields
 
 
-_OPTIONAL: dict[str, type] = {"records": str, "members": int, "remarks": str, "message": int}
-"""Optional fields of a reply, with the type of their elements; but `message` is a number."""
+_OPTIONAL_LISTS: dict[str, type] = {"records": str, "members": int, "remarks": str}
+"""Optional lists of a reply, by default empty, with the type of their elements."""
+_OPTIONAL_COUNTS: dict[str, int] = {"message": 1, "num_bytes": 0}
+"""Optional numbers of a reply, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +120,9 @@ class Header:
         failures: client id to the reason why no update came back, see `errors.one_line`.
         config: facts that the server sent along with the state, the same to all clients;
             `DIFFERS_BY_CLIENT` names the others.
+        recipe: what the updates of a round by recipe are computed again with: size of the groups
+            that train at once, number of rounds, processor and versions; empty where the file holds
+            all updates.
     """
 
     version: int
@@ -119,6 +131,7 @@ class Header:
     replies: Sequence[Reply]
     failures: Mapping[int, str]
     config: Mapping[str, object]
+    recipe: Mapping[str, int | str] = field(default_factory=dict)
 
     def find_reply(self, client: int) -> Reply | None:
         """Return the first reply of `client`, or else of a group with it, or None."""
@@ -128,8 +141,11 @@ class Header:
         return next((reply for reply in self.replies if client in reply.members), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields for JSON."""
-        return asdict(self) | {"replies": [reply.to_json() for reply in self.replies]}
+        """Return all fields for JSON, without an empty recipe."""
+        fields = vars(self) | {"replies": [reply.to_json() for reply in self.replies]}
+        if not self.recipe:
+            del fields["recipe"]
+        return fields
 
 
 def hash_state(state: State) -> str:
@@ -202,6 +218,7 @@ def withhold_facts(path: Path) -> None:
             header_size = int.from_bytes(file.read(8), "little")
             head = parse_json(file.read(header_size))
             fields = parse_json(parse_json(head["__metadata__"]["fedsim"])["header"])
+            fields.pop("recipe", None)
             head["__metadata__"]["fedsim"], _ = seal_header(fields | {"config": {}})
             text = json.dumps(head, separators=(",", ":")).encode()
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -232,7 +249,10 @@ _REPLY_TYPES: Mapping[str, type] = {
 
 def _check_fields(fields: Any) -> None:
     """Raise ValueError where a header, of a file of unknown origin, is not as fedsim writes it."""
-    _check_types("the header", fields, _HEADER_TYPES)
+    has_recipe = isinstance(fields, dict) and "recipe" in fields
+    _check_types("the header", fields, {**_HEADER_TYPES, "recipe": dict} if has_recipe else _HEADER_TYPES)
+    if has_recipe and not all(type(value) in (int, str) for value in fields["recipe"].values()):
+        raise ValueError(f"its recipe is {_short_repr(fields['recipe'])}")
     if not all(isinstance(item, str) for item in (*fields["broadcasts"], *fields["failures"].values())):
         raise ValueError("a hash or a reason is no text")
     for reply in fields["replies"]:
@@ -246,19 +266,19 @@ def _check_fields(fields: Any) -> None:
 
 
 def _check_reply(reply: Any, num_broadcasts: int) -> None:
-    optional = {key: reply[key] for key in _OPTIONAL if isinstance(reply, dict) and key in reply}
-    optional_types = {key: int if key == "message" else list for key in optional}
-    _check_types("a reply", reply, {**_REPLY_TYPES, **optional_types})
-    for key, items in optional.items():
-        if key != "message" and not all(type(item) is _OPTIONAL[key] for item in items):
-            raise ValueError(f"{key} of a reply are {_short_repr(items)}")
+    optional_types = dict.fromkeys(_OPTIONAL_LISTS, list) | dict.fromkeys(_OPTIONAL_COUNTS, int)
+    present_types = {key: kind for key, kind in optional_types.items() if isinstance(reply, dict) and key in reply}
+    _check_types("a reply", reply, {**_REPLY_TYPES, **present_types})
+    for key, item_type in _OPTIONAL_LISTS.items():
+        if not all(type(item) is item_type for item in reply.get(key, ())):
+            raise ValueError(f"{key} of a reply are {_short_repr(reply[key])}")
     if reply["kind"] not in get_args(Kind):
         raise ValueError(f"a reply is of kind {_short_repr(reply['kind'])}")
     client, num_examples, broadcast = numbers = (reply["client"], reply["num_examples"], reply["broadcast"])
     if not (0 <= client <= MAX_CLIENT_ID and 0 <= num_examples <= MAX_NUM_EXAMPLES and 0 <= broadcast < num_broadcasts):
         raise ValueError(f"client, N and broadcast are {_short_repr(numbers)}")
-    if reply.get("message", 1) < 1:
-        raise ValueError(f"message of a reply is {_short_repr(reply['message'])}")
+    if reply.get("message", 1) < 1 or reply.get("num_bytes", 0) < 0:
+        raise ValueError(f"message and bytes of client {client} are below what can be")
     if not all(type(value) in (int, float) for value in reply["metrics"].values()):
         raise ValueError(f"a metric of client {client} is no number")
 

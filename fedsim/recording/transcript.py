@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fedsim.base.errors import PayloadError, TranscriptError
+from fedsim.base.files import replace_atomically
 from fedsim.recording.header import (
     RECORDABLE,
     RECORDING_FOLDER,
@@ -32,6 +33,7 @@ from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.recorder import Recorder
+from fedsim.recording.round_file import RoundFile
 from fedsim.recording.wire_format import Update
 
 _DEFAULT_FORMAT = MessageFormat()
@@ -41,6 +43,10 @@ _ROUND_NAME = re.compile(r"round-(\d{6,})\.safetensors")
 Index = dict[str, list[tuple[int, str, str]]]
 """Key prefix, such as `client/3`, to the position, name and key of each of its tensors."""
 _RUN_NAME = re.compile(RUN_FOLDER.format(r"(\d{1,18})"))
+UpdateSource = Callable[[int, Reply], State]
+"""Function that computes the arrays again that a reply in a round stands for by its hash alone.
+
+It is of whoever has the clients' data, and raises a FedsimError that says why it cannot."""
 
 
 class Transcript:
@@ -51,6 +57,8 @@ class Transcript:
         rounds: show only these rounds; None shows all.
         facts: show the protocol facts that the server sent along with its state.
         message_format: format of the messages, in which updates are read.
+        source: computes updates of which a round by recipe holds the hash alone; without one,
+            reading them is an error.
 
     Raises:
         TranscriptError: there is no recording in `folder`, or it lacks one of `rounds`.
@@ -63,6 +71,7 @@ class Transcript:
         *,
         facts: bool = True,
         message_format: MessageFormat = _DEFAULT_FORMAT,
+        source: UpdateSource | None = None,
     ) -> None:
         run = find_run(Path(folder))
         self.folder = run / RECORDING_FOLDER if (run / RECORDING_FOLDER).is_dir() else run
@@ -87,6 +96,7 @@ class Transcript:
         self._last_broadcast: tuple[tuple[int, str], State] | None = None
         self._shows_facts = facts
         self.message_format = message_format
+        self._source = source
 
     def __repr__(self) -> str:
         return f"Transcript({str(self.folder)!r}, rounds={self.rounds})"
@@ -102,7 +112,7 @@ class Transcript:
         Protocol facts are left out, because the threat model states which of them the adversary
         knows.
         """
-        return Transcript(self.folder, rounds, facts=False, message_format=self.message_format)
+        return Transcript(self.folder, rounds, facts=False, message_format=self.message_format, source=self._source)
 
     def in_format(self, message_format: MessageFormat) -> Transcript:
         """Return the same recording, read in another message format; headers are not read again."""
@@ -113,8 +123,10 @@ class Transcript:
     def copy_to(self, folder: Path) -> None:
         """Copy the visible rounds and facts, in the present message format, as files into `folder`.
 
+        The copy holds all updates whole, so that nobody needs the clients' data to read them.
+
         Raises:
-            TranscriptError: a round is damaged.
+            TranscriptError: a round is damaged, or an update cannot be computed again.
             OSError: the folder cannot be written.
         """
         folder.mkdir(parents=True)
@@ -125,9 +137,63 @@ class Transcript:
                 continue
             self.header(number)  # verify it before, because rewriting would hide an alteration
             copy = folder / path.name
-            shutil.copyfile(path, copy)
+            if self._recorded_header(number).recipe:
+                self.write_out(number, copy)
+            else:
+                shutil.copyfile(path, copy)
             if not self._shows_facts:
                 withhold_facts(copy)
+
+    def round_path(self, number: int) -> Path:
+        """Return the path of the file of round `number`."""
+        return self._paths[number]
+
+    def write_out(self, number: int, path: Path, clients: Container[int] | None = None) -> None:
+        """Write a round into the file `path` with the updates of `clients`, which are computed again.
+
+        The header, and so its hash, is that of the round as it was recorded.
+
+        Args:
+            number: the round.
+            path: of the file, which may be that of the round itself.
+            clients: those whose updates are written besides those that the file holds; None is all.
+
+        Raises:
+            TranscriptError: the round is damaged, or an update cannot be computed again.
+            OSError: the file cannot be written.
+        """
+        header = self._recorded_header(number)
+
+        def read_states() -> Iterator[tuple[str, State]]:
+            for index, digest in enumerate(header.broadcasts):
+                prefix = f"broadcast/{index}"
+                yield prefix, self._read_state(number, prefix, digest)
+            for reply in header.replies:
+                if clients is None or reply.client in clients or self.holds_arrays(number, reply):
+                    yield reply.key_prefix, self._read_arrays(number, reply)
+
+        with replace_atomically(path) as temporary, RoundFile(temporary, number, 0) as file:
+            file.write_again(header, read_states())
+            if file.sha256 != self._hashes[number]:
+                raise damage_error(self._paths[number], "its header is not written as ours are")
+
+    def holds_arrays(self, number: int, reply: Reply) -> bool:
+        """Return whether the file of a round has the arrays of a reply, not their hash alone."""
+        if not reply.num_bytes:
+            return True
+        try:
+            _, index = self._open_file(self._paths[number])
+        except (OSError, SafetensorError, ValueError) as error:
+            raise damage_error(self._paths[number], str(error)) from error
+        return reply.key_prefix in index
+
+    def count_left_out(self, number: int) -> int:
+        """Return of how many updates of round `number` the file holds the hash alone.
+
+        Raises:
+            TranscriptError: the file is truncated or its header was altered.
+        """
+        return sum(not self.holds_arrays(number, reply) for reply in self._recorded_header(number).replies)
 
     def header(self, number: int) -> Header:
         """Return the header of round `number`, without reading a tensor.
@@ -135,9 +201,12 @@ class Transcript:
         Raises:
             TranscriptError: the file is truncated or its header was altered.
         """
+        header = self._recorded_header(number)
+        return header if self._shows_facts else replace(header, config={}, recipe={})
+
+    def _recorded_header(self, number: int) -> Header:
         if number not in self._headers:
-            header, self._hashes[number] = read_header(self._paths[number], number)
-            self._headers[number] = header if self._shows_facts else replace(header, config={})
+            self._headers[number], self._hashes[number] = read_header(self._paths[number], number)
         return self._headers[number]
 
     def sha256(self, number: int) -> str:
@@ -177,8 +246,14 @@ class Transcript:
         Raises:
             TranscriptError: the file is truncated or its header was altered.
         """
-        client_of_prefix = {reply.key_prefix: reply.client for reply in self.header(number).replies}
-        sizes = dict.fromkeys(client_of_prefix.values(), 0)
+        sizes: dict[int, int] = {}
+        client_of_prefix: dict[str, int] = {}
+        for reply in self.header(number).replies:
+            sizes[reply.client] = sizes.get(reply.client, 0) + reply.num_bytes
+            if not reply.num_bytes:  # else the header says it, whether or not the file has the arrays
+                client_of_prefix[reply.key_prefix] = reply.client
+        if not client_of_prefix:
+            return sizes
         try:
             with safe_open(self._paths[number], framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118
@@ -219,16 +294,11 @@ class Transcript:
 
         Raises:
             TranscriptError: the client is not in that round, or the bytes are not those recorded.
+            FedsimError: the update is kept by recipe, and cannot be computed again.
         """
-        header = self.header(round)
-        if (reply := self._replies_of_round(round).get((client, message))) is None:
-            reason = header.failures.get(client)
-            raise TranscriptError(
-                f"round {round}: client {client} "
-                + (f"failed there ({reason})" if reason else f"is not recorded; recorded: {self.clients(round)}")
-            )
+        header, reply = self.header(round), self._find_reply(round, client, message)
         before = self._read_state(round, f"broadcast/{reply.broadcast}", header.broadcasts[reply.broadcast])
-        arrays = self._read_state(round, reply.key_prefix, reply.sha256)
+        arrays = self._read_arrays(round, reply)
         try:
             payload = Payload.from_dense(arrays, "weights") if reply.records else Payload.from_arrays(arrays, before)
         except PayloadError as error:
@@ -249,6 +319,27 @@ class Transcript:
             remarks=tuple(reply.remarks),
         )
 
+    def broadcast(self, round: int, client: int, message: int = 1) -> State:
+        """Return the verified w_t that `client` was sent in round `round`, as it was recorded.
+
+        No update is read, nor computed again. The arguments are those of `recorded_update`.
+
+        Raises:
+            TranscriptError: the client is not in that round, or the bytes are not those recorded.
+        """
+        index = self._find_reply(round, client, message).broadcast
+        return self._read_state(round, f"broadcast/{index}", self.header(round).broadcasts[index])
+
+    def _find_reply(self, round: int, client: int, message: int) -> Reply:
+        reply = self._replies_of_round(round).get((client, message))
+        if reply is None:
+            reason = self.header(round).failures.get(client)
+            raise TranscriptError(
+                f"round {round}: client {client} "
+                + (f"failed there ({reason})" if reason else f"is not recorded; recorded: {self.clients(round)}")
+            )
+        return reply
+
     def updates(self, client: int | None = None) -> Iterator[Update]:
         """Yield all recorded updates by round and client, or those of one client."""
         for number in self.rounds:
@@ -257,14 +348,38 @@ class Transcript:
                     yield self.update(number, recorded_client)
 
     def hash(self) -> str:
-        """Return one SHA-256 over everything recorded, and verify each tensor."""
+        """Return one SHA-256 over everything recorded, and verify each tensor that the files hold.
+
+        It does not depend on how many updates of a round by recipe the file holds.
+        """
         total = hashlib.sha256()
         for number in self.rounds:
-            for reply in self.header(number).replies:
-                self.recorded_update(number, reply.client, reply.message)
+            header = self.header(number)
+            for reply in header.replies:
+                if self.holds_arrays(number, reply):
+                    self.recorded_update(number, reply.client, reply.message)
+            if self._recorded_header(number).recipe:  # perhaps no update was read
+                for index, digest in enumerate(header.broadcasts):
+                    self._read_state(number, f"broadcast/{index}", digest)
         for number in self.rounds:
             total.update(json.dumps(self.header(number).to_json(), sort_keys=True).encode())
         return total.hexdigest()
+
+    def _read_arrays(self, number: int, reply: Reply) -> State:
+        """Return the verified arrays of a reply, computed again where the file holds their hash alone."""
+        if self.holds_arrays(number, reply):
+            return self._read_state(number, reply.key_prefix, reply.sha256)
+        where = f"round {number}, client {reply.client}"
+        if self._source is None:
+            raise TranscriptError(
+                f"{self._paths[number]}: {where}: the update was kept by recipe, so the file holds its hash "
+                "alone; open the run with its experiment and data, or have it written out by "
+                "`fedsim materialise RUN`"
+            )
+        arrays = self._source(number, reply)
+        if hash_state(arrays) != reply.sha256:
+            raise TranscriptError(f"{where}: what was computed again is not the recorded update")
+        return arrays
 
     def _open_file(self, path: Path) -> tuple[Any, Index]:
         """Return a round's file and index, cached because parsing thousands of names takes long."""

@@ -109,6 +109,7 @@ class Recording:
     Attributes:
         size: bytes of its files.
         round_bytes: bytes of the arrays in each readable round: of updates, or of sums over groups.
+        left_out: number of updates by recipe, of which the files hold the hash alone.
         headers: of the readable rounds.
         damaged: by damaged round, the reason.
         hash: SHA-256 of the readable rounds; empty where they are too large to be verified.
@@ -117,6 +118,7 @@ class Recording:
 
     size: int = 0
     round_bytes: list[int] = field(default_factory=list)
+    left_out: int = 0
     headers: list[Header] = field(default_factory=list)
     damaged: dict[int, str] = field(default_factory=dict)
     hash: str = ""
@@ -177,6 +179,7 @@ def read_recording(folder: OpenRun, notes: list[str]) -> Recording:
             if verify:
                 single_round.hash()
             recording.round_bytes.append(sum(single_round.upload_sizes(number).values()))
+            recording.left_out += single_round.count_left_out(number)
             recording.headers.append(single_round.header(number))
         except FedsimError as error:
             recording.damaged[number] = str(error)
@@ -184,7 +187,7 @@ def read_recording(folder: OpenRun, notes: list[str]) -> Recording:
         intact = Transcript(transcript.folder, [header.round for header in recording.headers])
         recording.hash = intact.hash()
         first_update = next(((number, client) for number in intact.rounds for client in intact.clients(number)), None)
-        broadcast = intact.recorded_update(*first_update).before if first_update else {}
+        broadcast = intact.broadcast(*first_update) if first_update else {}
         recording.num_values = sum(tensor.numel() for tensor in broadcast.values())
     return recording
 

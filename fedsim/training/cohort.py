@@ -1,6 +1,7 @@
-"""Local training of several clients at once, in one batched computation, for small networks.
+"""Local training of several clients at once, in one batched computation.
 
-A small network's step is mostly overhead, which a batch of clients pays once. The result is that of
+A small network's step is mostly overhead, which a batch of clients pays once; on an accelerator so
+is the step of a network with convolutions, which are unfolding and batched products. The result is that of
 `fedsim.training.loop.local_update`, the reference, up to the order of floating-point sums: where
 training is stable, they differ by less than `TOLERANCE` of the norm of the update. (Where it is
 chaotic, with a large step size over hundreds of steps, any two orders of summation diverge.)
@@ -23,6 +24,7 @@ from fedsim.base.task import Loss, smooth_labels
 from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, overrides, supports_ghost_clipping
 from fedsim.recording.wire_format import State
 from fedsim.training import ghost_clipping
+from fedsim.training.convolution_products import convolve, products_pay
 from fedsim.training.gradients import flatten_examples
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.local_step import ClippedStep
@@ -31,12 +33,17 @@ from fedsim.training.optimizers import sgd_direction
 from fedsim.training.sampling import shuffled_batches
 from fedsim.training.settings import LocalTraining
 
+_CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 """Largest L2 distance to the reference's update, relative to its L2 norm."""
 _MAX_PARAMETERS = 500_000
-"""Largest network; a little above, the loop is as fast (docs/studies/scale.md)."""
+"""Largest network on a CPU; a little above, the loop is as fast (docs/studies/scale.md)."""
 _MIN_CLIENTS, _MAX_CLIENTS = 8, 64
-"""Fewest and most clients in a group."""
+"""Fewest and most clients in a group on a CPU."""
+_MAX_CLIENTS_OF_ACCELERATOR = 128
+"""Most clients in a group where starting a kernel costs more than what it computes."""
+_GROUP_PARAMETERS_OF_ACCELERATOR = 1 << 28
+"""Parameters of all clients of a group there; weights, gradients and momentum take 4 GiB."""
 _GROUP_PARAMETERS = 1 << 21
 """Parameters of all clients of a group, which fit into a cache."""
 _SUPPORTED_LAYERS = (
@@ -49,6 +56,17 @@ _SUPPORTED_LAYERS = (
     nn.GELU,
     nn.LeakyReLU,
     nn.Identity,
+)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_LAYERS_OF_ACCELERATOR = (
+    *_SUPPORTED_LAYERS,
+    *_CONVOLUTIONS,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
 )
 
 
@@ -80,25 +98,36 @@ class LocalData:
         return list(shuffled_batches(len(self.labels), settings, generator(*self.key, "order")))
 
 
-def can_vectorise(model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense]) -> bool:
-    """Tell whether clients can train at once and are faster so.
+def can_vectorise(
+    model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense], device: torch.device = _CPU
+) -> bool:
+    """Tell whether clients can train at once on `device` and are faster so.
 
-    The network must have fully connected layers only, all of them trained, and few parameters; the
+    On a CPU, the network must have fully connected layers only and few parameters; elsewhere it may
+    have convolutions and pooling, and any size of which several fit. All layers are trained; the
     optimizer is SGD, and no defense acts inside local training but one that clips the gradients of
-    examples, as DP-SGD does. Clients that send gradients are left to the loop, so that gradients
-    are the same to the bit whichever other clients take part.
+    examples, as DP-SGD does, in fully connected networks. Clients that send gradients are left to
+    the loop, so that gradients are the same to the bit whichever other clients take part.
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return (
         settings.optimizer == "sgd"
         and settings.sends == "weights"
         and trained == list(model.state_dict())  # nothing frozen, shared or counted along
-        and all(
-            type(m) in _SUPPORTED_LAYERS and not (m._forward_hooks or m._forward_pre_hooks) for m in model.modules()
-        )
-        and sum(parameter.numel() for parameter in model.parameters()) <= _MAX_PARAMETERS
+        and all(_is_supported(layer, device) for layer in model.modules())
+        and (group_size(model, device) > 1 if products_pay(device) else _count_parameters(model) <= _MAX_PARAMETERS)
         and (not (inside := training_defenses(defenses)) or _only_clips(model, inside))
     )
+
+
+def _is_supported(layer: nn.Module, device: torch.device) -> bool:
+    if layer._forward_hooks or layer._forward_pre_hooks or getattr(layer, "padding_mode", "zeros") != "zeros":
+        return False
+    return type(layer) in (_LAYERS_OF_ACCELERATOR if products_pay(device) else _SUPPORTED_LAYERS)
+
+
+def _count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def training_defenses(defenses: Sequence[Defense]) -> list[Defense]:
@@ -114,7 +143,7 @@ def _only_clips(model: nn.Module, inside: Sequence[Defense]) -> bool:
         and supports_ghost_clipping(inside[0])
         and not any(overrides(inside[0], hook) for hook in other_hooks)
         and ghost_clipping.can_clip(model)
-        and not any(getattr(layer, "inplace", False) for layer in model.modules())
+        and not any(getattr(layer, "inplace", False) or type(layer) in _CONVOLUTIONS for layer in model.modules())
     )
 
 
@@ -127,15 +156,12 @@ def is_worthwhile(shares: Sequence[LocalData], settings: LocalTraining) -> bool:
     return len(shares) * max(steps) * max(widths) <= 2 * useful
 
 
-def group_size(model: nn.Module) -> int:
+def group_size(model: nn.Module, device: torch.device = _CPU) -> int:
     """Return how many clients should train at once."""
-    return max(
-        _MIN_CLIENTS,
-        min(
-            _MAX_CLIENTS,
-            _GROUP_PARAMETERS // sum(parameter.numel() for parameter in model.parameters()),
-        ),
-    )
+    count = _count_parameters(model)
+    if products_pay(device):
+        return max(1, min(_MAX_CLIENTS_OF_ACCELERATOR, _GROUP_PARAMETERS_OF_ACCELERATOR // count))
+    return max(_MIN_CLIENTS, min(_MAX_CLIENTS, _GROUP_PARAMETERS // count))
 
 
 def local_updates(
@@ -148,19 +174,21 @@ def local_updates(
     """Train several clients from `before`; return (w_T, mean training loss) of each, in order.
 
     A client with fewer steps than others waits for them; a batch with fewer examples is padded with
-    examples of weight zero.
+    examples of weight zero. All is computed on the device of `model`, where the results stay.
 
     Returns:
         None for a client whose weights became NaN or infinite, or overflow in their sum, or all of
         whose batches were empty.
     """
     check_broadcast(model, before)  # a tensor of one element would be broadcast to a whole parameter
-    plan = _BatchPlan.from_shares(shares, settings)
-    # Flower's adaptive strategies broadcast float64, which a network takes as what it is made of.
-    before = {name: before[name].to(parameter.dtype) for name, parameter in model.named_parameters()}
+    device = next(model.parameters()).device
+    plan = _BatchPlan.from_shares(shares, settings, device)
+    # Flower's adaptive strategies broadcast float64, which a network takes as what it is made of. A
+    # copy, because products round otherwise where messages or files leave memory less aligned.
+    before = {name: before[name].to(parameter, copy=True) for name, parameter in model.named_parameters()}
     state = {name: tensor.expand(len(shares), *tensor.shape) for name, tensor in before.items()}
     momentum: dict[str, Tensor] = {}
-    losses, objective = torch.zeros(len(shares)), smooth_labels(loss, settings.label_smoothing)
+    losses, objective = torch.zeros(len(shares), device=device), smooth_labels(loss, settings.label_smoothing)
     for step in range(plan.index.shape[1]):
         # Compute all clients' gradients.
         inputs, labels, weights = plan.batch(step)
@@ -178,7 +206,7 @@ def local_updates(
         for name, start in before.items():
             direction = sgd_direction(gradient[name], state[name], start, settings, momentum, name)
             if not training.all():
-                direction = direction * training.reshape(-1, *[1] * start.ndim)
+                direction = direction * training.to(device).reshape(-1, *[1] * start.ndim)
             # In place where that is safe: fresh memory for all clients costs more than the
             # arithmetic.
             if step:
@@ -187,7 +215,7 @@ def local_updates(
                 out = None if settings.momentum else direction
                 state[name] = torch.sub(start, direction, alpha=settings.learning_rate, out=out)
     # Split the result by client.
-    means = (losses / plan.non_empty_steps).tolist()
+    means = (losses.cpu() / plan.non_empty_steps).tolist()
     sums = torch.stack([flatten_examples(tensor).sum(1) for tensor in state.values()])
     finite = sums.isfinite().all(0).tolist()
     results: list[tuple[State, float] | None] = []
@@ -287,6 +315,17 @@ def _forward(module: nn.Module, name: str, state: State, inputs: Tensor, calls: 
         if bias is not None:
             calls.append((inputs.new_ones(()).expand(*inputs.shape[:-1], 1), outputs))
         return outputs
+    if isinstance(module, _CONVOLUTIONS):
+        return convolve(
+            inputs,
+            state[f"{name}weight"],
+            state.get(f"{name}bias"),
+            module.stride,
+            module.padding,
+            module.dilation,
+            module.groups,
+            leading_axes=1,
+        )
     flat: Tensor = module(inputs.flatten(0, 1))
     return flat.reshape(*inputs.shape[:2], *flat.shape[1:])
 
@@ -296,7 +335,7 @@ class _BatchPlan:
     """Batches of all clients in all steps, padded to one shape.
 
     Attributes:
-        inputs: `example ...` of each client.
+        inputs: `example ...` of each client, on the device that trains, as all but the steps.
         labels: `client example`, padded with zeros.
         index: `client step slot`, indices of examples.
         weights: `client step slot`, one over the size of the batch, zero for padding.
@@ -312,8 +351,8 @@ class _BatchPlan:
     non_empty_steps: Tensor
 
     @classmethod
-    def from_shares(cls, shares: Sequence[LocalData], settings: LocalTraining) -> _BatchPlan:
-        """Plan the batches of all clients."""
+    def from_shares(cls, shares: Sequence[LocalData], settings: LocalTraining, device: torch.device) -> _BatchPlan:
+        """Plan the batches of all clients; move what training needs to `device`."""
         batches_by_client = [share.draw_batches(settings) for share in shares]
         steps = torch.tensor([len(client_batches) for client_batches in batches_by_client])
         is_step = torch.arange(int(steps.max())) < steps[:, None]  # client step
@@ -329,13 +368,14 @@ class _BatchPlan:
         non_empty_steps = torch.tensor(
             [sum(len(batch) > 0 for batch in client_batches) for client_batches in batches_by_client]
         )
-        inputs = [share.inputs for share in shares]
+        inputs = [share.inputs.to(device) for share in shares]
         labels = pad_sequence([share.labels for share in shares], batch_first=True)
-        return cls(inputs, labels, index, weights, steps, non_empty_steps)
+        return cls(inputs, labels.to(device), index.to(device), weights.to(device), steps, non_empty_steps)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs, labels and weights of one step, `client slot ...` each."""
-        clients, index = torch.arange(len(self.index))[:, None], self.index[:, step]
+        index = self.index[:, step]
+        clients = torch.arange(len(index), device=index.device)[:, None]
         # Client by client: padding the inputs would copy all examples of a round, this copies those
         # of one step.
         inputs = torch.stack([examples[rows] for examples, rows in zip(self.inputs, index, strict=True)])

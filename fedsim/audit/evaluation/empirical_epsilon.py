@@ -22,7 +22,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ from fedsim.base.errors import RunError
 from fedsim.base.progress import track
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
-from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_ledger, read_rows
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_calls import apply_on_update
@@ -42,6 +41,9 @@ from fedsim.recording.payloads import Payload, State
 from fedsim.recording.transcript import Transcript
 from fedsim.training.canaries import CANARY_VALUE, Canaries, audited_hook, locate_coordinate
 from fedsim.training.modes import trained_shapes
+
+if TYPE_CHECKING:
+    from fedsim.federation.open_run import OpenRun
 
 log = logging.getLogger(__name__)
 

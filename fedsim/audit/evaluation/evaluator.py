@@ -29,7 +29,7 @@ from fedsim.interfaces.metric import describe_metric
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.plugins import registry
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.transcript import Transcript
+from fedsim.recording.transcript import Transcript, UpdateSource
 from fedsim.recording.wire_format import State
 
 FindingT = TypeVar("FindingT", bound=Finding)
@@ -90,6 +90,7 @@ class EvaluationContext:
         optimum: gives optimal local models of a run of our own.
         weights: folder with network weights for LPIPS.
         message_format: what the messages mean.
+        source: computes updates that were recorded by recipe.
         cached_values: of evaluators, for the next finding; each uses keys of its own.
     """
 
@@ -99,6 +100,7 @@ class EvaluationContext:
     optimum: OptimumFunction
     weights: Path | None = None
     message_format: MessageFormat = field(default_factory=MessageFormat)
+    source: UpdateSource | None = None
     cached_values: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -120,7 +122,7 @@ class EvaluationContext:
         Raises:
             TranscriptError: they are not there.
         """
-        return Transcript(self.recording, message_format=self.message_format)
+        return Transcript(self.recording, message_format=self.message_format, source=self.source)
 
     def guess_generator(self, victim: int) -> torch.Generator:
         """Return the random generator for guesses about `victim`."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from flwr.supercore.run import Run
 from fedsim.base.errors import error_reason, one_line
 from fedsim.base.machine import free_memory
 from fedsim.base.randomness import lend_generators
+from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import ReplySpool, make_lazy
 from fedsim.federation.engines.client_state import ClientStateStore
 from fedsim.federation.engines.readiness import summarise_failure
@@ -360,7 +362,7 @@ class _Dispatcher:
             self._release_node(node, failed=answer.has_error())
             if batch is None or self.is_complete(batch.index):
                 continue
-            replies = _unpack(answer)
+            replies = unpack_answers(answer)
             retries = batch.split_for_retry(self._group_size) if isinstance(replies, str) else []
             if retries:
                 count = len(batch.messages)
@@ -412,6 +414,16 @@ class _Dispatcher:
         self._missing[index] = set()
 
 
+def make_simulation(config: Config) -> ConfigRecord:
+    """Return what simulated clients need of an experiment and no real server would know.
+
+    `CohortGrid` adds it to messages below the strategy, which therefore does not see it.
+    """
+    hidden: Any = dict.fromkeys(("adversary", "attack", "truth", "recording", "strategy", "secure_aggregation"), True)
+    hidden["training"] = {"sends"}  # the strategy's message tells it
+    return ConfigRecord({"experiment": config.model_dump_json(exclude=hidden), "run": secrets.token_hex(8)})
+
+
 def error_reply(reason: str) -> dict[str, Any]:
     """Return the records of a client that failed."""
     return {"error": ConfigRecord({"reason": reason})}
@@ -421,7 +433,7 @@ def _client(message: Message) -> int:
     return message.metadata.dst_node_id
 
 
-def _unpack(answer: Message) -> Answers | str:
+def unpack_answers(answer: Message) -> Answers | str:
     """Return each client's records, or the reason why there are none."""
     if answer.has_error():
         return summarise_failure(answer.error.reason or "its node failed")

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-import fedsim.recording.recorder
+import fedsim.recording.round_file
 import fedsim.recording.transcript
 from fedsim.base.errors import FedsimError, RunError, TranscriptError, one_line
 from fedsim.recording.header import Header, hash_state
@@ -387,7 +387,7 @@ def test_a_strangers_header_names_numbers_where_numbers_belong(tmp_path: Path, c
 
 
 def test_a_recording_of_a_later_format_is_told_apart_from_damage(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(fedsim.recording.recorder, "FORMAT_VERSION", 4)
+    monkeypatch.setattr(fedsim.recording.round_file, "FORMAT_VERSION", 4)
     Recorder(tmp_path).write(1, [replace(an_update(1, 0), payload=Payload.from_dense(a_state(), "gradient"))])
     monkeypatch.undo()
     with pytest.raises(TranscriptError, match="has format 4, this fedsim reads format 3; record it again"):
@@ -523,7 +523,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_earlier_rounds(
         file.write(b"the first half of round 3")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fedsim.recording.recorder, "write_all", full)
+    monkeypatch.setattr(fedsim.recording.round_file, "write_all", full)
     with pytest.raises(RunError, match="No space left on device") as caught:
         Recorder(tmp_path, resume=True).write(3, [an_update(3, 0)])
     assert str(tmp_path / PATH.format(3)) in str(caught.value)
@@ -619,15 +619,15 @@ def assert_recorded(folder: Path, updates: list[Update]) -> None:
 def test_a_wrong_guess_of_how_many_will_come_costs_nothing_but_room(
     expected: int | None, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.recording.recorder, "_BYTES_PER_ROUND", 0)
-    monkeypatch.setattr(fedsim.recording.recorder, "_CHUNK_BYTES", piece)
+    monkeypatch.setattr(fedsim.recording.round_file, "_BYTES_PER_ROUND", 0)
+    monkeypatch.setattr(fedsim.recording.round_file, "_CHUNK_BYTES", piece)
     assert_recorded(tmp_path, streamed(tmp_path, 40, expected))
 
 
 def test_data_that_is_moved_by_less_than_its_length_keeps_every_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.recording.recorder, "_CHUNK_BYTES", 5000)
+    monkeypatch.setattr(fedsim.recording.round_file, "_CHUNK_BYTES", 5000)
     before = {"w": torch.arange(20_000.0)}
     updates = [build_update(before, {"w": before["w"] + client}, client=client) for client in range(3)]
     Recorder(tmp_path).write(1, iter(updates), {9: "x" * 9000}, expected=1)
@@ -636,7 +636,7 @@ def test_data_that_is_moved_by_less_than_its_length_keeps_every_byte(
 
 @pytest.mark.parametrize("room", [0, 4096])
 def test_a_header_of_any_length_finds_its_room(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedsim.recording.recorder, "_BYTES_PER_ROUND", room)
+    monkeypatch.setattr(fedsim.recording.round_file, "_BYTES_PER_ROUND", room)
     failures = {100 + client: f"client {client} says: " + 'ä"\\\n' * 2000 for client in range(30)}
     config = {f"fact {i}": "x" * 50 for i in range(100)}
     updates = streamed(tmp_path, 3, 3, failures=failures, config=config)
@@ -651,9 +651,9 @@ def test_a_header_of_any_length_finds_its_room(room: int, tmp_path: Path, monkey
 def test_a_header_that_is_a_byte_too_long_finds_its_room(tmp_path_factory: pytest.TempPathFactory, extra: int) -> None:
     folder = tmp_path_factory.mktemp("edge")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedsim.recording.recorder, "_BYTES_PER_ROUND", 700)
-        patch.setattr(fedsim.recording.recorder, "_BYTES_PER_REPLY", 0)
-        patch.setattr(fedsim.recording.recorder, "_BYTES_PER_TENSOR", 100)
+        patch.setattr(fedsim.recording.round_file, "_BYTES_PER_ROUND", 700)
+        patch.setattr(fedsim.recording.round_file, "_BYTES_PER_REPLY", 0)
+        patch.setattr(fedsim.recording.round_file, "_BYTES_PER_TENSOR", 100)
         updates = streamed(folder, 2, 2, failures={7: "x" * extra})
     assert_recorded(folder, updates)
     length = int.from_bytes((folder / PATH.format(1)).read_bytes()[:8], "little")
@@ -791,12 +791,12 @@ def test_a_type_that_the_format_does_not_know_is_one_sentence(dtype: torch.dtype
 def test_a_disk_that_fills_up_while_data_is_moved_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.recording.recorder, "_BYTES_PER_ROUND", 0)
+    monkeypatch.setattr(fedsim.recording.round_file, "_BYTES_PER_ROUND", 0)
 
     def full(self: Any, room: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fedsim.recording.recorder._RoundFile, "_grow_header", full)
+    monkeypatch.setattr(fedsim.recording.round_file.RoundFile, "_grow_header", full)
     with pytest.raises(RunError, match="No space left on device"):
         streamed(tmp_path, 40, 1)
     assert not list(tmp_path.iterdir())

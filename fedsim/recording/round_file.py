@@ -1,0 +1,197 @@
+"""Writer of the file of one round, in the safetensors format, as updates come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from fedsim.base.errors import RunError
+from fedsim.base.files import write_all
+from fedsim.recording.header import (
+    DIFFERS_BY_CLIENT,
+    FORMAT_VERSION,
+    RECORDABLE,
+    Header,
+    Reply,
+    hash_state,
+    seal_header,
+    tensor_bytes,
+)
+from fedsim.recording.payloads import State
+from fedsim.recording.wire_format import Update
+
+# Generous estimates of the bytes that the header of a round's file needs.
+_BYTES_PER_ROUND, _BYTES_PER_REPLY, _BYTES_PER_TENSOR = 4096, 512, 128
+_MAX_HEADER_BYTES = 100_000_000  # safetensors refuses to read larger ones
+_CHUNK_BYTES = 1 << 24
+
+
+class RoundFile:
+    """Writer of one round in the safetensors format, as updates come, without copying tensors.
+
+    The format begins with a header of all positions, so space is reserved for it; should it not
+    suffice, the tensors are moved. The writer of the safetensors library needs all tensors at once,
+    copies each twice and holds the interpreter lock. Reading is done by the library.
+
+    Args:
+        path: of the file.
+        number: the round.
+        expected: about how many updates will come.
+        recipe: what updates are computed again with; their arrays are then left out, see
+            `Header.recipe`.
+    """
+
+    def __init__(self, path: Path, number: int, expected: int, recipe: Mapping[str, int | str] | None = None) -> None:
+        self._file = path.open("w+b", buffering=0)
+        self._number = number
+        self._expected = expected
+        self._recipe = recipe or {}
+        self._header_space = 0
+        self._data_end = 0
+        self._entries: dict[str, object] = {}
+        self._broadcast_hashes: list[str] = []
+        self._index_of_state: dict[int, tuple[State, int]] = {}  # by id of the state
+        self._replies: dict[tuple[int, int], Reply] = {}  # by client and message
+        self.sha256 = ""
+        """Hash of the header, once it is written."""
+
+    def __enter__(self) -> RoundFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def add(self, update: Update) -> None:
+        """Write an update, or in a round by recipe its hash alone.
+
+        Raises:
+            RunError: two updates answer one message, or a recipe cannot give this one back.
+        """
+        if update.client < 0:
+            raise RunError(f"round {self._number}: a reply says that it comes from client {update.client}, below 0")
+        if (update.client, update.message) in self._replies:
+            raise RunError(
+                f"round {self._number}: two replies say that they come from client {update.client}; "
+                "give every node a partition-id of its own"
+            )
+        if not self._header_space:
+            names = () if self._recipe else (*update.before, *update.payload.arrays())
+            self._reserve_header(0 if self._recipe else self._expected, names)
+        if id(update.before) not in self._index_of_state:
+            digest = hash_state(update.before)
+            if digest not in self._broadcast_hashes:
+                self._write_state(f"broadcast/{len(self._broadcast_hashes)}", update.before)
+                self._broadcast_hashes.append(digest)
+            # The reference to the state keeps Python from reusing its id.
+            self._index_of_state[id(update.before)] = (update.before, self._broadcast_hashes.index(digest))
+        if self._recipe:
+            self._check_recipe(update)
+        sent = update.payload.arrays()
+        reply = Reply(
+            client=update.client,
+            num_examples=update.num_examples,
+            broadcast=self._index_of_state[id(update.before)][1],
+            sha256=hash_state(sent),
+            kind=update.payload.kind,
+            metrics=dict(update.metrics),
+            records=update.records,
+            members=update.members,
+            message=update.message,
+            remarks=update.remarks,
+            num_bytes=update.payload.nbytes if self._recipe else 0,
+        )
+        if not self._recipe:
+            self._write_state(reply.key_prefix, sent)
+        self._replies[update.client, update.message] = reply
+
+    def _check_recipe(self, update: Update) -> None:
+        """Raise RunError where clients of a round by recipe got, or sent, more than one model."""
+        if len(self._broadcast_hashes) > 1:
+            reason = "the strategy sends clients different models"
+        elif update.message != 1 or update.members or update.records:
+            reason = f"client {update.client} sends more than one update of its own"
+        else:
+            return
+        raise self._recipe_error(reason)
+
+    def _recipe_error(self, reason: str) -> RunError:
+        return RunError(
+            f"round {self._number}: {reason}, which no recipe tells, so its updates could not be computed again; set "
+            '[recording] keep = "updates" and begin again'
+        )
+
+    def finish(self, failures: Mapping[int, str], config: Mapping[str, object]) -> None:
+        """Write the header over the updates that were added.
+
+        Raises:
+            RunError: it is too large, or clients were sent facts that differ, which no recipe tells.
+        """
+        if self._recipe and DIFFERS_BY_CLIENT in config:
+            raise self._recipe_error(f"the strategy sends clients different {config[DIFFERS_BY_CLIENT]}")
+        header = Header(
+            version=FORMAT_VERSION,
+            round=self._number,
+            broadcasts=self._broadcast_hashes,
+            replies=[self._replies[answer] for answer in sorted(self._replies)],
+            failures=dict(sorted(failures.items())),
+            config=dict(config),
+            recipe=self._recipe,
+        )
+        self._write_header(header)
+
+    def write_again(self, header: Header, states: Iterable[tuple[str, State]]) -> None:
+        """Write a round that was recorded already: these states, by prefix, under its header."""
+        self._reserve_header(len(header.replies), ())
+        for prefix, state in states:
+            self._write_state(prefix, state)
+        self._write_header(header)
+
+    def _write_header(self, header: Header) -> None:
+        seal, self.sha256 = seal_header(header.to_json())
+        head = json.dumps({"__metadata__": {"fedsim": seal}, **self._entries}, separators=(",", ":")).encode()
+        size = len(head) + -len(head) % 8
+        if size > _MAX_HEADER_BYTES:
+            raise RunError(
+                f"round {self._number}: {len(self._entries)} tensors are more than one file can name; "
+                "record fewer clients ([recording] clients)"
+            )
+        if size > self._header_space:
+            self._grow_header(size)
+        self._file.seek(0)
+        write_all(self._file, memoryview(self._header_space.to_bytes(8, "little") + head.ljust(self._header_space)))
+
+    def _reserve_header(self, num_updates: int, names: Iterable[str]) -> None:
+        """Leave space for a header of so many updates, each with tensors of these names."""
+        bytes_per_update = sum(len(name) + _BYTES_PER_TENSOR for name in names)
+        space = _BYTES_PER_ROUND + num_updates * (_BYTES_PER_REPLY + bytes_per_update)
+        self._header_space = min(space + -space % 8, _MAX_HEADER_BYTES)
+        self._file.seek(8 + self._header_space)
+
+    def _write_state(self, prefix: str, state: State) -> None:
+        """Write `state`, widest types first: readers need values at a multiple of their width."""
+        positions = {name: position for position, name in enumerate(state)}
+        for name, tensor in sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0])):
+            if tensor.dtype not in RECORDABLE:
+                raise RunError(
+                    f"round {self._number}: {prefix} sent '{name}' as {tensor.dtype}, which cannot be recorded"
+                )
+            if padding := -self._data_end % tensor.element_size():
+                self._write_tensor(f"padding/{self._data_end}", "U8", [padding], memoryview(bytes(padding)))
+            key = f"{prefix}/{positions[name]:04d}/{name}"
+            self._write_tensor(key, RECORDABLE[tensor.dtype], list(tensor.shape), tensor_bytes(tensor))
+
+    def _write_tensor(self, key: str, dtype: str, shape: list[int], data: memoryview) -> None:
+        write_all(self._file, data)
+        start, end = self._data_end, self._data_end + len(data)
+        self._entries[key] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+        self._data_end = end
+
+    def _grow_header(self, space: int) -> None:
+        """Enlarge the space for the header: move the tensors, from the last chunk to the first."""
+        for start in reversed(range(0, self._data_end, _CHUNK_BYTES)):
+            self._file.seek(8 + self._header_space + start)
+            chunk = self._file.read(min(_CHUNK_BYTES, self._data_end - start))
+            self._file.seek(8 + space + start)
+            write_all(self._file, memoryview(chunk))
+        self._header_space = space
