@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsim.api.adversaries import read_adversary
+from fedsim.audit.audit import Audit, make_audit
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import serialize_calls
 from fedsim.dossier.contents import NOT_REACHED, Dossier, ThresholdResult
@@ -57,9 +59,12 @@ def write_dossier(
         trust: import code that a run folder names.
 
     Raises:
-        ConfigError: there is neither a run nor a sweep, or a threshold names nothing that it has.
+        ConfigError: there is neither a run nor a sweep, a threshold names nothing that it has or is always or never
+            reached, or `review_by` is past.
         RunError: a table is damaged, or the folder cannot be written.
     """
+    if review_by is not None and review_by < datetime.date.today():
+        raise ConfigError(f"review_by: {review_by} is past, so that the dossier would not be valid; name a later day")
     if isinstance(fail_if, str):
         raise ConfigError(f"fail_if: expected a list of thresholds, got a text; write ['{fail_if}']")
     folder = Path(path)
@@ -81,19 +86,41 @@ def write_dossier(
 
 
 @serialize_calls
-def verify_dossier(path: str | Path, run: str | Path | None = None, *, trust: bool = False) -> Verification:
+def verify_dossier(
+    path: str | Path,
+    run: str | Path | None = None,
+    *,
+    attack_files: Sequence[str | Path] = (),
+    trust: bool = False,
+) -> Verification:
     """Compute every number of a dossier again from its run or sweep, and compare; nothing is written.
 
     Args:
         path: `dossier.json`, or its folder.
         run: the folder of the run or sweep, where that was moved.
+        attack_files: with which a run was attacked besides its own file; they say where the truth is.
         trust: import code that a run folder names.
 
     Raises:
         ConfigError: there is no dossier, or no run where it says.
         RunError: the dossier was altered, or a table is damaged.
     """
-    return verify_dossier_file(Path(path), None if run is None else Path(run), trust=trust)
+    if isinstance(attack_files, str | Path):
+        raise ConfigError(f"attack_files: expected a list of files, got one; write ['{attack_files}']")
+
+    def open_audits(folder: OpenRun) -> list[Audit]:
+        audits = []
+        for file in attack_files:
+            adversary = read_adversary(folder, Path(file), trust=trust)
+            audits.append(make_audit(folder, adversary.spec, adversary.beside, trust=trust))
+        return audits
+
+    return verify_dossier_file(
+        Path(path),
+        None if run is None else Path(run),
+        open_audits=open_audits if attack_files else None,
+        trust=trust,
+    )
 
 
 def _check_run(folder: Path) -> Path:

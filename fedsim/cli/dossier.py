@@ -56,21 +56,30 @@ def _show_dossier(written: WrittenDossier) -> None:
 def verify(
     dossier: Annotated[Path, typer.Argument(metavar="DOSSIER", help="dossier.json, or its folder.")],
     run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The run or sweep, where it was moved.")] = None,
+    attack: Annotated[
+        list[Path] | None,
+        typer.Option("--attack", metavar="FILE", help="An attack file that the run was attacked with."),
+    ] = None,
     data_dir: DataDir = None,
     trust: Trust = False,
     key: Key = None,
 ) -> None:
-    """Compute every number of a dossier again from its run, and say which are equal; exit code 1 where one differs."""
+    """Compute every number of a dossier again from its run, and say which are equal; exit code 1 where one is not."""
     use_data_dir(data_dir)
     use_key(key)
     from fedsim.api.dossiers import verify_dossier
 
-    verification = verify_dossier(dossier, run, trust=trust)
-    _show_verification(verification)
+    verification = verify_dossier(dossier, run, attack_files=attack or [], trust=trust)
+    failures = []
     if differences := verification.differences:
         first = differences[0]
         more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
-        finish([f"{dossier}: differs from the run: {first.where} is {first.stated} there, and {first.found} now{more}"])
+        failures.append(f"differs from the run: {first.where} is {first.stated} there, and {first.found} now{more}")
+    failures += verification.faults
+    headline = "; ".join(failures) or "all that was computed again is equal"
+    console.print(f"result: {headline}", markup=False, highlight=False, soft_wrap=True)
+    _show_verification(verification)
+    finish([f"{dossier}: {failure}" for failure in failures])
 
 
 def _show_verification(verification: Verification) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-from fedsim.base.errors import FedsimError
 from fedsim.dossier.contents import (
     LEAKS,
     NO_LEAK,
@@ -23,18 +21,14 @@ from fedsim.dossier.contents import (
     to_float,
     to_number,
 )
-from fedsim.federation.run_folder import read_refusals
+from fedsim.dossier.openness import NO_LEAK_VERDICTS, UNJUDGED, explain_openness, list_open_reasons, name_result
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report import verdicts
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.reproduction_needs import strip_folders
 from fedsim.report.run_contents import attack_classes, read_attack_names, read_metadata
+from fedsim.report.summary import enumerate_words, number_of
 from fedsim.report.threats import list_granted_facts
 from fedsim.report.verdicts import ScoreReading
-
-_NO_LEAK_VERDICTS = (verdicts.GUESSING, verdicts.LESS_THAN_PUBLIC)
-_UNJUDGED = ("", verdicts.NOT_JUDGED)
-_FAILED = "it has no finding: it failed, or was not made; log.txt of the run says more"
 
 
 def read_finding_facts(run: ReportedRun) -> list[dict[str, Any]]:
@@ -45,39 +39,6 @@ def read_finding_facts(run: ReportedRun) -> list[dict[str, Any]]:
         title = about["attack"]
         facts.append({**about, "title": title, "attack": names[title, about["variant"]]})
     return facts
-
-
-def list_missing_attacks(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -> list[MissingAttack]:
-    """Return the attacks of the run's own file that have no finding at all, or none of a victim, and why."""
-    victims_by_title: dict[str, set[int]] = {}
-    for finding in findings:
-        victims_by_title.setdefault(str(finding["title"]), set()).add(int(finding["victim"]))
-    missing = []
-    reasons = _read_reasons(run)
-    for title, why in reasons.items():
-        if title not in victims_by_title:
-            missing.append(MissingAttack(attack=title, why=strip_folders(why), is_failure=False))
-    if run.audit is None or run.audit.spec.adversary.when == "never":
-        return missing
-    for table in run.audit.spec.attack:
-        if table.title not in victims_by_title and table.title not in reasons:
-            missing.append(MissingAttack(attack=table.title, why=_FAILED, is_failure=True))
-    # Victims that only some of the attacks have a finding of.
-    all_victims = set[int]().union(*victims_by_title.values())
-    for title, victims in victims_by_title.items():
-        if lacking := sorted(all_victims - victims):
-            clients = ", ".join(map(str, lacking))
-            missing.append(MissingAttack(attack=title, why=f"of client {clients} {_FAILED}", is_failure=True))
-    return missing
-
-
-def _read_reasons(run: ReportedRun) -> dict[str, str]:
-    """Return why attacks were refused, now or earlier, by title."""
-    reasons = read_refusals(run.folder)
-    if run.audit is not None and run.audit.spec.adversary.when != "never":
-        with suppress(FedsimError):  # what is granted is not known any more, as on a machine without the data
-            reasons |= run.audit.refusal_reasons
-    return reasons
 
 
 def describe_coverage(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -> Coverage:
@@ -117,9 +78,10 @@ def describe_coverage(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -
 
 def make_result(
     reading: ScoreReading,
-    rows: Iterable[Mapping[str, str]],
+    rows: Sequence[Mapping[str, str]],
     *,
     is_first: bool,
+    is_main: bool,
     setting: str = "",
     is_defended: bool = False,
     name: str = "",
@@ -129,7 +91,8 @@ def make_result(
     Args:
         reading: what its scores show.
         rows: its scores by all metrics, as rows of `scores.csv` or `sweep.csv`.
-        is_first: whether the attack is judged by this metric first.
+        is_first: whether it is the first metric by which the attack has a verdict.
+        is_main: whether it is the first metric by which the attack is to have one.
         setting: setting of a sweep.
         is_defended: whether clients have a defense there.
         name: of the attack, where it is not that of the reading.
@@ -153,6 +116,7 @@ def make_result(
         remark=reading.remark,
         is_baseline=reading.baseline,
         is_first=is_first,
+        open_reason=explain_openness(reading, rows, is_main=is_main),
         worst=_find_worst(rows, item.metric, higher_is_better=item.higher_is_better),
     )
 
@@ -189,34 +153,38 @@ def _claim_key(row: Mapping[str, str]) -> tuple[str, ...]:
 def collect_results(run: ReportedRun) -> list[Result]:
     """Return the results of all attacks of a run by all metrics, an attack's first metric first."""
     results = []
-    seen = set[str]()
+    seen, tried = set[str](), set[str]()
     for reading in run.readings:
         item = reading.summary
         rows = [row for row in run.scores if (row["attack"], row["variant"]) == item.attack_key]
-        is_judged = reading.verdict not in _UNJUDGED
-        results.append(make_result(reading, rows, is_first=is_judged and item.attack not in seen))
+        is_judged = reading.verdict not in UNJUDGED
+        is_main = item.attack not in tried and not describe_metric(item.metric).meaning
+        is_first = is_judged and item.attack not in seen
+        results.append(make_result(reading, rows, is_first=is_first, is_main=is_main))
         if is_judged:
             seen.add(item.attack)
+        if is_main:
+            tried.add(item.attack)
     return results
 
 
 def conclude(results: Sequence[Result], *, is_complete: bool) -> DossierVerdict:
     """Return the verdict on all attacks together; baselines do not count.
 
-    A leak by any metric counts. That none is shown takes a verdict on every attack, and none by any
-    metric that leaves it open.
+    A leak by any metric counts. That none is shown takes a verdict on every attack, all of its scores,
+    and no metric that leaves it open, see `Result.open_reason`.
 
     Args:
         results: of all attacks by all metrics.
         is_complete: whether no attack failed.
     """
     attacks = [result for result in results if not result.is_baseline]
-    judged = [result for result in attacks if result.verdict not in _UNJUDGED]
+    judged = [result for result in attacks if result.verdict not in UNJUDGED]
     if any(result.verdict == verdicts.LEAKS for result in judged):
         return LEAKS
     if not judged:
         return NOTHING_KNOWN
-    is_open = any(result.verdict not in _NO_LEAK_VERDICTS for result in judged)
+    is_open = any(result.verdict not in NO_LEAK_VERDICTS for result in judged) or bool(list_open_reasons(attacks))
     return NOT_CONCLUDED if is_open or list_unjudged(results) or not is_complete else NO_LEAK
 
 
@@ -225,9 +193,30 @@ def list_unjudged(results: Iterable[Result]) -> list[str]:
     is_judged: dict[str, bool] = {}
     for result in results:
         if not result.is_baseline:
-            name = f"{result.attack} ({result.setting})" if result.setting else result.attack
-            is_judged[name] = is_judged.get(name, False) or result.verdict not in _UNJUDGED
+            name = name_result(result)
+            is_judged[name] = is_judged.get(name, False) or result.verdict not in UNJUDGED
     return [name for name, judged in is_judged.items() if not judged]
+
+
+def describe_openness(results: Sequence[Result], limit: int = 3) -> list[str]:
+    """Say why a leak is not excluded although none is shown, for the first few results."""
+    reasons = list_open_reasons(results)
+    sentences = [f"A leak is not excluded by {reason}." for reason in reasons[:limit]]
+    if further := reasons[limit:]:
+        sentences.append(f"The same holds of {number_of(len(further), 'further metric')}.")
+    return sentences
+
+
+def describe_failures(missing: Sequence[MissingAttack]) -> list[str]:
+    """Say which attacks were asked for and lack results."""
+    failed = list(dict.fromkeys(attack.attack for attack in missing if attack.is_failure))
+    if not failed:
+        return []
+    lack, subject = ("lacks", "it") if len(failed) == 1 else ("lack", "they")
+    return [
+        f"{enumerate_words(failed)} {lack} results that were asked for, so that what {subject} would have shown is "
+        "not known."
+    ]
 
 
 def describe_worst(results: Iterable[Result], limit: int = 3) -> Iterator[str]:

@@ -59,6 +59,16 @@ def format_number(number: Number) -> str:
     return f"{value:.4g}".replace("inf", "∞")
 
 
+def start_sentence(text: str) -> str:
+    """Return a text with a capital at its beginning, unless that is the name of a file.
+
+    >>> start_sentence("run 1: is whole"), start_sentence("manifest.json: is gone"), start_sentence("a/b is gone")
+    ('Run 1: is whole', 'manifest.json: is gone', 'a/b is gone')
+    """
+    word = text.partition(" ")[0].rstrip(":;,.")
+    return text if set("./\\_") & set(word) else text[:1].upper() + text[1:]
+
+
 class Part(BaseModel):
     """Part of a dossier; it has no other fields, and does not change."""
 
@@ -107,7 +117,10 @@ class MissingAttack(Part):
 
     attack: str
     why: str
-    is_failure: bool = Field(description="whether it failed; otherwise the threat model or the data rule it out")
+    is_failure: bool = Field(
+        description="whether it was asked for and failed; otherwise it was ruled out by the threat model or the data, "
+        "or nobody asked for it"
+    )
 
 
 class Coverage(Part):
@@ -153,6 +166,7 @@ class Result(Part):
     remark: str
     is_baseline: bool = Field(description="whether it does not count as an attack")
     is_first: bool = Field(description="whether it is the metric by which the attack is judged first")
+    open_reason: str = Field(description="why it leaves open that something leaks; empty where it does not")
     worst: WorstScore | None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +21,7 @@ from fedsim.dossier.contents import (
     SealedDossier,
     ThresholdResult,
     format_number,
+    start_sentence,
 )
 from fedsim.interfaces.metric import describe_metric
 from fedsim.recording.seals import require_seal, seal_text, signing_key
@@ -45,9 +46,9 @@ def write_dossier_files(dossier: Dossier, folder: Path) -> Path:
     content = dossier.model_dump(mode="json")
     seal = seal_text(_sealed_text(content), signing_key())
     write_text(folder / JSON_FILE, json.dumps({"seal": seal, "dossier": content}, indent=1, ensure_ascii=False) + "\n")
-    write_text(folder / PAGE, _render(dossier, is_signed=len(seal) > 1, digest=seal["sha256"]))
+    write_text(folder / PAGE, render_dossier(dossier, seal))
     if dossier.thresholds:
-        write_text(folder / JUNIT_FILE, _format_junit(dossier.name, dossier.thresholds))
+        write_text(folder / JUNIT_FILE, format_junit(dossier.name, dossier.thresholds))
     else:
         (folder / JUNIT_FILE).unlink(missing_ok=True)
     return folder / PAGE
@@ -84,15 +85,16 @@ def _sealed_text(content: object) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def _render(dossier: Dossier, *, is_signed: bool, digest: str) -> str:
+def render_dossier(dossier: Dossier, seal: Mapping[str, str]) -> str:
     """Render the page: two pages in plain words, and an annex."""
     first_results = [result for result in dossier.results if result.is_first and not result.is_baseline]
     return render_page(
         "dossier.html.j2",
         dossier=dossier,
         first_results=first_results,
-        is_signed=is_signed,
-        digest=digest,
+        is_signed=len(seal) > 1,
+        digest=seal["sha256"],
+        sentence=start_sentence,
         number=format_number,
         worst_score=_format_worst,
         explanations=_explain_metrics(dossier),
@@ -130,7 +132,7 @@ def _format_worst(result: Result) -> str:
     return "exact" if is_exact else format_number(result.worst.value)
 
 
-def _format_junit(name: str, thresholds: Sequence[ThresholdResult]) -> str:
+def format_junit(name: str, thresholds: Sequence[ThresholdResult]) -> str:
     """Return thresholds as JUnit tests: one that is reached fails, one that cannot be decided is an error."""
     outcomes = [threshold.outcome for threshold in thresholds]
     suite = ElementTree.Element(

@@ -17,6 +17,7 @@ from fedsim.dossier.contents import (
     MissingAttack,
     Result,
 )
+from fedsim.dossier.openness import list_open_reasons
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.pitfalls.find import find_pitfalls
 from fedsim.report.summary import enumerate_words, number_of
@@ -73,8 +74,9 @@ def describe_changes(
         changes.append("More attacked clients, in adversary.victims, or more seeds can settle what is undecided.")
     if unjudged := list_unjudged(results):
         changes.append(f"There is no verdict on {enumerate_words(unjudged)}, whose scores are missing.")
+    changes += [f"A leak is not excluded by {reason}." for reason in list_open_reasons(results)]
     if any(attack.is_failure for attack in missing):
-        changes.append("Attacks that failed may show a leak once they are made; log.txt says why they failed.")
+        changes.append("Attacks that lack results may show a leak once they have them; log.txt says what went wrong.")
     if any(not aim.attacks for aim in aims):
         changes.append("Nothing is known of an adversary with an aim that nobody tried, see above.")
     return changes

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedsim.audit.audit import Audit
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.base.errors import FedsimError
 from fedsim.dossier.contents import INFINITE, MINUS_INFINITE, to_float
@@ -23,6 +24,9 @@ State = Literal["equal", "differs", "cannot be recomputed"]
 _SCORE_TOLERANCE = 1e-3
 """Relative difference of scores that is rounding, as on another machine."""
 _SCORE_KEY = ("attack", "variant", "victim", "round", "repeat", "metric")
+_SCORE_NUMBERS = ("value", "floor", "nearest_public", "ceiling", "examples")
+_SCORE_TEXTS = ("floor_guess", "higher_is_better", "seed", "missing", "instrument", "settings", "granted")
+_NO_TRUTH = "the run does not say where the clients' data are; name the attack file that does with --attack FILE"
 _LEDGER_KEY = ("round", "client", "defense")
 _CELL_KEY = ("knows_defenses", "victim", "round", "repeat", "metric")
 _CELL_NUMBERS = ("value", "floor", "examples", "accuracy", "guess", "proved_epsilon", "measured_epsilon", "bytes")
@@ -66,31 +70,37 @@ def _read_key(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]
     return tuple(str(row[name]) for name in columns)
 
 
-def judge_findings_again(run: ReportedRun) -> list[VerifiedValue]:
-    """Judge the findings of a run again, and compare the scores with those of `scores.csv`."""
+def judge_findings_again(run: ReportedRun, further_audits: Sequence[Audit] = ()) -> list[VerifiedValue]:
+    """Judge the findings of a run again, and compare the scores with those of `scores.csv`.
+
+    Args:
+        run: the run.
+        further_audits: by attack files, which say what the run's own file does not.
+    """
     if not run.scores:
         return []
     failures: list[str] = []
     judged: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    reason = ""
-    if run.audit is None:
-        reason = "the run does not say where the clients' data are, which an attack file does"
-    else:
+    reason = "" if run.audit or further_audits else _NO_TRUTH
+    for audit in [*([run.audit] if run.audit else []), *further_audits]:
         try:
-            rows = run.audit.judge(failures)
-            judged = {_read_key(row, _SCORE_KEY): row for row in rows}
+            rows = audit.judge(failures)
         except FedsimError as error:
             reason = strip_folders(str(error))
-    planned = {table.title for table in run.audit.spec.attack} if run.audit else set[str]()
-    planned |= {f"{title} {ADAPTIVE}" for title in planned}
-    values = []
-    stated_keys = set()
+            continue
+        titles = {table.title for table in audit.spec.attack}
+        titles |= {f"{title} {ADAPTIVE}" for title in titles}
+        for row in rows:
+            key = _read_key(row, _SCORE_KEY)
+            # The file that names an attack says what it was granted.
+            if row["attack"] in titles or key not in judged:
+                judged[key] = row
     why = reason or strip_folders(next(iter(failures), "its finding was not judged"))
-    for row in run.scores:
-        key = _read_key(row, _SCORE_KEY)
+    values, stated_keys = list[VerifiedValue](), set()
+    for stated_row in run.scores:
+        key = _read_key(stated_row, _SCORE_KEY)
         stated_keys.add(key)
-        for column in ("value", "floor"):
-            values.append(_compare_score(row, judged.get(key), column, why, is_planned=row["attack"] in planned))
+        values += _compare_score(stated_row, judged.get(key), why)
     # Scores that somebody has taken out of the table.
     for key, new_row in judged.items():
         if key not in stated_keys:
@@ -103,32 +113,44 @@ def _name_score(row: Mapping[str, Any]) -> str:
     return f"{row['attack']}, client {row['victim']}, round {row['round']}, {row['metric']}"
 
 
-def _compare_score(
-    row: Mapping[str, str], new_row: Mapping[str, Any] | None, column: str, why: str, *, is_planned: bool
-) -> VerifiedValue:
-    """Compare one number of a row of `scores.csv` with the same of the score that was judged again."""
-    stated = float(row[column] or "nan")
-    found = math.nan if new_row is None else float(new_row[column])
-    is_equal = (math.isnan(stated) and math.isnan(found)) or are_equal(stated, found, _SCORE_TOLERANCE)
-    state: State = "equal" if is_equal else "differs"
+def _compare_score(row: Mapping[str, str], new_row: Mapping[str, Any] | None, why: str) -> Iterator[VerifiedValue]:
+    """Yield each column of a row of `scores.csv` beside that of the score that was judged again."""
+    reason = ""
     if new_row is None:
-        state = "cannot be recomputed"
-    elif not is_equal and new_row["missing"]:
-        state, why = "cannot be recomputed", str(new_row["missing"])
-    elif not is_equal and row["missing"] and new_row["instrument"]:
-        state, why = "cannot be recomputed", f"where the run was made: {row['missing']}"
-    elif not is_equal and not is_planned:
-        state, why = (
-            "cannot be recomputed",
-            "the attack file that it is of is not in the run, and may grant other facts",
+        reason = why
+    elif new_row["missing"] and row["instrument"] and not new_row["instrument"]:
+        reason = strip_folders(str(new_row["missing"]))
+    elif row["missing"] and new_row["instrument"]:
+        reason = f"where the run was made: {strip_folders(row['missing'])}"
+    for column in (*_SCORE_NUMBERS, *_SCORE_TEXTS):
+        is_column_number = column in _SCORE_NUMBERS
+        read = _read_number if is_column_number else _read_text
+        stated, found = read(row[column]), "" if new_row is None else read(new_row[column])
+        state: State = "equal" if _are_same(stated, found) else "differs"
+        if new_row is None or (reason and state == "differs"):
+            state = "cannot be recomputed"
+        yield VerifiedValue(
+            where=f"{_name_score(row)}, {column}",
+            stated=str(stated),
+            found=str(found),
+            state=state,
+            is_number=is_column_number,
+            why=reason if state == "cannot be recomputed" else "",
         )
-    return VerifiedValue(
-        where=f"{_name_score(row)}, {column}",
-        stated=str(stated),
-        found=str(found),
-        state=state,
-        why=why if state == "cannot be recomputed" else "",
-    )
+
+
+def _read_number(value: Any) -> float:
+    return math.nan if value in ("", None) else float(value)
+
+
+def _read_text(value: Any) -> str:
+    return strip_folders(str(value))
+
+
+def _are_same(stated: float | str, found: float | str) -> bool:
+    if isinstance(stated, float) and isinstance(found, float) and math.isnan(stated) and math.isnan(found):
+        return True
+    return are_equal(stated, found, _SCORE_TOLERANCE)
 
 
 def compose_epsilons_again(run: ReportedRun) -> list[VerifiedValue]:

@@ -18,8 +18,9 @@ from fedsim.dossier.attacked import (
     collect_results,
     conclude,
     describe_coverage,
+    describe_failures,
+    describe_openness,
     describe_worst,
-    list_missing_attacks,
     read_finding_facts,
 )
 from fedsim.dossier.contents import (
@@ -32,6 +33,7 @@ from fedsim.dossier.contents import (
     Result,
 )
 from fedsim.dossier.limits import describe_changes, describe_extent, describe_validity, list_pitfalls
+from fedsim.dossier.missing import list_missing_attacks
 from fedsim.dossier.parties import REFERENCES, list_aims, list_observers
 from fedsim.dossier.privacy_facts import (
     collect_exposed_clients,
@@ -50,7 +52,7 @@ from fedsim.report.headline import describe_recovery, headline
 from fedsim.report.reported_run import ReportedRun, open_reported_run
 from fedsim.report.reproduction_needs import strip_folders
 from fedsim.report.run_facts import run_facts
-from fedsim.report.summary import enumerate_words, number_of
+from fedsim.report.summary import number_of
 
 _NOT_WRITTEN_SO = "This is not the run that was written, so nothing below can be relied on."
 _VICTIM_IS_GROUP = (
@@ -165,11 +167,13 @@ def _collect_evidence(run: ReportedRun, folder: Path) -> Evidence:
     files = [HashedFile(file=path.name, sha256=hash_file(path)) for path in paths if path.is_file()]
     settings = json.dumps(manifest.settings, sort_keys=True) if manifest.settings is not None else ""
     damaged = [f"round {number} is damaged" for number in run.recording.damaged]
+    # The same whatever the run is called from.
+    integrity = comparison.text.replace(f"{run.folder.path}{os.sep}", "")
     return Evidence(
         folder=os.path.relpath(run.folder.path.resolve(), folder.resolve()),
         run=manifest.run if comparison.manifest else "",
         files=files,
-        integrity=strip_folders("; ".join([comparison.text, *damaged])),
+        integrity=strip_folders("; ".join([integrity, *damaged])),
         is_intact=not comparison.differences and not damaged,
         data=manifest.data,
         settings=sha256(settings.encode()).hexdigest() if settings else "",
@@ -198,10 +202,7 @@ def _describe_leakage(
     are_texts = any(finding.get("kind") == "texts" for finding in findings)
     recovery = describe_recovery(run.readings, "texts" if are_texts else "examples", are_texts=are_texts)
     sentences = [recovery, headline(run.readings), *describe_worst(results)]
-    if failed := [attack.attack for attack in missing if attack.is_failure]:
-        names = enumerate_words(list(dict.fromkeys(failed)))
-        sentences.append(f"{names} failed in part or as a whole, so that what it would have found is not known.")
-    return sentences
+    return sentences + describe_openness(results) + describe_failures(missing)
 
 
 def _list_cautions(run: ReportedRun, titles: set[str]) -> tuple[list[Caution], list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsim.base.errors import FedsimError
 from fedsim.base.files import hash_file
-from fedsim.dossier.attacked import conclude, describe_worst, make_result
+from fedsim.dossier.attacked import conclude, describe_failures, describe_openness, describe_worst, make_result
 from fedsim.dossier.cell_facts import merge_coverages, read_cell_facts
 from fedsim.dossier.contents import (
     NOTHING_KNOWN,
@@ -27,7 +27,7 @@ from fedsim.dossier.parties import REFERENCES, list_aims, list_observers
 from fedsim.dossier.privacy_facts import describe_proofs
 from fedsim.dossier.run_dossier import DossierOptions
 from fedsim.federation.settings import versions
-from fedsim.interfaces.metric import sort_metrics
+from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.report.defense_outcomes import read_scores
 from fedsim.report.reproduction_needs import strip_folders
@@ -57,6 +57,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
     facts = read_cell_facts(path, rows_by_name, trust=options.trust)
     results = _collect_results(rows_by_name, answer.metric)
     missing = _list_missing_cells(cells.rows, (*table.axes, "attack", "seed"))
+    missing += _list_unscored_settings(rows_by_name, answer.metric)
     judged = [result for result in results if result.is_defended] or results
     verdict = conclude(judged, is_complete=not missing) if not facts.problems else NOTHING_KNOWN
     aims = list_aims(facts.findings)
@@ -69,6 +70,8 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
         answer.lead or "Nothing was scored, so nothing can be said of what the messages leak.",
         *answer.no_controls,
         *describe_worst(judged),
+        *describe_openness(judged),
+        *describe_failures(missing),
         *describe_extent(coverage),
         *(describe_proofs(proofs) or ["Nothing is proved of any setting."]),
         _describe_learning(answer),
@@ -143,6 +146,7 @@ def _collect_results(rows_by_name: Mapping[str, Sequence[Row]], main_metric: str
                         scores.reading,
                         form_rows,
                         is_first=metric == main_metric,
+                        is_main=metric == main_metric,
                         setting=name,
                         is_defended=is_defended,
                         name=f"{attack}, knowing the defense" if adaptive else attack,
@@ -159,6 +163,21 @@ def _list_missing_cells(cells: Sequence[Row], columns: Sequence[str]) -> list[Mi
             name = ", ".join(f"{column} {row[column]}" for column in columns)
             why = strip_folders(f"{row['state']}: {row['reason']}" if row["reason"] else row["state"])
             missing.append(MissingAttack(attack=name, why=why, is_failure=row["state"] not in _FINISHED))
+    return missing
+
+
+def _list_unscored_settings(rows_by_name: Mapping[str, Sequence[Row]], main_metric: str) -> list[MissingAttack]:
+    """Return the attacks whose main metric has no value in any cell of a setting."""
+    missing = []
+    for name, rows in rows_by_name.items():
+        values: dict[str, list[str]] = defaultdict(list)
+        for row in rows:
+            if row["metric"] == main_metric:
+                values[row["attack"]].append(row["value"])
+        for attack, values_of_attack in values.items():
+            if not any(values_of_attack):
+                why = f"{describe_metric(main_metric).title} was not computed for any victim"
+                missing.append(MissingAttack(attack=f"{attack} ({name})", why=why, is_failure=True))
     return missing
 
 

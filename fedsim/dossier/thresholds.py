@@ -9,7 +9,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedsim.base.errors import ConfigError
 from fedsim.dossier.attacked import list_unjudged
@@ -29,6 +29,7 @@ from fedsim.dossier.contents import (
     format_number,
     to_float,
 )
+from fedsim.dossier.openness import list_open_reasons, name_result
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.summary import enumerate_words, number_of
 
@@ -40,6 +41,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
+_EPSILONS = (0.0, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +53,14 @@ class Quantity:
         where: what that value is of.
         higher_is_worse: whether a threshold is a most (`>`) or a least (`<`).
         open_reason: why it may be worse than `value`; empty where it cannot be.
+        value_range: the smallest and the largest value that it can have.
     """
 
     value: Number
     where: str
     higher_is_worse: bool
     open_reason: str = ""
+    value_range: tuple[float, float] = (-math.inf, math.inf)
 
 
 def judge_thresholds(dossier: Dossier, thresholds: Iterable[str]) -> list[ThresholdResult]:
@@ -83,6 +87,7 @@ def _judge_threshold(dossier: Dossier, threshold: str, quantities: Mapping[str, 
             f"--fail-if '{threshold}': {'higher' if quantity.higher_is_worse else 'lower'} values of {name} are worse, "
             f"so it would pass what is worst; write {name}{expected}{limit:g}"
         )
+    _check_limit(threshold, name, sign, limit, quantity.value_range)
     value, where = to_float(quantity.value), quantity.where
     if not dossier.evidence.is_intact:
         return _result(threshold, CANNOT_DECIDE, "these are not the files that were written", quantity.value)
@@ -91,6 +96,19 @@ def _judge_threshold(dossier: Dossier, threshold: str, quantities: Mapping[str, 
     if quantity.open_reason:
         return _result(threshold, CANNOT_DECIDE, quantity.open_reason, quantity.value)
     return _result(threshold, NOT_REACHED, f"{name} is {format_number(quantity.value)} ({where})", quantity.value)
+
+
+def _check_limit(threshold: str, name: str, sign: str, limit: float, value_range: tuple[float, float]) -> None:
+    """Raise ConfigError where all values that a quantity can have are on one side of a limit."""
+    lowest, highest = value_range
+    is_beyond = _OPERATORS[sign]
+    if is_beyond(lowest, limit) == is_beyond(highest, limit):
+        outcome = "always" if is_beyond(lowest, limit) else "never"
+        ends = f"{lowest:g} to {highest:g}" if math.isfinite(highest) else f"{lowest:g} up"
+        raise ConfigError(
+            f"--fail-if '{threshold}': is {outcome} reached, since {name} has values from {ends}; write a limit in "
+            "between"
+        )
 
 
 def _result(threshold: str, outcome: Outcome, why: str, observed: Number = None) -> ThresholdResult:
@@ -127,11 +145,7 @@ def _parse_comparison(threshold: str, quantities: Mapping[str, Quantity]) -> tup
 def _judge_leak(dossier: Dossier, threshold: str) -> ThresholdResult:
     """Return whether anything is shown to leak."""
     if dossier.verdict == LEAKS:
-        attacks = dict.fromkeys(
-            f"{result.attack} ({result.setting})" if result.setting else result.attack
-            for result in relevant_results(dossier)
-            if result.verdict == LEAKS
-        )
+        attacks = dict.fromkeys(name_result(result) for result in relevant_results(dossier) if result.verdict == LEAKS)
         return _result(threshold, REACHED, f"shown by {enumerate_words(list(attacks))}")
     if dossier.verdict == NOTHING_KNOWN:
         return _result(threshold, CANNOT_DECIDE, "nothing that can be relied on was scored")
@@ -151,8 +165,10 @@ def _reasons_unknown(dossier: Dossier) -> list[str]:
     reasons = []
     if unjudged := list_unjudged(relevant_results(dossier)):
         reasons.append(f"there is no verdict on {enumerate_words(unjudged)}")
+    reasons += list_open_reasons(relevant_results(dossier))
     if failed := [attack.attack for attack in dossier.missing if attack.is_failure]:
-        reasons.append(f"{enumerate_words(list(dict.fromkeys(failed)))} failed in part or as a whole")
+        names = list(dict.fromkeys(failed))
+        reasons.append(f"{enumerate_words(names)} {'lacks' if len(names) == 1 else 'lack'} results that were asked for")
     return reasons
 
 
@@ -178,13 +194,16 @@ def _worst_of_metric(metric: str, results: Sequence[Result], dossier: Dossier) -
     """Return the worst score of any client by a metric."""
     higher = results[0].higher_is_better
     sign = 1.0 if higher else -1.0
+    value_range = describe_metric(metric).value_range
     scored = [result for result in results if result.worst is not None]
     reasons = _reasons_unknown(dossier)
     lacking = [result.attack for result in results if result.worst is None or result.unscored]
     if lacking:
         reasons.append(f"{metric} was not computed for all clients of {enumerate_words(list(dict.fromkeys(lacking)))}")
     if not scored:
-        return Quantity(value=None, where="", higher_is_worse=higher, open_reason="; ".join(reasons))
+        return Quantity(
+            value=None, where="", higher_is_worse=higher, open_reason="; ".join(reasons), value_range=value_range
+        )
     worst = max(scored, key=lambda result: sign * to_float(result.worst.value if result.worst else None))
     assert worst.worst is not None
     where = f"{worst.attack}, client {worst.worst.client}, round {worst.worst.round}"
@@ -193,6 +212,7 @@ def _worst_of_metric(metric: str, results: Sequence[Result], dossier: Dossier) -
         where=f"{where}, {worst.setting}" if worst.setting else where,
         higher_is_worse=higher,
         open_reason="; ".join(reasons),
+        value_range=value_range,
     )
 
 
@@ -202,16 +222,22 @@ def _epsilon_quantities(dossier: Dossier) -> dict[str, Quantity]:
     proved = {proof.setting for proof in dossier.proofs}
     unproved = [name for name in defended if name not in proved]
     nothing = f"nothing is proved of {enumerate_words(unproved)}" if unproved else "nothing is proved"
-    epsilon = Quantity(value=INFINITE, where=nothing, higher_is_worse=True)
+    epsilon = Quantity(value=INFINITE, where=nothing, higher_is_worse=True, value_range=_EPSILONS)
     if dossier.proofs and not unproved:
         most = max(dossier.proofs, key=lambda proof: to_float(proof.epsilon))
         where = f"{most.defense}, {most.setting}" if most.setting else most.defense
-        epsilon = Quantity(value=most.epsilon, where=f"proved of {where}", higher_is_worse=True)
-    measured = Quantity(value=None, where="", higher_is_worse=True, open_reason="no canaries measured epsilon")
+        epsilon = replace(epsilon, value=most.epsilon, where=f"proved of {where}")
+    measured = Quantity(
+        value=None,
+        where="",
+        higher_is_worse=True,
+        open_reason="no canaries measured epsilon",
+        value_range=_EPSILONS,
+    )
     if dossier.measured:
         highest = max(dossier.measured, key=lambda item: to_float(item.measured))
         where = f"{highest.defense} of client {highest.client}"
-        measured = Quantity(value=highest.measured, where=where, higher_is_worse=True)
+        measured = replace(measured, value=highest.measured, where=where, open_reason="")
     return {"epsilon": epsilon, "measured-epsilon": measured}
 
 
@@ -221,4 +247,5 @@ def _accuracy_quantity(dossier: Dossier) -> dict[str, Quantity]:
     value = dossier.accuracy.accuracy
     reason = "" if value is not None else "nobody evaluated the model on public test examples"
     where = f"of {number_of(dossier.accuracy.examples or 0, 'test example')}"
-    return {"accuracy": Quantity(value=value, where=where, higher_is_worse=False, open_reason=reason)}
+    accuracy = Quantity(value=value, where=where, higher_is_worse=False, open_reason=reason, value_range=(0.0, 1.0))
+    return {"accuracy": accuracy}

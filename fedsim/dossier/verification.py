@@ -4,18 +4,20 @@
 2. Scores: where the truth is known, findings are judged again, and compared with `scores.csv`.
 3. Epsilon: the accountant composes again what the ledger says that each client did.
 4. A sweep's table is compared with what its cells' runs say.
+5. Files: the page and the JUnit file are written again, and compared.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsim.audit.audit import Audit
 from fedsim.base.errors import ConfigError, FedsimError
-from fedsim.dossier.contents import Dossier
+from fedsim.dossier.contents import Dossier, start_sentence
 from fedsim.dossier.files import JSON_FILE, read_dossier
 from fedsim.dossier.recomputation import (
     State,
@@ -29,6 +31,7 @@ from fedsim.dossier.recomputation import (
 from fedsim.dossier.run_dossier import DossierOptions, collect_run_dossier
 from fedsim.dossier.sweep_dossier import collect_sweep_dossier
 from fedsim.dossier.thresholds import judge_thresholds
+from fedsim.dossier.written_files import compare_written_files
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.seals import signing_key
 from fedsim.report.reported_run import ReportedRun, open_reported_run
@@ -51,9 +54,10 @@ class Verification:
         dossier: the dossier.
         is_signed: whether it bears a signature.
         contents: its values.
-        scores: the values and floors of `scores.csv`, judged again.
+        scores: the columns of `scores.csv`, judged again.
         epsilons: those of `ledger.csv`, composed again.
         cells: the values of `sweep.csv`, read again from the cells' runs.
+        files: the page and the JUnit file, written again.
         remarks: how far the result can be relied on.
     """
 
@@ -63,17 +67,30 @@ class Verification:
     scores: Sequence[VerifiedValue] = ()
     epsilons: Sequence[VerifiedValue] = ()
     cells: Sequence[VerifiedValue] = ()
+    files: Sequence[VerifiedValue] = ()
     remarks: list[str] = field(default_factory=list)
 
     @property
     def values(self) -> list[VerifiedValue]:
         """Return all values."""
-        return [*self.contents, *self.scores, *self.epsilons, *self.cells]
+        return [*self.contents, *self.scores, *self.epsilons, *self.cells, *self.files]
 
     @property
     def differences(self) -> list[VerifiedValue]:
         """Return the values that differ."""
         return [value for value in self.values if value.state == "differs"]
+
+    @property
+    def faults(self) -> list[str]:
+        """Say why the dossier counts for nothing or is not verified, besides the differences."""
+        faults = []
+        if self.scores and all(value.state == "cannot be recomputed" for value in self.scores):
+            reasons = dict.fromkeys(value.why for value in self.scores)
+            faults.append(f"no score was judged again: {next(iter(reasons))}")
+        review_by = self.dossier.review_by
+        if review_by is not None and review_by < datetime.date.today():
+            faults.append(f"it had to be examined again by {review_by}, so that it is no longer valid")
+        return faults
 
     @property
     def counts(self) -> dict[str, str]:
@@ -86,16 +103,24 @@ class Verification:
             "scores, judged again from the findings": self.scores,
             "epsilons, composed again from the ledger": self.epsilons,
             "numbers of sweep.csv, read again from the cells' runs": self.cells,
+            "files beside dossier.json, written again": self.files,
         }
         return {name: _count_states(values) for name, values in parts.items() if values}
 
 
-def verify_dossier_file(path: Path, run: Path | None = None, *, trust: bool = False) -> Verification:
+def verify_dossier_file(
+    path: Path,
+    run: Path | None = None,
+    *,
+    open_audits: Callable[[OpenRun], Sequence[Audit]] | None = None,
+    trust: bool = False,
+) -> Verification:
     """Compute the numbers of a dossier again, see `Verification`; nothing is written.
 
     Args:
         path: `dossier.json`, or its folder.
         run: the run or sweep, where it was moved.
+        open_audits: returns the audits of a run by attack files; None where none are named.
         trust: import code that a run folder names.
 
     Raises:
@@ -115,7 +140,10 @@ def verify_dossier_file(path: Path, run: Path | None = None, *, trust: bool = Fa
     found = found.model_copy(update={"thresholds": thresholds})
     is_signed = len(sealed.seal) > 1
     remarks = _remark_on_dossier(stated, found, is_signed=is_signed)
+    files = compare_written_files(sealed, folder)
     if stated.kind == "sweep":
+        if open_audits is not None:
+            raise ConfigError("--attack: the cells of a sweep have the attacks of its own file; leave it out")
         cells = read_cells_again(run, trust=trust)
         remarks.append("Scores were taken from the scores.csv of each cell, whose hash the manifest of its run has.")
         return Verification(
@@ -123,10 +151,12 @@ def verify_dossier_file(path: Path, run: Path | None = None, *, trust: bool = Fa
             is_signed=is_signed,
             contents=_compare_contents(stated, found, _explain_missing_data_of_cells(run, trust=trust)),
             cells=cells,
+            files=files,
             remarks=remarks,
         )
     reported = open_reported_run(OpenRun(run), trust=trust)
-    scores = judge_findings_again(reported)
+    further_audits = open_audits(OpenRun(run)) if open_audits is not None else ()
+    scores = judge_findings_again(reported, further_audits)
     if any(value.state == "differs" for value in scores):
         remarks.append(_WHY_SCORES_DIFFER)
     return Verification(
@@ -135,13 +165,14 @@ def verify_dossier_file(path: Path, run: Path | None = None, *, trust: bool = Fa
         contents=_compare_contents(stated, found, _explain_missing_data(reported)),
         scores=scores,
         epsilons=compose_epsilons_again(reported),
+        files=files,
         remarks=remarks,
     )
 
 
 def _remark_on_dossier(stated: Dossier, found: Dossier, *, is_signed: bool) -> list[str]:
     """Say how far the result can be relied on."""
-    remarks = [f"{found.evidence.integrity[:1].upper()}{found.evidence.integrity[1:]}."]
+    remarks = [f"{start_sentence(found.evidence.integrity)}."]
     if not is_signed:
         remarks.append("The dossier is not signed, so that who can write there can make it again.")
     elif signing_key() is None:
@@ -153,8 +184,6 @@ def _remark_on_dossier(stated: Dossier, found: Dossier, *, is_signed: bool) -> l
             if stated.versions.get(package) != version
         ]
         remarks.append(f"It was written by other versions: {', '.join(changed)}.")
-    if stated.review_by is not None and stated.review_by < datetime.date.today():
-        remarks.append(f"It had to be examined again by {stated.review_by}, so that it is no longer valid.")
     return remarks
 
 
@@ -186,8 +215,8 @@ def _compare_contents(stated: Dossier, found: Dossier, why_no_data: str) -> list
 
 _NOTHING = "nothing"
 _WHY_SCORES_DIFFER = (
-    "Where scores differ and the files are those that were written, the code that judges findings has changed, or the "
-    "scores were not computed by it."
+    "Where scores differ and the files are those that were written, the code that judges findings has changed, the "
+    "scores were not computed by it, or they are of an attack file that --attack FILE has to name."
 )
 
 

@@ -7,19 +7,27 @@ import datetime
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+from safetensors.torch import save_file
 
 import fedsim
+from fedsim.audit.audit import open_audit
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.dossier import contents
-from fedsim.dossier.contents import SealedDossier
+from fedsim.dossier.attacked import read_finding_facts
+from fedsim.dossier.files import write_dossier_files
+from fedsim.dossier.limits import describe_validity
+from fedsim.dossier.missing import list_missing_attacks
+from fedsim.dossier.recomputation import judge_findings_again
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.seals import KEY_VARIABLE, seal_text
+from fedsim.report.reported_run import open_reported_run
 from tests.support.commands import Call
 from tests.support.experiments import make_tiny_config, run_serial
 
@@ -37,6 +45,28 @@ DEFENDED = RUN | {
     "attack": [{"name": "inverting-gradients", "iterations": 1}],
     "defense": [{"name": "dp-sgd", "clip": 1.0, "noise_multiplier": 2.0}],
 }
+NET = """
+from fedsim.base.task import Task
+from fedsim.training.models.linear import Linear
+
+def build():
+    return Linear().build(Task((1, 8, 8), 10))
+"""
+ATTACK_FILE = """
+[adversary]
+victims = [0]
+rounds = [1]
+workers = 1
+[adversary.knowledge]
+model = "net_of_dossier:build"
+input_shape = [1, 8, 8]
+value_range = [-2.0, 2.0]
+[truth]
+0 = "zero.safetensors"
+[[attack]]
+name = "analytic"
+"""
+"""Attack file for a bare recording of the leaking run."""
 SCHEMA = Path(contents.__file__).with_name("dossier.schema.json")
 
 
@@ -156,7 +186,6 @@ def test_a_proof_stands_with_unit_accountant_and_trust_and_is_composed_again(def
         ("psnr>1000", "not reached"),
         ("identification>0.5", "reached"),
         ("mse<0.001", "reached"),
-        ("mse<0", "not reached"),
         ("epsilon>8", "reached"),
         ("measured-epsilon>1", "cannot be decided"),
         ("accuracy<0.01", "not reached"),
@@ -179,6 +208,11 @@ def test_thresholds_are_about_the_most_exposed_client(
         ("psnr>nan", "expected a number after >, got 'nan'"),
         ("psnr", "write it as psnr>NUMBER"),
         ("l_sim<1", "'l_sim' names nothing"),
+        ("identification>50", "is never reached, since identified has values from 0 to 1"),
+        ("identified>1", "is never reached"),
+        ("mse<0", "is never reached, since mse has values from 0 to 1; write a limit in between"),
+        ("accuracy<78", "is always reached, since accuracy has values from 0 to 1"),
+        ("epsilon>-1", "is always reached, since epsilon has values from 0 up"),
     ],
 )
 def test_a_threshold_that_says_nothing_is_refused_and_nothing_is_written(
@@ -302,6 +336,7 @@ def test_without_the_data_scores_are_not_judged_again_and_it_is_said_why(
     verification = fedsim.verify_dossier(run)
     assert verification.differences == []
     assert {value.state for value in verification.scores} == {"cannot be recomputed"}
+    assert [fault.partition(":")[0] for fault in verification.faults] == ["no score was judged again"]
     assert {value.why for value in verification.scores} == {
         "analytic, round 1, client 0: not scored: digits: not found; download them"
     }
@@ -371,8 +406,134 @@ def test_what_is_no_dossier_is_refused(run: Path) -> None:
         fedsim.verify_dossier(run)
 
 
-def test_a_dossier_past_its_day_is_said_to_be_so(run: Path) -> None:
-    fedsim.write_dossier(run, review_by=datetime.date(2020, 1, 2))
-    remarks = " ".join(fedsim.verify_dossier(run).remarks)
-    assert "It had to be examined again by 2020-01-02, so that it is no longer valid." in remarks
-    assert SealedDossier.model_validate_json((run / "dossier.json").read_bytes()).dossier.review_by is not None
+def test_a_past_day_of_examination_is_refused(run: Path, call: Call) -> None:
+    before = (run / "dossier.json").read_bytes()
+    done = call("dossier", run, "--review-by", "2020-01-02")
+    assert done.returncode == 2
+    assert "2020-01-02 is past, so that the dossier would not be valid; name a later day" in done.stderr
+    assert (run / "dossier.json").read_bytes() == before
+    assert fedsim.write_dossier(run, review_by=datetime.date.today()).contents.review_by == datetime.date.today()
+
+
+def test_a_dossier_past_its_day_fails(run: Path, call: Call) -> None:
+    dossier = fedsim.write_dossier(run, review_by=datetime.date.today()).contents
+    day = datetime.date(2020, 1, 2)
+    past = dossier.model_copy(update={"review_by": day, "validity": describe_validity(day)})
+    write_dossier_files(past, run)
+    done = call("verify", run)
+    assert done.returncode == 1
+    assert done.stderr.endswith(": it had to be examined again by 2020-01-02, so that it is no longer valid\n")
+
+
+@pytest.mark.parametrize("name", ["dossier.html", "dossier.junit.xml"])
+def test_a_page_or_test_result_that_was_forged_differs(run: Path, name: str) -> None:
+    fedsim.write_dossier(run, fail_if=["leaks"])
+    file = run / name
+    file.write_text(file.read_text().replace("leaks", "no leak shown"))
+    assert [value.where for value in fedsim.verify_dossier(run).differences] == [name]
+    # One that is gone is no proof of anything, and is said to be gone.
+    file.unlink()
+    [value] = [value for value in fedsim.verify_dossier(run).files if value.state != "equal"]
+    assert (value.state, value.why) == (
+        "cannot be recomputed",
+        f"{name} is not beside dossier.json, so that nobody knows what it says",
+    )
+
+
+def test_a_test_result_without_thresholds_differs(run: Path) -> None:
+    fedsim.write_dossier(run)
+    (run / "dossier.junit.xml").write_text("<testsuite failures='0'/>")
+    assert [value.where for value in fedsim.verify_dossier(run).differences] == ["dossier.junit.xml"]
+
+
+@pytest.mark.parametrize(
+    ("column", "forged"),
+    [
+        ("floor_guess", "some guess"),
+        ("higher_is_better", "False"),
+        ("examples", "200"),
+        ("nearest_public", "50.0"),
+        ("ceiling", "60.0"),
+        ("missing", "it was too small"),
+        ("granted", "labels"),
+        ("instrument", "a ruler"),
+        ("settings", "{}  "),
+    ],
+)
+def test_each_column_of_a_score_that_was_changed_differs(run: Path, column: str, forged: str) -> None:
+    is_forged = {"metric": "psnr", "victim": "2"}
+    rewrite(run / "scores.csv", lambda row: row | {column: forged} if is_forged.items() <= row.items() else row)
+    reported = open_reported_run(OpenRun(run))
+    differences = [value.where for value in judge_findings_again(reported) if value.state == "differs"]
+    assert differences == [f"analytic, client 2, round 1, psnr, {column}"]
+
+
+def test_what_an_attack_is_known_to_lack_depends_on_who_asked_for_it(original: Path) -> None:
+    reported = open_reported_run(OpenRun(original))
+    findings = read_finding_facts(reported)
+    assert list_missing_attacks(reported, findings) == []
+    # The run's own file asked for client 2.
+    [missing] = list_missing_attacks(reported, [about for about in findings if about["victim"] != 2])
+    assert missing.is_failure
+    assert missing.why.startswith("it was asked for and left no finding of client 2 (round 1); log.txt")
+    # Nobody asked a further attack for other clients than its own.
+    further = findings[0] | {"title": "sme", "attack": "sme", "victim": 5, "command": "fedsim attack RUN more.toml"}
+    missing_by_attack = {missing.attack: missing for missing in list_missing_attacks(reported, [*findings, further])}
+    assert not missing_by_attack["analytic"].is_failure
+    assert missing_by_attack["analytic"].why == "it was not made of client 5"
+    # The same command made another attack of client 4.
+    further_dlg = further | {"title": "dlg", "attack": "dlg", "victim": 4}
+    every = list_missing_attacks(reported, [*findings, further, further_dlg])
+    assert {(missing.attack, missing.why.partition(";")[0]) for missing in every if missing.is_failure} >= {
+        ("sme", "it was asked for and left no finding of client 4 (round 1)")
+    }
+
+
+def test_a_round_that_an_attack_failed_in_is_missed(original: Path) -> None:
+    reported = open_reported_run(OpenRun(original))
+    adversary = reported.audit.spec.adversary.model_copy(update={"rounds": [1, 2]})
+    spec = reported.audit.spec.model_copy(update={"adversary": adversary})
+    reported = replace(reported, audit=replace(reported.audit, spec=spec))
+    [missing] = list_missing_attacks(reported, read_finding_facts(reported))
+    assert (missing.attack, missing.is_failure) == ("analytic", True)
+    assert "client 0 (round 2)" in missing.why
+
+
+def test_a_finding_without_a_score_is_missed(run: Path) -> None:
+    rewrite(run / "scores.csv", lambda row: None if row["victim"] == "2" else row)
+    reported = open_reported_run(OpenRun(run))
+    [missing] = list_missing_attacks(reported, read_finding_facts(reported))
+    assert (missing.is_failure, missing.why) == (
+        True,
+        "its finding has no score of client 2 (round 1), so that nobody knows whether it is right",
+    )
+
+
+def test_scores_of_an_attack_file_are_judged_again_with_that_file(run: Path, tmp_path: Path, call: Call) -> None:
+    shutil.copytree(run / "transcript", tmp_path / "app" / "transcript")
+    truth = open_audit(run, None).case.truth(0, 1)
+    assert truth is not None
+    save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "zero.safetensors")
+    (tmp_path / "net_of_dossier.py").write_text(NET)
+    (tmp_path / "attack.toml").write_text(ATTACK_FILE)
+    call("attack", tmp_path / "app", tmp_path / "attack.toml", "-q")
+    fedsim.write_dossier(tmp_path / "app")
+    done = call("verify", tmp_path / "app")
+    assert done.returncode == 1
+    assert done.stdout.startswith("result: no score was judged again: the run does not say where the clients' data are")
+    done = call("verify", tmp_path / "app", "--attack", tmp_path / "attack.toml")
+    assert done.returncode == 0, done.stderr
+    rewrite(tmp_path / "app" / "scores.csv", lambda row: row | ({"value": "1.0"} if row["metric"] == "psnr" else {}))
+    reseal(tmp_path / "app", "scores.csv")
+    fedsim.write_dossier(tmp_path / "app")
+    done = call("verify", tmp_path / "app", "--attack", tmp_path / "attack.toml")
+    assert done.returncode == 1
+    assert "differs from the run: analytic, client 0, round 1, psnr, value is 1.0 there" in done.stderr
+
+
+def test_a_run_without_its_manifest_is_said_to_be_so_in_whole_sentences(run: Path, call: Call) -> None:
+    (run / "manifest.json").unlink()
+    fedsim.write_dossier(run)
+    assert fedsim.verify_dossier(run).remarks[0] == (
+        "manifest.json: is not there, so nothing proves the run whole; it was removed, or the run never began."
+    )
