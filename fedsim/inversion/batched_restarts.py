@@ -22,9 +22,12 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_tensors import problem_facts, problem_tensors, replace_tensors, tree_shapes
 from fedsim.inversion.restart import InversionTask, IterationInputs, Restart, objective_terms, report_curves
 from fedsim.inversion.stacked_restarts import StackedRestarts, stack_values
+from fedsim.training.convolution_products import use_products
 
 MEMORY_BUDGET = 1 << 32
-"""Largest number of bytes that one call may take."""
+"""Largest number of bytes that one call may take where the device does not tell its free memory."""
+_SHARE_OF_FREE_MEMORY = 0.5
+"""Largest share of a GPU's free memory that one call may take."""
 _TOLERANCE = 1e-3
 """Largest difference of a batched result from that of a restart alone, relative to its size."""
 _LEAST_SIZE = 1e-3
@@ -34,6 +37,15 @@ _LEAST_SIZE = 1e-3
 def batching_pays(device: torch.device) -> bool:
     """Tell whether a batch of restarts takes less time than one restart after the other."""
     return device.type != "cpu"
+
+
+def memory_budget(device: torch.device) -> int:
+    """Return how many bytes one call may take: half of what is free on a GPU."""
+    if device.type != "cuda":
+        return MEMORY_BUDGET
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(_SHARE_OF_FREE_MEMORY * free)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,11 +64,17 @@ class BatchEntry:
 
     @classmethod
     def from_task(cls, task: InversionTask) -> BatchEntry:
-        """Evaluate each restart by itself and measure its memory."""
+        """Evaluate each restart by itself, by the operations of a call, and measure its memory."""
         first, *others = (partial(task.restart_evaluation(restart), 0) for restart in task.restarts)
-        saved_bytes, first_result = _measure_saved_bytes(first)
-        results = [first_result, *(evaluate() for evaluate in others)]
+        with use_products(task.problem.labels.device):
+            saved_bytes, first_result = _measure_saved_bytes(first)
+            results = [first_result, *(evaluate() for evaluate in others)]
         return cls(task=task, solo_results=results, bytes_per_restart=saved_bytes + _tensor_bytes(task))
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the attack."""
+        return self.task.problem.labels.device
 
     @cached_property
     def leaves(self) -> list[Tensor]:
@@ -85,7 +103,7 @@ def fit_in_memory(entries: Sequence[BatchEntry]) -> bool:
     A single victim always does, because its restarts may be split over several calls.
     """
     total = sum(entry.bytes_per_restart * len(entry.task.restarts) for entry in entries)
-    return len(entries) == 1 or total <= MEMORY_BUDGET
+    return len(entries) == 1 or total <= memory_budget(entries[0].device)
 
 
 def batched_steps(entries: Sequence[BatchEntry]) -> list[list[Step] | None]:
@@ -101,7 +119,7 @@ def batched_steps(entries: Sequence[BatchEntry]) -> list[list[Step] | None]:
         slots = []
         for entry in group:
             slots += [(entry, restart) for restart in range(len(entry.task.restarts))]
-        batch_size = MEMORY_BUDGET // max(entry.bytes_per_restart for entry in group)
+        batch_size = memory_budget(group[0].device) // max(entry.bytes_per_restart for entry in group)
         if min(batch_size, len(slots)) < 2:
             continue
         starts = range(0, len(slots), batch_size)
@@ -273,9 +291,9 @@ class _BatchedCall:
             problem, target = self._with_leaves(leaves)
             return objective_terms(recipe, problem, values, iteration_inputs, target)
 
-        with self._first_task.precision_context():
-            batched_terms = vmap(terms, (0, 0, axes))
-            objective, distance, l_sim = batched_terms(values, self._stacked_leaves(slots), iteration_inputs)
+        leaves = self._stacked_leaves(slots)
+        with self._first_task.precision_context(), use_products(values["dummy"].device):
+            objective, distance, l_sim = vmap(terms, (0, 0, axes))(values, leaves, iteration_inputs)
             inputs = [values[name] for name in names]
             gradients = torch.autograd.grad(objective.sum(), inputs, materialize_grads=True)
         return [objective.detach(), distance, l_sim, *gradients]
@@ -333,14 +351,17 @@ def _tensor_bytes(task: InversionTask) -> int:
 
 
 def _measure_saved_bytes(compute: Callable[[], list[Tensor]]) -> tuple[int, list[Tensor]]:
-    """Return the bytes that the passes of `compute` save, about its memory, and its result."""
-    saved_bytes = 0
+    """Return the bytes that the passes of `compute` save, about its memory, and its result.
 
-    def count_bytes(tensor: Tensor) -> Tensor:
-        nonlocal saved_bytes
-        saved_bytes += tensor.numel() * tensor.element_size()
+    Several operations save the same unfolded inputs, which count once.
+    """
+    saved_storages: dict[int, torch.UntypedStorage] = {}
+
+    def note_storage(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved_storages[storage.data_ptr()] = storage
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(count_bytes, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(note_storage, lambda tensor: tensor):
         result = compute()
-    return saved_bytes, result
+    return sum(storage.nbytes() for storage in saved_storages.values()), result

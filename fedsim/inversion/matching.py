@@ -166,8 +166,8 @@ class GradientInversion(Attack):
         """Run all restarts and return those that did not diverge, at their ends."""
         task = self._prepare_task(update, knowledge, rng)
         steps = None
-        if len(task.restarts) > 1 and self._can_batch(task):
-            steps = batched_steps([BatchEntry.from_task(task)])[0]
+        if len(task.restarts) > 1 and (entry := self._batch_entry(task)) is not None:
+            steps = batched_steps([entry])[0]
         return run_to_end(self._descent_turns(task, steps, progress))
 
     # Running the attack on several victims.
@@ -183,7 +183,7 @@ class GradientInversion(Attack):
                     target = order.target
                     update = self._update(target)
                     task = self._prepare_task(update, target.knowledge, target.rng, order.log_context)
-                    entry = BatchEntry.from_task(task) if self._can_batch(task) else None
+                    entry = self._batch_entry(task)
             except FAILURES as error:
                 yield order, error
                 continue
@@ -334,11 +334,16 @@ class GradientInversion(Attack):
             raise divergence_error(trials, task.problem.where, "step_size")
         return [(restarts_by_trial[trial], trial) for trial in remaining]
 
-    def _can_batch(self, task: InversionTask) -> bool:
-        """Tell whether restarts can be batched, with one another and with other victims'."""
+    def _batch_entry(self, task: InversionTask) -> BatchEntry | None:
+        """Return what batches the restarts with one another and with other victims', if it can."""
         if self.compile or task.recipe.optimizer == "lbfgs":  # evaluates several times a step
-            return False
-        return batching_pays(task.problem.labels.device)
+            return None
+        if not batching_pays(task.problem.labels.device):
+            return None
+        try:
+            return BatchEntry.from_task(task)
+        except torch.OutOfMemoryError:  # a batch takes more memory than convolutions of one victim
+            return None
 
     def _restart_steps(self, task: InversionTask) -> Sequence[Step]:
         """Return the steps of each restart, computed by itself."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clients.defenses.dp_sgd import DpSgd
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.randomness import generator, seed_globals, use_one_thread
 from fedsim.base.task import Task
@@ -24,7 +26,10 @@ from fedsim.exposure.measure import Measure
 from fedsim.interfaces.attack import Attack, Target, VictimTask
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import Finding
+from fedsim.interfaces.local_context import ClientRound
 from fedsim.plugins import registry
+from fedsim.training.cohort import LocalData, local_updates
+from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
@@ -180,6 +185,42 @@ def test_local_training_of_a_model_stays_on_its_device(name: str, accelerator: A
 
     compare(trained, accelerator)
     check_reads(accelerator, f"model {name}")
+
+
+@pytest.mark.parametrize(
+    ("layers", "defenses"),
+    [([], []), ([nn.Conv2d(1, 2, 3, padding=1), nn.AvgPool2d(2)], []), ([], [DpSgd(noise_multiplier=1.0)])],
+    ids=["linear", "convolution", "clipped"],
+)
+def test_clients_that_train_at_once_stay_on_the_device_of_the_model(
+    layers: list[nn.Module], defenses: list[Defense], accelerator: Any
+) -> None:
+    task = TASKS[0]
+    with seed_globals("devices", "cohort"):
+        first = nn.Sequential(*deepcopy(layers), nn.Flatten())
+        width = first(torch.zeros(1, *task.input_shape)).shape[1]
+        start = nn.Sequential(first, nn.Linear(width, task.outputs))
+    before, (inputs, labels) = copy_state(start), data(task)
+    training = LocalTraining(local_epochs=2, batch_size=2, learning_rate=0.05, momentum=0.5)
+
+    def trained(device: torch.device) -> dict[str, Tensor]:
+        model, shares = deepcopy(start).to(device), []
+        for count in (4, 1):
+            about = ClientRound(key=(count,), broadcast=before)
+            hooks = TrainingHooks(defenses, model, training, count, about) if defenses else None
+            shares.append(LocalData(inputs=inputs[:count], labels=labels[:count], key=(count,), hooks=hooks))
+        named: dict[str, Tensor] = {}
+        for client, update in enumerate(local_updates(model, before, shares, training)):
+            assert update is not None
+            after, loss = update
+            assert all(tensor.device == device for tensor in after.values())
+            named |= {f"{name} of {client}": tensor for name, tensor in on_cpu(after).items()}
+            named[f"loss of {client}"] = torch.tensor(loss)
+        return named
+
+    compare(trained, accelerator)
+    steps = {"fedsim/training/cohort.py:_clipped_gradients"} if defenses else set()
+    assert accelerator.reads == {"fedsim/training/cohort.py:local_updates", *steps}
 
 
 @pytest.mark.parametrize("name", subjects("defenses"))

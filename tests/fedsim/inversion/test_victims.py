@@ -30,6 +30,7 @@ from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
+from fedsim.training import convolution_products
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
@@ -73,6 +74,12 @@ class Counted:
 def network(task: Task) -> nn.Module:
     with seed_globals("victims"):
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(task.input_shape), 12), nn.Sigmoid(), nn.Linear(12, 5))
+
+
+def convolutional(task: Task) -> nn.Module:
+    with seed_globals("victims"):
+        layers = nn.Conv2d(1, 3, 3, padding=1), nn.Sigmoid(), nn.AvgPool2d(2), nn.Conv2d(3, 4, 3, stride=2)
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 5))
 
 
 def branching(task: Task) -> nn.Module:
@@ -191,6 +198,86 @@ def test_victims_at_once_are_found_as_they_are_one_after_the_other(
     assert all(told == [1, 2, 3, 4] for told in some.told.values())
     if name == "sra-gradient":
         assert isinstance(whole[3], Representatives)
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[int, ...]]]:
+    """From now on convolutions are products; the shapes of their inputs."""
+
+    def patched() -> list[tuple[int, ...]]:
+        shapes: list[tuple[int, ...]] = []
+        convolve = convolution_products.convolve
+
+        def noted(inputs: Tensor, *settings: Any, **others: Any) -> Tensor:
+            shapes.append(tuple(inputs.shape))
+            return convolve(inputs, *settings, **others)
+
+        monkeypatch.setattr(convolution_products, "convolve", noted)
+        monkeypatch.setattr(convolution_products, "products_pay", lambda device: True)
+        return shapes
+
+    return patched
+
+
+@pytest.mark.parametrize("name", ["inverting-gradients", "sme"])
+def test_victims_of_convolutions_are_found_by_products_as_they_are_by_convolutions(
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: Callable[[], None],
+    products: Callable[[], list[tuple[int, ...]]],
+    tmp_path: Path,
+) -> None:
+    some, by = Federation(tmp_path / "recording", build=convolutional), attack(name)
+    apart = {client: some.run_alone(by, some.order(client)) for client in (3, 5, 8)}
+    at_once()
+    shapes, compute = products(), batched_restarts._BatchedCall.compute
+
+    def watched(self: Any, *given: Any) -> list[Tensor]:
+        shapes.clear()
+        return compute(self, *given)
+
+    monkeypatch.setattr(batched_restarts._BatchedCall, "compute", watched)
+    whole = outcomes(by, [some.order(client) for client in (3, 5, 8)])
+    for client, found in apart.items():
+        check_same(whole[client], found)
+    assert set(shapes) == {(4, 1, 6, 6), (4, 3, 3, 3)}
+    assert not any("one after the other" in said for heard in some.heard.values() for said in heard)
+
+
+def test_the_memory_of_unfolded_inputs_is_counted_once(
+    products: Callable[[], list[tuple[int, ...]]], tmp_path: Path
+) -> None:
+    some, by = Federation(tmp_path / "recording", build=convolutional), attack()
+    matched = by._prepare_task(*_single(some, by), generator(0))
+    folded = batched_restarts.BatchEntry.from_task(matched).bytes_per_restart
+    products()
+    unfolded = batched_restarts.BatchEntry.from_task(matched).bytes_per_restart
+    inputs = 4 * 36 + 4 * 27  # of each layer: examples and numbers of an example
+    windows = 4 * 36 * 9 + 4 * 1 * 27  # examples, positions and numbers of a position
+    assert unfolded - folded == 4 * (windows - inputs)
+
+
+def test_a_victim_for_which_a_batch_has_no_memory_is_computed_alone(
+    monkeypatch: pytest.MonkeyPatch, at_once: Callable[[], None], tmp_path: Path
+) -> None:
+    some, by = Federation(tmp_path / "recording"), attack()
+    apart = {client: some.run_alone(by, some.order(client)) for client in (3, 5)}
+    at_once()
+
+    def full(task: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(batched_restarts.BatchEntry, "from_task", full)
+    for client, outcome in outcomes(by, [some.order(client) for client in (3, 5)]).items():
+        check_same(outcome, apart[client])
+
+
+def test_half_of_the_free_memory_of_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 200)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    assert batched_restarts.memory_budget(torch.device("cuda")) == 400
+    assert batched_restarts.memory_budget(torch.device("cpu")) == batched_restarts.MEMORY_BUDGET
 
 
 def test_all_that_are_alike_are_one_call_in_each_iteration(at_once: Callable[[], None], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import RunError
 from fedsim.base.randomness import seed_globals
@@ -21,9 +22,10 @@ from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
-from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, local_updates
+from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, group_size, local_updates
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
+from fedsim.training.models.lenet import LeNet
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
@@ -129,6 +131,65 @@ def test_every_layer_that_fits_trains_as_in_the_loop(between: list[nn.Module]) -
     model, how = two_layers(*between), sgd(momentum=0.9, weight_decay=0.01)
     assert can_vectorise(model, how, [])
     assert_same_as_the_loop(model, [share(count, client, client) for client, count in enumerate((9, 2, 5))], how)
+
+
+CUDA = torch.device("cuda")
+
+
+def convolutions(*layers: nn.Module) -> nn.Module:
+    """A network of these layers between two of its own, of inputs of one channel."""
+    with seed_globals("convolutions"):
+        body = nn.Sequential(*layers, nn.Tanh(), nn.Flatten())
+        return nn.Sequential(body, nn.Linear(body(torch.zeros(1, 1, 2, 3)).shape[1], 3))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Conv2d(1, 4, 2, padding=1), nn.MaxPool2d(2), nn.Conv2d(4, 2, 1, groups=2, bias=False)],
+        [nn.Conv2d(1, 3, (1, 2), stride=(1, 2), padding="valid"), nn.Conv2d(3, 6, 3, padding="same", groups=3)],
+        [nn.Conv2d(1, 2, 2, padding=2, dilation=2), nn.AvgPool2d(2)],
+        [nn.Flatten(2), nn.Conv1d(1, 2, 3), nn.AvgPool1d(2)],
+        [nn.Unflatten(1, (1, 1)), nn.Conv3d(1, 2, (1, 2, 2))],
+    ],
+    ids=["pooled", "strided", "dilated", "one axis", "three axes"],
+)
+def test_convolutions_train_as_in_the_loop(layers: list[nn.Module]) -> None:
+    model, how = convolutions(*layers), sgd(momentum=0.9, weight_decay=0.01, proximal_mu=0.1)
+    assert_same_as_the_loop(model, [share(count, client, client) for client, count in enumerate((9, 2, 5))], how)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        SmeCnn(channels=(64, 128), hidden=200).build(Task((3, 32, 32), 100)),
+        LeNet().build(Task((1, 28, 28), 10)),
+        Mlp(hidden=(640,)).build(Task((1, 28, 28), 10)),
+    ],
+    ids=["sme-cnn", "lenet", "large"],
+)
+def test_convolutions_and_larger_networks_train_at_once_on_an_accelerator_alone(model: nn.Module) -> None:
+    assert can_vectorise(model, sgd(), [], CUDA)
+    assert not can_vectorise(convolutions(nn.Conv2d(1, 2, 2)), sgd(), [])
+    assert group_size(model, CUDA) == 128
+
+
+def test_what_a_product_cannot_compute_is_left_to_the_loop_on_an_accelerator() -> None:
+    circular = convolutions(nn.Conv2d(1, 2, 2, padding=1, padding_mode="circular"))
+    for model in (circular, convolutions(nn.ConvTranspose2d(1, 2, 2)), convolutions(nn.BatchNorm2d(1))):
+        assert not can_vectorise(model, sgd(), [], CUDA)
+    clipping = DpSgd(noise_multiplier=1.0)
+    assert can_vectorise(net(), sgd(), [clipping], CUDA)
+    assert not can_vectorise(convolutions(nn.Conv2d(1, 2, 2)), sgd(), [clipping], CUDA)
+
+
+def test_fewer_train_at_once_where_their_weights_are_many() -> None:
+    def wide(inputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(inputs, 1 << 13, bias=False, device="meta"))
+
+    assert group_size(wide(1 << 12), CUDA) == 8
+    assert can_vectorise(wide(1 << 14), sgd(), [], CUDA)
+    assert not can_vectorise(wide(1 << 15), sgd(), [], CUDA)  # two do not fit
 
 
 def test_a_client_alone_and_clients_alike_are_no_special_case() -> None:

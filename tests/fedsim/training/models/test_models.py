@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -686,26 +684,6 @@ def test_a_bad_setting_is_refused_in_one_sentence(name: str, settings: dict[str,
 
 
 # Dependencies and documents.
-
-
-def test_models_need_nothing_but_torch() -> None:
-    """Their modules import where Flower, Ray and torchvision are not installed."""
-    modules = sorted(
-        {
-            entry.module
-            for name in registry.registered_names("models")
-            if (entry := registry.find_entry_point("models", name))
-        }
-    )
-    ours = [module for module in modules if module.startswith("fedsim.")]
-    assert len(ours) >= 12
-    code = (
-        "import sys, importlib\n"
-        "sys.modules |= dict.fromkeys(('flwr', 'ray', 'torchvision', 'torchmetrics', 'sklearn'))\n"
-        f"for name in {ours}: importlib.import_module(name)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_table_of_models_names_every_one_of_ours() -> None:

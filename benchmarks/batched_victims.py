@@ -1,0 +1,249 @@
+"""What an iteration of SME and IG costs for many victims in one call: time on a GPU, or counts without one.
+
+    python benchmarks/batched_victims.py --device cuda [--victims 1 10 100] [--precision float32 tf32 bfloat16]
+    python benchmarks/batched_victims.py --device meta [--victims 8 100]
+
+SME's CNN for CIFAR-100, N = 50, labels known; a victim's w_T is w_0 and noise of its own, as the work does not depend
+on the data. Times are of the whole attack: those of the first five iterations, in which an attack is set up, are
+taken from those of `--iterations` more.
+
+PyTorch's device `meta` has shapes and no memory, so counts need no GPU: of the forward and both backward passes of one
+iteration, with convolutions in groups and as products. Kernels are operations that compute; a convolution in groups
+counts once for each group, as cuDNN runs them. Bytes are those of what operations read and write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from measuring import Row, make_parser, publish_rows
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Knowledge, Target, VictimTask
+from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.problem import InputScaling, InversionProblem
+from fedsim.inversion.restart import objective_terms
+from fedsim.plugins import registry
+from fedsim.recording.payloads import Payload
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
+from fedsim.training.convolution_products import ConvolutionsAsProducts
+from fedsim.training.models.sme import SmeCnn
+
+TASK, COUNT, RATE = Task((3, 32, 32), 100), 50, 0.004
+ATTACKS = ("sme", "inverting-gradients")
+SET_UP = 5
+"""Iterations of the shorter of the two attacks whose times are compared."""
+
+
+def build_model() -> nn.Module:
+    """Build what is attacked."""
+    with seed_globals("batched victims"):
+        return SmeCnn(channels=(64, 128), hidden=200).build(TASK)
+
+
+# Times on a device.
+
+
+def record_victims(victims: int, folder: Path) -> Transcript:
+    """Record an update of each victim."""
+    before = {name: tensor.detach().clone() for name, tensor in build_model().named_parameters()}
+    updates = []
+    for client in range(victims):
+        rng, after = generator("noise", client), {}
+        for name, tensor in before.items():
+            after[name] = tensor + 0.01 * torch.randn(tensor.shape, generator=rng)
+        sent = Payload.from_dense(after, "weights")
+        updates.append(Update(round=1, client=client, before=before, payload=sent, num_examples=COUNT))
+    Recorder(folder).write(1, updates)
+    return Transcript(folder)
+
+
+def time_attack(attack: GradientInversion, transcript: Transcript, victims: int, device: str) -> float:
+    """Return the seconds of an attack on all victims, whose findings are on the CPU at its end."""
+    known = Knowledge(
+        model=build_model,
+        loss=cross_entropy,
+        input_shape=TASK.input_shape,
+        num_classes=TASK.num_classes,
+        value_range=((0.0,) * 3, (1.0,) * 3),
+        input_mean=(0.5,) * 3,
+        input_std=(0.25,) * 3,
+        labels=torch.arange(COUNT),
+        learning_rate=RATE,
+        local_epochs=20,
+        batch_size=10,
+        device=torch.device(device),
+    )
+
+    def draw_tasks() -> Iterator[VictimTask]:
+        for client in range(victims):
+            rng = generator("attack", client)
+            yield VictimTask(target=Target(transcript=transcript, victim=client, knowledge=known, rng=rng))
+
+    start = time.perf_counter()
+    for _, outcome in attack.run_several(draw_tasks()):
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return time.perf_counter() - start
+
+
+def measure_times(options: argparse.Namespace) -> list[Row]:
+    """Time all attacks for all numbers of victims and precisions."""
+    name_of_device = torch.cuda.get_device_name(options.device) if "cuda" in options.device else options.device
+    rows = []
+    with TemporaryDirectory() as room:
+        transcript = record_victims(max(options.victims), Path(room) / "transcript")
+        for precision, name, victims in product(options.precision, options.only, options.victims):
+            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+            settings = {"precision": "bfloat16" if precision == "bfloat16" else "float32"}
+            few, many = (
+                registry.build("attacks", name, {**settings, "iterations": iterations}, name)
+                for iterations in (SET_UP, SET_UP + options.iterations)
+            )
+            time_attack(few, transcript, victims, options.device)  # what runs first compiles and allocates
+            first = time_attack(few, transcript, victims, options.device)
+            each = (time_attack(many, transcript, victims, options.device) - first) / options.iterations
+            about = {"device": name_of_device, "precision": precision, "attack": name, "victims": victims}
+            set_up = first - SET_UP * each
+            rows.append({**about, "ms": 1e3 * each, "ms a victim": 1e3 * each / victims, "set-up s": set_up})
+    return rows
+
+
+# Counts without a device.
+
+
+class OperationCount(TorchDispatchMode):
+    """Count of kernels, bytes and floating-point operations of what runs in this context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels, self.bytes, self.operations = 0, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run and count an operation, unless it returns a view or bare memory."""
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        aliases = [value.alias_info for value in func._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in aliases)
+        if not is_view and "empty" not in name and name not in ("_unsafe_view", "detach"):
+            self.kernels += count_groups(name, args)
+            self.operations += count_operations(name, args, result)
+            tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+            self.bytes += sum(map(count_bytes, tensors))
+        return result
+
+
+def count_groups(name: str, args: Any) -> int:
+    """Return how many kernels cuDNN runs: one for each group of a convolution, and of both of its gradients."""
+    if name == "convolution":
+        return int(args[8])
+    if name == "convolution_backward":
+        return int(args[9] * sum(args[10][:2]))
+    return 1
+
+
+def count_operations(name: str, args: Any, result: Tensor) -> int:
+    """Return the floating-point operations of products and convolutions."""
+    if name == "convolution":
+        return 2 * result.numel() * math.prod(args[1].shape[1:])
+    if name == "convolution_backward":
+        return 2 * args[0].numel() * math.prod(args[2].shape[1:]) * sum(args[10][:2])
+    if name in ("mm", "bmm"):
+        return 2 * result.numel() * args[0].shape[-1]
+    return 0
+
+
+def count_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor, without those that are repeated along an axis."""
+    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    return tensor.element_size() * math.prod(sizes)
+
+
+def make_problem() -> InversionProblem:
+    """Return the problem of one victim without values."""
+    model, scale = build_model().to("meta"), torch.empty(3, 1, 1, device="meta")
+    weights = [parameter.detach() for parameter in model.parameters()]
+    return InversionProblem(
+        model=model,
+        loss=cross_entropy,
+        parameter_names=tuple(name for name, _ in model.named_parameters()),
+        before=weights,
+        after=weights,
+        buffers={},
+        returned_buffers={},
+        labels=torch.empty(COUNT, dtype=torch.int64, device="meta"),
+        scaling=InputScaling(centre=scale, scale=scale, low=scale, high=scale),
+        num_examples=COUNT,
+        smooth_dimensions=(2, 3),
+        uses_func_transforms=True,
+    )
+
+
+def count_iteration(attack: GradientInversion, victims: int, *, as_products: bool) -> OperationCount:
+    """Count the passes of an iteration for all victims, whose w_T, labels and updates differ."""
+    problem = make_problem()
+    recipe = attack._recipe(problem)
+
+    def stack_of(tensor: Tensor) -> Tensor:
+        return torch.empty((victims, *tensor.shape), dtype=tensor.dtype, device="meta")
+
+    def compute_objective(values: dict[str, Tensor], after: list[Tensor], target: list[Tensor], labels: Tensor) -> Any:
+        own = replace(problem, after=after, labels=labels)
+        inputs = torch.empty((), device="meta"), values["dummy"].detach()
+        return objective_terms(recipe, own, values, inputs, target)
+
+    values = {"dummy": stack_of(torch.empty((COUNT, *TASK.input_shape))).requires_grad_()}
+    for name, variable in recipe.update_model.variables(problem).items():
+        values[name] = stack_of(variable.start).requires_grad_()
+    weights = [stack_of(tensor) for tensor in problem.before]
+    with OperationCount() as count, ConvolutionsAsProducts() if as_products else nullcontext():
+        objective, _, _ = vmap(compute_objective)(values, weights, weights, stack_of(problem.labels))
+        torch.autograd.grad(objective.sum(), list(values.values()))
+    return count
+
+
+def measure_counts(options: argparse.Namespace) -> list[Row]:
+    """Count all attacks for all numbers of victims, both ways."""
+    rows = []
+    for name, victims, as_products in product(options.only, options.victims, (False, True)):
+        attack = registry.build("attacks", name, {}, name)
+        count = count_iteration(attack, victims, as_products=as_products)
+        way = "products" if as_products else "in groups"
+        figures = {"kernels": count.kernels, "GB": count.bytes / 1e9, "TFLOP": count.operations / 1e12}
+        rows.append({"attack": name, "victims": victims, "convolutions": way, **figures})
+    return rows
+
+
+def main() -> None:
+    """Measure times or counts."""
+    parser = make_parser(__doc__, choices=ATTACKS)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "meta")
+    parser.add_argument("--victims", type=int, nargs="+", default=[1, 10, 100])
+    parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--precision", nargs="+", choices=("float32", "tf32", "bfloat16"), default=["float32"])
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    publish_rows(measure_counts(options) if options.device == "meta" else measure_times(options), options.out)
+
+
+if __name__ == "__main__":
+    main()
