@@ -33,6 +33,9 @@ def lint(
 ) -> list[Pitfall]:
     """Find the pitfalls of an evaluation that an experiment, attack or sweep file has.
 
+    One that could not be looked for, such as where its data are not on this machine, is listed too,
+    with `was_tried = False`.
+
     Args:
         experiment: a file, its tables as a dict, or a `Config`; see `fedsim.run`.
         set: settings to change, such as `{"federation.rounds": 3}`.

@@ -14,10 +14,13 @@ from rich.table import Column, Table
 from fedsim.cli.options import console, number_of, strip_control_characters
 
 if TYPE_CHECKING:
+    from fedsim.report.index_entry import IndexEntry
     from fedsim.report.run_index import RunIndex
 
 _MAX_ROWS = 20
 """Most runs that the terminal lists; the page has all."""
+_MAX_LETTERS = 60
+"""Most letters of a sentence that stands in place of a verdict; the page has all."""
 
 
 def index(
@@ -42,7 +45,17 @@ def _entry_table(found: RunIndex) -> Table:
     columns = ("run", "verdict", "accuracy", "state")
     table = Table(*(Column(name, overflow="fold") for name in columns), box=SIMPLE_HEAD)
     for entry in found.entries[:_MAX_ROWS]:
-        accuracy = "" if math.isnan(entry.accuracy) else f"{entry.accuracy:.1%}"
-        cells = (entry.name, entry.verdict or entry.sentence, accuracy, entry.shown_state)
+        cells = (entry.name, entry.verdict or _abridge(entry.sentence), _accuracy_text(entry), entry.shown_state)
         table.add_row(*(escape(strip_control_characters(cell)) for cell in cells))
     return table
+
+
+def _abridge(sentence: str) -> str:
+    """Return the first words of a long sentence."""
+    return sentence if len(sentence) <= _MAX_LETTERS else f"{sentence[:_MAX_LETTERS].rpartition(' ')[0]} ..."
+
+
+def _accuracy_text(entry: IndexEntry) -> str:
+    if math.isnan(entry.accuracy):
+        return ""
+    return f"{entry.accuracy:.1%}" + (" at best" if entry.kind == "sweep" else "")

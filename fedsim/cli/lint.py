@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 def lint(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An experiment, attack or sweep file.")],
     overrides: Overrides = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with exit code 1 where there are pitfalls.")] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="End with exit code 1 where there are pitfalls, or they could not be looked for."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of the pitfalls for programs.")] = False,
     data_dir: DataDir = None,
     trust: Trust = False,
@@ -42,7 +47,9 @@ def _show_pitfalls(pitfalls: list[Pitfall]) -> None:
     if not pitfalls:
         console.print("no pitfalls found")
     for number, pitfall in enumerate(pitfalls, start=1):
-        sentences = [f"{number}. {pitfall.title}", f"   {pitfall.detail}", f"   {pitfall.reason}"]
-        counter = [f"       {line}".rstrip() for line in pitfall.counter_experiment.splitlines()]
-        lines = [*sentences, "   Counter-experiment:", "", *counter, ""]
+        lines = [f"{number}. {pitfall.title}", f"   {pitfall.detail}", f"   {pitfall.reason}"]
+        if pitfall.was_tried:
+            counter = [f"       {line}".rstrip() for line in pitfall.counter_experiment.splitlines()]
+            lines += ["   Counter-experiment:", "", *counter]
+        lines.append("")
         console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, get_type_hints
+from typing import Any
 
 from fedsim.federation.config import AttackFile, AttackTable, Config
 from fedsim.interfaces.attack import Attack
-from fedsim.interfaces.findings import Finding, Membership, Reconstruction, Texts
 from fedsim.interfaces.knowledge import FACTS
+from fedsim.interfaces.metric import describe_metric
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom
+from fedsim.report.summary import number_of
 from fedsim.report.verdicts import MIN_VICTIMS
 
-_DECIDED_BY_ONE = (Reconstruction, Texts, Membership)
-"""Findings with scores that reach a verdict from one victim on: their examples are matched, or their
-candidates ranked (`fedsim.interfaces.metric.Evidence`)."""
+_DECIDED_BY_ONE = ("matches", "candidates")
+"""Evidence that reaches a verdict from one victim on, see `fedsim.interfaces.metric.Evidence`."""
 _CLIENTS = 10
 """Clients of a federation in counter-experiments."""
 
@@ -165,7 +165,7 @@ class FewVictims(PitfallRule):
     reason = f"Scores of fewer than {MIN_VICTIMS} victims are beyond the floor by chance too often to conclude."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
-        """Return the attacks whose scores need more victims than there are."""
+        """Return the attacks whose first metric needs more victims than there are."""
         titles: dict[str, None] = {}
         most = 0
         for spec, attacks in design.attacked_specs:
@@ -177,21 +177,18 @@ class FewVictims(PitfallRule):
             most = max(most, count or 0)
         if not titles:
             return None
-        spec = design.attacked_specs[0][0]
+        victims = number_of(most, "victim")
         return Symptom(
-            detail=f"{', '.join(titles)}: {most} {'victim' if most == 1 else 'victims'}, of at least {MIN_VICTIMS}.",
-            changes=_attack_all_clients(spec),
+            detail=f"{', '.join(titles)}: {victims}; a verdict by the first metric takes {MIN_VICTIMS}.",
+            changes=_attack_all_clients(design.attacked_specs[0][0]),
         )
 
 
 def _needs_victims(attack: Attack) -> bool:
-    """Tell whether no score of the attack's findings reaches a verdict from one victim."""
-    try:
-        kind = get_type_hints(attack._run).get("return", Finding)
-    except NameError:  # what an annotation names is imported for type checkers alone
-        return False
-    is_known = isinstance(kind, type) and kind is not Finding
-    return is_known and not issubclass(kind, _DECIDED_BY_ONE)
+    """Tell whether the first metric of an attack's scores reaches no verdict from one victim."""
+    if attack.main_metric:
+        return describe_metric(attack.main_metric).evidence not in _DECIDED_BY_ONE
+    return "candidates" not in attack.needs  # which are ranked
 
 
 def _count_victims(spec: AttackFile) -> int | None:

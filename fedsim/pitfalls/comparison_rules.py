@@ -1,22 +1,67 @@
-"""Pitfalls of comparisons: controls, seeds, and defenses that are none."""
+"""Pitfalls of comparisons: attacks, controls, seeds, refused cells, and defenses that are none."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from fedsim.base.errors import join_first
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.pitfalls.defense_probe import find_missing_strength
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom
+from fedsim.report.summary import enumerate_words
 
 _NUM_SEEDS = 3
 """Seeds of a counter-experiment."""
+_MAX_LISTED = 3
+"""Most refused cells that are named."""
 
 
 def _sweep_over_seeds(seed: int) -> dict[str, Any]:
     """Return the table that makes an experiment a sweep, which adds the control of a defense."""
     return {"sweep": {"seeds": [seed + number for number in range(_NUM_SEEDS)]}}
+
+
+class NoAttack(PitfallRule):
+    """A file without an attack."""
+
+    name = "no-attack"
+    title = "nothing is attacked"
+    reason = "Nothing is then said of what messages give away."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return whether no attack is named; a sweep without one is refused."""
+        if design.attacked_specs:
+            return None
+        datasets = [design.dataset(config) for config in design.configs]
+        is_of_texts = any(dataset is not None and dataset.task.modality == "text" for dataset in datasets)
+        attack = {"name": "tgias-ro-text" if is_of_texts else "inverting-gradients"}
+        return Symptom(detail="The file has no [[attack]].", changes={"attack": [attack]})
+
+
+class RefusedCells(PitfallRule):
+    """Cells of a sweep whose settings are refused, so that nobody knows their pitfalls."""
+
+    name = "refused-cells"
+    title = "refused cells of a sweep"
+    reason = "They are left out, and nothing is compared with them."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the cells with the reasons."""
+        if design.sweep is None or not design.refused:
+            return None
+        cells: dict[str, str] = {}
+        exclusions: list[dict[str, Any]] = []
+        for point, error in design.refused:
+            cells.setdefault(str(error), point.name)
+            if not point.is_added:  # the sweep adds no control to a cell that it leaves out
+                exclusions.append(dict(point.labels))
+        examples = [f"{name} ({error})" for error, name in cells.items()]
+        return Symptom(
+            detail=f"{join_first(examples, _MAX_LISTED)}.",
+            changes={"sweep": {"exclude": [*design.sweep.sweep.exclude, *exclusions]}},
+        )
 
 
 class NoControl(PitfallRule):
@@ -71,24 +116,37 @@ class NoStrength(PitfallRule):
     reason = "Messages within its limits are those of clients without a defense."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
-        """Return the first defense that does nothing in all cells that have it."""
-        strengths: dict[str, tuple[str, float, Config, int]] = {}
+        """Return the defenses that do nothing in all cells that have them."""
+        details: dict[str, str] = {}
         acting: set[str] = set()
+        strengthened: list[tuple[set[str], list[dict[str, Any]]]] = []
+        # Give strength to each defense that has none.
         for config in design.configs:
-            for position, defense in enumerate(Experiment(config).defenses):
-                name = config.defense[position].name
+            tables = [table.model_dump(exclude_unset=True) for table in config.defense]
+            idle: set[str] = set()
+            for table, defense in zip(tables, Experiment(config).defenses, strict=True):
                 missing = find_missing_strength(defense)
                 if missing is None:
-                    acting.add(name)
-                else:
-                    strengths.setdefault(name, (*missing, config, position))
-        for name, (setting, value, config, position) in strengths.items():
-            if name in acting:
-                continue
-            tables = [table.model_dump(exclude_unset=True) for table in config.defense]
-            now = getattr(Experiment(config).defenses[position], setting)
-            tables[position][setting] = value
-            return Symptom(
-                detail=f"{name} with {setting} = {now} sends small messages on unchanged.", changes={"defense": tables}
-            )
-        return None
+                    acting.add(table["name"])
+                    continue
+                settings = [f"{setting} = {getattr(defense, setting):g}" for setting in missing]
+                details.setdefault(table["name"], f"{table['name']} ({', '.join(settings)})")
+                idle.add(table["name"])
+                table.update(missing)
+            strengthened.append((idle, tables))
+        # Name so many cells that each defense has strength in one.
+        remaining = set(details) - acting
+        changes = []
+        for idle, tables in strengthened:
+            if idle & remaining:
+                changes.append({"defense": tables})
+                remaining -= idle
+        if not changes:
+            return None
+        subjects = [detail for name, detail in details.items() if name not in acting]
+        verb = "sends" if len(subjects) == 1 else "send"
+        return Symptom(
+            detail=f"{enumerate_words(subjects)} {verb} small messages on unchanged.",
+            changes=changes[0],
+            further=changes[1:],
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,6 +24,8 @@ from fedsim.recording.wire_format import State
 
 _SMALL = 1e-6
 """Scale of the tensors: so short a message is within any clip, and only what hides it changes it."""
+_LARGE = 20.0
+"""Scale of tensors that are longer than any message: a clip that they are within does nothing."""
 _NUM_DRAWS = 20
 """How often a hook is called, as it may act at random."""
 _STRENGTHS = (0.1, 0.5, 1.0, 4.0)
@@ -31,35 +33,65 @@ _STRENGTHS = (0.1, 0.5, 1.0, 4.0)
 _EXAMPLES, _CLASSES = 8, 10
 
 
-def find_missing_strength(defense: Defense) -> tuple[str, float] | None:
-    """Return a setting and a value with which a defense that does nothing would do something.
+def find_missing_strength(defense: Defense) -> dict[str, float] | None:
+    """Return values of settings with which a defense that does nothing would do something.
 
     Returns:
-        None where it does something, and where no number among its settings is its strength. A
-        defense that chooses examples by what they give away is not judged, as that depends on them.
+        The setting that is its strength comes first, then limits that no message reaches, by which
+        the strength may be multiplied. None where the defense does something, and where no number
+        among its settings is its strength. A defense that chooses examples by what they give away
+        is not judged, as that depends on them.
     """
     if overrides(defense, "on_data") or _acts_with(defense, {}):
         return None
-    for setting in fields(defense):
-        value = getattr(defense, setting.name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and setting.init):
-            continue
-        defaults = [setting.default] if isinstance(setting.default, int | float) else []
-        for strength in (*defaults, *_STRENGTHS):
-            if strength != value and _acts_with(defense, {setting.name: type(value)(strength)}):
-                return setting.name, type(value)(strength)
+    defaults = _default_numbers(defense)
+    for name, default in defaults.items():
+        value = getattr(defense, name)
+        for strength in (*([] if default is None else [default]), *_STRENGTHS):
+            changes = {name: type(value)(strength)}
+            if strength != value and _acts_with(defense, changes):
+                return _lower_limits(defense, defaults, changes)
     return None
 
 
-def _acts_with(defense: Defense, changes: dict[str, Any]) -> bool:
+def _default_numbers(defense: Defense) -> dict[str, float | None]:
+    """Return the settings that are numbers, each with its default; None where it has none."""
+    defaults: dict[str, float | None] = {}
+    for setting in fields(defense):
+        value = getattr(defense, setting.name)
+        if setting.init and isinstance(value, int | float) and not isinstance(value, bool):
+            defaults[setting.name] = setting.default if isinstance(setting.default, int | float) else None
+    return defaults
+
+
+def _lower_limits(
+    defense: Defense, defaults: Mapping[str, float | None], changes: dict[str, float]
+) -> dict[str, float]:
+    """Return `changes` with the defaults of limits that are beyond any message."""
+    if _acts_with(defense, {}, _LARGE):
+        return changes
+    for name, default in defaults.items():
+        if default is None or name in changes or default == getattr(defense, name):
+            continue
+        limit = {name: default}
+        # What acts on small messages, too, is another strength.
+        if (
+            _acts_with(defense, limit, _LARGE)
+            and not _acts_with(defense, limit)
+            and _acts_with(defense, changes | limit)
+        ):
+            changes = changes | limit
+    return changes
+
+
+def _acts_with(defense: Defense, changes: Mapping[str, Any], scale: float = _SMALL) -> bool:
     try:
-        return _acts(replace(defense, **changes))
+        return _acts(replace(defense, **changes), scale)
     except (Exception, SystemExit):  # it refuses these values, or is made for other tensors
         return not changes
 
 
-def _acts(defense: Defense) -> bool:
+def _acts(defense: Defense, scale: float) -> bool:
     """Tell whether a hook changes something."""
     client = Participation(
         num_examples=_EXAMPLES,
@@ -71,15 +103,15 @@ def _acts(defense: Defense) -> bool:
     )
     client_defense = defense.of_client(client)
     for number in range(_NUM_DRAWS):
-        for changes_something in _hook_trials(client_defense, number):
+        for changes_something in _hook_trials(client_defense, number, scale):
             if changes_something():
                 return True
     return False
 
 
-def _hook_trials(defense: Defense, number: int) -> Iterator[Callable[[], bool]]:
+def _hook_trials(defense: Defense, number: int, scale: float) -> Iterator[Callable[[], bool]]:
     """Yield for each hook that `defense` overrides a function that tells whether it changes something."""
-    state = _random_state()
+    state = _random_state(scale)
     context = LocalContext(
         rng=generator("pitfalls", number),
         broadcast=_random_state(),
@@ -138,10 +170,10 @@ class _ProbeStep:
         return inputs.clone()
 
 
-def _random_state() -> dict[str, Tensor]:
+def _random_state(scale: float = _SMALL) -> dict[str, Tensor]:
     """Return so many numbers that one in a hundred of them are some."""
     shapes = {"weight": (40, 50), "bias": (40,)}
-    return {name: _SMALL * torch.randn(shape, generator=generator(name)) for name, shape in shapes.items()}
+    return {name: scale * torch.randn(shape, generator=generator(name)) for name, shape in shapes.items()}
 
 
 def _random_batch() -> tuple[Tensor, Tensor]:

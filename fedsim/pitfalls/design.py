@@ -17,7 +17,7 @@ from fedsim.federation.trust import check_trust
 from fedsim.interfaces.attack import Attack
 from fedsim.recording.recorder import RecordingPlan
 from fedsim.sweeps.file import CASE, SweepFile
-from fedsim.sweeps.grid import ATTACK, DEFENSE, build_grid
+from fedsim.sweeps.grid import ATTACK, DEFENSE, GridPoint, build_grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,13 @@ class EvaluationDesign:
         specs: the experiment or attack file; the experiments of all valid cells of a sweep, with
             its first seed.
         sweep: the sweep file; None for a single experiment or an attack file.
+        refused: cells of the sweep that are not valid, each with the reason.
     """
 
     specs: Sequence[AttackFile]
     sweep: SweepFile | None = None
-    _datasets: dict[str, Dataset | None] = field(default_factory=dict)
+    refused: Sequence[tuple[GridPoint, ConfigError]] = ()
+    _datasets: dict[str, Dataset | FedsimError] = field(default_factory=dict)
 
     @classmethod
     def of_sweep(cls, file: SweepFile, *, trust: bool) -> EvaluationDesign:
@@ -47,7 +49,7 @@ class EvaluationDesign:
         """
         grid = build_grid(file)
         configs: list[Config] = []
-        errors: list[ConfigError] = []
+        refused: list[tuple[GridPoint, ConfigError]] = []
         for point in grid.points:
             if point.seed != grid.points[0].seed:
                 continue
@@ -58,12 +60,12 @@ class EvaluationDesign:
             except TrustError:
                 raise
             except ConfigError as error:  # other cells may do without this combination
-                errors.append(error)
+                refused.append((point, error))
                 continue
             configs.append(config)
         if not configs:
-            raise errors[0]
-        return cls(specs=configs, sweep=file)
+            raise refused[0][1]
+        return cls(specs=configs, sweep=file, refused=refused)
 
     @cached_property
     def attacked_specs(self) -> list[tuple[AttackFile, list[Attack]]]:
@@ -89,18 +91,32 @@ class EvaluationDesign:
 
     def dataset(self, config: Config) -> Dataset | None:
         """Return the data set of an experiment; None where it is not on this machine."""
+        result = self._load_dataset(config)
+        return result if isinstance(result, Dataset) else None
+
+    def explain_no_dataset(self, config: Config) -> str:
+        """Return why the data set of an experiment cannot be read; empty where it can."""
+        result = self._load_dataset(config)
+        return f"{config.data.name} cannot be looked at: {result}." if isinstance(result, FedsimError) else ""
+
+    def _load_dataset(self, config: Config) -> Dataset | FedsimError:
         key = config.data.model_dump_json()
         if key not in self._datasets:
             try:
                 self._datasets[key] = Experiment(config).dataset
-            except FedsimError:
-                self._datasets[key] = None
+            except FedsimError as error:
+                self._datasets[key] = error
         return self._datasets[key]
 
-    def write_out_changes(self, title: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def write_out_changes(
+        self, title: str, changes: Mapping[str, Any], further: Sequence[Mapping[str, Any]] = ()
+    ) -> dict[str, Any]:
         """Return `changes` as tables of this file: in a sweep, as further values of axes.
 
         What is no value of an axis becomes a case called `title`.
+
+        Args:
+            further: changes of other cells of a sweep, which become values of their own.
         """
         if self.sweep is None or "sweep" in changes:
             return dict(changes)
@@ -108,18 +124,22 @@ class EvaluationDesign:
         for name in (ATTACK, DEFENSE):
             if name not in axes and self.sweep.base.get(name):
                 axes[name] = [[*self.sweep.base[name]]] if name == DEFENSE else [*self.sweep.base[name]]
-        new_axes: dict[str, list[Any]] = {}
-        case: dict[str, Any] = {}
-        for key, value in _flatten_changes(changes, set(axes)).items():
-            if key in axes:
-                new_axes[key] = [*axes[key], *value] if key == ATTACK else [*axes[key], value]
-            else:
-                _set_nested(case, key, value)
-        if case:
-            cases = axes.get(CASE, [{"label": "as it is"}])
-            # The changes suit the first cell, which has the first case.
-            new_axes[CASE] = [*cases, _merge_tables(cases[0], case) | {"label": title}]
-        return {"sweep": {"axes": new_axes}}
+        changed: dict[str, None] = {}
+        for number, cell_changes in enumerate([changes, *further], start=1):
+            case: dict[str, Any] = {}
+            for key, value in _flatten_changes(cell_changes, set(axes)).items():
+                if key in axes:
+                    axes[key] = [*axes[key], *value] if key == ATTACK else [*axes[key], value]
+                    changed[key] = None
+                else:
+                    _set_nested(case, key, value)
+            if case:
+                cases = axes.get(CASE, [{"label": "as it is"}])
+                label = title if number == 1 else f"{title} {number}"
+                # The changes suit the first cell, which has the first case.
+                axes[CASE] = [*cases, _merge_tables(cases[0], case) | {"label": label}]
+                changed[CASE] = None
+        return {"sweep": {"axes": {key: axes[key] for key in changed}}}
 
 
 def _flatten_changes(changes: Mapping[str, Any], axes: set[str], prefix: str = "") -> dict[str, Any]:

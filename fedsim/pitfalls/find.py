@@ -9,13 +9,15 @@ from fedsim.pitfalls.adversary_rules import (
     NaiveAttacks,
     PrivateKnowledge,
 )
-from fedsim.pitfalls.comparison_rules import NoControl, NoStrength, OneSeed
+from fedsim.pitfalls.comparison_rules import NoAttack, NoControl, NoStrength, OneSeed, RefusedCells
 from fedsim.pitfalls.design import EvaluationDesign
-from fedsim.pitfalls.pitfall import Pitfall, PitfallRule
+from fedsim.pitfalls.pitfall import Pitfall, PitfallRule, Untried
 from fedsim.pitfalls.pitfall_text import format_tables
 from fedsim.pitfalls.setting_rules import EasyData, EqualClients, FreshWeights, LittleLocalWork
 
 RULES: tuple[PitfallRule, ...] = (
+    NoAttack(),
+    RefusedCells(),
     NoStrength(),
     NoControl(),
     NaiveAttacks(),
@@ -33,7 +35,7 @@ RULES: tuple[PitfallRule, ...] = (
 
 
 def find_pitfalls(design: EvaluationDesign) -> list[Pitfall]:
-    """Return the pitfalls of an evaluation.
+    """Return the pitfalls of an evaluation, and those that could not be looked for.
 
     Raises:
         FedsimError: a plug-in refuses its settings.
@@ -43,7 +45,10 @@ def find_pitfalls(design: EvaluationDesign) -> list[Pitfall]:
         symptom = rule.find(design)
         if symptom is None:
             continue
-        tables = design.write_out_changes(rule.name, symptom.changes)
+        if isinstance(symptom, Untried):
+            pitfalls.append(_describe_untried(rule, symptom))
+            continue
+        tables = design.write_out_changes(rule.name, symptom.changes, symptom.further)
         pitfalls.append(
             Pitfall(
                 name=rule.name,
@@ -54,3 +59,14 @@ def find_pitfalls(design: EvaluationDesign) -> list[Pitfall]:
             )
         )
     return pitfalls
+
+
+def _describe_untried(rule: PitfallRule, untried: Untried) -> Pitfall:
+    return Pitfall(
+        name=rule.name,
+        title=f"not looked for: {rule.title}",
+        detail=untried.why,
+        reason=rule.reason,
+        counter_experiment="",
+        was_tried=False,
+    )

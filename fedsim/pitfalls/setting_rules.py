@@ -9,7 +9,7 @@ from fedsim.federation.build import resolve
 from fedsim.federation.config import AttackFile, Config
 from fedsim.pitfalls.design import EvaluationDesign, recorded_rounds
 from fedsim.pitfalls.partition_probe import mixes_equally, suits_any_data
-from fedsim.pitfalls.pitfall import PitfallRule, Symptom
+from fedsim.pitfalls.pitfall import PitfallRule, Symptom, Untried
 
 _SMALL_IMAGE = 28 * 28
 """Most pixels of an easy image: those of MNIST."""
@@ -24,12 +24,14 @@ class EasyData(PitfallRule):
     title = "small grey images only, such as MNIST or digits"
     reason = "They are the easiest images to recover, and to classify under a defense."
 
-    def find(self, design: EvaluationDesign) -> Symptom | None:
+    def find(self, design: EvaluationDesign) -> Symptom | Untried | None:
         """Return the data sets where all are easy."""
         configs = [config for config, _ in design.attacked_configs]
         datasets = [design.dataset(config) for config in configs]
-        if not configs or not all(dataset is not None and _is_easy(dataset) for dataset in datasets):
+        if not configs or any(dataset is not None and not _is_easy(dataset) for dataset in datasets):
             return None
+        if None in datasets:
+            return Untried(why=design.explain_no_dataset(configs[datasets.index(None)]))
         names = ", ".join(dict.fromkeys(config.data.name for config in configs))
         changes: dict[str, Any] = {"data": {"name": "cifar10"}}
         if not suits_any_data(configs[0].partition):

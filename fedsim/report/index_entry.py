@@ -23,7 +23,7 @@ class IndexEntry:
         training: E or T, and B.
         verdict: the worst verdict on any attack.
         sentence: what leaked, as its page says first.
-        accuracy: that of the server's last evaluation.
+        accuracy: that of the server's last evaluation; of a sweep, the best of all cells.
         guess: accuracy of the most frequent class.
         no_learning: why its model counts as one that has not learnt.
         state: `FINISHED`, `FAILED`, `UNFINISHED` or `RUNNING`.

@@ -19,6 +19,7 @@ from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
 from fedsim.base.files import parse_json
 from fedsim.federation import lock
 from fedsim.federation.config import Config
+from fedsim.federation.integrity import explain_missing_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_metrics, read_refusals
 from fedsim.plugins import registry
@@ -62,7 +63,7 @@ def describe_run(path: Path, entry: IndexEntry) -> None:
     folder = OpenRun(path)
     entry.page = folder.report.name if folder.report.is_file() else ""
     entry.time = first_time(folder.experiment, folder.manifest.path, path)
-    noted = _try(entry, lambda: folder.manifest.contents)
+    noted = _try(entry, partial(_read_manifest, folder))
     config = _try(entry, partial(_read_config, folder, noted))
     if config is not None:
         _describe_experiment(config, entry)
@@ -70,8 +71,10 @@ def describe_run(path: Path, entry: IndexEntry) -> None:
         entry.rounds = str(len(noted.rounds))
     # Each step reads files of its own.
     _try(entry, partial(_describe_version, path / _VERSIONS, entry))
-    _try(entry, partial(_describe_learning, folder, noted, entry))
-    scores = _try(entry, partial(_read_scores, folder, noted)) or []
+    scores: list[dict[str, str]] = []
+    if noted is not None:  # without a manifest, anybody may have written the results
+        _try(entry, partial(_describe_learning, folder, noted, entry))
+        scores = _try(entry, partial(_read_scores, folder, noted)) or []
     _try(entry, partial(_describe_leakage, scores, config, entry))
     _try(entry, partial(_describe_state, folder, config, scores, entry))
 
@@ -95,17 +98,35 @@ def first_time(*paths: Path) -> float:
     return float("nan")
 
 
+def _read_manifest(folder: OpenRun) -> Manifest | None:
+    """Return the manifest; None for a recording that need not have one.
+
+    Raises:
+        RunError: it was removed, or altered.
+    """
+    noted = folder.manifest.contents
+    if noted is None and (missing := explain_missing_manifest(folder)):
+        raise RunError(missing)
+    return noted
+
+
 def _check_intact(folder: OpenRun, noted: Manifest | None, path: Path) -> bool:
     """Return whether there is such a file of the run; without a manifest, nobody knows its hash.
 
+    Results have to be named in the manifest; of the experiment it may hold the settings instead.
+
     Raises:
-        RunError: it is a link, or not what the run wrote.
+        RunError: it is a link, or not what the run wrote, or was removed.
     """
     if path.is_symlink():
         raise RunError(f"{path}: is a symbolic link, which fedsim does not follow in a run folder; remove it")
     if not path.is_file():
+        # A run that is being made names a file before it is there.
+        if noted is not None and path.name in noted.files and not lock.describe_lock_holder(folder.path):
+            raise RunError(f"{path}: is not there, although this run wrote it; put it back, or attack again")
         return False
-    if noted is not None and path.name in noted.files and not folder.manifest.vouches_for(path):
+    is_noted = noted is not None and (path.name in noted.files or path != folder.experiment)
+    if is_noted and not folder.manifest.vouches_for(path):
         raise RunError(f"{path}: is not what this run wrote; put it back, or attack again")
     return True
 
@@ -114,7 +135,7 @@ def _read_config(folder: OpenRun, noted: Manifest | None) -> Config | None:
     return folder.config if _check_intact(folder, noted, folder.experiment) else None
 
 
-def _read_scores(folder: OpenRun, noted: Manifest | None) -> list[dict[str, str]]:
+def _read_scores(folder: OpenRun, noted: Manifest) -> list[dict[str, str]]:
     return read_scores(folder) if _check_intact(folder, noted, folder.scores) else []
 
 
@@ -126,7 +147,6 @@ def _describe_experiment(config: Config, entry: IndexEntry) -> None:
     if config.secure_aggregation is not None:
         defenses.append("secure aggregation")
     entry.defenses = ", ".join(defenses) or NONE
-    entry.attacks = ", ".join(table.title for table in config.attack)
 
 
 def _describe_version(path: Path, entry: IndexEntry) -> None:
@@ -134,7 +154,7 @@ def _describe_version(path: Path, entry: IndexEntry) -> None:
         entry.version = str(dict(parse_json(path.read_bytes())).get(registry.DISTRIBUTION, ""))
 
 
-def _describe_learning(folder: OpenRun, noted: Manifest | None, entry: IndexEntry) -> None:
+def _describe_learning(folder: OpenRun, noted: Manifest, entry: IndexEntry) -> None:
     """Fill in the accuracy of the last evaluation, and whether the model has learnt."""
     if not _check_intact(folder, noted, folder.metrics):
         return
@@ -146,12 +166,13 @@ def _describe_learning(folder: OpenRun, noted: Manifest | None, entry: IndexEntr
 
 
 def _describe_leakage(scores: Sequence[Mapping[str, str]], config: Config | None, entry: IndexEntry) -> None:
-    """Fill in the worst verdict and the sentence with which the report begins."""
+    """Fill in the attacks, the worst verdict and the sentence with which the report begins."""
     readings = score_readings(scores, _read_traits(scores, config))
     entry.sentence = describe_recovery(readings, "examples") or headline(readings)
     entry.verdict = worst_verdict(readings)
-    if config is None:
-        entry.attacks = ", ".join(dict.fromkeys(row["attack"] for row in scores))
+    # Further attacks may have been made from an attack file.
+    titles = [table.title for table in config.attack] if config else []
+    entry.attacks = ", ".join(dict.fromkeys([*titles, *(row["attack"] for row in scores)]))
 
 
 def worst_verdict(readings: Sequence[ScoreReading]) -> str:

@@ -12,7 +12,7 @@ from fedsim.report import adaptive
 from fedsim.report.headline import most_victims
 from fedsim.report.html import render_fragment
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_contents import FindingView
+from fedsim.report.run_contents import FindingView, Recording
 from fedsim.report.verdicts import MIN_VICTIMS, ScoreReading
 
 
@@ -31,6 +31,7 @@ class ScoresPanel(Panel):
             leaks=_readings_by_attack(run.merged_readings),
             explanations=_explain_metrics(run.merged_readings),
             fewest=MIN_VICTIMS if most_victims(run.readings) < MIN_VICTIMS else 0,
+            can_attack_more=most_victims(run.readings) < _count_recorded(run.recording),
             groups=any(finding.about["members"] for finding in run.findings),
             single=_example_noun(run.findings),
             remarks=adaptive.defense_remarks(run.readings, run.audit),
@@ -38,6 +39,11 @@ class ScoresPanel(Panel):
             found=run.findings,
             has_experiment=run.experiment is not None,
         )
+
+
+def _count_recorded(recording: Recording) -> int:
+    """Return how many clients, or groups of them, were recorded."""
+    return len({reply.client for header in recording.headers for reply in header.replies})
 
 
 def _readings_by_attack(readings: Sequence[ScoreReading]) -> dict[str, list[ScoreReading]]:

@@ -33,7 +33,31 @@ workers = 1
 name = "dlg"
 iterations = 1
 """
-EXPECTED = ["small grey images only, such as MNIST or digits", "one local epoch or one step only", "one seed only"]
+FAULTLESS = """
+[sweep]
+seeds = [1, 2]
+[data]
+name = "leaf-synthetic"
+[partition]
+name = "natural"
+[model]
+name = "mlp"
+[training]
+local_epochs = 2
+[federation]
+rounds = 2
+[adversary]
+victims = "all"
+rounds = "all"
+[[attack]]
+name = "inverting-gradients"
+"""
+EXPECTED = [
+    "too few victims for a verdict",
+    "small grey images only, such as MNIST or digits",
+    "one local epoch or one step only",
+    "one seed only",
+]
 
 
 @pytest.fixture
@@ -59,9 +83,28 @@ def test_pitfalls_are_numbered_and_no_failure(file: Path, call: Call) -> None:
 
 def test_strict_fails_only_where_there_are_pitfalls(file: Path, call: Call) -> None:
     assert call("lint", file, "--strict").returncode == 1
-    file.write_text("[training]\nlocal_epochs = 1\n")
+    file.write_text(FAULTLESS)
     result = call("lint", file, "--strict")
     assert (result.returncode, result.stdout) == (0, "no pitfalls found\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("", "nothing is attacked"),
+        ("[adversary]\nvictims = [0]\n", "nothing is attacked"),
+        (
+            FAULTLESS.replace('"leaf-synthetic"', '"image-folder"\npath = "nowhere"'),
+            "not looked for: small grey images only, such as MNIST or digits",
+        ),
+    ],
+)
+def test_strict_fails_where_nothing_was_looked_at(file: Path, call: Call, text: str, title: str) -> None:
+    file.write_text(text)
+    result = call("lint", file, "--strict")
+    assert result.returncode == 1
+    assert re.findall(r"^\d+\. (.*)$", result.stdout, re.MULTILINE) == [title]
+    assert ("Counter-experiment" in result.stdout) == (not title.startswith("not looked for"))
 
 
 @pytest.mark.parametrize("text", ["nonsense", "[training]\nepochs = 1\n", '[[attack]]\nname = "nobody"\n'])
@@ -75,7 +118,7 @@ def test_a_wrong_file_is_refused(file: Path, call: Call, text: str) -> None:
 def test_json_has_all_of_a_pitfall(file: Path, call: Call) -> None:
     rows = json.loads(call("lint", file, "--json").stdout)
     assert [row["title"] for row in rows] == EXPECTED
-    assert set(rows[0]) == {"name", "title", "detail", "reason", "counter_experiment"}
+    assert set(rows[0]) == {"name", "title", "detail", "reason", "counter_experiment", "was_tried"}
 
 
 def test_a_run_says_titles_first_in_three_lines_at_most(file: Path, call: Call) -> None:
@@ -83,8 +126,8 @@ def test_a_run_says_titles_first_in_three_lines_at_most(file: Path, call: Call) 
         "run", file, "--set", 'partition={"name"="iid","samples_per_client"=8}', "--set", "adversary.rounds=[1]"
     )
     assert result.returncode == 0
-    assert lint_lines(result.stdout) == [EXPECTED[0], "iid partition only", EXPECTED[1]]
-    assert "; 2 more; `fedsim lint" in re.sub(r"\s+", " ", result.stdout)
+    assert lint_lines(result.stdout) == [*EXPECTED[:2], "iid partition only"]
+    assert "; 3 more; `fedsim lint" in re.sub(r"\s+", " ", result.stdout)
     assert result.stdout.index("lint: ") < result.stdout.index("dlg")
 
 
@@ -96,7 +139,7 @@ def test_a_sweep_says_titles_once(file: Path, call: Call) -> None:
     file.write_text(f"[sweep]\nseeds = [1, 2]\n{FILE}")
     result = call("sweep", file, "--dry-run")
     assert result.returncode == 0
-    assert lint_lines(result.stdout) == EXPECTED[:2]
+    assert lint_lines(result.stdout) == EXPECTED[:3]
 
 
 def test_the_documentation_lists_all_pitfalls() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from copy import deepcopy
 from pathlib import Path
@@ -35,6 +36,8 @@ TEXTS = {
     "attack": [{"name": "dager"}],
 }
 TWO_SEEDS = {"sweep": {"seeds": [1, 2]}}
+REFUSED = [{"name": "dp-sgd", "clip": 1.0, "noise_multiplier": 0.0}]
+FULL_CASE = {"label": "b", "defense": [{"name": "top-k", "fraction": 1.0}]}
 
 
 def sweep_over(**axes: list[Any]) -> dict[str, Any]:
@@ -59,10 +62,17 @@ def merge(tables: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_names(tables: dict[str, Any]) -> list[str]:
-    return [pitfall.name for pitfall in fedsim.lint(tables)]
+    return [pitfall.name for pitfall in fedsim.lint(tables) if pitfall.was_tried]
 
 
 PRESENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
+    ("no-attack", ({"attack": []},)),
+    ("no-attack", ({"attack": []}, {key: None for key in EXPERIMENT if key != "attack"})),
+    ("no-attack", ({"attack": []}, {"data": {"name": "reuters-r8"}, "model": TEXTS["model"]})),
+    ("refused-cells", (sweep_over(defense=[[], IDLE["defense"], REFUSED]),)),
+    ("refused-cells", (sweep_over(case=[{"label": "a"}, {"label": "b", "defense": REFUSED}]),)),
+    ("no-strength", (sweep_over(defense=[[], [IDLE["defense"][0]], [{"name": "top-k", "fraction": 1.0}]]),)),
+    ("no-strength", (sweep_over(case=[{"label": "a", "defense": [IDLE["defense"][0]]}, FULL_CASE]),)),
     ("no-strength", (IDLE,)),
     ("no-strength", ({"attack": []}, IDLE)),
     ("no-strength", (sweep_over(defense=[[], IDLE["defense"]]),)),
@@ -81,6 +91,9 @@ PRESENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("test-as-auxiliary", (RLU,)),
     ("test-as-auxiliary", (RLU, TWO_SEEDS)),
     ("few-victims", (RLU,)),
+    ("few-victims", ({"adversary": {"victims": [0, 1]}},)),
+    ("few-victims", (WITH_LABELS,)),
+    ("few-victims", ({"attack": TEXTS["attack"], "data": TEXTS["data"], "model": TEXTS["model"]},)),
     ("few-victims", (RLU, {"federation": {"clients": 9}, "adversary": {"victims": [0, 1]}})),
     ("few-victims", (RLU, {"federation": {"clients": 9}, "recording": {"clients": [0, 3]}})),
     ("few-victims", (RLU, {"adversary": {"victims": [0, 1]}}, TWO_SEEDS)),
@@ -106,6 +119,10 @@ PRESENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
 """A pitfall, and changes of the experiment that leave or bring it."""
 
 ABSENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
+    ("no-attack", ()),
+    ("no-attack", ({"adversary": {"when": "never"}},)),
+    ("refused-cells", (TWO_SEEDS,)),
+    ("refused-cells", (sweep_over(defense=[[], IDLE["defense"]]),)),
     ("no-strength", (DEFENDED,)),
     ("no-strength", ({"defense": [{"name": "gate", "measure": "gradient-norm", "above": 1e9}]},)),
     ("no-strength", (sweep_over(defense=[[{"name": "update-noise"}], DEFENDED["defense"]]),)),
@@ -123,7 +140,7 @@ ABSENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("granted-labels", (sweep_over(adversary__knowledge__labels=[False, True]),)),
     ("test-as-auxiliary", (RLU, TEST_CLIENTS)),
     ("test-as-auxiliary", ({"adversary": RLU["adversary"]},)),
-    ("few-victims", ({"adversary": {"victims": [0]}},)),
+    ("few-victims", ({"adversary": {"victims": "all"}, "federation": {"clients": 5}},)),
     ("few-victims", (RLU, {"federation": {"clients": 5}})),
     ("few-victims", (RLU, {"adversary": {"victims": [0, 1]}}, {"sweep": {"seeds": [1, 2, 3]}})),
     ("few-victims", (CANDIDATES, {"attack": [{"name": "membership-loss"}]})),
@@ -178,15 +195,55 @@ def test_an_attack_file_has_the_pitfalls_of_an_adversary_alone() -> None:
         assert pitfall.name not in find_names(merge(ATTACK_FILE, tomllib.loads(pitfall.counter_experiment)))
 
 
-def test_nothing_is_said_of_an_experiment_without_attacks() -> None:
-    assert fedsim.lint(merge(EXPERIMENT, {"attack": None}, DEFENDED)) == []
+def test_of_an_experiment_without_attacks_nothing_else_is_said() -> None:
+    assert find_names(merge(EXPERIMENT, {"attack": None}, DEFENDED)) == ["no-attack"]
+
+
+def test_an_attack_file_without_attacks_attacks_nothing() -> None:
+    assert find_names({"adversary": {"victims": [0]}}) == ["no-attack"]
+
+
+def test_what_cannot_be_looked_for_is_named_with_the_reason() -> None:
+    tables = merge(EXPERIMENT, {"data": {"name": "image-folder", "path": "nowhere"}})
+    [pitfall] = [pitfall for pitfall in fedsim.lint(tables) if not pitfall.was_tried]
+    assert pitfall.title == "not looked for: small grey images only, such as MNIST or digits"
+    assert re.fullmatch(r"image-folder cannot be looked at: .*nowhere.*\.", pitfall.detail)
+    assert pitfall.counter_experiment == ""
+
+
+def test_one_data_set_that_is_not_easy_answers_for_those_that_cannot_be_read() -> None:
+    data = [{"name": "image-folder", "path": "nowhere"}, {"name": "leaf-synthetic"}]
+    assert all(pitfall.was_tried for pitfall in fedsim.lint(merge(EXPERIMENT, sweep_over(data=data))))
+
+
+def test_all_idle_defenses_are_named_and_given_strength_at_once() -> None:
+    defense = [{"name": "update-noise", "clip": 1e9}, {"name": "top-k", "fraction": 1.0}]
+    pitfall = fedsim.lint(merge(EXPERIMENT, {"defense": defense}))[0]
+    assert pitfall.detail == (
+        "update-noise (noise_multiplier = 0, clip = 1e+09) and top-k (fraction = 1) send small messages on unchanged."
+    )
+    noise, top = tomllib.loads(pitfall.counter_experiment)["defense"]
+    assert noise["clip"] == 1.0
+    assert noise["noise_multiplier"] > 0
+    assert top["fraction"] < 1
+
+
+def test_refused_cells_are_named_with_the_reason_and_the_exclusions_that_there_are_stay() -> None:
+    tables = merge(EXPERIMENT, sweep_over(defense=[[], IDLE["defense"], REFUSED]))
+    tables["sweep"]["exclude"] = [{"defense": "update-noise + top-k"}]
+    [pitfall] = [item for item in fedsim.lint(tables) if item.name == "refused-cells"]
+    assert "dp-sgd" in pitfall.detail
+    assert "noise_multiplier: expected a value above 0, got 0.0" in pitfall.detail
+    first, second = tomllib.loads(pitfall.counter_experiment)["sweep"]["exclude"]
+    assert first == tables["sweep"]["exclude"][0]
+    assert "dp-sgd" in second["defense"]
 
 
 def test_a_file_a_config_and_its_tables_have_the_same_pitfalls(tmp_path: Path) -> None:
     path = tmp_path / "file.toml"  # a folder with experiment.toml passes for a run
     path.write_text('[training]\nlocal_epochs = 2\n[[attack]]\nname = "dlg"\n')
     tables = tomllib.loads(path.read_text())
-    expected = ["easy-data", "iid-only", "fresh-weights", "one-seed"]
+    expected = ["few-victims", "easy-data", "iid-only", "fresh-weights", "one-seed"]
     assert [pitfall.name for pitfall in fedsim.lint(path)] == expected
     assert fedsim.lint(tables) == fedsim.lint(path)
     assert fedsim.lint(fedsim.Config(**tables)) == fedsim.lint(path)

@@ -40,8 +40,14 @@ def test_a_defense_of_strength_zero_is_found_with_a_setting_that_gives_it_streng
 ) -> None:
     missing = find_missing_strength(registry.build("defenses", name, settings, "defense"))
     assert missing is not None
-    setting, value = missing
-    assert find_missing_strength(registry.build("defenses", name, settings | {setting: value}, "defense")) is None
+    assert find_missing_strength(registry.build("defenses", name, settings | missing, "defense")) is None
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(1e9, ["noise_multiplier", "clip"]), (2.0, ["noise_multiplier"])])
+def test_only_a_limit_that_no_message_reaches_is_lowered(clip: float, expected: list[str]) -> None:
+    missing = find_missing_strength(registry.build("defenses", "update-noise", {"clip": clip}, "defense"))
+    assert missing is not None
+    assert list(missing) == expected
 
 
 @pytest.mark.parametrize("name", registry.registered_names("defenses"))

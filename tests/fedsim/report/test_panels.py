@@ -6,19 +6,25 @@ import re
 from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from markupsafe import Markup
 
 from fedsim.api import pipeline
+from fedsim.audit.evaluation.score import Score
 from fedsim.base.errors import PluginError
 from fedsim.contract.reported_runs import write_runs
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.panel import Panel
 from fedsim.plugins import registry
 from fedsim.report.page import write_report
+from fedsim.report.panels.scores import ScoresPanel
 from fedsim.report.reported_run import ReportedRun, open_reported_run
+from fedsim.report.run_contents import Recording
+from fedsim.report.verdicts import score_readings
 from tests.support.packages import write_package
+from tests.support.silent_messages import row_of
 
 Install = Callable[..., None]
 
@@ -183,3 +189,26 @@ def test_a_panel_without_a_title_is_refused_where_it_is_made() -> None:
 
     with pytest.raises(PluginError, match="Untitled: has no title; add title"):
         Untitled()
+
+
+@pytest.mark.parametrize(
+    ("num_recorded", "advice"),
+    [(3, 'Set adversary.victims to "all" to attack more.'), (2, "All that were recorded are attacked;")],
+)
+def test_all_victims_are_asked_for_only_where_not_all_were_attacked(num_recorded: int, advice: str) -> None:
+    scores = [row_of(Score.against_guesses("psnr", 20.0, {"noise": 10.0}), victim, 4) for victim in range(2)]
+    readings = score_readings(scores, {})
+    replies = [SimpleNamespace(client=client) for client in range(num_recorded)]
+    recording = Recording(headers=[SimpleNamespace(replies=replies)])  # type: ignore[list-item]
+    run = SimpleNamespace(
+        readings=readings,
+        merged_readings=readings,
+        recording=recording,
+        findings=[],
+        experiment=None,
+        audit=None,
+        attack_files=[],
+        config=None,
+    )
+    text = unescape(re.sub("<.*?>", "", ScoresPanel().render(run)))  # type: ignore[arg-type]
+    assert advice in text

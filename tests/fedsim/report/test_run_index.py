@@ -14,8 +14,10 @@ import pytest
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.scores import SCORE_COLUMNS
 from fedsim.base.errors import ConfigError, RunError
+from fedsim.cli import index as cli_index
 from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.open_run import OpenRun
+from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.sealed import write_sealed_file
 from fedsim.report.index_entry import IndexEntry
 from fedsim.report.run_index import PAGE, index_folder, write_index_page
@@ -118,8 +120,39 @@ def test_damage_of_one_file_hides_nothing_else(tmp_path: Path, file: str, text: 
     assert damaged.shown_state == "damaged"
     assert any(problem in sentence for sentence in damaged.problems), damaged.problems
     assert damaged.model == ("" if file == "experiment.toml" else "mlp")
-    if file != "scores.csv":
-        assert damaged.verdict == "leaks"
+    assert damaged.verdict == ("" if file in ("scores.csv", "manifest.json") else "leaks")
+
+
+def test_results_that_no_manifest_vouches_for_are_not_believed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    folder.manifest.path.unlink()
+    entry = read_one(tmp_path)
+    assert entry.shown_state == "damaged"
+    assert (entry.verdict, entry.sentence, entry.model) == ("", "", "mlp")
+    assert entry.accuracy != entry.accuracy
+    [problem] = entry.problems
+    assert "manifest.json: is not there, so nothing proves the run whole" in problem
+
+
+@pytest.mark.parametrize("name", ["scores", "metrics"])
+def test_results_that_the_manifest_does_not_name_are_not_believed(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path / "a")
+    path: Path = getattr(folder, name)
+    with folder.manifest.edit() as manifest:
+        del manifest.files[path.name]
+    [problem] = read_one(tmp_path).problems
+    assert f"{path.name}: is not what this run wrote" in problem
+
+
+def test_results_that_were_removed_are_missed(tmp_path: Path) -> None:
+    make_run(tmp_path / "a").scores.unlink()
+    [problem] = read_one(tmp_path).problems
+    assert "scores.csv: is not there, although this run wrote it" in problem
+
+
+def test_attacks_of_an_attack_file_are_named_beside_those_of_the_experiment(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", attack=[{"name": "sme"}])
+    assert read_one(tmp_path).attacks == "sme, dlg"
 
 
 def test_a_link_in_a_run_is_not_followed(tmp_path: Path) -> None:
@@ -167,21 +200,25 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
 
 
 def test_runs_of_an_app_and_bare_recordings_are_entries(tmp_path: Path) -> None:
-    for number in (1, 2):
-        (tmp_path / "app" / f"run-{number}" / "transcript").mkdir(parents=True)
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "round-00001.safetensors").touch()
-    names = {entry.name: entry.state for entry in index_folder(tmp_path).entries}
+    for number in (1, 2):
+        (tmp_path / "app" / f"run-{number}" / "transcript").mkdir(parents=True)
+        ManifestFile(tmp_path / "app" / f"run-{number}").start()
+    names = {entry.name: entry.shown_state for entry in index_folder(tmp_path).entries}
     assert names == {"app/run-1": "finished", "app/run-2": "finished", "bare": "finished"}
 
 
-def test_a_sweep_is_one_entry_with_its_answer(tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
+def make_sweep(folder: Path) -> None:
     folder.mkdir()
     (folder / "sweep.toml").write_text("[sweep]\nseeds = [1]\n[federation]\nclients = 7\n")
     write_table(folder, ("defense", "model.name"), make_rows(LEAKING, **{"model.name": "mlp"}))
     cell = {"cell": "c", "defense": "none", "model.name": "mlp", "seed": 1, "attack": "sme", "state": "failed"}
     write_cells(folder, ("defense", "model.name"), [cell])
+
+
+def test_a_sweep_is_one_entry_with_its_answer(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "sweep")
     entry = read_one(tmp_path)
     assert (entry.kind, entry.data, entry.model, entry.clients) == ("sweep", "digits", "varies", "7")
     assert (entry.attacks, entry.defenses, entry.state) == ("sme", "1 setting", "failed")
@@ -233,3 +270,12 @@ def test_the_command_prints_a_short_table_and_where_the_page_is(tmp_path: Path, 
     assert ["[b]", "leaks", "75.0%", "unfinished"] in lines
     assert "left out: 1 folder that holds no run\n" in result.stdout
     assert result.stdout.endswith(f"page: {tmp_path / PAGE}\n")
+
+
+def test_the_command_says_of_a_sweep_the_best_accuracy_and_the_beginning_of_its_answer(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_sweep(tmp_path / "sweep")
+    monkeypatch.setattr(cli_index, "_MAX_LETTERS", 16)
+    text = re.sub(r"\s+", " ", call("index", tmp_path).stdout)
+    assert "sweep The messages ... 90.0% at best failed" in text

@@ -37,8 +37,8 @@ def test_the_lead_says_which_defense_holds_weakens_and_does_nothing() -> None:
     assert found.lead == (
         "Without a defense sme leaks. strong (accuracy -20.0 points) holds against sme. middling (accuracy -5.0 "
         "points) weakens sme, but is not shown to stop it. weak is not shown to lessen what sme gets. Nothing is "
-        "concluded about naive only against sme, because less leaks, but only the naive attack was made; grant defenses = true in "
-        "[adversary.knowledge]."
+        "concluded about naive only against sme, because less leaks, but only the naive attack was made; grant "
+        "defenses = true in [adversary.knowledge]."
     )
     assert found.rows[0].name == "none"  # what the others are compared with
 
