@@ -7,9 +7,11 @@ import functools
 import itertools
 import os
 import signal
+import subprocess
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 # Flower and Ray read these when they are imported.
 os.environ |= {
@@ -26,11 +28,13 @@ import pytest
 import torch
 from hypothesis import settings
 
+from fedsim.base import workers
 from fedsim.data import Dataset
 from fedsim.data.digits import Digits
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 from tests.support.commands import Call, call_fedsim
+from tests.support.forks import ForkedInterpreter
 from tests.support.recordings import Record, record_updates
 
 with warnings.catch_warnings(), contextlib.suppress(ImportError):
@@ -51,6 +55,18 @@ def ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def workers_are_forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers, and the processes of isolated attacks, are forks of this process: importing torch takes seconds."""
+    if "fresh_interpreters" not in request.fixturenames:
+        monkeypatch.setattr(workers, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": ForkedInterpreter}))
+
+
+@pytest.fixture
+def fresh_interpreters() -> None:
+    """Workers, and the processes of isolated attacks, know nothing of this one, as they do for users."""
 
 
 @pytest.fixture(scope="session", autouse=True)

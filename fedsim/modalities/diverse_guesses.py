@@ -8,14 +8,22 @@ a guess of its own, because few examples have bad centres.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 import weakref
 from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedsim.interfaces.modality import PublicExamples
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from threadpoolctl import ThreadpoolController
 
 _MAX_EXAMPLES = 1000
 """Most public examples of a class that are clustered."""
@@ -24,6 +32,9 @@ _clusters_by_data: dict[int, dict[tuple[int | None, int], list[Tensor]]] = {}
 
 They are the same for each victim.
 """
+_MAX_CLUSTERINGS = 1000
+_cluster_numbers: dict[tuple[str, tuple[int, ...], int], Tensor] = {}
+"""Number of the cluster of each row, by hash and shape of the rows and number of clusters."""
 
 
 def clusters_of_claims(public: PublicExamples, labels: Tensor) -> list[Tensor]:
@@ -62,19 +73,37 @@ def _split(data: Tensor, indices: Tensor, count: int) -> list[Tensor]:
     number = min(count, len(indices))
     if number < 2:
         return [indices] * count
-    from sklearn.cluster import KMeans  # takes half a second
-    from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits
-
-    rows = data[indices].flatten(1).double().numpy()
-    with threadpool_limits(1), warnings.catch_warnings():  # the number of threads changes sums
-        # Examples that occur several times may leave fewer distinct clusters.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        k_means = KMeans(number, n_init=4, max_iter=50, random_state=0)
-        cluster_of = torch.from_numpy(k_means.fit_predict(rows))
+    rows = data[indices].flatten(1).double().contiguous().numpy()
+    # Runs of one experiment have equal public examples, which are other tensors.
+    key = hashlib.sha256(rows.data).hexdigest(), rows.shape, number
+    if key not in _cluster_numbers:
+        if len(_cluster_numbers) >= _MAX_CLUSTERINGS:
+            _cluster_numbers.pop(next(iter(_cluster_numbers)))
+        _cluster_numbers[key] = _number_clusters(rows, number)
+    cluster_of = _cluster_numbers[key]
     clusters = [indices[cluster_of == cluster] for cluster in range(number)]
     clusters = sorted((cluster for cluster in clusters if len(cluster)), key=len, reverse=True)
     return [clusters[position % len(clusters)] for position in range(count)]
+
+
+def _number_clusters(rows: NDArray[np.float64], number: int) -> Tensor:
+    """Return the number of the cluster of each row."""
+    from sklearn.cluster import KMeans  # takes half a second
+    from sklearn.exceptions import ConvergenceWarning
+
+    with _thread_limits().limit(limits=1), warnings.catch_warnings():  # the number of threads changes sums
+        # Examples that occur several times may leave fewer distinct clusters.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        k_means = KMeans(number, n_init=4, max_iter=50, random_state=0)
+        return torch.from_numpy(k_means.fit_predict(rows))
+
+
+@cache
+def _thread_limits() -> ThreadpoolController:
+    """Return what limits the threads of the libraries that are loaded, which it searches for once."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def centres_of(public: PublicExamples, clusters: Sequence[Tensor]) -> Tensor:

@@ -73,8 +73,9 @@ def describe_plugin(group: registry.Group, name: str) -> Description:
         return _describe_class(group, name)
     descriptions, key = _read_cache(), f"{group}/{name}"
     if key not in descriptions:
-        descriptions[key] = _describe_class(group, name)
-        _write_cache(descriptions)
+        description = _describe_class(group, name)
+        _append_to_cache(key, description, is_first=not descriptions)
+        descriptions[key] = description
     return descriptions[key]
 
 
@@ -147,24 +148,28 @@ def format_type(kind: Any) -> str:
 @cache
 def _read_cache() -> dict[str, Description]:
     """Return the cached descriptions by `group/name`; none if they are outdated or unreadable."""
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, FedsimError):
-        cached = json.loads(_cache_path().read_text(encoding="utf-8"))
-        if cached["of"] == _cache_key():
-            return {name: Description(**fields) for name, fields in cached["descriptions"].items()}
+    with suppress(OSError, ValueError, TypeError, FedsimError):
+        cache_key, *lines = _cache_path().read_text(encoding="utf-8").splitlines()
+        if cache_key == _cache_key():
+            return {name: Description(**fields) for name, fields in map(json.loads, lines)}
     return {}
 
 
-def _write_cache(descriptions: dict[str, Description]) -> None:
-    tables = {name: dataclasses.asdict(description) for name, description in descriptions.items()}
-    text = json.dumps({"of": _cache_key(), "descriptions": tables})
+def _append_to_cache(key: str, description: Description, *, is_first: bool) -> None:
+    """Add a line to the file of descriptions; the first begins the file anew, below the key of the cache."""
+    line = json.dumps([key, dataclasses.asdict(description)]) + "\n"
     with suppress(OSError, FedsimError):  # without a cache, descriptions are made each time
-        _cache_path().parent.mkdir(parents=True, exist_ok=True)
-        with replace_atomically(_cache_path()) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        if is_first:
+            _cache_path().parent.mkdir(parents=True, exist_ok=True)
+            with replace_atomically(_cache_path()) as temporary:
+                temporary.write_text(f"{_cache_key()}\n{line}", encoding="utf-8")
+        else:
+            with _cache_path().open("ab", buffering=0) as file:  # one write, whatever other processes add
+                file.write(line.encode())
 
 
 def _cache_path() -> Path:
-    return cache_folder() / "descriptions.json"
+    return cache_folder() / "descriptions.jsonl"
 
 
 @cache

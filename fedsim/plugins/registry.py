@@ -106,7 +106,7 @@ def entry_point_texts(owner: str) -> list[str]:
     for group in GROUPS:
         for points in _entry_points(group).values():
             for point in points:
-                if point.dist and point.dist.name == owner:
+                if point.dist and _distribution_name(point.dist) == owner:
                     texts.append(f"{point.group} {point.name} {point.value}")
     return sorted(texts)
 
@@ -149,7 +149,7 @@ def find_distribution(group: Group, name: str) -> str:
     if ":" in name:
         return name.partition(":")[0]
     distribution = find_entry_point(group, name).dist
-    return distribution.name if distribution else "?"
+    return _distribution_name(distribution) if distribution else "?"
 
 
 def find_groups(name: str, tables: Iterable[str] = ()) -> list[Group]:

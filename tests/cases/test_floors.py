@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from fedsim.base.randomness import generator
 from fedsim.data.digits import Digits
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.modality import PublicExamples
+from fedsim.modalities import diverse_guesses
 from fedsim.modalities.diverse_guesses import clusters_of_claims
 
 VICTIMS = 12
@@ -58,3 +61,25 @@ def test_each_claim_has_a_cluster_of_its_class() -> None:
     public = PublicExamples(data=data, labels=torch.tensor([0, 0, 0, 0, 1]))
     clusters = clusters_of_claims(public, torch.tensor([0, 1, 0, 1]))
     assert sorted(sorted(places.tolist()) for places in clusters) == [[0, 1], [2, 3], [4], [4]]
+
+
+def test_equal_examples_are_clustered_once_for_each_number_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of one experiment, such as the cells of a sweep, have equal public examples in other tensors."""
+    calls: list[int] = []
+    number_clusters = diverse_guesses._number_clusters
+
+    def count_call(rows: Any, number: int) -> Tensor:
+        calls.append(number)
+        return number_clusters(rows, number)
+
+    monkeypatch.setattr(diverse_guesses, "_number_clusters", count_call)
+    data = torch.rand(12, 2, generator=torch.Generator().manual_seed(20261127))
+
+    def cluster(data: Tensor, claims: int) -> list[list[int]]:
+        public = PublicExamples(data=data, labels=torch.zeros(12).long())
+        return [indices.tolist() for indices in clusters_of_claims(public, torch.zeros(claims).long())]
+
+    assert cluster(data, 2) == cluster(data.clone(), 2)
+    assert len(cluster(data, 3)) == 3
+    cluster(data.flip(0), 2)
+    assert calls == [2, 3, 2]

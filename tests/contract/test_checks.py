@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 from markupsafe import Markup
 from torch import nn
 
+import fedsim.federation.engines.cohort
 from fedsim.audit.evaluation.evaluator import Evaluator, Judgement
 from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne, Share
 from fedsim.base.errors import AttackError, ConfigError, PluginError, RunError
@@ -775,8 +776,10 @@ class Renders:
 
 
 @pytest.fixture
-def check_class(tmp_path: Path) -> Callable[..., CheckResult]:
+def check_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CheckResult]:
     """What a check says of a class of this module."""
+    # A node that failed is asked again at once.
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "_PAUSES", (0.0, 0.0))
 
     def check(asked: Check, group: registry.Group, cls: type, **settings: Any) -> CheckResult:
         name = f"{cls.__module__}:{cls.__qualname__}"

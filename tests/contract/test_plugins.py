@@ -26,7 +26,7 @@ from tests.support.flight_prices import FLIGHT_FILE, write_thinned_flight_prices
 HOUSE = "fedsim-curious"
 KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 SETTINGS: dict[str, dict[str, Any]] = {
-    "aia-gradient": {"iterations": 3},
+    "aia-gradient": {"iterations": 1},
     "alexnet": {"channels": [8, 8, 12, 12, 8]},
     "angular-lipschitz": {"noises": 40},
     "convnet": {"width": 4},
@@ -45,17 +45,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "layer-freeze": {"layers": ["[a1]*"]},
     "leaf": {"path": "leaf/shakespeare"},
     "lmra": {"hidden": "16x1", "learning_rate": 1e-2, "epochs": 30, "minimise_epochs": 5},
-    "lmra-dummy-data": {"sets": 2, "iterations": 3, "training_iterations": 3},
+    "lmra-dummy-data": {"sets": 2, "iterations": 2, "training_iterations": 2},
     "property-inference": {"simulated": 10, "trees": 50},
     "resnet18": {"channels": 8},
     "resnet8": {"channels": [4, 8, 8], "hidden": 20},
     "see-through-gradients": {"bn_weight": 0.0, "restarts": 2},  # the network here has no BatchNorm
     "spear": {"draws": 5000},
-    "spear-ica": {"passes": 5},
-    "spear-ica-rounds": {"passes": 5},
+    "spear-ica": {"passes": 2},
+    "spear-ica-rounds": {"passes": 2},
     "tableak": {"restarts": 3},
-    "tgias-ro": {"gradients": 2, "iterations": 2, "local_iterations": 2, "labels": "bias"},
-    "tgias-ro-text": {"gradients": 2, "refinements": 1, "iterations": 2, "local_iterations": 2, "labels": "bias"},
+    "tgias-ro": {"gradients": 2, "iterations": 1, "local_iterations": 1, "labels": "bias"},
+    "tgias-ro-text": {"gradients": 2, "refinements": 1, "iterations": 1, "local_iterations": 1, "labels": "bias"},
     "vgg9": {"channels": [8, 8, 12, 12, 16, 16], "hidden": [24, 24]},
     "vit": {"dim": 32, "blocks": 2},
     "vit-april": {"dim": 32, "blocks": 2},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import os
 import re
@@ -18,6 +19,8 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from unittest.mock import patch
+
+import typer.main
 
 from fedsim.cli.main import main
 from fedsim.cli.options import console
@@ -86,12 +89,17 @@ def page_text(page: Path) -> str:
     return "\n".join(parser.lines)
 
 
+_build_command = functools.cache(typer.main.get_command)
+"""Builds commands and their options once: typer would for each call."""
+
+
 def fedsim(*words: str | Path) -> str:
     """Run the command line in this process; return what it printed, its exit code last."""
     output = io.StringIO()
     wide = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
     with (
         patch.object(sys, "argv", ["fedsim", *map(str, words)]),
+        patch.object(typer.main, "get_command", _build_command),
         patch.dict(os.environ, wide),
         patch.object(console, "_width", 120),  # it reads COLUMNS once, when it is made
         contextlib.redirect_stdout(output),

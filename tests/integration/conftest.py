@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
 from fedsim.audit.evaluation import local_models
 from fedsim.audit.isolation import Isolation, attempt
-from fedsim.base import workers
 from fedsim.federation.open_run import OpenRun
 from tests.support.experiments import make_tiny_config, run_serial
-from tests.support.forks import ForkedInterpreter
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +30,6 @@ def short_explanations() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def attacks_run_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attacks of strangers run in this process, unless a test is marked `isolated`: importing torch takes seconds.
-
-    Workers, and the processes of isolated attacks, are forks of this process, unless `fresh_interpreters` is there.
-    """
+    """Attacks of strangers run in this process, unless a test is marked `isolated`."""
     if request.node.get_closest_marker("isolated") is None:
         monkeypatch.setattr(Isolation, "attempt", lambda self, *order: attempt(*order))
-    if "fresh_interpreters" not in request.fixturenames:
-        forking = SimpleNamespace(**vars(subprocess) | {"Popen": ForkedInterpreter})
-        monkeypatch.setattr(workers, "subprocess", forking)
-
-
-@pytest.fixture
-def fresh_interpreters() -> None:
-    """Workers, and the processes of isolated attacks, know nothing of this one, as they do for users."""

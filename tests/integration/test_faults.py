@@ -15,7 +15,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 import fedsim.federation.engines.readiness
-import fedsim.recording.recorder
+import fedsim.recording.round_file
 import fedsim.recording.sealed
 import strategies.app
 from clients.app import app as client_app
@@ -372,7 +372,9 @@ def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
         if where == "transcript":
             in_round_three = 2 * (1 + 4 + 4 * 4) + 7  # a header, the broadcast and four updates of four tensors
             patch.setattr(
-                fedsim.recording.recorder, "write_all", full(fedsim.recording.recorder.write_all, place=in_round_three)
+                fedsim.recording.round_file,
+                "write_all",
+                full(fedsim.recording.round_file.write_all, place=in_round_three),
             )
         elif where == "checkpoint":
             patch.setattr(fedsim.recording.sealed, "save_file", full(fedsim.recording.sealed.save_file))

@@ -72,9 +72,9 @@ def test_what_a_plugin_says_of_itself_is_kept_until_a_file_changes(tmp_path: Pat
     first = describe("show", "sme")
     second = call("show", "sme")
     assert second.stdout == first + "[]\n"
-    kept = tmp_path / "descriptions.json"
+    kept = tmp_path / "descriptions.jsonl"
     text = kept.read_text()
-    kept.write_text(text.replace('"of": "', '"of": "x'))
+    kept.write_text(f"x{text}")
     assert describe("show", "sme") == first
     assert kept.read_text() == text
 
@@ -85,12 +85,15 @@ def test_a_list_of_plugins_whose_descriptions_are_kept_does_not_wait_for_torch(d
     assert call("list", "defenses").stdout == first + "[]\n"
 
 
-@pytest.mark.parametrize("damage", ["", "[]", '{"of": 3}', "{"])
+@pytest.mark.parametrize("damage", ["", "[]\n", "3\n{}\n", "{", "KEY\n{", "KEY\n[]\n"])
 def test_damaged_descriptions_are_made_anew(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
     descriptions._read_cache.cache_clear()
-    (tmp_path / "descriptions.json").write_text(damage)
+    (tmp_path / "descriptions.jsonl").write_text(damage.replace("KEY", descriptions._cache_key()))
     assert descriptions.describe_plugin("attacks", "sme").needs
+    descriptions.describe_plugin("attacks", "dlg")
+    descriptions._read_cache.cache_clear()
+    assert list(descriptions._read_cache()) == ["attacks/sme", "attacks/dlg"]
     descriptions._read_cache.cache_clear()
 
 

@@ -106,7 +106,7 @@ def killed_in_a_round(point: str, *, after_rounds: int = 2) -> Iterator[None]:
 
     owner, name, after = {
         "before recording": (fedsim.recording.recorder.Recorder, "write", False),
-        "while recording": (fedsim.recording.recorder._RoundFile, "finish", True),
+        "while recording": (fedsim.recording.recorder.RoundFile, "finish", True),
         "before metrics": (OpenRun, "write_table", False),
         "while metrics are written": (fedsim.federation.open_run, "write_text", False),
         "before the checkpoint": (Checkpoint, "save", False),

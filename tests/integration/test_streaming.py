@@ -173,6 +173,17 @@ def test_a_vectorised_run_is_the_loops_run_within_tolerance_and_the_same_clients
     assert sum(map(len, failures(loop).values())) == 80 - sum(at_once) > 5
 
 
+def test_convolutions_train_at_once_where_products_pay_and_end_where_the_loop_ends(
+    tmp_path: Path, at_once: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsim.training.cohort, "products_pay", lambda device: True)
+    model = {"name": "sme-cnn", "channels": [2, 3], "hidden": 4}
+    vectorised, loop = both(tmp_path, model=model, federation={**SKEWED["federation"], "rounds": 1})
+    assert len(at_once) == 1
+    assert sum(at_once) > 10
+    assert 0 < farthest(vectorised, loop) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -29,6 +29,8 @@ from fedsim.cli.options import console
 from fedsim.sweeps.board import SweepBoard
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.queue import JobQueue, SweepJob
+from tests.support.forks import ForkedCommand
+from tests.support.processes import wait_until
 
 ROOT = Path(__file__).parents[3]
 SWEEP: dict[str, Any] = {
@@ -155,7 +157,7 @@ def test_finished_cells_are_not_made_again_in_another_folder(sweep_home: Path, t
 
 def test_a_failing_cell_is_told_in_a_sentence_and_the_others_go_on(here: Call) -> None:
     Path("broken.py").write_text(BROKEN, encoding="utf-8")
-    axes = {"attack": [{"name": "broken:Broken"}, {"name": "sme", "iterations": 1}]}
+    axes = {"attack": [{"name": "broken:Broken", "iterations": 1}, {"name": "sme", "iterations": 1}]}
     code, out, error = here(axes=axes)
     assert code == 1
     (sentence,) = [line for line in error.splitlines() if line.startswith("fedsim: ")]
@@ -222,13 +224,14 @@ def test_kill_9_changes_nothing_in_the_table(
     """Killed as soon as each of these files is there, then begun once more."""
     file = tmp_path / "study.toml"
     file.write_text(tomli_w.dumps(SWEEP), encoding="utf-8")
-    command = [sys.executable, "-c", "from fedsim.cli.main import main; main()", "sweep", "study.toml", "-q"]
+    monkeypatch.chdir(tmp_path)
     for moment in moments:
-        with subprocess.Popen(command, cwd=tmp_path) as process:
-            while process.poll() is None and not list((tmp_path / "runs" / "cells").glob(moment)):
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
+        process = ForkedCommand("sweep", "study.toml", "-q", folder=tmp_path)
+        while process.poll() is None and not list((tmp_path / "runs" / "cells").glob(moment)):
+            time.sleep(0.01)
+        process.kill()
+        wait_until(lambda process=process: process.poll() is not None)
+        assert process.poll() == -signal.SIGKILL
     stay_here(monkeypatch)
     fedsim.sweep(file, out=tmp_path / "runs" / "study", cells=tmp_path / "runs" / "cells")
     pd.testing.assert_frame_equal(scores(tmp_path / "runs" / "study"), scores(sweep_home / "sweep"))

@@ -26,6 +26,8 @@ from fedsim.base.worker_messages import (
 from fedsim.base.workers import Worker, background_worker, cause_of_death, run_in_processes
 from tests.support.processes import find_descendants, is_alive
 
+pytestmark = pytest.mark.usefixtures("fresh_interpreters")
+
 WORK = """
 import ctypes, logging, os, signal, sys, time
 from contextlib import contextmanager

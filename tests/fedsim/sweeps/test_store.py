@@ -28,7 +28,7 @@ from fedsim.sweeps.store import CellStore, StoreEntry
 from fedsim.sweeps.table import read_cells, read_table
 
 SWEEP: dict[str, Any] = {
-    "sweep": {"axes": {"attack": [{"name": "sme", "iterations": 3}, {"name": "spear-ica"}]}},
+    "sweep": {"axes": {"attack": [{"name": "sme", "iterations": 3}, {"name": "analytic"}]}},
     "partition": {"name": "iid", "samples_per_client": 8, "test_fraction": 0.25},
     "model": {"name": "mlp", "hidden": [16]},
     "federation": {"clients": 3, "rounds": 2},
@@ -97,7 +97,7 @@ def test_a_cell_is_a_run_whose_recording_is_its_federations(finished_store: Path
     for folder in (source, target):
         assert compare_with_manifest(OpenRun(folder.path)).differences == []
         assert folder.report.is_file()
-    assert not (target.path / "findings" / "spear-ica").exists()
+    assert not (target.path / "findings" / "analytic").exists()
 
 
 def test_every_score_stands_beside_its_floor_accuracy_and_cost(finished_store: Path) -> None:
@@ -117,7 +117,7 @@ def test_every_score_stands_beside_its_floor_accuracy_and_cost(finished_store: P
 
 def test_finished_cells_are_found_again_from_other_files(finished_store: Path) -> None:
     plan = plan_of(
-        finished_store, axes={"attack": [{"name": "spear-ica", "label": "exact"}, {"name": "sme", "iterations": 4}]}
+        finished_store, axes={"attack": [{"name": "analytic", "label": "exact"}, {"name": "sme", "iterations": 4}]}
     )
     assert [c.point.labels["attack"] for c in plan.remaining_cells] == ["sme"]
     assert plan.remaining_federations == []
@@ -191,7 +191,7 @@ def test_with_a_key_only_cells_that_it_signed_are_taken(
     signed = plan_of(own)
     assert (signed.remaining_cells, signed.remaining_federations) == ([], [])
     assert rows(signed) == expected
-    one, other = (cell(signed, own, attack) for attack in ("sme", "spear-ica"))
+    one, other = (cell(signed, own, attack) for attack in ("sme", "analytic"))
     shutil.copyfile(other.marker_path, one.marker_path)
     assert [c.point.labels["attack"] for c in plan_of(own).remaining_cells] == ["sme"]
     _rewrite(other.marker_path, (other.folder.path.parent.name, other.folder.path.name))
@@ -291,7 +291,7 @@ def test_where_there_are_no_links_files_are_copied(
 def test_an_attack_that_refuses_is_told_and_not_tried_again(own: Path, tmp_path: Path) -> None:
     noise = {"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.1}
     plan = plan_of(own, axes={"attack": [{"name": "spear-ica"}], "defense": [[], [noise]]})
-    assert len(plan.remaining_cells) == 1
+    assert len(plan.remaining_cells) == 2
     assert work_off(own, plan) == {}
     again = plan_of(own, axes={"attack": [{"name": "spear-ica"}], "defense": [[], [noise]]})
     assert again.remaining_cells == []
