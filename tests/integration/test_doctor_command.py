@@ -128,7 +128,7 @@ def test_plugins_that_do_not_load_are_told_and_only_ours_are_an_error(
 ) -> None:
     def entries(owner: str) -> dict[str, tuple[Any, ...]]:
         entry = EntryPoint("dim", "a_module_that_nobody_has:Dim", "fedsim.attacks")
-        vars(entry)["dist"] = SimpleNamespace(name=owner)
+        vars(entry)["dist"] = type("Distribution", (), {"name": owner})()
         return {"dim": (entry,)}
 
     for owner, code in (("somebody", 0), ("fedsim-curious", 1)):
