@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.audit.cache import FindingCache
-from fedsim.audit.evaluation.perceptual_distance import find_backbone
+from fedsim.audit.evaluation.scoring_code import hash_scoring_code
 from fedsim.base.content_hashes import cached_file_hash, hash_json
 from fedsim.base.files import write_text
-from fedsim.federation.build import find_weights_folder
 from fedsim.federation.config import AttackFile
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.settings import versions
-from fedsim.interfaces.metric import hash_metric_code
 from fedsim.plugins.code_hashes import UNREADABLE, hash_own_checkout
 from fedsim.plugins.inline import is_object
 
@@ -47,26 +45,24 @@ class EarlierScores:
     spec: AttackFile
     new_hashes: dict[str, str] = field(default_factory=dict)
 
-    def find_rows(self, path: Path, about: Mapping[str, Any], victims: Sequence[int]) -> tuple[list[Row], list[Row]]:
+    def find_rows(self, path: Path, about: Mapping[str, Any], inputs: str) -> tuple[list[Row], list[Row]]:
         """Return what the tables say of a finding; nothing where it has to be scored.
 
         Args:
             path: of the finding.
             about: its metadata.
-            victims: clients that its scores may compare it with.
+            inputs: see `hash_inputs`.
         """
-        name, inputs = self._hash_inputs(path, about, victims)
-        if not inputs or self._old_hashes.get(name) != inputs:
+        if not inputs or self._old_hashes.get(self._name_finding(path)) != inputs:
             return [], []
-        self.new_hashes[name] = inputs
+        self.note_scores(path, inputs)
         key = tuple(str(about[column]) for column in _KEY_COLUMNS)
         return self._old_rows[0][key], self._old_rows[1][key]
 
-    def note_scores(self, path: Path, about: Mapping[str, Any], victims: Sequence[int]) -> None:
-        """Note that a finding has been scored."""
-        name, inputs = self._hash_inputs(path, about, victims)
+    def note_scores(self, path: Path, inputs: str) -> None:
+        """Note that a finding has scores that follow from `inputs`, see `hash_inputs`."""
         if inputs:
-            self.new_hashes[name] = inputs
+            self.new_hashes[self._name_finding(path)] = inputs
 
     def save(self) -> None:
         """Write the hashes of all findings that have scores."""
@@ -74,32 +70,39 @@ class EarlierScores:
         write_text(folder.score_inputs, json.dumps(self.new_hashes, indent=1, sort_keys=True) + "\n")
         folder.manifest.note(folder.score_inputs)
 
-    def _hash_inputs(self, path: Path, about: Mapping[str, Any], victims: Sequence[int]) -> tuple[str, str]:
-        """Return the name of a finding in the folder, and the hash of its inputs; empty where they are not known."""
-        name = path.relative_to(self.cache.folder.path).as_posix()
+    def hash_inputs(self, path: Path, about: Mapping[str, Any], victims: Sequence[int]) -> str:
+        """Return a hash of all that the scores of a finding follow from; empty where something has none.
+
+        Args:
+            path: of the finding.
+            about: its metadata.
+            victims: clients that its scores may compare it with.
+        """
         if self._common_inputs is None:
-            return name, ""
+            return ""
         app, adversary = self.cache.case.tables_of_finding(self.spec, about)
         settings = adversary.model_dump(mode="json", exclude=set(_NO_INFLUENCE))
         inputs = [self._common_inputs, app.model_dump(mode="json"), settings, list(victims), cached_file_hash(path)]
-        return name, hash_json(inputs)
+        return hash_json(inputs)
+
+    def _name_finding(self, path: Path) -> str:
+        return path.relative_to(self.cache.folder.path).as_posix()
 
     @cached_property
     def _common_inputs(self) -> Row | None:
         """What all scores of the run follow from; None where something is in no file."""
-        weights = find_weights_folder()
-        backbone = find_backbone(weights) if weights else None
-        noted = self.cache.folder.manifest.contents
-        metrics = hash_metric_code()
-        if noted is None or UNREADABLE in (self.cache.model_code, *metrics.values()):
+        noted, scoring_code = self.cache.folder.manifest.contents, hash_scoring_code()
+        hashes = [self.cache.model_code]
+        for group in ("metrics", "modalities", "findings"):
+            hashes += scoring_code[group].values()
+        if noted is None or UNREADABLE in hashes:
             return None
         if any(isinstance(value, str) and is_object(value) for value in (noted.settings or {}).values()):
             return None  # nobody can hash an object of a program
         return {
             "versions": versions(),
             "fedsim": hash_own_checkout(),
-            "metrics": metrics,
-            "weights": cached_file_hash(backbone[1]) if backbone else None,
+            **scoring_code,
             "truth files": {client: cached_file_hash(file) for client, file in self.cache.case.files.items()},
             "model code": self.cache.model_code,
             "settings": noted.settings,

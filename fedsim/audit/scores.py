@@ -94,7 +94,8 @@ def judge_findings(
         compared = victims[_attack_key(about)]
         key_columns = {key: about[key] for key in ("attack", "victim", "round", "repeat")} | variant_columns(about)
         if earlier is not None:
-            earlier_rows, earlier_image_rows = earlier.find_rows(path, about, compared)
+            inputs = earlier.hash_inputs(path, about, compared)
+            earlier_rows, earlier_image_rows = earlier.find_rows(path, about, inputs)
             if earlier_rows:
                 rows += [row | key_columns | {"seed": cache.case.seed} for row in earlier_rows]
                 image_rows += [row | key_columns for row in earlier_image_rows]
@@ -106,7 +107,7 @@ def judge_findings(
         num_failures = len(failures)
         judgement = _judge(finding, about | {VICTIMS: compared}, bench_of, failures)
         if earlier is not None and judgement.scores and len(failures) == num_failures:
-            earlier.note_scores(path, about, compared)
+            earlier.note_scores(path, inputs)
         for score in judgement.scores:
             rows.append(key_columns | score_row(score, judgement.examples) | {"seed": cache.case.seed})
             for index, value in enumerate(score.per_image):

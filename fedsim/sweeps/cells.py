@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.audit.evaluation.perceptual_distance import find_backbone
+from fedsim.audit.evaluation.scoring_code import hash_scoring_code
 from fedsim.audit.plan import work_stages
 from fedsim.audit.threat_model import parse_device
-from fedsim.base.content_hashes import cached_file_hash, hash_files, hash_json
+from fedsim.base.content_hashes import hash_files, hash_json
 from fedsim.base.errors import ConfigError, DataError, PluginError, error_reason
 from fedsim.data.cache import find_source_files
 from fedsim.federation.build import (
     Experiment,
     build_attacks,
     find_data_folder,
-    find_weights_folder,
     resolve,
 )
 from fedsim.federation.config import AdversaryTable, AttackFile, Config, validate_tables
@@ -34,7 +32,6 @@ from fedsim.federation.reading import config_of
 from fedsim.federation.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
 from fedsim.federation.trust import check_trust
 from fedsim.interfaces.attack import BASELINE_SOURCES
-from fedsim.interfaces.metric import hash_metric_code
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import find_references
 from fedsim.plugins.code_hashes import hash_own_checkout, hash_plugin_code, hash_referenced_code
@@ -235,29 +232,15 @@ def _attack_inputs(config: Config, title: str) -> dict[str, Any]:
     adversary = config.adversary.model_dump(mode="json", exclude_none=True, exclude={"when", "workers"})
     attacks = [table.model_dump(mode="json", exclude_none=True) for table in config.attack]
     settings = [adversary, *({**table, "name": None} for table in attacks)]
-    backbone = find_backbone(find_weights_folder())
     return {
         "adversary": adversary | {"device": str(parse_device(config.adversary.device))},
         "attack": attacks,
         "title": title,
         "code": [hash_plugin_code(registry.load("attacks", table.name)) for table in config.attack],
         "named": hash_referenced_code(reference for _, reference in find_references(settings)),
-        "weights": cached_file_hash(backbone[1]) if backbone else None,
-        "metrics": hash_metric_code(),
-        "modalities": _hash_foreign_code("modalities"),
-        "findings": _hash_foreign_code("findings"),
+        **hash_scoring_code(),
         "columns": SCORES,
     }
-
-
-def _hash_foreign_code(group: registry.Group) -> dict[str, str | None]:
-    """Return the code hash of each installed plug-in of a group that is not fedsim's own, by name."""
-    hashes = {}
-    for name in registry.registered_names(group):
-        with suppress(PluginError):  # a broken one makes no scores
-            if not registry.is_builtin(group, name):
-                hashes[name] = hash_plugin_code(registry.load(group, name))
-    return hashes
 
 
 def _hash_data(config: Config) -> str:

@@ -79,7 +79,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def defended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def defended_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same under DP-SGD, which has a ledger."""
     return fedsim.run(DEFENDED, tmp_path_factory.mktemp("own") / "defended").path
 
@@ -164,16 +164,18 @@ def test_a_dossier_does_not_change_the_run(run: Path, call: Call) -> None:
     assert "not fedsim's" not in done.stdout
 
 
-def test_a_proof_stands_with_unit_accountant_and_trust_and_is_composed_again(defended: Path, tmp_path: Path) -> None:
-    dossier = fedsim.write_dossier(defended, tmp_path).contents
+def test_a_proof_stands_with_unit_accountant_and_trust_and_is_composed_again(
+    defended_run: Path, tmp_path: Path
+) -> None:
+    dossier = fedsim.write_dossier(defended_run, tmp_path).contents
     [proof] = dossier.proofs
-    largest = fedsim.open(defended).ledger["epsilon"].max()
+    largest = fedsim.open(defended_run).ledger["epsilon"].max()
     assert proof.epsilon == pytest.approx(largest)
     assert (proof.neighbours, proof.delta) == ("one example added or removed", 1e-5)
     assert "Rényi" in proof.accountant
     assert "the server" in proof.against
     verification = fedsim.verify_dossier(tmp_path)
-    assert len(verification.epsilons) == len(fedsim.open(defended).ledger)
+    assert len(verification.epsilons) == len(fedsim.open(defended_run).ledger)
     assert {value.state for value in verification.values if value.is_number} <= {"equal", "cannot be recomputed"}
 
 
@@ -302,8 +304,8 @@ def test_scores_that_were_taken_out_are_missed(run: Path) -> None:
     }
 
 
-def test_an_epsilon_that_was_changed_is_not_what_the_accountant_composes(defended: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(defended, tmp_path / "defended"))
+def test_an_epsilon_that_was_changed_is_not_what_the_accountant_composes(defended_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(defended_run, tmp_path / "defended"))
     rewrite(run / "ledger.csv", lambda row: row | {"epsilon": "0.1"})
     reseal(run, "ledger.csv")
     assert fedsim.write_dossier(run).contents.proofs[0].epsilon == 0.1

@@ -11,6 +11,7 @@ import pytest
 
 from fedsim.audit import score_reuse, scores
 from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation import scoring_code
 from fedsim.federation.config import AttackFile, validate_tables
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.shared import make_once
@@ -39,7 +40,7 @@ def run(scored_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def judgements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Attack and victim of each finding that is judged from now on."""
     names: list[str] = []
     judge = scores._judge
@@ -59,20 +60,20 @@ def attack(run: Path, tables: dict[str, Any]) -> list[dict[str, str]]:
     return [{name: str(value) for name, value in row.items()} for row in audit.score()]
 
 
-def test_a_further_attack_leaves_scores_as_they_are(run: Path, judged: list[str]) -> None:
+def test_a_further_attack_leaves_scores_as_they_are(run: Path, judgements: list[str]) -> None:
     before, images = (run / "scores.csv").read_text(), (run / "image-scores.csv").read_text()
     rows = attack(run, TABLES)
-    assert judged == []
+    assert judgements == []
     assert ((run / "scores.csv").read_text(), (run / "image-scores.csv").read_text()) == (before, images)
     with_another = TABLES | {"attack": [*TABLES["attack"], {"name": "dlfa", "iterations": 2}]}
     more_rows = attack(run, with_another)
-    assert judged
-    assert {name.split()[0] for name in judged} == {"dlfa"}
+    assert judgements
+    assert {name.split()[0] for name in judgements} == {"dlfa"}
     assert [row for row in more_rows if row["attack"] == "sme"] == rows
-    judged.clear()
+    judgements.clear()
     shutil.rmtree(run / "findings" / "dlfa")
     assert attack(run, TABLES) == rows
-    assert judged == []
+    assert judgements == []
 
 
 def test_rows_are_equal_to_those_that_are_made_anew(run: Path) -> None:
@@ -104,44 +105,65 @@ def edit_versions(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def edit_metrics(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_reuse, "hash_metric_code", lambda: {"mine": "123"})
+    monkeypatch.setattr(scoring_code, "hash_metric_code", lambda: {"mine": "123"})
 
 
-EDITS = [edit_scores, edit_images, edit_inputs, edit_fedsim, edit_versions, edit_metrics]
+def edit_modality(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        scoring_code, "_hash_foreign_code", lambda group: {"mine": "1"} if group == "modalities" else {}
+    )
+
+
+def edit_finding_kind(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring_code, "_hash_foreign_code", lambda group: {"mine": "1"} if group == "findings" else {})
+
+
+EDITS = [
+    edit_scores,
+    edit_images,
+    edit_inputs,
+    edit_fedsim,
+    edit_versions,
+    edit_metrics,
+    edit_modality,
+    edit_finding_kind,
+]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
 def test_what_scores_follow_from_has_them_made_anew(
     edit: Callable[[Path, pytest.MonkeyPatch], None],
     run: Path,
-    judged: list[str],
+    judgements: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     edit(run, monkeypatch)
     attack(run, TABLES)
-    assert len(judged) == 4
+    assert len(judgements) == 4
 
 
 def test_a_finding_that_changed_is_scored_anew_alone(
-    run: Path, judged: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, judgements: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hash_file = score_reuse.cached_file_hash
     monkeypatch.setattr(
         score_reuse, "cached_file_hash", lambda path: "other" if "client-2" in path.name else hash_file(path)
     )
     attack(run, TABLES)
-    assert judged == ["sme 2"]
+    assert judgements == ["sme 2"]
 
 
-def test_further_victims_and_threat_models_count(run: Path, judged: list[str]) -> None:
+def test_further_victims_and_threat_models_count(run: Path, judgements: list[str]) -> None:
     attack(run, TABLES | {"adversary": TABLES["adversary"] | {"knowledge": {"labels": True}}})
-    assert len(judged) == 8, "what the evaluator is told of the adversary changed"
+    assert len(judgements) == 8, "what the evaluator is told of the adversary changed"
 
 
-def test_unreadable_code_of_metrics_is_never_taken_for_unchanged(
-    run: Path, judged: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("group", ["metrics", "modalities", "findings"])
+def test_unreadable_code_is_never_taken_for_unchanged(
+    group: str, run: Path, judgements: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score_reuse, "hash_metric_code", lambda: {"mine": score_reuse.UNREADABLE})
+    hashes = score_reuse.hash_scoring_code() | {group: {"mine": score_reuse.UNREADABLE}}
+    monkeypatch.setattr(score_reuse, "hash_scoring_code", lambda: hashes)
     attack(run, TABLES)
     attack(run, TABLES)
-    assert len(judged) == 8
+    assert len(judgements) == 8

@@ -208,11 +208,11 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[int, ..
         shapes: list[tuple[int, ...]] = []
         convolve = convolution_products.convolve
 
-        def noted(inputs: Tensor, *settings: Any, **others: Any) -> Tensor:
+        def note_shape(inputs: Tensor, *settings: Any, **others: Any) -> Tensor:
             shapes.append(tuple(inputs.shape))
             return convolve(inputs, *settings, **others)
 
-        monkeypatch.setattr(convolution_products, "convolve", noted)
+        monkeypatch.setattr(convolution_products, "convolve", note_shape)
         monkeypatch.setattr(convolution_products, "products_pay", lambda device: True)
         return shapes
 
