@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from fedsim.base.errors import FedsimError
 from fedsim.dossier.attacked import list_unjudged
 from fedsim.dossier.contents import (
     LEAKS,
@@ -97,11 +98,15 @@ def describe_validity(review_by: datetime.date | None) -> list[str]:
     ]
 
 
-def list_pitfalls(design: EvaluationDesign) -> list[Caution]:
-    """Return the pitfalls of an evaluation as cautions.
+def list_pitfalls(make_design: Callable[[], EvaluationDesign]) -> tuple[list[Caution], list[str]]:
+    """Return the pitfalls of an evaluation as cautions, and why they were not looked for.
 
-    Raises:
-        FedsimError: a plug-in refuses its settings.
+    Args:
+        make_design: returns the evaluation, or raises a FedsimError.
     """
-    pitfalls = find_pitfalls(design)
-    return [Caution(title=pitfall.title, detail=pitfall.detail, reason=pitfall.reason) for pitfall in pitfalls]
+    try:
+        pitfalls = find_pitfalls(make_design())
+    except FedsimError as error:  # a file cannot be read, or a plug-in refuses its settings
+        return [], [f"Pitfalls were not looked for: {error}."]
+    cautions = [Caution(title=pitfall.title, detail=pitfall.detail, reason=pitfall.reason) for pitfall in pitfalls]
+    return cautions, []

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.audit.plan import ADAPTIVE
-from fedsim.base.errors import FedsimError
 from fedsim.base.files import hash_file
 from fedsim.dossier.attacked import (
     collect_results,
@@ -213,7 +212,4 @@ def _list_cautions(run: ReportedRun, titles: set[str]) -> tuple[list[Caution], l
     planned = {table.title for table in config.attack}
     if not titles <= planned | {f"{title} {ADAPTIVE}" for title in planned}:
         return [], [_NOT_AN_ATTACK_FILE]
-    try:
-        return list_pitfalls(EvaluationDesign(specs=[config])), []
-    except FedsimError as error:
-        return [], [f"Pitfalls were not looked for: {error}."]
+    return list_pitfalls(lambda: EvaluationDesign(specs=[config]))

@@ -8,13 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedsim.base.errors import FedsimError
 from fedsim.base.files import hash_file
 from fedsim.dossier.attacked import conclude, describe_failures, describe_openness, describe_worst, make_result
 from fedsim.dossier.cell_facts import merge_coverages, read_cell_facts
 from fedsim.dossier.contents import (
     NOTHING_KNOWN,
-    Caution,
     Dossier,
     Evidence,
     HashedFile,
@@ -64,7 +62,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
     coverage = merge_coverages(facts.coverages)
     proofs = list(itertools.chain.from_iterable(facts.proofs.values()))
     no_proof = " ".join(f"{name}: {why}" for name, why in facts.no_proofs.items() if why)
-    cautions, notes = _list_cautions(path, trust=options.trust)
+    cautions, notes = list_pitfalls(lambda: EvaluationDesign.of_sweep(read_sweep(path / FILE), trust=options.trust))
     sentences = [
         *(["Not all cells are as they were written, so nothing below can be relied on."] if facts.problems else []),
         answer.lead or "Nothing was scored, so nothing can be said of what the messages leak.",
@@ -218,14 +216,6 @@ def _list_settings(answer: SweepAnswer) -> list[SettingAnswer]:
             )
         )
     return settings
-
-
-def _list_cautions(path: Path, *, trust: bool) -> tuple[list[Caution], list[str]]:
-    """Return the pitfalls of the sweep file, and why they were not looked for."""
-    try:
-        return list_pitfalls(EvaluationDesign.of_sweep(read_sweep(path / FILE), trust=trust)), []
-    except FedsimError as error:
-        return [], [f"Pitfalls were not looked for: {error}."]
 
 
 def _collect_evidence(path: Path, folder: Path, problems: Sequence[str]) -> Evidence:
