@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fedsim.interfaces.metric import ExampleContext, ExampleMetric, Metric
     from fedsim.interfaces.modality import Modality
     from fedsim.interfaces.panel import Panel
+    from fedsim.recording.exchange_files import import_exchange
     from fedsim.recording.payloads import Payload
     from fedsim.recording.transcript import Transcript
     from fedsim.recording.wire_format import Update
@@ -113,6 +114,7 @@ _HOMES = {
     "Update": "fedsim.recording.wire_format",
     "attack": "fedsim.api.in_memory",
     "compare": "fedsim.api.comparing",
+    "import_exchange": "fedsim.recording.exchange_files",
     "lint": "fedsim.api.linting",
     "open": "fedsim.api.runs",
     "partition_mod": "clients.mods",
@@ -134,8 +136,8 @@ __all__ = [
     "LocalContext", "LocalModel", "Measure", "Membership", "Metric", "Modality", "Panel", "Paper",
     "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction", "ReportedRun",
     "Representatives", "Run", "Score", "Setting", "Sweep", "Target", "Task", "Texts",
-    "Transcript", "Tuning", "Update", "attack", "compare", "lint", "open", "partition_mod", "record_app", "run",
-    "score", "sweep", "tune", "verify_dossier", "write_dossier", "write_truth",
+    "Transcript", "Tuning", "Update", "attack", "compare", "import_exchange", "lint", "open", "partition_mod",
+    "record_app", "run", "score", "sweep", "tune", "verify_dossier", "write_dossier", "write_truth",
 ]  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from fedsim.cli.doctor import doctor
 from fedsim.cli.dossier import dossier, verify
 from fedsim.cli.expose import expose
 from fedsim.cli.geometry import geometry
+from fedsim.cli.import_recording import import_recording
 from fedsim.cli.index import index
 from fedsim.cli.inspect import inspect
 from fedsim.cli.lint import lint
@@ -64,6 +65,7 @@ for _evidence_command in (dossier, verify, inspect):
     cli.command(cls=Command)(_evidence_command)
 cli.command("data", cls=Command)(show_data)
 cli.command("list", cls=Command)(list_plugins)
+cli.command("import", cls=Command)(import_recording)
 for _information_command in (show, check, lint, new, doctor):
     cli.command(cls=Command)(_information_command)
 

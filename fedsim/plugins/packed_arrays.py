@@ -1,4 +1,7 @@
-"""Reading arrays from untrusted bytes: NumPy and PyTorch files, and with trust pickles."""
+"""Reading arrays from untrusted bytes: files of NumPy, PyTorch, safetensors and Flax.
+
+With trust, pickles of arrays are read as well.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import pickle
 import zipfile
 from typing import Any
 
+import msgpack
 import numpy as np
 import torch
+from safetensors.torch import load
 
 from fedsim.base.errors import TrustError
 
@@ -25,18 +30,22 @@ _ALLOWED_GLOBALS = {
     ("numpy._core.numeric", "_frombuffer"),
 }
 """Functions and classes, by module and name, that a pickle of arrays may import."""
+# Flax writes MessagePack with types of its own: an array is its shape, dtype and bytes.
+_FLAX_ARRAY, _FLAX_SCALAR = 1, 3
+_FLAX_CHUNKS = "__msgpack_chunked_array__"
 
 
 def read_arrays(content: bytes, *, trust: bool) -> Any:
     """Read an array, or a list or dict of arrays.
 
     Args:
-        content: a file of NumPy (`.npy`, `.npz`) or PyTorch, or a pickle.
+        content: a file of NumPy (`.npy`, `.npz`), PyTorch, safetensors or Flax (MessagePack), or a
+            pickle.
         trust: read a pickle as well; it may import only the names that arrays need.
 
     Raises:
         TrustError: it is a pickle, or of an unknown format, and `trust` is false.
-        Exception: anything that NumPy, PyTorch or pickle raise for bytes that hold no arrays.
+        Exception: anything that these libraries raise for bytes that hold no arrays.
     """
     # The first bytes tell the format.
     file = io.BytesIO(content)
@@ -47,9 +56,33 @@ def read_arrays(content: bytes, *, trust: bool) -> Any:
         if any(name.endswith("/data.pkl") for name in names):
             return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         return dict(np.load(io.BytesIO(content), allow_pickle=False))
+    if content[8:9] == b"{":  # after the length of its header
+        return load(content)
+    if _begins_with_map(content):
+        return msgpack.unpackb(content, ext_hook=_read_flax_value, object_hook=_refuse_chunks, strict_map_key=False)
     if not trust:
         raise TrustError("it is a pickle or bytes of another kind, which are read with --trust alone")
     return _ArrayUnpickler(file).load()
+
+
+def _begins_with_map(content: bytes) -> bool:
+    """Return whether the bytes begin as a MessagePack map does, which no pickle begins with."""
+    return bool(content) and (0x81 <= content[0] <= 0x8F or content[0] in (0xDE, 0xDF))
+
+
+def _read_flax_value(code: int, content: bytes) -> Any:
+    if code not in (_FLAX_ARRAY, _FLAX_SCALAR):
+        raise ValueError(f"it holds a MessagePack extension of type {code}, which is no array")
+    shape, dtype, values = msgpack.unpackb(content, raw=True)
+    if dtype == b"bfloat16":  # of which NumPy knows nothing
+        return torch.frombuffer(bytearray(values), dtype=torch.bfloat16).reshape(tuple(shape))
+    return np.frombuffer(values, dtype=np.dtype(dtype.decode())).reshape(shape)
+
+
+def _refuse_chunks(values: dict[Any, Any]) -> dict[Any, Any]:
+    if _FLAX_CHUNKS in values:
+        raise ValueError("it holds an array of over 1 GB in chunks; write it with safetensors")
+    return values
 
 
 class _ArrayUnpickler(pickle.Unpickler):
