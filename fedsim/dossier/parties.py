@@ -14,6 +14,7 @@ _AIMS: Mapping[tuple[str, ...], str] = {
     ("inference",): "infer a hidden attribute of a record, or which client holds the record",
     ("property",): "tell whether a client's data have some property",
     ("label-distribution",): "tell how often each label occurs in a client's data",
+    ("linkage",): "tell which messages the same client sent",
     ("local-model",): "get a client's own model, which fits its data better than the shared one",
 }
 """What attacks are after, by the kinds of findings that claim it."""

@@ -99,6 +99,8 @@ class Reconstruction(Finding):
         entropy: `example column`, for tables, how unsure the attack is of each value: from 0 to 1
             for a category; in nats for a number, where its standard deviation is 1. None where it
             cannot tell.
+        spread: `example`, the root mean square error that the attack itself expects of the values
+            of an example, in [0, 1]; None where it cannot tell.
     """
 
     kind = "reconstruction"
@@ -109,6 +111,7 @@ class Reconstruction(Finding):
     claims: ClaimScope = "update"
     certified: Tensor | None = None
     entropy: Tensor | None = None
+    spread: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_unit_range("data", self.data)
@@ -120,6 +123,8 @@ class Reconstruction(Finding):
             self._check_certified(self.certified)
         if self.entropy is not None:
             self._check_entropy(self.entropy)
+        if self.spread is not None:
+            self._check_spread(self.spread)
         super().__post_init__()
         _check_claims(self.claims)
 
@@ -148,6 +153,13 @@ class Reconstruction(Finding):
         if not entropy.isfinite().all():
             raise AttackError("the attack claims an entropy that is NaN or infinite")
 
+    def _check_spread(self, spread: Tensor) -> None:
+        _check_tensor("spread", spread)
+        if spread.shape != (len(self.data),) or not spread.is_floating_point():
+            raise _tensor_error("spread", spread, f"floating point numbers, one for each of {len(self.data)} examples")
+        if not (spread.isfinite() & (spread >= 0)).all():
+            raise AttackError("the attack claims a spread that is negative, NaN or infinite")
+
     @property
     def claim_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are saved for the claim, by name, without the trace."""
@@ -159,6 +171,8 @@ class Reconstruction(Finding):
             tensors["certified"] = self.certified
         if self.entropy is not None:
             tensors["entropy"] = self.entropy
+        if self.spread is not None:
+            tensors["spread"] = self.spread
         return tensors
 
     @classmethod
@@ -173,6 +187,7 @@ class Reconstruction(Finding):
             claims=_decode_claims(tensors),
             certified=tensors.get("certified"),
             entropy=tensors.get("entropy"),
+            spread=tensors.get("spread"),
         )
 
 
@@ -436,6 +451,63 @@ class PropertyPresence(Finding):
     def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
         """Make the finding from its `claim_tensors`."""
         return cls(**{name: tensors[name] for name in ("clients", "rounds", "scores", "shares")}, trace=trace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linkage(Finding):
+    """Scores for each message of later rounds that the sender of the victim's first message sent it.
+
+    Ids of clients name messages, as they do in the recording.
+
+    Attributes:
+        first_round: round of the victim's message with which the others are compared.
+        clients: `message`, the ids of the senders (see `client_ids`).
+        rounds: `message`, the number of the round, after `first_round`; each pair of client and
+            round stands once.
+        scores: `message`, any finite numbers; a higher one means that the victim is likelier the
+            sender.
+    """
+
+    kind = "linkage"
+    first_round: int
+    clients: Tensor
+    rounds: Tensor
+    scores: Tensor
+
+    def __post_init__(self) -> None:
+        _check_tensor("scores", self.scores)
+        if self.scores.ndim != 1 or not self.scores.is_floating_point():
+            raise _tensor_error("scores", self.scores, "floating point numbers in one row")
+        if not self.scores.isfinite().all():
+            raise AttackError("the attack claims scores that are NaN or infinite")
+        _check_integers("clients", self.clients, len(self.scores), 1 << 64, _CLIENT_ID_DTYPES)
+        _check_integers("rounds", self.rounds, len(self.scores), 1 << 63)
+        if int(self.rounds.min()) <= self.first_round:
+            raise AttackError(
+                f"the attack scores a message of round {int(self.rounds.min())}, expected rounds after "
+                f"{self.first_round}, whose message it links"
+            )
+        messages = set(zip(self.clients.tolist(), self.rounds.tolist(), strict=True))
+        if len(messages) < len(self.scores):
+            raise AttackError("the attack scores a message twice, expected each once")
+        super().__post_init__()
+
+    @property
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+        first = torch.tensor(self.first_round)
+        return {"first_round": first, "clients": self.clients, "rounds": self.rounds, "scores": self.scores}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`."""
+        return cls(
+            first_round=int(tensors["first_round"]),
+            clients=tensors["clients"],
+            rounds=tensors["rounds"],
+            scores=tensors["scores"],
+            trace=trace,
+        )
 
 
 def client_ids(clients: Iterable[int]) -> Tensor:
