@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import signal
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 # Flower and Ray read these when they are imported.
 os.environ |= {
@@ -25,28 +27,42 @@ os.environ |= {
 }
 
 import pytest
-import torch
 from hypothesis import settings
 
-from fedsim.base import workers
-from fedsim.data import Dataset
-from fedsim.data.digits import Digits
-from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import Update
 from tests.support.commands import Call, call_fedsim
 from tests.support.forks import ForkedInterpreter
-from tests.support.recordings import Record, record_updates
 
-with warnings.catch_warnings(), contextlib.suppress(ImportError):
-    # Warnings of Flower's own dependencies at import are theirs; here, warnings are errors.
-    warnings.simplefilter("ignore")
-    import flwr.clientapp
-    import flwr.serverapp.strategy
-    import flwr.simulation  # noqa: F401
+# What takes seconds to import is imported where tests run: pytest-xdist's own process, which reads
+# this file before any worker starts, runs none.
+if TYPE_CHECKING:
+    from fedsim.data import Dataset
+    from fedsim.recording.transcript import Transcript
+    from fedsim.recording.wire_format import Update
+    from tests.support.recordings import Record
 
 # How long an example takes says how busy the machine is, and nothing of fedsim.
 settings.register_profile("fedsim", deadline=None)
 settings.load_profile("fedsim")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import libraries where tests run; warnings at their import are theirs, and in tests they would be errors."""
+    if session.config.getoption("dist", "no") != "no":
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        with contextlib.suppress(ImportError):
+            import flwr.clientapp
+            import flwr.serverapp.strategy
+            import flwr.simulation  # noqa: F401
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_garbage_collection() -> None:
+    """Leave tests, libraries and what earlier modules made out of garbage collection: they are many and stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -60,6 +76,8 @@ def ctrl_c() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def workers_are_forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers, and the processes of isolated attacks, are forks of this process: importing torch takes seconds."""
+    from fedsim.base import workers
+
     if "fresh_interpreters" not in request.fixturenames:
         monkeypatch.setattr(workers, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": ForkedInterpreter}))
 
@@ -86,6 +104,8 @@ def call(capfd: pytest.CaptureFixture[str]) -> Call:
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     """The data set of the tiny experiment, which comes with scikit-learn."""
+    from fedsim.data.digits import Digits
+
     return Digits().load(None)
 
 
@@ -101,6 +121,9 @@ def server_task(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
     """Each call writes its updates into a new recording."""
+    from fedsim.recording.wire_format import Update
+    from tests.support.recordings import record_updates
+
     numbers = itertools.count()
 
     def write(updates: Update | Iterable[Update]) -> Transcript:
@@ -113,6 +136,8 @@ def record(tmp_path: Path) -> Record:
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Two cores are shared with others, and the number of threads changes float sums."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

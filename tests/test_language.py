@@ -5,10 +5,10 @@ When one of these fails on a name that you are sure of, add it to the exceptions
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -46,52 +46,59 @@ def measure() -> ModuleType:
     return load_script(ROOT / "tests" / "language" / "code_figures.py")
 
 
-def test_each_function_is_named_by_a_verb_or_a_noun(measure: ModuleType) -> None:
-    names = measure.code_figures().function_names
+@pytest.fixture(scope="module")
+def figures(measure: ModuleType) -> Any:
+    """Return the figures of the product, which take seconds to count."""
+    return measure.code_figures()
+
+
+@pytest.fixture(scope="module")
+def lines(measure: ModuleType) -> list[tuple[str, str]]:
+    """Return each line of the product in lower case, after its file and number."""
+    return [
+        (f"{path.relative_to(ROOT)}:{number}", line)
+        for path in measure.python_files(measure.PRODUCT)
+        for number, line in enumerate(path.read_text().lower().splitlines(), start=1)
+    ]
+
+
+def test_each_function_is_named_by_a_verb_or_a_noun(measure: ModuleType, figures: Any) -> None:
+    names = figures.function_names
     bare = sorted(name for name in names if measure.is_bare(name) and name not in FUNCTION_NAMES_ALLOWED)
     assert not bare, f"named by a participle, an adverb or a preposition alone: {', '.join(bare)}"
 
 
-def test_each_class_name_stands_once(measure: ModuleType) -> None:
-    twice = {
-        name: files for name, files in measure.code_figures().classes_twice.items() if name not in CLASS_NAMES_ALLOWED
-    }
+def test_each_class_name_stands_once(figures: Any) -> None:
+    twice = {name: files for name, files in figures.classes_twice.items() if name not in CLASS_NAMES_ALLOWED}
     assert not twice, "\n".join(f"class {name}: {', '.join(files)}" for name, files in twice.items())
 
 
-def test_exceptions_are_still_needed(measure: ModuleType) -> None:
-    figures = measure.code_figures()
+def test_exceptions_are_still_needed(figures: Any) -> None:
     unused = [name for name in FUNCTION_NAMES_ALLOWED if not figures.function_names[name]]
     unused += [name for name in CLASS_NAMES_ALLOWED if name not in figures.classes_twice]
     assert not unused, f"take these out of the exceptions: {', '.join(unused)}"
 
 
-def test_docstrings_open_with_a_verb_and_stand_by_themselves(measure: ModuleType) -> None:
-    figures = measure.code_figures()
+def test_docstrings_open_with_a_verb_and_stand_by_themselves(figures: Any) -> None:
     assert figures.share(figures.verb_openings, figures.function_docstrings) >= 70
     assert figures.share(figures.leaning_openings, figures.docstrings) < 2
 
 
-def test_values_are_named_after_what_they_hold(measure: ModuleType) -> None:
-    figures = measure.code_figures()
+def test_values_are_named_after_what_they_hold(figures: Any) -> None:
     assert figures.share(figures.vague_assignments, figures.assignments) < 1
 
 
-def test_comprehensions_do_not_become_more(measure: ModuleType) -> None:
+def test_comprehensions_do_not_become_more(figures: Any) -> None:
     """The target is 20 in 1,000 lines; this bound falls with each file that is read again."""
-    figures = measure.code_figures()
     assert 1000 * figures.comprehensions / figures.lines <= 28
 
 
 @pytest.mark.parametrize("word", WORDS_NOT_OURS)
-def test_the_field_has_another_word(measure: ModuleType, word: str) -> None:
+def test_the_field_has_another_word(lines: list[tuple[str, str]], word: str) -> None:
     allowed = next((rule for key, rule in LINES_ALLOWED.items() if key in word), None)
-    places = []
-    for path in measure.python_files(measure.PRODUCT):
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
-            if re.search(word, line, re.IGNORECASE) and not (allowed and re.search(allowed, line, re.IGNORECASE)):
-                places.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    assert not places, f"say {WORDS_NOT_OURS[word]}:\n" + "\n".join(places[:20])
+    hits = [(where, line) for where, line in lines if re.search(word, line)]
+    bad = [f"{where}: {line.strip()}" for where, line in hits if not (allowed and re.search(allowed, line))]
+    assert not bad, f"say {WORDS_NOT_OURS[word]}:\n" + "\n".join(bad[:20])
 
 
 def test_the_rule_for_names_tells_good_from_bad(measure: ModuleType) -> None:
@@ -101,10 +108,6 @@ def test_the_rule_for_names_tells_good_from_bad(measure: ModuleType) -> None:
     assert [name for name in good if measure.is_bare(name)] == []
 
 
-def test_each_file_parses_and_says_what_it_holds(measure: ModuleType) -> None:
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in measure.python_files(measure.PRODUCT)
-        if not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+def test_each_file_says_what_it_holds(figures: Any) -> None:
+    silent = figures.silent_files
     assert not silent, f"without a docstring at its top: {', '.join(silent)}"

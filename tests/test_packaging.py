@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import fedsim
+from tests.support.forks import fork_python
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedsim", "strategies", "adversaries", "clients")
@@ -44,14 +45,7 @@ CORE = [
 
 
 def python(code: str, cwd: Path, missing: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(missing=missing, code=code)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return fork_python(WITHOUT.format(missing=missing, code=code), cwd=cwd, forget=missing)
 
 
 def declared() -> list[tuple[str, str, str]]:
@@ -183,7 +177,8 @@ assert states[2] == dict(os.environ), set(os.environ) ^ set(states[2])
 assert handlers == logging.getLogger().handlers
 assert threads == torch.get_num_threads()
 """
-    result = python(code, tmp_path)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 0, result.stderr
 
 

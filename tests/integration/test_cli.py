@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,8 @@ from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
 from tests.support.commands import Call
+from tests.support.forks import ForkedCommand, fork_fedsim
+from tests.support.processes import wait_until
 from tests.support.recordings import build_update
 from tests.support.shared import make_once
 
@@ -97,7 +98,7 @@ def complaints(result: subprocess.CompletedProcess[str], code: int) -> list[str]
 def run_tiny(home: Path) -> None:
     """`fedsim run`, which leaves its results in runs/tiny, and in said.json what it said."""
     (home / "tiny.toml").write_text(FILE)
-    done = fedsim("run", "tiny.toml", cwd=home)
+    done = fork_fedsim("run", "tiny.toml", cwd=home, environment={"COLUMNS": "200"})
     (home / "said.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
 
 
@@ -587,16 +588,14 @@ def test_no_hyperparameter_is_a_flag(call: Call) -> None:
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_says_how_to_go_on_and_that_works(call: Call, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "cut"
-    command = [str(Path(sys.executable).with_name("fedsim")), "run", "tiny.toml", "--out", str(out)]
-    command += ["--set", "federation.rounds=4000", "--set", "adversary.when=never"]
-    process = subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and len(list(out.glob("transcript/round-*"))) < 3:
-        time.sleep(0.05)
+    words = ["run", home / "tiny.toml", "--out", out]
+    words += ["--set", "federation.rounds=4000", "--set", "adversary.when=never"]
+    process = ForkedCommand(*words, folder=tmp_path)
+    wait_until(lambda: len(list(out.glob("transcript/round-*"))) >= 3)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert own(error).strip() == "fedsim: interrupted; `fedsim run --resume RUN` goes on from what is kept"
+    code, _, error = process.finish()
+    assert code == 1
+    assert error.strip() == "fedsim: interrupted; `fedsim run --resume RUN` goes on from what is kept"
     recorded = len(list(out.glob("transcript/round-*")))
     text = (out / "experiment.toml").read_text()
     (out / "experiment.toml").write_text(text.replace("rounds = 4000", f"rounds = {recorded + 2}"))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,6 @@ from strategies.curious import Curious
 
 CLIENTS, ROUNDS, FAILING_ROUND = 7, 4, 2
 Arrays = dict[str, NDArray[Any]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_garbage_collection() -> Iterator[None]:
-    """Bulyan and QFedAvg collect garbage once an array; leave what was imported out of that."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def inner() -> FedAvg:

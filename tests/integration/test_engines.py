@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from fedsim.federation.run_folder import read_rows
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import evaluate, local_update
 from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.forks import fork_python
 from tests.support.runs import hash_recording, read_checkpoint, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,18 +172,6 @@ def test_a_transcript_holds_what_crossed_the_wire_and_nothing_else(serial: OpenR
 # Who imports what.
 
 
-def python(*lines: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "\n".join(lines)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        check=False,
-        timeout=120,
-    )
-
-
 BLOCK = """
 import sys
 asked = []
@@ -199,7 +185,7 @@ sys.meta_path.insert(0, Block())
 
 
 def test_a_serial_run_never_asks_for_ray(tmp_path: Path) -> None:
-    done = python(
+    lines = [
         "BLOCKED = ['ray']",
         BLOCK,
         "from pathlib import Path",
@@ -209,7 +195,8 @@ def test_a_serial_run_never_asks_for_ray(tmp_path: Path) -> None:
         f"config = Config.model_validate_json({make_tiny_config().model_dump_json()!r})",
         f"run_federation(config, OpenRun(Path({str(tmp_path / 'run')!r})))",
         "print(asked)",
-    )
+    ]
+    done = fork_python("\n".join(lines), forget=["flwr", "ray"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
     assert Transcript(tmp_path / "run").rounds == [1, 2]

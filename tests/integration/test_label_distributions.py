@@ -76,7 +76,7 @@ def test_auxiliary_records_are_none_that_clients_train_on(folder: OpenRun) -> No
     few, all_of_them = auxiliary_records(data, 20), auxiliary_records(data, 10**6)
     assert len(few.inputs) == len(few.labels) == 20
     assert torch.equal(few.inputs, all_of_them.inputs[:20])
-    _, index = data.untrained_examples()
+    _, index = data.auxiliary_examples()
     assert len(all_of_them.inputs) == len(np.unique(index))
     held = torch.cat([inputs for inputs, _ in data.model_examples(range(4))])
     assert torch.cdist(few.inputs.flatten(1), held.flatten(1)).min() > 0
@@ -85,7 +85,7 @@ def test_auxiliary_records_are_none_that_clients_train_on(folder: OpenRun) -> No
 def test_where_clients_train_on_everything_there_are_none(folder: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     data = experiment_of(folder).data
     nobody = np.empty(0, dtype=np.int64)
-    monkeypatch.setattr(type(data), "untrained_examples", lambda self: (self.dataset.train, nobody))
+    monkeypatch.setattr(type(data), "auxiliary_examples", lambda self: (self.dataset.train, nobody))
     with pytest.raises(DataError, match="clients train on all examples of 'digits'; hold some out with"):
         auxiliary_records(data, 20)
 

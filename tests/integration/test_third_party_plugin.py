@@ -16,8 +16,9 @@ import pytest
 
 from fedsim.audit.finding_files import load_finding
 from fedsim.federation.run_folder import read_rows
-from tests.support.commands import fork_fedsim
+from tests.support.forks import fork_fedsim
 from tests.support.packages import write_package
+from tests.support.shared import make_once
 
 pytestmark = pytest.mark.isolated
 
@@ -74,10 +75,8 @@ class Site:
         return fork_fedsim(*words, cwd=self.work, environment={"PYTHONPATH": path, "COLUMNS": "200"})
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The package of the pages, installed; their experiment file, in the working folder."""
-    home = tmp_path_factory.mktemp("stranger")
+def make_site(home: Path) -> None:
+    """Install the package of the pages, and run their experiment, shortened."""
     source = home / "my-plugins"
     site = Site(packages=home / "site", work=home / "work")
     for folder in (source, site.packages, site.work):
@@ -89,15 +88,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
             (source / name).write_text(files[name])
     (site.work / "compare.toml").write_text(files["compare.toml"])
     site.install(source)
-    return site
+    shorter = ("training.local_epochs=2", "partition.samples_per_client=6", "attack.sme.iterations=5")
+    shorter += ("model.hidden=[16]", "adversary.victims=[0, 1]", "adversary.workers=1")
+    done = site.fedsim("run", "compare.toml", *(word for setting in shorter for word in ("--set", setting)))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
-def run(site: Site) -> subprocess.CompletedProcess[str]:
-    """The page's experiment, shortened."""
-    shorter = ("training.local_epochs=2", "partition.samples_per_client=6", "attack.sme.iterations=5")
-    shorter += ("model.hidden=[16]", "adversary.victims=[0, 1]", "adversary.workers=1")
-    return site.fedsim("run", "compare.toml", *(word for setting in shorter for word in ("--set", setting)))
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The package of the pages, installed; their experiment file, and its run, in the working folder."""
+    home = make_once(tmp_path_factory, "stranger", make_site)
+    return Site(packages=home / "site", work=home / "work")
 
 
 def test_it_is_listed_and_shown_beside_ours(site: Site) -> None:
@@ -112,8 +113,7 @@ def test_it_is_listed_and_shown_beside_ours(site: Site) -> None:
         assert word in shown.stdout, word
 
 
-def test_it_runs_by_name_and_its_findings_are_saved(site: Site, run: subprocess.CompletedProcess[str]) -> None:
-    assert run.returncode == 0, run.stderr
+def test_it_runs_by_name_and_its_findings_are_saved(site: Site) -> None:
     for client in (0, 1):
         path = site.work / f"runs/compare/findings/first-layer-mean/round-1-client-{client}-repeat-0.safetensors"
         finding, about = load_finding(path)
@@ -121,8 +121,7 @@ def test_it_runs_by_name_and_its_findings_are_saved(site: Site, run: subprocess.
         assert dict(about["settings"]) == {"contrast": 1.5}  # type: ignore[call-overload]
 
 
-def test_it_is_scored_under_the_same_rules(site: Site, run: subprocess.CompletedProcess[str]) -> None:
-    assert run.returncode == 0, run.stderr
+def test_it_is_scored_under_the_same_rules(site: Site) -> None:
     rows = read_rows(site.work / "runs" / "compare" / "scores.csv")
     theirs = [row for row in rows if row["attack"] == "first-layer-mean"]
     metrics = ["psnr", "ssim", "mse", "lpips", "recovered", "exact", "edge_error", "l_sim", "l_sim_line"]
@@ -135,15 +134,13 @@ def test_it_is_scored_under_the_same_rules(site: Site, run: subprocess.Completed
             assert row["floor"] == other["floor"]
 
 
-def test_the_report_names_and_cites_it(site: Site, run: subprocess.CompletedProcess[str]) -> None:
-    assert run.returncode == 0, run.stderr
+def test_the_report_names_and_cites_it(site: Site) -> None:
     page = (site.work / "runs" / "compare" / "report.html").read_text()
     for word in ("first-layer-mean", "sign-only", "An example", "Nobody"):
         assert word in page, word
 
 
-def test_the_report_has_its_panel(site: Site, run: subprocess.CompletedProcess[str]) -> None:
-    assert run.returncode == 0, run.stderr
+def test_the_report_has_its_panel(site: Site) -> None:
     page = (site.work / "runs" / "compare" / "report.html").read_text()
     [section] = re.findall('(?s)<section id="weak-victims">(.*?)</section>', page)
     assert "<h2>Who leaked most</h2>" in section
@@ -183,10 +180,7 @@ def test_a_broken_package_breaks_only_itself(site: Site, tmp_path: Path) -> None
     assert not (site.work / "y").exists()
 
 
-def test_broken_metrics_of_a_package_cost_no_other_score(
-    site: Site, run: subprocess.CompletedProcess[str], tmp_path: Path
-) -> None:
-    assert run.returncode == 0, run.stderr
+def test_broken_metrics_of_a_package_cost_no_other_score(site: Site, tmp_path: Path) -> None:
     scores = site.work / "runs" / "compare" / "scores.csv"
     before = read_rows(scores)
     entries = {"nothing": "Nothing", "psnr": "Psnr"}
@@ -239,10 +233,7 @@ def test_a_broken_plugin_and_an_unknown_one_have_other_exit_codes(site: Site) ->
     assert "nothing is called 'stripse', did you mean 'stripes'?" in unknown.stderr
 
 
-def test_its_metric_is_measured_for_claims_guesses_and_public_images(
-    site: Site, run: subprocess.CompletedProcess[str]
-) -> None:
-    assert run.returncode == 0, run.stderr
+def test_its_metric_is_measured_for_claims_guesses_and_public_images(site: Site) -> None:
     folder = site.work / "runs" / "compare"
     images = read_rows(folder / "image-scores.csv")
     for row in read_rows(folder / "scores.csv"):

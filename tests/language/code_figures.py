@@ -148,6 +148,7 @@ class CodeFigures:
     vague_assignments: int = 0
     comprehensions: int = 0
     doctest_files: int = 0
+    silent_files: list[str] = field(default_factory=list)
 
     @property
     def bare_names(self) -> int:
@@ -239,7 +240,10 @@ def _count_file(figures: CodeFigures, path: Path) -> None:
     figures.long_lines += sum(len(line) > 100 for line in lines)
     figures.comment_lines += sum(line.lstrip().startswith("#") for line in lines)
     figures.doctest_files += bool(re.search(r"^\s*>>> ", text, re.MULTILINE))
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    if not ast.get_docstring(tree):
+        figures.silent_files.append(str(path))
+    for node in ast.walk(tree):
         if isinstance(node, Function | ast.ClassDef):
             _count_docstring(figures, node)
         if isinstance(node, Function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -10,11 +11,15 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from tests.support.processes import wait_until
+
+_PACKAGES = ("fedsim", "strategies", "adversaries", "clients")
 
 
 class Fork:
@@ -58,14 +63,14 @@ class ForkedCommand(Fork):
         super().__init__(lambda: self._call(["fedsim", *map(str, words)], before))
 
     def _call(self, arguments: list[str], before: Callable[[], object]) -> None:
-        from fedsim.cli.main import main
-
         for number, file in enumerate(self._files, start=1):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         _begin_anew()
         os.environ["COLUMNS"] = "400"
         sys.argv = arguments
         before()
+        from fedsim.cli.main import main
+
         main()
 
     def finish(self, seconds: float = 120) -> tuple[int, str, str]:
@@ -75,6 +80,62 @@ class ForkedCommand(Fork):
         finally:
             self.kill()
         return self.poll() or 0, *(file.read_text() for file in self._files)
+
+
+def fork_python(
+    code: str,
+    *,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    forget: Sequence[str] = (),
+    seconds: float = 240,
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a fork that imports fedsim, its plug-ins and the packages of `forget` anew.
+
+    It stands for `python -c CODE` with that environment in place of this one; libraries that are not
+    forgotten are imported already, which takes a new interpreter seconds.
+    """
+
+    def act() -> None:
+        for number, file in enumerate(files, start=1):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+        _begin_anew()
+        os.chdir(cwd or ".")
+        if environment is not None:
+            os.environ.clear()
+            os.environ.update(environment)
+        _forget_packages([*_PACKAGES, *forget])
+        exec(code, {"__name__": "__main__"})
+
+    with TemporaryDirectory() as folder:
+        files = Path(folder, "stdout"), Path(folder, "stderr")
+        fork = Fork(act)
+        try:
+            wait_until(lambda: fork.poll() is not None, seconds)
+        finally:
+            fork.kill()
+        return subprocess.CompletedProcess(code, fork.poll() or 0, *(file.read_text() for file in files))
+
+
+def fork_fedsim(
+    *words: str | Path, cwd: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `fedsim WORDS...` in a fork that imports fedsim and its plug-ins anew, by this environment."""
+
+    def forget_fedsim() -> None:
+        os.environ.update(environment or {})
+        os.chdir(cwd)
+        # What a new interpreter makes of PYTHONPATH.
+        sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        _forget_modules()
+        _forget_packages(_PACKAGES)
+        from fedsim.base import workers
+
+        workers.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": ForkedInterpreter})  # type: ignore[assignment]
+
+    with TemporaryDirectory() as folder:
+        command = ForkedCommand(*words, folder=Path(folder), before=forget_fedsim)
+        return subprocess.CompletedProcess(["fedsim", *map(str, words)], *command.finish(240))
 
 
 class ForkedInterpreter(Fork):
@@ -162,3 +223,9 @@ def _forget_modules() -> None:
         file = getattr(module, "__file__", None)
         if file and not file.startswith((project, sys.prefix, sys.base_prefix)):
             del sys.modules[name]
+
+
+def _forget_packages(names: Iterable[str]) -> None:
+    importlib.invalidate_caches()
+    for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+        del sys.modules[name]

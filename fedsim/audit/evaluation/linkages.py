@@ -66,7 +66,7 @@ class LinkageEvaluator(Evaluator[Linkage]):
 
     def truth(self, finding: Linkage, about: FindingMetadata, case: Case) -> Truth:
         """Return for each message whether the victim sent it, as labels and as data `message 1`."""
-        is_victims = _sent_by(finding, int(about["victim"]))
+        is_victims = _mark_messages(finding, int(about["victim"]))
         return Truth(data=is_victims.float()[:, None], labels=is_victims.long())
 
     def judge(self, finding: Linkage, about: FindingMetadata, context: EvaluationContext) -> Judgement:
@@ -82,7 +82,7 @@ class LinkageEvaluator(Evaluator[Linkage]):
             if reply is None:
                 raise DataError(f"client {client}: sent nothing in round {number}, which the attack scores")
             closeness.append(-abs(reply.num_examples - first.num_examples))
-        is_victims = _sent_by(finding, victim)
+        is_victims = _mark_messages(finding, victim)
         scores = score_links(finding.scores.double(), torch.tensor(closeness), finding.rounds, is_victims)
         return Judgement(scores=scores, examples=int(is_victims.sum()))
 
@@ -102,7 +102,7 @@ class LinkageEvaluator(Evaluator[Linkage]):
         return Display(has_truth=True, tables=[DisplayTable(title="Links by round", columns=columns, rows=rows)])
 
 
-def _sent_by(finding: Linkage, victim: int) -> Tensor:
+def _mark_messages(finding: Linkage, victim: int) -> Tensor:
     return torch.tensor([client == victim for client in finding.clients.tolist()])
 
 

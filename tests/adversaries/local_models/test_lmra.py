@@ -590,7 +590,7 @@ def test_the_size_of_a_regressions_targets_is_told_by_the_lengths_of_updates(rec
     known = {"model": one_output, "loss": squared_error, "input_shape": (5,)}
 
     def error(weight: float) -> float:
-        attack = DummyDataReconstruction(length_weight=weight, mix=1.0, sets=2, iterations=200, training_iterations=100)
+        attack = DummyDataReconstruction(length_weight=weight, mix=1.0, sets=1, iterations=200, training_iterations=100)
         found = attacked(attack, record(updates), **known)
         return float(squared_error(functional_call(one_output(), dict(found.state), (inputs,)), targets))
 
