@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.defenses.dp_sgd import DpSgd
+from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.randomness import generator, seed_globals, use_one_thread
 from fedsim.base.task import Task
@@ -33,6 +34,7 @@ from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
+from tests.support.recordings import build_update
 
 ROOT = Path(__file__).parents[2]
 LISTED = tomllib.loads((Path(__file__).parent / "host_reads.toml").read_text())
@@ -258,6 +260,33 @@ def test_a_measure_is_taken_on_the_device_of_the_model(name: str, accelerator: A
     check_reads(accelerator, f"measure {name}")
 
 
+def test_similarities_are_computed_on_the_device_of_the_attack(accelerator: Any) -> None:
+    """Of a recording made elsewhere, whose training is not known, and of a run of our own."""
+    task = Task((3, 32, 32), 7)
+    images, labels = data(task)
+    before, rng = copy_state(network("sme-cnn", task)), generator("devices", "update")
+    after = {name: tensor - 0.01 * torch.randn(tensor.shape, generator=rng) for name, tensor in before.items()}
+
+    def similarities(device: torch.device) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {}
+        for settings in (None, TRAINING):
+            sent = AttackedUpdate(
+                model=network("sme-cnn", task),
+                loss=task.loss,
+                update=build_update(before, after),
+                value_range=(torch.zeros(3), torch.ones(3)),
+                settings=settings,
+                device=device,
+            )
+            at_broadcast = sent.similarity_at_broadcast(images, labels)
+            coarse = sent.similarity_on_line(images, labels, at_broadcast, is_coarse=True)
+            named[f"{settings}"] = torch.tensor([at_broadcast, coarse])
+        return named
+
+    compare(similarities, accelerator)
+    check_reads(accelerator, "similarities")
+
+
 def test_the_accelerator_refuses_what_cuda_refuses(accelerator: Any) -> None:
     with accelerator:
         there, here = torch.ones(3, device=accelerator.device), torch.ones(3)
@@ -280,7 +309,7 @@ def test_the_accelerator_refuses_what_cuda_refuses(accelerator: Any) -> None:
 
 def test_what_is_listed_is_seen_in_a_test() -> None:
     tested = {f"{group[:-1]} {name}" for group in ("attacks", "models", "defenses", "measures") for name in ours(group)}
-    assert set(READS.values()) <= tested | {f"victims {name}" for name in AT_ONCE}
+    assert set(READS.values()) <= tested | {f"victims {name}" for name in AT_ONCE} | {"similarities"}
     assert LISTED["on_the_cpu"].keys() <= set(ours("attacks"))
 
 

@@ -156,4 +156,5 @@ def _attacked_update(
         update=update,
         value_range=(low, high),
         settings=context.case.training,
+        device=knowledge.device,
     )

@@ -6,7 +6,7 @@ No attack may import this module; import-linter checks it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -130,7 +130,7 @@ def score_examples(
     if isinstance(finding, Reconstruction):
         if message is not None:
             explaining_guesses = {name: guess[: len(data)] for name, guess in guesses.items()}
-            values |= _message_similarities(message, data, finding.labels)
+            values |= _message_similarities(lambda: message.similarities(data, finding.labels))
             for name, similarities in _guess_similarities(message, explaining_guesses, finding.labels, cache).items():
                 guess_values[name] |= similarities
         further_scores += _certificate_scores(finding, truth)
@@ -208,19 +208,10 @@ def _measure_guess(guess: Tensor, truth: Truth, weights: Path | None, cache: Mea
     return dict(cache.find(measure, "guess", guess, truth.data, truth.labels, truth.modality, truth.padding))
 
 
-def _message_similarities(
-    message: AttackedUpdate, data: Tensor, labels: Tensor, *, on_line: bool = True
-) -> MetricValues:
-    """Compute how well examples explain the update, or say why that is not known.
-
-    Args:
-        on_line: also at the best point of the line from w_t to w_T.
-    """
+def _message_similarities(compute: Callable[[], Mapping[str, float]]) -> MetricValues:
+    """Compute how well examples explain the update, or say why that is not known."""
     try:
-        if on_line:
-            similarities = message.similarities(data, labels)
-        else:
-            similarities = {SIMILARITY_AT_BROADCAST: message.similarity_at_broadcast(data, labels)}
+        similarities = compute()
     except FedsimError as error:
         return {SIMILARITY_AT_BROADCAST: str(error)}
     except Exception as error:  # a foreign model may raise anything; no other score is lost for it
@@ -233,29 +224,39 @@ def _guess_similarities(
 ) -> dict[str, MetricValues]:
     """Return how well each guess explains the update.
 
-    The floor on the line is that of the best guess, and a search there takes a dozen gradients,
+    The floor on the line is that of the best guess, and a search there takes several gradients,
     where the value at w_t takes one. So only guesses that are close to the best one at w_t are
     searched, and the others count with that value, which the line does not exceed.
     """
 
-    def measure(name: str, *, on_line: bool) -> MetricValues:
-        compute = partial(_message_similarities, message, guesses[name], labels, on_line=on_line)
-        update = message.update
-        return cache.find(compute, f"similarity {on_line}", update.round, update.client, guesses[name], labels)
+    def at_broadcast(name: str) -> dict[str, float]:
+        return {SIMILARITY_AT_BROADCAST: message.similarity_at_broadcast(guesses[name], labels)}
 
-    values = {name: dict(measure(name, on_line=False)) for name in guesses}
+    def on_line(name: str, value: float) -> dict[str, float]:
+        line_value = message.similarity_on_line(guesses[name], labels, value, is_coarse=True)
+        return {SIMILARITY_ON_LINE: line_value}
+
+    def measure(measurement: str, compute: Callable[[], Mapping[str, float]], name: str) -> MetricValues:
+        update = message.update
+        inputs = measurement, update.round, update.client, guesses[name], labels
+        return cache.find(partial(_message_similarities, compute), *inputs)
+
+    # All at w_t.
+    values: dict[str, MetricValues] = {}
+    measured: dict[str, float] = {}
+    for name in guesses:
+        values[name] = dict(measure("similarity at w_t", partial(at_broadcast, name), name))
+        value = values[name][SIMILARITY_AT_BROADCAST]
+        if isinstance(value, Tensor):
+            measured[name] = value.item()
     if message.update.gradient is not None:
         return values
-    measured: dict[str, float] = {}
-    for name, similarities in values.items():
-        value = similarities[SIMILARITY_AT_BROADCAST]
-        if isinstance(value, Tensor):
-            similarities[SIMILARITY_ON_LINE] = value
-            measured[name] = value.item()
+    # The best ones on the line.
     best = min(measured.values(), default=0.0)
     for name, distance in measured.items():
+        values[name][SIMILARITY_ON_LINE] = torch.tensor([distance])
         if distance <= best + _CLOSE:
-            values[name] = dict(measure(name, on_line=True))
+            values[name] |= measure("similarity on the line", partial(on_line, name, distance), name)
     return values
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.audit.evaluation.line_search import minimise_coarsely, minimise_on_line
 from fedsim.audit.evaluation.local_optimum import match_state
+from fedsim.audit.evaluation.model_shortcuts import ModelShortcuts, find_shortcuts
 from fedsim.base.errors import DataError
 from fedsim.base.randomness import use_one_thread
 from fedsim.interfaces.metric import Metric
@@ -35,6 +36,7 @@ SIMILARITY_AT_BROADCAST, SIMILARITY_ON_LINE = "l_sim", "l_sim_line"
 """Names of the metrics: at w_t, and at the best point of the line from w_t to w_T."""
 _LEAST_NORM = 1e-16
 """Least product of the norms of a gradient and an update; a gradient of zero explains nothing."""
+_CPU = torch.device("cpu")
 
 
 class SimilarityAtBroadcast(Metric):
@@ -69,6 +71,7 @@ class AttackedUpdate:
             channel.
         settings: how the client trained, which says how BatchNorm layers normalise; None where it
             is not known, and then they normalise by their running statistics.
+        device: on which gradients are computed; the model is moved there.
     """
 
     model: nn.Module
@@ -76,6 +79,11 @@ class AttackedUpdate:
     update: Update
     value_range: tuple[Tensor, Tensor]
     settings: LocalTraining | None = None
+    device: torch.device = _CPU
+    _shortcuts: dict[torch.Size, ModelShortcuts] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.model.to(self.device)
 
     def similarities(self, data: Tensor, labels: Tensor) -> Mapping[str, float]:
         """Compute one minus the cosine between the update and the gradient of the loss of `data`.
@@ -97,51 +105,79 @@ class AttackedUpdate:
         """
         at_broadcast = self.similarity_at_broadcast(data, labels)
         values = {SIMILARITY_AT_BROADCAST: at_broadcast}
-        if self.update.gradient is not None:
-            return values
-        inputs = self._to_model_units(data)
-
-        def distance(alpha: float) -> float:
-            return self._distance(alpha, inputs, labels)
-
-        with use_one_thread(), torch.enable_grad():
-            values[SIMILARITY_ON_LINE] = _minimise_on_line(distance, at_broadcast)
+        if self.update.gradient is None:
+            values[SIMILARITY_ON_LINE] = self.similarity_on_line(data, labels, at_broadcast)
         return values
 
     def similarity_at_broadcast(self, data: Tensor, labels: Tensor) -> float:
         """Compute `l_sim` alone, by one gradient; see `similarities`."""
         with use_one_thread(), torch.enable_grad():
-            return self._distance(1.0, self._to_model_units(data), labels)
+            return self._distance(1.0, self._to_model_units(data), labels.to(self.device))
+
+    def similarity_on_line(
+        self, data: Tensor, labels: Tensor, at_broadcast: float, *, is_coarse: bool = False
+    ) -> float:
+        """Compute `l_sim_line`; see `similarities`.
+
+        Args:
+            data: `example ...` in [0, 1].
+            labels: `example`, class indices or targets.
+            at_broadcast: their similarity at w_t.
+            is_coarse: whether a value counts that is never below the exact one, and near it, for a
+                third of the gradients.
+        """
+        search = minimise_coarsely if is_coarse else minimise_on_line
+        distance = partial(self._distance, inputs=self._to_model_units(data), labels=labels.to(self.device))
+        with use_one_thread(), torch.enable_grad():
+            return search(distance, at_broadcast)
 
     def _to_model_units(self, data: Tensor) -> Tensor:
         """Return values in [0, 1] in the range of the model's inputs."""
         shape = (-1, *[1] * (data.ndim - 2))
-        low, high = (end.reshape(shape) for end in self.value_range)
-        return low + (high - low) * data
+        low, high = (end.reshape(shape).to(self.device) for end in self.value_range)
+        return low + (high - low) * data.to(self.device)
 
     def _distance(self, alpha: float, inputs: Tensor, labels: Tensor) -> float:
         """Compute one minus the cosine at alpha w_t + (1 - alpha) w_T."""
         load_state(self.model, self._surrogate(alpha))
-        if self.settings is None:
-            set_evaluation_modes(self.model, self._broadcast)
-        else:
-            set_modes(self.model, replace(self.settings, dropout=False), inputs)
+        shortcuts = self._prepare_model(inputs)
         with freeze_parameters(self.model, self.settings) if self.settings else nullcontext():
             trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-            loss = self.loss(forward(self.model, inputs), labels)
+            loss = self.loss(self._outputs(inputs, shortcuts), labels)
             gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         # In double precision, tensor by tensor, so that no copy of the whole gradient is made.
-        product = square = square_of_update = 0.0
+        products = []
         for name, gradient in zip(trained, gradients, strict=True):
-            values, updates = gradient.flatten().double(), self._pseudo_gradient[name].flatten().double()
-            product += float(values @ updates)
-            square += float(values @ values)
-            square_of_update += float(updates @ updates)
+            values, update = _flatten(gradient).double(), self._flat_pseudo_gradient[name]
+            products.append(torch.stack([values @ update, values @ values, update @ update]))
+        product, square, square_of_update = torch.stack(products).sum(0).tolist()
         if not square_of_update:
             raise DataError("the update is zero, which nothing explains")
         if not math.isfinite(square):
             raise DataError("the gradient of what is claimed is not finite")
-        return 1 - product / max(math.sqrt(square) * math.sqrt(square_of_update), _LEAST_NORM)
+        cosine: float = product / max(math.sqrt(square) * math.sqrt(square_of_update), _LEAST_NORM)
+        return 1 - cosine
+
+    def _prepare_model(self, inputs: Tensor) -> ModelShortcuts:
+        """Set the model's modes, once for inputs of a shape, and return which shortcuts it allows."""
+        if inputs.shape not in self._shortcuts:
+            if self.settings is None:
+                set_evaluation_modes(self.model, self._broadcast)
+            else:
+                set_modes(self.model, replace(self.settings, dropout=False), inputs)
+            self._shortcuts[inputs.shape] = find_shortcuts(self.model, self.settings, inputs)
+        return self._shortcuts[inputs.shape]
+
+    def _outputs(self, inputs: Tensor, shortcuts: ModelShortcuts) -> Tensor:
+        """Return the model's outputs; those of equal examples are computed once, if that saves time.
+
+        Guesses have many equal examples, such as the mean of a class for each of its labels.
+        """
+        if shortcuts.computes_equal_examples_once:
+            distinct_inputs, numbers = torch.unique(inputs, dim=0, return_inverse=True)
+            if len(distinct_inputs) < len(inputs):
+                return forward(self.model, shortcuts.lay_out(distinct_inputs))[numbers]
+        return forward(self.model, shortcuts.lay_out(inputs))
 
     def _surrogate(self, alpha: float) -> State:
         """Return the surrogate model at `alpha` on the line, 1 being w_t."""
@@ -179,12 +215,18 @@ class AttackedUpdate:
                     return pseudo_gradient
             return {name: start - self._state_after[name] for name, start in self._broadcast.items()}
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        return self._require_fit(match_names(self.update.gradient, shapes))
+        gradient = self._require_fit(match_names(self.update.gradient, shapes))
+        return {name: tensor.to(self.device) for name, tensor in gradient.items()}
 
     def _state_of_model(self, state: State) -> State:
         """Return `state` under the names of the model, in single precision."""
         named_state = self._require_fit(match_state(self.model, state))
-        return {name: tensor.float() for name, tensor in named_state.items()}
+        return {name: tensor.to(self.device, torch.float32) for name, tensor in named_state.items()}
+
+    @cached_property
+    def _flat_pseudo_gradient(self) -> State:
+        """The pseudo-gradient in double precision, each tensor with one axis."""
+        return {name: _flatten(tensor).double() for name, tensor in self._pseudo_gradient.items()}
 
     def _require_fit(self, state: State | None) -> State:
         if state is None:
@@ -192,17 +234,6 @@ class AttackedUpdate:
         return state
 
 
-def _minimise_on_line(distance: Callable[[float], float], at_broadcast: float) -> float:
-    """Return the least distance on the line, of five places and of a search around the best of them.
-
-    The places come first because ReLUs and max pooling make the distance rugged, where a search alone ends in the
-    first valley that it meets.
-    """
-    from scipy.optimize import minimize_scalar
-
-    places = np.linspace(0, 1, 5)
-    values = [*(distance(float(place)) for place in places[:-1]), at_broadcast]
-    best = int(np.argmin(values))
-    ends = places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)]
-    searched = minimize_scalar(distance, bounds=ends, method="bounded", options={"xatol": 0.02})
-    return min(float(searched.fun), *values)
+def _flatten(tensor: Tensor) -> Tensor:
+    """Return all numbers, channels last: gradients that are laid out so need not be copied."""
+    return (tensor.movedim(1, -1) if tensor.ndim == 4 else tensor).flatten()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from fedsim.audit.evaluation.line_search import minimise_coarsely
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import score_examples
@@ -180,6 +181,38 @@ def exact_line(sent: AttackedUpdate, data: Tensor) -> float:
 
 
 @pytest.mark.parametrize("epochs", [1, 5, 40])
+def test_a_coarse_search_is_near_the_exact_one_never_below_it_and_three_times_as_short(
+    epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, data = message(local_epochs=epochs, batch_size=2), images(4, seed=3)
+    compute, positions = AttackedUpdate._distance, list[float]()
+
+    def count(self: AttackedUpdate, alpha: float, inputs: Tensor, labels: Tensor) -> float:
+        positions.append(alpha)
+        return compute(self, alpha, inputs, labels)
+
+    monkeypatch.setattr(AttackedUpdate, "_distance", count)
+    coarse = sent.similarity_on_line(data, LABELS, sent.similarity_at_broadcast(data, LABELS), is_coarse=True)
+    assert len(positions) <= 6
+    exact = exact_line(sent, data)
+    assert exact - 1e-6 <= coarse <= exact + 0.01
+
+
+@pytest.mark.parametrize("bend", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("lowest", [-0.2, 0.0, 0.1, 0.45, 0.8, 1.0, 1.3])
+def test_a_coarse_search_finds_valleys_of_any_width_and_ends(lowest: float, bend: float) -> None:
+    def function(position: float) -> float:
+        positions.append(position)
+        return 1 - 0.7 * math.exp(-bend * (position - lowest) ** 2)
+
+    positions: list[float] = []
+    coarse, exact = minimise_coarsely(function, function(1.0)), function(min(max(lowest, 0.0), 1.0))
+    assert exact <= coarse <= exact + 0.003
+    assert len(positions) <= 8
+    assert all(0 <= position <= 1 for position in positions)
+
+
+@pytest.mark.parametrize("epochs", [1, 5, 40])
 @pytest.mark.parametrize("seed", [3, 4])
 def test_the_best_point_of_the_line_is_found(epochs: int, seed: int) -> None:
     sent, data = message(local_epochs=epochs, batch_size=2), images(4, seed=seed)
@@ -200,7 +233,7 @@ def test_the_floor_on_the_line_is_that_of_the_best_guess_to_a_hundredth() -> Non
 
 def test_findings_about_one_victim_share_what_guesses_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[tuple[str, Tensor]] = []
-    for name in ("similarities", "similarity_at_broadcast"):
+    for name in ("similarity_on_line", "similarity_at_broadcast"):
         compute = getattr(AttackedUpdate, name)
 
         def count(self: AttackedUpdate, data: Tensor, *given: Any, compute: Any = compute, **how: Any) -> Any:
@@ -223,8 +256,7 @@ def test_findings_about_one_victim_share_what_guesses_measure(monkeypatch: pytes
     assert len(computed) > 5
     claims = images(4, seed=4)
     shared = score(claims, LABELS, cache)
-    # Its own similarity, which asks for that at w_t.
-    assert [name for name, _ in computed] == ["similarities", "similarity_at_broadcast"]
+    assert [name for name, _ in computed] == ["similarity_at_broadcast", "similarity_on_line"]
     assert all(torch.equal(data, claims) for _, data in computed)
     assert repr(shared) == repr(score(claims, LABELS, None))
     # Guesses explain the message by the labels that are claimed.

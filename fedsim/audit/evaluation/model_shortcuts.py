@@ -1,0 +1,87 @@
+"""What saves a CPU time in the gradients of batches, where trials show that a model allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.base.randomness import generator
+from fedsim.training.example_independence import find_mixing_layer
+from fedsim.training.settings import LocalTraining
+
+_TRIAL_EXAMPLES = 3
+_ROUNDING = 1e-4
+"""Largest difference of two gradients that counts as rounding, relative to their norm."""
+
+
+@dataclass(frozen=True)
+class ModelShortcuts:
+    """Shortcuts that a model allows.
+
+    Attributes:
+        computes_equal_examples_once: each example has an output of its own, so equal ones have equal outputs.
+        lays_channels_last: the layout of images with the channels last gives the same gradients.
+    """
+
+    computes_equal_examples_once: bool = False
+    lays_channels_last: bool = False
+
+    def lay_out(self, inputs: Tensor) -> Tensor:
+        """Return inputs in the layout that convolutions take fastest."""
+        return inputs.contiguous(memory_format=torch.channels_last) if self.lays_channels_last else inputs
+
+
+def find_shortcuts(model: nn.Module, settings: LocalTraining | None, inputs: Tensor) -> ModelShortcuts:
+    """Try which shortcuts a model allows; parameters of convolutions are laid out accordingly.
+
+    Args:
+        model: in the modes in which it is used.
+        settings: how it is trained; None where that is not known, and then there are no shortcuts.
+        inputs: `example ...` in model units, of which the shape, the range and the device count.
+    """
+    if settings is None or inputs.device.type != "cpu":
+        return ModelShortcuts()
+    # Two random batches that share their last example.
+    rng, low = generator("probe"), inputs.min()
+    trials = torch.rand((2, _TRIAL_EXAMPLES, *inputs.shape[1:]), generator=rng)
+    first, second = low + (inputs.max() - low) * trials
+    second[-1] = first[-1]
+    try:
+        is_independent = find_mixing_layer(model, settings, first, second) is None
+        lays_channels_last = first.ndim == 4 and _lay_channels_last(model, first)
+    except Exception:  # a foreign model may refuse such batches
+        return ModelShortcuts()
+    return ModelShortcuts(is_independent, lays_channels_last)
+
+
+def _lay_channels_last(model: nn.Module, images: Tensor) -> bool:
+    """Lay out a model with the channels last, unless it then raises or gives other gradients."""
+    gradients = _sum_gradients(model, images)
+    try:
+        model.to(memory_format=torch.channels_last)
+        others = _sum_gradients(model, images.contiguous(memory_format=torch.channels_last))
+        is_same = _agree(gradients, others)
+    except RuntimeError:  # such as of `view`, which takes one layout only
+        is_same = False
+    if not is_same:
+        model.to(memory_format=torch.contiguous_format)
+    return is_same
+
+
+def _sum_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of the sum of squares of the outputs."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with torch.enable_grad():
+        objective = model(images).square().sum()
+    return torch.autograd.grad(objective, parameters, materialize_grads=True)
+
+
+def _agree(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Tell whether gradients as a whole agree; that of a bias before BatchNorm is all rounding."""
+    pairs = zip(gradients, others, strict=True)
+    differences = [(gradient - other).norm() for gradient, other in pairs]
+    norms = [gradient.norm() for gradient in gradients]
+    return bool(torch.stack(differences).norm() <= _ROUNDING * torch.stack(norms).norm())
