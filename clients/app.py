@@ -26,6 +26,7 @@ from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment
 from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE
+from fedsim.federation.engines.lent_experiments import find_experiment
 from fedsim.federation.engines.node import play_cohort
 from fedsim.federation.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
 from fedsim.interfaces.defense import pair_with_keys
@@ -267,8 +268,7 @@ def _parse_experiment(experiment: str, run: str) -> Experiment:
     Another run of the same experiment is parsed anew, because code or a file that it names may have
     changed.
     """
-    del run
-    return Experiment.from_json(experiment)
+    return Experiment.from_json(experiment, find_experiment(run))
 
 
 def _model_on_device(experiment: Experiment) -> tuple[nn.Module, torch.device]:

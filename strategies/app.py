@@ -7,7 +7,6 @@ loop replaces it; it calls the strategy through the same four methods.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,11 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor, nn
 
-from fedsim.base.errors import ConfigError, PayloadError, RunError, error_reason, join_first, one_line
+from fedsim.base.errors import ConfigError, RunError, error_reason, join_first
 from fedsim.base.progress import ROUNDS, report_progress, track
 from fedsim.base.randomness import seed_globals
 from fedsim.base.workers import background_worker
@@ -27,11 +25,12 @@ from fedsim.exposure.of_clients import COLUMNS as EXPOSURE
 from fedsim.exposure.of_clients import STATE_KEY, failure_sentences, unpack_rows
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import FederationTable
-from fedsim.federation.engines.arrays import LazyArray, make_record, read_state
+from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.engines.client_state import ClientStateStore
 from fedsim.federation.engines.cohort import CohortGrid, make_simulation, straggler_reason
-from fedsim.federation.engines.engine import build_engine
+from fedsim.federation.engines.engine import JobContext, build_engine
 from fedsim.federation.engines.gc_pause import exclude_existing_objects
+from fedsim.federation.engines.lent_experiments import lend_experiment
 from fedsim.federation.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config
@@ -41,21 +40,22 @@ from fedsim.federation.simulation import prepare_run
 from fedsim.federation.states import TrainingStates
 from fedsim.federation.update_recipes import RecipeCheck, UpdateRecipes, describe_recipe
 from fedsim.privacy.ledger import COLUMNS, Ledger, summarise_ledger
-from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder, RecordingPlan
-from fedsim.recording.wire_format import describe_misfit
 from fedsim.training.loop import evaluate, evaluate_constant
 from fedsim.training.settings import LocalTraining
 from strategies.checkpoint import Checkpoint, unsavable_attributes
 from strategies.curious import Curious
-from strategies.message_content import describe_wrong_records
+from strategies.reply_checks import check_replies
 from strategies.secure_sum import SecureSum
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _PROGRESS_STEPS = 32
 """Number of messages that a large round is split into, so that progress is shown."""
-_INVALID_REPLY = 2
-"""Code of the error that stands for a reply which is no valid answer."""
+_AVERAGE_FROM_BYTES = 512 << 20
+"""Size of a round's replies above which a strategy that averages gets means, see `ReplyCollector`.
+
+Not a share of the free memory, because sums of means are rounded otherwise.
+"""
 _MAX_LOGGED_CLIENTS = 5
 app = ServerApp()
 
@@ -86,7 +86,7 @@ def main(grid: Grid, context: Context) -> None:
             prepare_run(experiment.config, folder, resume=resume)
             _federate_without_exit(experiment, folder, grid, resume=resume, nodes=_num_nodes(experiment, settings))
     else:  # the process that started this one holds the lock of the folder
-        experiment = Experiment.from_json(text)
+        experiment = context.experiment if isinstance(context, JobContext) else Experiment.from_json(text)
         _federate_without_exit(experiment, folder, grid, resume=resume, nodes=_num_nodes(experiment, settings))
 
 
@@ -122,7 +122,7 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     client_state = ClientStateStore()
     recipe = partial(_describe_recipe, experiment, client_state) if recording.keep == "recipe" else None
     recorder = Recorder(folder.transcript, plan, resume, recording.fsync, folder.manifest, recipe)
-    strategy = Curious(experiment.new_strategy(), recorder)
+    strategy = Curious(experiment.new_strategy(), recorder, average_from=_AVERAGE_FROM_BYTES)
     fresh, unsavable = unsavable_attributes(strategy.strategy), list[str]()
     folder.note_data(experiment.data.sha256)
 
@@ -146,6 +146,7 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     if num_evaluated is not None and num_evaluated < num_test:
         log.info("the server evaluates on %d of %d test examples, the same in each round", num_evaluated, num_test)
     simulation = make_simulation(config)
+    lend_experiment(experiment, simulation)
     client_grid = _client_grid(experiment, folder, grid, nodes, simulation, client_state)
     recipe_check = RecipeCheck(folder, UpdateRecipes(folder, config, str(simulation["run"]))) if recipe else None
 
@@ -271,7 +272,7 @@ def _run_round(
         failed: set[int] = set()
         protocol = SecureSum.from_experiment(experiment)
         answers = track(grid.send_and_receive(messages, timeout=federation.timeout), "clients", len(messages))
-        valid_replies = _check_replies(answers, messages, experiment.model, grid.client_state, protocol)
+        valid_replies = check_replies(answers, messages, experiment.model, grid.client_state, protocol)
         replies: Iterable[Message] = _note_failures(valid_replies, number, failed)
         if protocol is not None:
             replies = protocol.sum_groups(replies, messages, number)
@@ -328,61 +329,6 @@ def _training_of_clients(
         is_late = experiment.is_straggler(client, number)
         training[client] = None if is_late else LocalTraining.from_message(message.content["config"])
     return training
-
-
-def _check_replies(
-    replies: Iterable[Message],
-    messages: Iterable[Message],
-    model: nn.Module,
-    memory: ClientStateStore,
-    protocol: SecureSum | None = None,
-) -> Iterator[Message]:
-    """Yield `replies`, with an error reply in place of each that is no valid answer.
-
-    A reply that the client would not have sent under `protocol` is no valid answer either. The new
-    state of a client is accepted with its reply, also if it chose to send nothing; all others keep
-    their old one.
-    """
-    message_to = {message.metadata.dst_node_id: message for message in messages}
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for reply in replies:
-        client = reply.metadata.src_node_id
-        message = message_to[client]
-        fault = None if reply.has_error() else _find_fault(reply.content, message.content, parameters)
-        if fault is None and protocol is not None and not reply.has_error():
-            fault = protocol.refusal_reason(reply.content, message.content)
-        if fault is None and (not reply.has_error() or memory.has_pending(client)):
-            memory.commit(client)
-        if fault is not None:
-            reply = Message(Error(code=_INVALID_REPLY, reason=one_line(fault)), reply_to=message)
-        yield reply
-
-
-def _find_fault(reply: RecordDict, asked: RecordDict, parameters: set[str]) -> str | None:
-    """Return why `reply` is no valid answer to the message with the content `asked`, or None."""
-    if fault := describe_wrong_records(reply):
-        return fault
-    (metrics,), (arrays,) = reply.metric_records.values(), reply.array_records.values()
-    count = metrics.get("num-examples")
-    if not isinstance(count, int | float) or not 0 < count < math.inf:
-        return f"it reported {count} examples, expected a number above 0"
-    if unreadable := [name for name, array in arrays.items() if not isinstance(array, LazyArray)]:
-        return f"it sent '{unreadable[0]}' as {arrays[unreadable[0]].stype}, expected a NumPy array"
-    (broadcast,) = asked.array_records.values()
-    before = read_state(broadcast)
-    try:
-        decoded = Payload.from_arrays(read_state(arrays), before).decode(before)
-    except PayloadError as error:
-        return str(error)
-    sends_gradient = any(record.get("sends") == "gradient" for record in asked.config_records.values())
-    expected: dict[str, Tensor] = {}
-    for name, tensor in before.items():
-        expected[f"gradient/{name}" if sends_gradient and name in parameters else name] = tensor
-    if missing := [name for name in expected if name not in decoded]:
-        return f"it sent no '{missing[0]}', expected {len(expected)} tensors"
-    if extra := [name for name in decoded if name not in expected]:
-        return f"it sent '{extra[0]}', which was not asked for"
-    return describe_misfit(expected, decoded)
 
 
 def _note_failures(replies: Iterable[Message], number: int, failed: set[int]) -> Iterator[Message]:

@@ -9,9 +9,9 @@ it.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fedsim.recording.recorder import Recorder
 from strategies.curious_grid import CuriousGrid
 from strategies.exchange import Exchange
 from strategies.observer import Observer, flower_log, new_run_recorder
+from strategies.reply_means import ReplyCollector
 
 
 class Curious(Strategy):
@@ -41,6 +42,9 @@ class Curious(Strategy):
     Args:
         strategy: any Flower strategy, also one with a `start` of its own.
         recording: a folder, in which each run gets a sub-folder, or a `Recorder`.
+        average_from: bytes of the replies of a round above which a strategy that averages gets
+            means of groups of replies, in rounds that come as an iterator, so that memory need not
+            hold all. The sum is then rounded otherwise. By default it always gets all replies.
 
     Raises:
         ConfigError: the strategy is one of Flower's legacy API; or, in `configure_train`, another
@@ -49,9 +53,11 @@ class Curious(Strategy):
         TranscriptError: the folder of the `Recorder` already holds a recording.
     """
 
-    _OWN_ATTRIBUTES = frozenset({"strategy", "recorder", "_observer", "_exchange", "_recording", "_is_started"})
+    _OWN_ATTRIBUTES = frozenset(
+        {"strategy", "recorder", "_observer", "_exchange", "_recording", "_average_from", "_is_started"}
+    )
 
-    def __init__(self, strategy: Strategy, recording: Recorder | Path | str) -> None:
+    def __init__(self, strategy: Strategy, recording: Recorder | Path | str, *, average_from: float = math.inf) -> None:
         if isinstance(strategy, LegacyStrategy):
             raise ConfigError(
                 f"Curious cannot wrap {type(strategy).__name__}, a strategy of Flower's legacy API; wrap the ServerApp "
@@ -59,7 +65,7 @@ class Curious(Strategy):
             )
         self.strategy = strategy
         self.recorder = recording if isinstance(recording, Recorder) else new_run_recorder(recording)
-        self._recording, self._is_started = recording, False
+        self._recording, self._average_from, self._is_started = recording, average_from, False
         self._observer = Observer(self.recorder, _example_count_key(strategy))
         self._exchange: Exchange | None = None
 
@@ -113,15 +119,20 @@ class Curious(Strategy):
         if exchange is None:
             return self.strategy.aggregate_train(server_round, replies)
         matched_replies = exchange.match_replies(replies)
+        limit = math.inf if isinstance(replies, Sequence) else self._average_from
+        collector = ReplyCollector(self.strategy, exchange.messages, limit)
         if not self.recorder.plan.keeps_round(server_round):
-            return self.strategy.aggregate_train(server_round, starmap(exchange.decode_reply, matched_replies))
-        recorded_replies: list[tuple[Message, int | None]] = []
-        if isinstance(replies, Sequence):
+            for reply, index in matched_replies:
+                collector.add(exchange.decode_reply(reply, index))
+        elif isinstance(replies, Sequence):
             recorded_replies = list(matched_replies)
             self._observer.record_updates(server_round, exchange, recorded_replies)
+            for reply, index in recorded_replies:
+                collector.add(exchange.decode_reply(reply, index))
         else:
-            self._observer.record_updates(server_round, exchange, _append_each(matched_replies, recorded_replies))
-        return self.strategy.aggregate_train(server_round, list(starmap(exchange.decode_reply, recorded_replies)))
+            passed_replies = _pass_replies(exchange, matched_replies, collector)
+            self._observer.record_updates(server_round, exchange, passed_replies)
+        return self.strategy.aggregate_train(server_round, collector.take())
 
     def _check_outermost(self) -> None:
         """Raise ConfigError where another strategy wraps this one, as Flower's for privacy do."""
@@ -147,13 +158,13 @@ class Curious(Strategy):
         return self.strategy.aggregate_evaluate(server_round, replies)
 
 
-def _append_each(
-    replies: Iterable[tuple[Message, int | None]], recorded_replies: list[tuple[Message, int | None]]
+def _pass_replies(
+    exchange: Exchange, matched_replies: Iterable[tuple[Message, int | None]], collector: ReplyCollector
 ) -> Iterator[tuple[Message, int | None]]:
-    """Yield each of `replies`, and append it to `recorded_replies` before."""
-    for reply in replies:
-        recorded_replies.append(reply)
-        yield reply
+    """Yield each reply and then, decoded, add it to `collector`."""
+    for reply, index in matched_replies:
+        yield reply, index
+        collector.add(exchange.decode_reply(reply, index))
 
 
 def _example_count_key(strategy: Strategy) -> str:

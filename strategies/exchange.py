@@ -70,8 +70,11 @@ class Exchange:
         self.group = messages[0].metadata.group_id if messages else ""
         self._count_keys = dict.fromkeys((count, *EXAMPLE_COUNT_KEYS))
         self.server_messages: list[ServerMessage] = self._copy_messages(messages)
-        self._messages = list(messages)
+        self.messages = list(messages)
+        """The messages as they are sent."""
         self._index_of_id: dict[str, int] = {}
+        self._indices_of_node: dict[int, list[int]] = {}
+        self._num_sorted = 0  # messages that `_indices_of_node` has
         self.abandoned_indices = set[int]()
         """Indices of messages to which nobody waits for a reply any more."""
         self.awaited_indices = set[int]()
@@ -126,7 +129,7 @@ class Exchange:
         }:
             return False
         self.server_messages += other.server_messages
-        self._messages += other._messages
+        self.messages += other.messages
         return True
 
     @property
@@ -147,13 +150,13 @@ class Exchange:
 
     def await_replies(self, message_ids: Collection[str]) -> None:
         """Note that somebody requests the replies to the messages with these ids."""
-        ids = [message.metadata.message_id for message in self._messages]
+        ids = [message.metadata.message_id for message in self.messages]
         self.awaited_indices |= {index for index, message_id in enumerate(ids) if message_id in message_ids}
 
     def give_up(self, messages: Sequence[Message]) -> None:
         """Note that somebody waited for replies to these messages, and waits no longer."""
         closed = {id(message) for message in messages}
-        indices = {index for index, message in enumerate(self._messages) if id(message) in closed}
+        indices = {index for index, message in enumerate(self.messages) if id(message) in closed}
         self.awaited_indices |= indices
         self.abandoned_indices |= indices
 
@@ -183,14 +186,16 @@ class Exchange:
         """
         answered = self._replies if answered is None else answered
         replied_id = reply.metadata.reply_to_message_id
-        if replied_id and len(self._index_of_id) < len(self._messages):
-            ids = [message.metadata.message_id for message in self._messages]
+        if replied_id and len(self._index_of_id) < len(self.messages):
+            ids = [message.metadata.message_id for message in self.messages]
             self._index_of_id = {message_id: index for index, message_id in enumerate(ids) if message_id}
         if replied_id and self._index_of_id:
             return self._index_of_id.get(replied_id)
         # Without ids, take the first message to this node that is not answered.
-        node = reply.metadata.src_node_id
-        indices = [index for index, message in enumerate(self.server_messages) if message.node == node]
+        for index in range(self._num_sorted, len(self.server_messages)):
+            self._indices_of_node.setdefault(self.server_messages[index].node, []).append(index)
+        self._num_sorted = len(self.server_messages)
+        indices = self._indices_of_node.get(reply.metadata.src_node_id, [])
         for index in indices:
             if index not in answered:
                 return index
@@ -217,8 +222,8 @@ class Exchange:
             content = RecordDict({**reply.content, key: decode_lazily(record, asked.before)})
         except Exception as error:  # a PayloadError, or any error of NumPy at bytes that are no array
             reason = one_line(error_reason(error))
-            return Message(Error(code=_UNREADABLE_PAYLOAD, reason=reason), reply_to=self._messages[index])
-        return Message(content, reply_to=self._messages[index])
+            return Message(Error(code=_UNREADABLE_PAYLOAD, reason=reason), reply_to=self.messages[index])
+        return Message(content, reply_to=self.messages[index])
 
     @property
     def fits_in_updates(self) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from flwr.app import Array, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsim.base.errors import error_reason, one_line
@@ -15,6 +15,7 @@ from fedsim.federation.engines.arrays import LazyArray, read_state
 from fedsim.recording.header import MAX_CLIENT_ID, RECORDABLE, parse_count
 from fedsim.recording.wire_format import State
 
+_RecordT = TypeVar("_RecordT", ArrayRecord, MetricRecord)
 PARTITION_KEY = "partition-id"
 """Metric, or config value, in which a client reports its partition id, which names the client."""
 GROUP_RECORD, MEMBERS_KEY = "fedsim.group", "members"
@@ -45,15 +46,16 @@ class MessageContent:
     def copy_of(cls, content: RecordDict) -> MessageContent:
         """Copy what is in `content` now."""
         arrays: dict[str, dict[str, Array]] = {}
-        for key, record in content.array_records.items():
-            named_arrays = {name: array for name, array in record.items() if name != _EMPTY_KEY}
-            if named_arrays:
+        metrics: dict[str, dict[str, Any]] = {}
+        config: dict[str, dict[str, Any]] = {}
+        for key, record in content.items():
+            if isinstance(record, ConfigRecord):
+                config[key] = dict(record.items())
+            elif isinstance(record, MetricRecord):
+                metrics[key] = dict(record.items())
+            elif named_arrays := {name: array for name, array in record.items() if name != _EMPTY_KEY}:
                 arrays[key] = named_arrays
-        return cls(
-            arrays=arrays,
-            metrics={key: dict(record) for key, record in content.metric_records.items()},
-            config={key: dict(record) for key, record in content.config_records.items()},
-        )
+        return cls(arrays=arrays, metrics=metrics, config=config)
 
     def metric_values(self) -> dict[str, Any]:
         """Return all metrics by key; a key that two records share is RECORD.KEY in the second."""
@@ -105,10 +107,18 @@ def describe_wrong_records(content: RecordDict) -> str | None:
 
     Flower's strategies need both.
     """
-    for kind, records in (("arrays", content.array_records), ("metrics", content.metric_records)):
-        if len(records) != 1:
-            return f"it sent {len(records)} records of {kind}, expected one"
+    records = list(content.values())
+    for kind, record_type in (("arrays", ArrayRecord), ("metrics", MetricRecord)):
+        count = sum(isinstance(record, record_type) for record in records)
+        if count != 1:
+            return f"it sent {count} records of {kind}, expected one"
     return None
+
+
+def single_record(content: RecordDict, record_type: type[_RecordT]) -> _RecordT:
+    """Return the only record of a type, where `describe_wrong_records` has nothing to say."""
+    (record,) = (record for record in content.values() if isinstance(record, record_type))
+    return record
 
 
 def read_tensors(content: MessageContent, sender: str, *, several: bool | None = None) -> tuple[State, list[str]]:

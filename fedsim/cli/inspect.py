@@ -58,7 +58,9 @@ def inspect(
         print(transcript.hash())  # noqa: T201
         return
     # Read the updates of each round, then the other messages.
-    table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
+    table = None
+    if rows:
+        table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
     failures, totals = list[str](), _Totals()
     for number in transcript.rounds:
         try:
@@ -69,7 +71,7 @@ def inspect(
         _show_clear_text(read_messages(transcript.folder.parent / MESSAGES), rows=rows)
     except FedsimError as error:
         failures.append(str(error))
-    if rows:
+    if table is not None:
         console.print(table)
     console.print(_summary_table(transcript, totals))
     for remark, count in totals.remarks.most_common():
@@ -128,30 +130,38 @@ class _Totals:
             self.norms.append(norm)
 
 
-def _read_round(transcript: Transcript, number: int, table: Table, totals: _Totals) -> None:
-    """Add a row to `table` for each update of a round and each client that sent none, and count them."""
+def _read_round(transcript: Transcript, number: int, table: Table | None, totals: _Totals) -> None:
+    """Count the updates of a round and the clients that sent none; add a row to `table` for each of them."""
     header, bytes_by_client = transcript.header(number), transcript.upload_sizes(number)
     num_answers = Counter(reply.client for reply in header.replies)
     if header.replies:
         transcript.broadcast(number, header.replies[0].client)  # verify it even where no update is read
     for reply in header.replies:
-        client, norm, kind = reply.client, None, ""
+        norm, kind = None, ""
         if transcript.holds_arrays(number, reply):
-            norm, kind = _norm(transcript.recorded_update(number, client, reply.message))
+            norm, kind = _norm(transcript.recorded_update(number, reply.client, reply.message))
         else:
             totals.left_out += 1
-        name = f"{client}, the sum of {len(reply.members)} clients" if reply.members else str(client)
-        if num_answers[client] > 1:
-            name += f", message {reply.message}"
-        metrics = ", ".join(f"{key} {value:.4g}" for key, value in reply.metrics.items())
-        norm_text = "-" if norm is None else f"{norm:.4g}{kind}"
-        size = str(bytes_by_client[client])
-        table.add_row(str(number), name, str(reply.num_examples), escape(one_line(metrics)), size, norm_text)
         totals.add(reply, norm)
-    for client, reason in header.failures.items():
-        table.add_row(str(number), str(client), "-", f"failed: {escape(reason)}", "-", "-", style="yellow")
+        if table is not None:
+            norm_text = "-" if norm is None else f"{norm:.4g}{kind}"
+            size = str(bytes_by_client[reply.client])
+            cells = _describe_reply(reply, show_message=num_answers[reply.client] > 1)
+            table.add_row(str(number), *cells, size, norm_text)
+    if table is not None:
+        for client, reason in header.failures.items():
+            table.add_row(str(number), str(client), "-", f"failed: {escape(reason)}", "-", "-", style="yellow")
     totals.missing += len(header.failures)
     totals.sent.append(bytes_by_client)
+
+
+def _describe_reply(reply: Reply, *, show_message: bool) -> tuple[str, str, str]:
+    """Return for a row of a table who sent an update, N, and the metrics that came with it."""
+    name = f"{reply.client}, the sum of {len(reply.members)} clients" if reply.members else str(reply.client)
+    if show_message:
+        name += f", message {reply.message}"
+    metrics = ", ".join(f"{key} {value:.4g}" for key, value in reply.metrics.items())
+    return name, str(reply.num_examples), escape(one_line(metrics))
 
 
 def _show_clear_text(exchanges_read: Iterable[RecordedExchange], *, rows: bool) -> None:

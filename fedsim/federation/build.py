@@ -86,16 +86,23 @@ def find_weights_folder() -> Path | None:
 
 
 class Experiment:
-    """Objects that a `Config` describes, each built when first used."""
+    """Objects that a `Config` describes, each built when first used.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: describes them.
+        source: another experiment of the same thread. Data and network, which are costly to make,
+            are taken from there where both experiments describe the same.
+    """
+
+    def __init__(self, config: Config, source: Experiment | None = None) -> None:
         self.config = config
         self.seed = config.federation.seed
+        self._source = source
 
     @classmethod
-    def from_json(cls, text: str) -> Experiment:
+    def from_json(cls, text: str, source: Experiment | None = None) -> Experiment:
         """Create the experiment from the text of `config.model_dump_json()`."""
-        return cls(Config.model_validate_json(text))
+        return cls(Config.model_validate_json(text), source)
 
     def check(self) -> None:
         """Build everything once, so that every error in the file shows before work starts."""
@@ -258,6 +265,8 @@ class Experiment:
     @cached_property
     def dataset(self) -> Dataset:
         """Return the data set, read from disk."""
+        if self._source is not None and self._source.config.data == self.config.data:
+            return self._source.dataset
         table = self.config.data
         plugin = registry.build("datasets", table.name, table.settings, "data")
         try:
@@ -273,8 +282,21 @@ class Experiment:
     @cached_property
     def data(self) -> FederatedData:
         """Return the data set, partitioned among the clients."""
+        data = self._source.data if self._source and self._source.has_same_data(self.config) else self._partition_data()
+        if self.config._data:
+            check_same_data(self.config._data, data.sha256)
+        return data
+
+    def has_same_data(self, config: Config) -> bool:
+        """Tell whether `config` describes the same data, and the same clients to hold it."""
+        federations = (self.config.federation, config.federation)
+        (clients, seed), others = ((federation.clients, federation.seed) for federation in federations)
+        tables = (self.config.data, self.config.partition)
+        return tables == (config.data, config.partition) and (clients, seed) == others
+
+    def _partition_data(self) -> FederatedData:
         table = self.config.partition
-        data = FederatedData(
+        return FederatedData(
             dataset=self.dataset,
             partition=registry.build("partitions", table.name, table.settings, "partition"),
             clients=self.config.federation.clients,
@@ -284,14 +306,20 @@ class Experiment:
             test_by=table.test_by,
             standardise=self.config.data.standardise,
         )
-        if self.config._data:
-            check_same_data(self.config._data, data.sha256)
-        return data
 
-    @cached_property
+    @property
     def model(self) -> nn.Module:
         """Return a network into which any state is loaded; its own weights mean nothing."""
-        return self.new_model()
+        return self._model_and_weights[0]
+
+    @cached_property
+    def _model_and_weights(self) -> tuple[nn.Module, dict[str, Tensor]]:
+        """Build the network; return it, and what it was initialised with."""
+        source = self._source
+        if source is not None and source.has_same_data(self.config) and source.config.model == self.config.model:
+            return source._model_and_weights
+        model = self.new_model()
+        return model, copy_state(model)
 
     def new_model(self, weights: str = "model") -> nn.Module:
         """Build a network, initialised from the run's seed; `weights` names the random draw."""
@@ -328,7 +356,9 @@ class Experiment:
     @property
     def _fresh_state(self) -> dict[str, Tensor]:
         """Return fresh weights, as far as the federation sends them."""
-        return copy_state(self.new_model(), statistics=self.training.batch_norm_statistics == "shared")
+        model, weights = self._model_and_weights
+        withheld = set() if self.training.batch_norm_statistics == "shared" else set(running_statistics(model))
+        return {name: tensor for name, tensor in weights.items() if name not in withheld}
 
     def random_start(self) -> dict[str, Tensor]:
         """Return random weights in the form of w_0 that no client of this federation received."""

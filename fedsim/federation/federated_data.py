@@ -19,6 +19,10 @@ from fedsim.data import Dataset, Examples
 from fedsim.data.partitions import Indices, Partition
 from fedsim.recording.header import tensor_bytes
 
+GUESSED_EXAMPLES = 5000
+"""How many of the first test examples guesses are made of, with which claims are compared."""
+_BYTES_PER_TENSOR = 1024
+"""Memory that a tensor takes beside its values, about."""
 _CACHE_BYTES = 128 * 2**20
 """Most bytes of examples that are kept in model units."""
 
@@ -72,29 +76,45 @@ class FederatedData:
             raise PluginError(
                 f"partition: {kind} made {len(shares)} parts for {clients} clients; this is a fault in it"
             )
-        return shares
+        return [np.asarray(share) for share in shares]
 
     @cached_property
-    def _splits(self) -> list[tuple[Indices, Indices]]:
-        """Split each client's examples into those that it trains on and those that it holds out."""
-        split = []
-        for client, share in enumerate(self._shares[: self.clients]):
-            shuffled = numpy_generator(self.seed, "split", client).permutation(share)
-            held_out = math.ceil(len(shuffled) * self.test_fraction) if self.clients_hold_out else 0
-            train = shuffled[held_out:][: self.samples_per_client]
-            if not len(train):
-                raise ConfigError(
-                    f"partition: client {client} has no example to train on; "
-                    "lower federation.clients or partition.test_fraction"
-                )
-            split.append((np.sort(train), np.sort(shuffled[:held_out])))
-        self._check_test_examples(split)
-        return split
+    def _split_by_client(self) -> dict[int, tuple[Indices, Indices]]:
+        """Cache the splits that were drawn, of the clients that were asked for."""
+        self._check_test_examples()
+        return {}
 
-    def _check_test_examples(self, split: Sequence[tuple[Indices, Indices]]) -> None:
+    def _split_share(self, client: int) -> tuple[Indices, Indices]:
+        """Split a client's examples into those that it trains on and those that it holds out."""
+        share, num_train = self._shares[client], self.counts[client]
+        if num_train == len(share):  # the order of all makes no difference
+            train = share.copy()
+            train.sort()  # much quicker than `np.sort`, which a million clients feel
+            return train, share[:0]
+        num_held_out = int(self._held_out_counts[client])
+        shuffled = numpy_generator(self.seed, "split", client).permutation(share)
+        return np.sort(shuffled[num_held_out : num_held_out + num_train]), np.sort(shuffled[:num_held_out])
+
+    @cached_property
+    def _held_out_counts(self) -> Indices:
+        """Count the examples that each client holds out."""
+        fraction = self.test_fraction if self.clients_hold_out else 0.0
+        return np.ceil(self._share_sizes * fraction).astype(np.int64)
+
+    @property
+    def _share_sizes(self) -> Indices:
+        return np.array([len(share) for share in self._shares[: self.clients]])
+
+    @property
+    def held_out_size(self) -> int:
+        """Return the number of examples that clients hold out, those of clients that only test too."""
+        return int(self._held_out_counts.sum()) + sum(map(len, self.test_client_indices))
+
+    def _check_test_examples(self) -> None:
         """Raise ConfigError where a client trains on test examples, as clients share examples."""
         if not self.test_fraction:
             return
+        split = [self._split_share(client) for client in range(self.clients)]
         test_examples = np.concatenate([*(held_out for _, held_out in split), *self.test_client_indices])
         train_examples = np.concatenate([train for train, _ in split])
         common = int(np.isin(test_examples, train_examples).sum())
@@ -113,7 +133,11 @@ class FederatedData:
         """
         if not 0 <= client < self.clients:
             raise DataError(f"there is no client {client}, expected one from 0 to {self.clients - 1}")
-        return self._splits[client]
+        if self.counts[client] == len(self._shares[client]):
+            return self._split_share(client)
+        if client not in self._split_by_client:
+            self._split_by_client[client] = self._split_share(client)
+        return self._split_by_client[client]
 
     @cached_property
     def sha256(self) -> str:
@@ -125,15 +149,24 @@ class FederatedData:
                     digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
                     digest.update(tensor_bytes(tensor))
         for client in range(self.clients):
-            for indices in self.indices(client):
-                digest.update(f"{client}:{len(indices)};".encode())
-                digest.update(np.ascontiguousarray(indices).tobytes())
+            train, held_out = self._split_share(client)
+            digest.update(b"%d:%d;%b%d:%d;" % (client, len(train), train.tobytes(), client, len(held_out)))
+            digest.update(held_out.tobytes())
         return digest.hexdigest()
 
     @cached_property
     def counts(self) -> list[int]:
         """Return N of each client, the number of examples that it trains on."""
-        return [len(train) for train, _ in self._splits]
+        counts = self._share_sizes - self._held_out_counts
+        if self.samples_per_client is not None:
+            counts = np.minimum(counts, self.samples_per_client)
+        if counts.min() <= 0:
+            raise ConfigError(
+                f"partition: client {int(np.argmax(counts <= 0))} has no example to train on; "
+                "lower federation.clients or partition.test_fraction"
+            )
+        counts_by_client: list[int] = counts.tolist()
+        return counts_by_client
 
     @property
     def test_client_indices(self) -> list[Indices]:
@@ -175,7 +208,7 @@ class FederatedData:
 
     def test(self, client: int) -> tuple[Tensor, Tensor]:
         """Return the held-out examples of `client`, in the data set's value range; may be empty."""
-        return _take_examples(self.dataset.train, self._splits[client][1])
+        return _take_examples(self.dataset.train, self.indices(client)[1])
 
     def public_test(self, most: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the server's test examples: the data set's, or those of clients that only test.
@@ -204,7 +237,24 @@ class FederatedData:
         examples, index = self._server_test
         if len(index):
             return examples, index
-        return self.dataset.train, np.concatenate([held_out for _, held_out in self._splits])
+        return self.dataset.train, np.concatenate([self.indices(client)[1] for client in range(self.clients)])
+
+    def auxiliary_examples(self) -> tuple[Examples, Indices]:
+        """Return the examples that auxiliary records are drawn from, as indices into examples.
+
+        Nobody trains on them, and guesses are not made of them where there are others: they are the
+        training examples that no client holds or, where these are fewer, those of
+        `untrained_examples` without the first `GUESSED_EXAMPLES` of the data set's test examples.
+        """
+        held = list(self.test_client_indices)
+        for client in range(self.clients):
+            held += self._split_share(client)
+        spare = np.setdiff1d(np.arange(len(self.dataset.train)), np.concatenate(held))
+        examples, index = self.untrained_examples()
+        unguessed = index[index >= GUESSED_EXAMPLES] if examples is self.dataset.test else index
+        if len(spare) >= max(1, len(unguessed)):
+            return self.dataset.train, spare
+        return examples, unguessed if len(unguessed) else index
 
     @property
     def public_test_size(self) -> int:
@@ -242,7 +292,7 @@ class _ExampleCache(dict[int, tuple[Tensor, Tensor]]):
 
     def add(self, client: int, examples: tuple[Tensor, Tensor]) -> None:
         """Add these examples if they fit."""
-        size = sum(tensor.nbytes for tensor in examples)
+        size = sum(tensor.nbytes + _BYTES_PER_TENSOR for tensor in examples)
         if client not in self and self.size + size <= _CACHE_BYTES:
             self.size += size
             self[client] = examples

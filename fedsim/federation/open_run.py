@@ -33,6 +33,7 @@ from fedsim.plugins.inline import is_lost_object
 from fedsim.recording.manifest import LOCK_FILE, MANIFEST_FILE, ManifestFile
 
 if TYPE_CHECKING:
+    from fedsim.federation.build import Experiment
     from fedsim.federation.update_recipes import UpdateRecipes
     from fedsim.recording.header import Reply
     from fedsim.recording.payloads import State
@@ -73,6 +74,14 @@ class OpenRun(RunFolder):
         from fedsim.recording.transcript import Transcript  # imports torch
 
         return Transcript(self.path, source=self.compute_update)
+
+    def build_experiment(self, config: Config) -> Experiment:
+        """Return the experiment that `config` describes, with data and network that were built here before."""
+        from fedsim.federation.build import Experiment  # imports torch
+
+        experiment = Experiment(config, vars(self).get("_last_experiment"))
+        vars(self)["_last_experiment"] = experiment
+        return experiment
 
     def compute_update(self, number: int, reply: Reply) -> State:
         """Return the arrays of an update that was recorded by recipe, computed again.

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedsim.base.errors import FedsimError, InstallationError, PluginError, RunError, error_reason
-from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.build import resolve
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import start_late_manifest
 from fedsim.federation.open_run import OpenRun
@@ -50,10 +50,16 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
     engine = build_engine(config.federation)
     try:
         config = resolve(config if resume else config.for_new_run())
+        experiment = folder.build_experiment(config)
         job = FederationJob(
-            config=config, server_app=server_app, client_app=client_app, folder=folder.path, resume=resume
+            config=config,
+            experiment=experiment,
+            server_app=server_app,
+            client_app=client_app,
+            folder=folder.path,
+            resume=resume,
         )
-        Experiment(config).check()
+        experiment.check()
         engine.check(job)
         if (canaries := config.canaries) is not None:
             count = canaries.count
@@ -124,7 +130,7 @@ def prepare_run(config: Config, folder: OpenRun, *, resume: bool = False, overwr
     if not resume:
         folder.write_experiment(config)
         return
-    start_late_manifest(folder, Experiment(config))
+    start_late_manifest(folder, folder.build_experiment(config))
     folder.check_key()
     folder.check_same(config)
     folder.check_code(config)

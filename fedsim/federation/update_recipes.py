@@ -33,6 +33,7 @@ from fedsim.federation.engines.cohort import (
     straggler_reason,
     unpack_answers,
 )
+from fedsim.federation.engines.lent_experiments import lend_experiment
 from fedsim.federation.engines.readiness import host_versions
 from fedsim.recording.header import Header, Reply, hash_state
 from fedsim.recording.payloads import Payload, State
@@ -181,6 +182,7 @@ class UpdateRecipes:
         # What clients measure changes nothing that they send.
         simulation = make_simulation(self._config.model_copy(update={"federation": federation, "measure": []}))
         simulation["run"] = self._run_token
+        lend_experiment(self._experiment, simulation)
         order = ConfigRecord(
             {
                 "clients": list(clients),
@@ -237,13 +239,18 @@ class UpdateRecipes:
         raise TranscriptError(f"round {number}: all clients were silent, and nothing later says what they were sent")
 
     def _header(self, number: int) -> Header:
+        self.read_recording(number)
+        return self._transcript.header(number)
+
+    def read_recording(self, number: int) -> Transcript | None:
+        """Return the recording whose updates are computed here, or None where it lacks a round."""
         if number not in self._transcript.rounds:
             del self._transcript  # the recording has become longer
-        return self._transcript.header(number)
+        return self._transcript if number in self._transcript.rounds else None
 
     @cached_property
     def _transcript(self) -> Transcript:
-        return Transcript(self._folder.path)
+        return Transcript(self._folder.path, source=self.compute_update)
 
     @cached_property
     def _client_app(self) -> ClientApp:
@@ -262,10 +269,14 @@ class UpdateRecipes:
             )
         return config
 
+    @cached_property
+    def _experiment(self) -> Experiment:
+        return self._folder.build_experiment(self._config)
+
     def _check_basis(self) -> None:
         """Raise the error that names data or code that are not those of the run, if any are not."""
         self._folder.check_code(self._config)
-        _ = Experiment(self._config).data
+        _ = self._experiment.data
 
 
 def _explain_difference(number: int, client: int, recipe: Mapping[str, int | str]) -> str:
@@ -309,8 +320,10 @@ class RecipeCheck:
         if has_memory in self._checked:
             return
         try:
-            transcript = Transcript(self._folder.path, [number], source=self._recipes.compute_update)
-        except TranscriptError:  # [recording] leaves this round out
+            transcript = self._recipes.read_recording(number)
+        except TranscriptError:  # nothing is recorded so far
+            return
+        if transcript is None:  # [recording] leaves this round out
             return
         header = transcript.header(number)
         if not header.replies:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -106,6 +107,8 @@ _OPTIONAL_LISTS: dict[str, type] = {"records": str, "members": int, "remarks": s
 """Optional lists of a reply, by default empty, with the type of their elements."""
 _OPTIONAL_COUNTS: dict[str, int] = {"message": 1, "num_bytes": 0}
 """Optional numbers of a reply, with their defaults."""
+_OPTIONAL_TYPES: dict[str, type] = dict.fromkeys(_OPTIONAL_LISTS, list) | dict.fromkeys(_OPTIONAL_COUNTS, int)
+_KINDS = frozenset(get_args(Kind))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +151,10 @@ class Header:
         return fields
 
 
+_NUMPY_TYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)
+"""Frequent types that NumPy has as well."""
+
+
 def hash_state(state: State) -> str:
     """Return the SHA-256 over the names, types, shapes and bytes of `state`, in its own order."""
     digest = hashlib.sha256()
@@ -159,8 +166,11 @@ def hash_state(state: State) -> str:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the memory of `tensor` in C order, copied only where it is in another order."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    if not tensor.numel():
+        return memoryview(b"")
+    if tensor.dtype in _NUMPY_TYPES:  # quicker, of small tensors
+        return np.ascontiguousarray(tensor.detach().numpy()).reshape(-1).view(np.uint8).data
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def read_header(path: Path, number: int) -> tuple[Header, str]:
@@ -266,13 +276,12 @@ def _check_fields(fields: Any) -> None:
 
 
 def _check_reply(reply: Any, num_broadcasts: int) -> None:
-    optional_types = dict.fromkeys(_OPTIONAL_LISTS, list) | dict.fromkeys(_OPTIONAL_COUNTS, int)
-    present_types = {key: kind for key, kind in optional_types.items() if isinstance(reply, dict) and key in reply}
+    present_types = {key: kind for key, kind in _OPTIONAL_TYPES.items() if isinstance(reply, dict) and key in reply}
     _check_types("a reply", reply, {**_REPLY_TYPES, **present_types})
     for key, item_type in _OPTIONAL_LISTS.items():
-        if not all(type(item) is item_type for item in reply.get(key, ())):
+        if key in reply and not all(type(item) is item_type for item in reply[key]):
             raise ValueError(f"{key} of a reply are {_short_repr(reply[key])}")
-    if reply["kind"] not in get_args(Kind):
+    if reply["kind"] not in _KINDS:
         raise ValueError(f"a reply is of kind {_short_repr(reply['kind'])}")
     client, num_examples, broadcast = numbers = (reply["client"], reply["num_examples"], reply["broadcast"])
     if not (0 <= client <= MAX_CLIENT_ID and 0 <= num_examples <= MAX_NUM_EXAMPLES and 0 <= broadcast < num_broadcasts):
@@ -284,7 +293,7 @@ def _check_reply(reply: Any, num_broadcasts: int) -> None:
 
 
 def _check_types(name: str, table: Any, types: Mapping[str, type]) -> None:
-    if not isinstance(table, dict) or set(table) != set(types):
+    if not isinstance(table, dict) or table.keys() != types.keys():
         raise ValueError(f"{name} is {_short_repr(table)}, expected {', '.join(types)}")
     for key, expected in types.items():
         if type(table[key]) is not expected:  # not isinstance: a bool is an int

@@ -131,7 +131,7 @@ class Transcript:
         """
         folder.mkdir(parents=True)
         for number, path in self._paths.items():
-            if self.message_format.changes_updates:
+            if self.message_format.changes_updates or self._sends_controls(number):
                 header, updates = self.header(number), [self.update(number, client) for client in self.clients(number)]
                 Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
                 continue
@@ -143,6 +143,11 @@ class Transcript:
                 shutil.copyfile(path, copy)
             if not self._shows_facts:
                 withhold_facts(copy)
+
+    def _sends_controls(self, number: int) -> bool:
+        """Tell whether the server sent control variates in round `number`."""
+        clients = self.clients(number)
+        return bool(clients) and holds_controls(self.broadcast(number, clients[0], self.messages(number, clients[0])[0]))
 
     def round_path(self, number: int) -> Path:
         """Return the path of the file of round `number`."""
@@ -179,13 +184,15 @@ class Transcript:
 
     def holds_arrays(self, number: int, reply: Reply) -> bool:
         """Return whether the file of a round has the arrays of a reply, not their hash alone."""
-        if not reply.num_bytes:
-            return True
+        return not reply.num_bytes or reply.key_prefix in self._held_prefixes(number)
+
+    def _held_prefixes(self, number: int) -> Container[str]:
+        """Return the prefixes of the states whose arrays the file of a round has."""
         try:
             _, index = self._open_file(self._paths[number])
         except (OSError, SafetensorError, ValueError) as error:
             raise damage_error(self._paths[number], str(error)) from error
-        return reply.key_prefix in index
+        return index
 
     def count_left_out(self, number: int) -> int:
         """Return of how many updates of round `number` the file holds the hash alone.
@@ -193,7 +200,8 @@ class Transcript:
         Raises:
             TranscriptError: the file is truncated or its header was altered.
         """
-        return sum(not self.holds_arrays(number, reply) for reply in self._recorded_header(number).replies)
+        replies, held_prefixes = self._recorded_header(number).replies, self._held_prefixes(number)
+        return sum(bool(reply.num_bytes) and reply.key_prefix not in held_prefixes for reply in replies)
 
     def header(self, number: int) -> Header:
         """Return the header of round `number`, without reading a tensor.
@@ -282,7 +290,28 @@ class Transcript:
                 f"round {round}, client {client}: it answered {', '.join(map(str, messages))} {which}, and each answer "
                 "is an update of its own; name one with [app] message"
             )
-        return self.message_format.read(self.recorded_update(round, client, message or 1))
+        update = self.recorded_update(round, client, message or 1)
+        if not update.records and holds_controls(update.before):
+            update = remove_controls(update, self._own_control(round, client))
+        return self.message_format.read(update)
+
+    def _own_control(self, round: int, client: int) -> State:
+        """Return the control variate with which `client` began `round`, the sum of what it sent before.
+
+        All that a server saw before counts, also rounds that are not to be attacked.
+
+        Raises:
+            TranscriptError: not all rounds before are recorded.
+        """
+        everything = Transcript(self.folder, source=self._source)
+        for number in range(1, round):
+            if number not in everything.rounds:
+                raise TranscriptError(
+                    f"round {round}, client {client}: its control variate is the sum of what it sent from round 1 on, "
+                    f"and round {number} is not recorded; record every round, or attack the first"
+                )
+        rounds = [number for number in range(1, round) if client in everything.clients(number)]
+        return sum_changes(everything.recorded_update(number, client) for number in rounds)
 
     def recorded_update(self, round: int, client: int, message: int = 1) -> Update:
         """Return the verified update of `client` in round `round`, as it was recorded.
@@ -352,18 +381,34 @@ class Transcript:
 
         It does not depend on how many updates of a round by recipe the file holds.
         """
+        for number in self.rounds:
+            self.verify(number)
+        return self.hash_headers(self.rounds)
+
+    def hash_headers(self, rounds: Iterable[int]) -> str:
+        """Return the SHA-256 over the headers of `rounds`, which have the hashes of all states.
+
+        Raises:
+            TranscriptError: a file is truncated or its header was altered.
+        """
         total = hashlib.sha256()
-        for number in self.rounds:
-            header = self.header(number)
-            for reply in header.replies:
-                if self.holds_arrays(number, reply):
-                    self.recorded_update(number, reply.client, reply.message)
-            if self._recorded_header(number).recipe:  # perhaps no update was read
-                for index, digest in enumerate(header.broadcasts):
-                    self._read_state(number, f"broadcast/{index}", digest)
-        for number in self.rounds:
+        for number in rounds:
             total.update(json.dumps(self.header(number).to_json(), sort_keys=True).encode())
         return total.hexdigest()
+
+    def verify(self, number: int) -> None:
+        """Check each tensor that the file of round `number` holds.
+
+        Raises:
+            TranscriptError: the file is damaged, or was altered.
+        """
+        header, held_prefixes = self._recorded_header(number), self._held_prefixes(number)
+        for reply in header.replies:
+            if reply.key_prefix in held_prefixes or not reply.num_bytes:
+                self.recorded_update(number, reply.client, reply.message)
+        if header.recipe:  # perhaps no update was read
+            for index, digest in enumerate(header.broadcasts):
+                self._read_state(number, f"broadcast/{index}", digest)
 
     def _read_arrays(self, number: int, reply: Reply) -> State:
         """Return the verified arrays of a reply, computed again where the file holds their hash alone."""

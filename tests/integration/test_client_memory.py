@@ -16,13 +16,13 @@ import tomli_w
 import torch
 from flwr.app import Message
 
-import strategies.app
 from fedsim.base.errors import RunError
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.sealed import read_sealed_file, write_sealed_file
 from fedsim.recording.transcript import Transcript
+from strategies import reply_checks
 from strategies.checkpoint import Checkpoint
 from strategies.curious import Curious
 from tests.support.experiments import make_tiny_config, run_serial
@@ -154,13 +154,13 @@ def test_a_client_that_fails_keeps_what_it_had_also_for_the_defenses_before(vect
 
 
 def test_a_reply_that_is_not_accepted_changes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, count = strategies.app._find_fault, Counter[str]()
+    real, count = reply_checks._Request.find_fault, Counter[str]()
 
     def refused(*arguments: Any) -> Any:
         count["replies"] += 1
         return "it is not to our liking" if count["replies"] > 4 else real(*arguments)
 
-    monkeypatch.setattr(strategies.app, "_find_fault", refused)
+    monkeypatch.setattr(reply_checks._Request, "find_fault", refused)
     everybody = {"fraction_train": 1.0}
     config = remembering(strategy=everybody, rounds=1, straggler_probability=0.0)
     assert defense_counts(run_serial(config, tmp_path / "run")) == {client: [1, 1] for client in range(4)}

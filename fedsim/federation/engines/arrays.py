@@ -15,11 +15,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeVar
+from weakref import finalize
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app.message.typeddict import TypedDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from fedsim.base.errors import RunError
 from fedsim.base.files import write_all
 from fedsim.recording.payloads import Payload, State, is_encoded
 
+_RecordT = TypeVar("_RecordT", ArrayRecord, MetricRecord, ConfigRecord)
 _NUMPY_TYPE = "numpy.ndarray"
 _NPY_1_0 = b"\x93NUMPY\x01\x00"
 """Magic bytes and version at the start of an .npy file."""
@@ -119,6 +122,8 @@ class ComputedArray(LazyArray):
 class ReplySpool:
     """Spool of the replies of one round: in memory up to a limit, then in an unnamed file.
 
+    A reply that nobody refers to any more takes no room.
+
     Args:
         folder: the file's folder; None is the system's folder for temporary files.
         limit: bytes that may stay in memory.
@@ -127,8 +132,7 @@ class ReplySpool:
     def __init__(self, folder: Path | None, limit: int) -> None:
         self._folder = folder or Path(tempfile.gettempdir())
         self._free_bytes = limit
-        # By id; the records are referred to, so that no other object gets one of their ids.
-        self._in_memory: dict[int, ArrayRecord] = {}
+        self._in_memory: dict[int, int] = {}  # bytes by id of the record, which is let go with it
         self._file: BinaryIO | None = None
 
     def store(self, record: ArrayRecord) -> None:
@@ -145,7 +149,8 @@ class ReplySpool:
             return
         if size <= self._free_bytes:
             self._free_bytes -= size
-            self._in_memory[id(record)] = record
+            self._in_memory[id(record)] = size
+            finalize(record, self._release, id(record)).atexit = False
             return
         try:
             if self._file is None:  # open for as long as its arrays are in use
@@ -157,6 +162,10 @@ class ReplySpool:
                 f"{self._folder}: no room for the updates of this round ({error.strerror}); "
                 "the rounds before it are kept, make room and resume the run"
             ) from error
+
+    def _release(self, record_id: int) -> None:
+        """Give back the room of a record that is gone."""
+        self._free_bytes += self._in_memory.pop(record_id)
 
 
 @cache  # str(dtype) is slow, and there are few types
@@ -171,16 +180,84 @@ def make_record(state: Mapping[str, Tensor]) -> ArrayRecord:
     (2, 3)
     """
     record = ArrayRecord()  # given a dict, its constructor would turn each array into bytes
-    for name, tensor in state.items():
-        record[name] = LazyArray(tensor.numpy())
+    # Past the checks of Flower's dictionary, which take longer than all else here.
+    vars(record)["_data"].update({name: LazyArray(tensor.numpy()) for name, tensor in state.items()})
     return record
+
+
+def array_bytes(content: RecordDict) -> int:
+    """Return the bytes of all arrays in a message."""
+    size = 0
+    for record in content.array_records.values():
+        size += sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in record.values())
+    return size
+
+
+class ReplyRecords(RecordDict):
+    """Records of a reply, which are sorted by type quickly and do not refer to themselves.
+
+    Flower's own take as long as training a small network, and keep arrays in memory until garbage
+    is collected.
+
+    Args:
+        records: records of Flower by their names, which are not checked again.
+    """
+
+    def __init__(self, records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord]) -> None:
+        super().__init__()
+        vars(self)["_data"].update(records)
+
+    @property
+    def array_records(self) -> TypedDict[str, ArrayRecord]:
+        """Return the records of arrays; what is put there is put here as well."""
+        return _RecordsOfType(self, ArrayRecord)
+
+    @property
+    def metric_records(self) -> TypedDict[str, MetricRecord]:
+        """Return the records of metrics; what is put there is put here as well."""
+        return _RecordsOfType(self, MetricRecord)
+
+    @property
+    def config_records(self) -> TypedDict[str, ConfigRecord]:
+        """Return the records of settings; what is put there is put here as well."""
+        return _RecordsOfType(self, ConfigRecord)
+
+
+class _RecordsOfType(TypedDict[str, _RecordT]):
+    """Records of one type of a RecordDict, which has all changes as well."""
+
+    def __init__(self, records: RecordDict, record_type: type[_RecordT]) -> None:
+        super().__init__(_accept, _accept)
+        vars(self).update(_records=records, _record_type=record_type)
+        vars(self)["_data"].update({key: record for key, record in records.items() if isinstance(record, record_type)})
+
+    def __setitem__(self, key: str, value: _RecordT) -> None:
+        record_type = vars(self)["_record_type"]
+        if not isinstance(value, record_type):
+            raise TypeError(f"expected {record_type.__name__}, got {type(value).__name__}")
+        vars(self)["_records"][key] = value
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        del vars(self)["_records"][key]
+
+
+def _accept(value: object) -> None:
+    """Accept any key or value, which the RecordDict checks."""
 
 
 def read_state(record: Mapping[str, Array]) -> State:
     """Return the tensors of `record`; they share memory with it, so nobody may write to them."""
+    return {name: _share_memory(_view(array)) for name, array in record.items()}
+
+
+def _share_memory(values: NDArray[Any]) -> Tensor:
+    if values.flags.writeable:
+        return torch.from_numpy(values)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return {name: torch.from_numpy(_view(array)) for name, array in record.items()}
+        return torch.from_numpy(values)
 
 
 def make_lazy(record: ArrayRecord) -> None:

@@ -31,7 +31,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -40,7 +39,7 @@ from fedsim.base.errors import error_reason, one_line
 from fedsim.base.machine import free_memory
 from fedsim.base.randomness import lend_generators
 from fedsim.federation.config import Config
-from fedsim.federation.engines.arrays import ReplySpool, make_lazy
+from fedsim.federation.engines.arrays import ReplyRecords, ReplySpool, array_bytes, make_lazy
 from fedsim.federation.engines.client_state import ClientStateStore
 from fedsim.federation.engines.readiness import summarise_failure
 from fedsim.recording.header import NODE_FAILED
@@ -200,7 +199,8 @@ class CohortGrid(Grid):
                             dispatcher.wait_or_give_up(index)
                 answers = dispatcher.pop_answers(index)
                 for message in batch:
-                    yield message, answers.pop(_client(message), error_reply("no reply"))
+                    client = _client(message)
+                    yield message, answers.pop(client) if client in answers else error_reply("no reply")
         finally:
             self._late = {message_id: node for message_id, (_, node) in dispatcher.under_way.items()}
 
@@ -227,7 +227,7 @@ class CohortGrid(Grid):
 
     def _reply_bytes(self, messages: Sequence[Message]) -> int:
         """Estimate the bytes of all replies, each about as large as the first message."""
-        return len(messages) * _array_bytes(messages[0].content) + self.client_state.count_bytes(map(_client, messages))
+        return len(messages) * array_bytes(messages[0].content) + self.client_state.count_bytes(map(_client, messages))
 
     def _pack(self, messages: Sequence[Message], node: int, seconds: float) -> Message:
         """Pack messages of one content into a message to a node, with its time limit."""
@@ -392,7 +392,7 @@ class _Dispatcher:
             if isinstance(replies, str):
                 reply = error_reply(f"{NODE_FAILED} {batch.failures + 1} times ({replies})")
             else:
-                reply = replies.get(client, error_reply("no reply"))
+                reply = replies.get(client) or error_reply("no reply")
             self._answers[batch.index][client] = reply
             if batch.index != next_index:  # it may have to wait long for those before it
                 _store(reply, self._spool)
@@ -462,11 +462,4 @@ def _make_reply(answer: dict[str, Any], message: Message) -> Message:
     if "error" in answer:
         reason = one_line(str(answer["error"]["reason"]))
         return Message(Error(code=_CLIENT_FAILED, reason=reason), reply_to=message)
-    return Message(RecordDict(answer), reply_to=message)
-
-
-def _array_bytes(content: RecordDict) -> int:
-    size = 0
-    for record in content.array_records.values():
-        size += sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in record.values())
-    return size
+    return Message(ReplyRecords(answer), reply_to=message)

@@ -15,8 +15,19 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, FederationTable
 from fedsim.plugins import registry
+
+
+class JobContext(Context):
+    """Context of a ServerApp in the process that has checked the experiment.
+
+    Attributes:
+        experiment: the experiment, so that data need not be loaded again.
+    """
+
+    experiment: Experiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +36,7 @@ class FederationJob:
 
     Attributes:
         config: the experiment; `config.federation` says where and on what clients work.
+        experiment: what it describes, as far as that is built already.
         server_app: the round loop, as a ServerApp of Flower.
         client_app: plays any clients, as a ClientApp of Flower.
         folder: the run folder, in which an engine may write logs.
@@ -32,6 +44,7 @@ class FederationJob:
     """
 
     config: Config
+    experiment: Experiment
     server_app: ServerApp
     client_app: ClientApp
     folder: Path
@@ -47,8 +60,10 @@ class FederationJob:
         }
 
     def make_context(self) -> Context:
-        """Return the context with which `server_app` is called."""
-        return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=self.run_config)  # type: ignore[arg-type]
+        """Return the context with which `server_app` is called in this process."""
+        context = JobContext(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=self.run_config)  # type: ignore[arg-type]
+        context.experiment = self.experiment
+        return context
 
     def run_rounds(self, grid: Grid) -> None:
         """Run all rounds over the nodes of `grid`, each of which can play any clients."""

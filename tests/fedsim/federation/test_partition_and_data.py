@@ -15,8 +15,9 @@ import torch
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.data import Column, Dataset, Examples
 from fedsim.data.idx import Mnist
+from fedsim.data.partitions import Indices
 from fedsim.data.partitions.shares import Dirichlet, Iid
-from fedsim.federation.federated_data import FederatedData
+from fedsim.federation.federated_data import _BYTES_PER_TENSOR, FederatedData
 
 
 def shared(digits: Dataset, **kwargs: Any) -> FederatedData:
@@ -141,6 +142,11 @@ def test_images_and_labels_that_differ_in_number_are_refused(tmp_path: Path) -> 
 # Shares.
 
 
+def splits(data: FederatedData) -> list[tuple[Indices, Indices]]:
+    """Return what each client trains on and what it holds out."""
+    return [data.indices(client) for client in range(data.clients)]
+
+
 def test_each_client_gets_the_same_number_give_or_take_one(digits: Dataset) -> None:
     shares = [len(shared(digits).train(client)[1]) for client in range(5)]
     assert sum(shares) == 1438
@@ -149,9 +155,9 @@ def test_each_client_gets_the_same_number_give_or_take_one(digits: Dataset) -> N
 
 def test_no_example_is_held_by_two_clients_or_both_trained_and_tested_on(digits: Dataset) -> None:
     data = shared(digits, partition=Dirichlet(alpha=0.5), test_fraction=0.25)
-    indices = np.concatenate([part for split in data._splits for part in split])
+    indices = np.concatenate([part for split in splits(data) for part in split])
     assert len(indices) == len(set(indices.tolist())) == 1438
-    for client, (train, test) in enumerate(data._splits):
+    for client, (train, test) in enumerate(splits(data)):
         assert len(test) == math.ceil(0.25 * (len(train) + len(test)))
         inputs, labels = data.test(client)
         assert torch.equal(inputs, digits.train.inputs(torch.from_numpy(test)))
@@ -168,17 +174,17 @@ def test_the_number_of_examples_can_be_bounded(digits: Dataset) -> None:
 def test_the_bound_and_the_model_units_leave_the_split_alone(digits: Dataset) -> None:
     whole, few = shared(digits, test_fraction=0.2), shared(digits, test_fraction=0.2, samples_per_client=7)
     for client in range(5):
-        assert np.array_equal(whole._splits[client][1], few._splits[client][1])
-        assert set(few._splits[client][0]) <= set(whole._splits[client][0])
+        assert np.array_equal(whole.indices(client)[1], few.indices(client)[1])
+        assert set(few.indices(client)[0]) <= set(whole.indices(client)[0])
 
 
 def test_a_split_follows_from_the_seed_alone(digits: Dataset) -> None:
     np.random.seed(1)  # noqa: NPY002 (must not matter)
-    one = shared(digits, partition=Dirichlet(alpha=0.5))._splits
+    one = splits(shared(digits, partition=Dirichlet(alpha=0.5)))
     np.random.seed(2)  # noqa: NPY002
     same, other = shared(digits, partition=Dirichlet(alpha=0.5)), shared(digits, partition=Dirichlet(alpha=0.5), seed=4)
-    assert all(np.array_equal(a[0], b[0]) for a, b in zip(one, same._splits, strict=True))
-    assert not all(np.array_equal(a[0], b[0]) for a, b in zip(one, other._splits, strict=True))
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(one, splits(same), strict=True))
+    assert not all(np.array_equal(a[0], b[0]) for a, b in zip(one, splits(other), strict=True))
 
 
 def test_a_small_alpha_gives_few_classes_and_a_large_one_all(digits: Dataset) -> None:
@@ -262,7 +268,8 @@ def test_clients_who_train_again_are_not_prepared_again_as_long_as_memory_lasts(
     digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = shared(digits)
-    sizes = [sum(tensor.nbytes for tensor in data.train(client)) for client in range(5)]
+    overhead = 2 * _BYTES_PER_TENSOR
+    sizes = [overhead + sum(tensor.nbytes for tensor in data.train(client)) for client in range(5)]
     monkeypatch.setattr("fedsim.federation.federated_data._CACHE_BYTES", sum(sizes[1:4]))
     first = {client: data.model_examples([client])[0][0] for client in (1, 2, 3, 4, 0)}
     again = {client: data.model_examples([client])[0][0] for client in (0, 1, 2, 3, 4)}

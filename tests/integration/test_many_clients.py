@@ -1,0 +1,65 @@
+"""What a federation of many clients saves: data and network are made once, replies are averaged as they come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import strategies.app
+from fedsim.federation import build
+from fedsim.recording.transcript import Transcript
+from tests.support.experiments import make_tiny_config, run_serial
+
+
+def test_a_run_loads_its_data_and_builds_its_network_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Counter[str]()
+    load, new_model = build.check_dataset, build.Experiment.new_model
+
+    def count_load(*arguments: Any) -> Any:
+        calls["load"] += 1
+        return load(*arguments)
+
+    def count_network(*arguments: Any) -> Any:
+        calls["network"] += 1
+        return new_model(*arguments)
+
+    monkeypatch.setattr(build, "check_dataset", count_load)
+    monkeypatch.setattr(build.Experiment, "new_model", count_network)
+    run_serial(make_tiny_config(recording={"keep": "recipe"}, attack=[]), tmp_path / "run")
+    assert calls == {"load": 1, "network": 1}
+
+
+def test_an_experiment_takes_from_another_only_what_is_the_same() -> None:
+    config = make_tiny_config(attack=[])
+    source = build.Experiment(config)
+    same = build.Experiment(config, source)
+    assert (same.dataset, same.data, same.model) == (source.dataset, source.data, source.model)
+
+    federation = config.federation.model_copy(update={"seed": config.federation.seed + 1})
+    other = build.Experiment(config.model_copy(update={"federation": federation}), source)
+    assert other.dataset is source.dataset
+    assert other.data is not source.data
+    assert other.model is not source.model
+    table = config.model.model_copy(update={"start": "w.safetensors"})
+    further = build.Experiment(config.model_copy(update={"model": table}), source)
+    assert further.data is source.data
+    assert further.model is not source.model
+
+
+def test_replies_that_are_averaged_as_they_come_are_recorded_and_lead_to_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_tiny_config(federation={"clients": 7, "rounds": 2}, attack=[])
+    whole = Transcript(run_serial(config, tmp_path / "whole").path)
+    monkeypatch.setattr(strategies.app, "_AVERAGE_FROM_BYTES", 0)
+    averaged = Transcript(run_serial(config, tmp_path / "averaged").path)
+    assert averaged.header(1) == whole.header(1)
+
+    before, expected = averaged.broadcast(2, 0), whole.broadcast(2, 0)
+    assert averaged.header(2).broadcasts != whole.header(2).broadcasts  # rounded otherwise
+    for name, tensor in expected.items():
+        assert torch.allclose(before[name], tensor, rtol=1e-5, atol=1e-7)
