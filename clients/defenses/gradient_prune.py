@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from clients.defenses.views import shrink_unsent, smallest_sent
+from clients.defenses.views import bounds_of_unsent, shrink_unsent, smallest_sent
 from fedsim.base.constraints import ShareBelowOne
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts
 from fedsim.recording.wire_format import State
 
 
@@ -56,6 +57,12 @@ class GradientPrune(Defense):
         if not self.pruned:
             return gradient
         return shrink_unsent(gradient, sent, {name: smallest_sent(sent[name]) for name in gradient})
+
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise:
+        """Return the bound of numbers sent as zero, the smallest sent number of their tensor."""
+        del facts
+        bounds = bounds_of_unsent(sent, {name: smallest_sent(tensor) for name, tensor in sent.items()})
+        return MessageNoise(bounds=bounds if self.pruned else {}, around_view=False)
 
 
 def zero_smallest(tensor: Tensor, share: float) -> Tensor:

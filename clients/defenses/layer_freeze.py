@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,6 +15,7 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Setting
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts, constant_deviations
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
@@ -68,6 +70,12 @@ class LayerFreeze(Defense):
         """Return the gradient with zeros in frozen layers."""
         del sent
         return {name: torch.zeros_like(t) if self._is_frozen(name) else t for name, t in gradient.items()}
+
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise:
+        """Return that frozen layers were left out."""
+        del facts
+        frozen = {name: tensor for name, tensor in sent.items() if self._is_frozen(name)}
+        return MessageNoise(deviations=constant_deviations(frozen, math.inf))
 
     def _frozen_names(self, names: Sequence[str]) -> list[str]:
         for pattern in self.layers:

@@ -9,15 +9,20 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
+from clients.defenses.views import smallest_sent
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
 _SMOOTHING_WIDTH = 0.3
 """Width of the smooth sign's transition, as a share of the tensor's mean absolute value."""
+
+_HALF_PRECISION = 2**-11
+"""Largest relative error of half precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +88,22 @@ class Quantise(Defense):
         if self.scheme != "sign":
             return gradient
         return {name: _smooth_sign(tensor) for name, tensor in gradient.items()}
+
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
+        """Return the rounding to levels, or of half precision; None for `sign`, which is no rounding.
+
+        The distance of the levels is the smallest size that was sent.
+        """
+        del facts
+        if self.scheme == "sign":
+            return None
+        if self.scheme == "fp16":
+            return MessageNoise(deviations={name: tensor.abs() * _HALF_PRECISION for name, tensor in sent.items()})
+        steps: dict[str, float] = {}
+        for name, tensor in sent.items():
+            if (tensor != 0).any():
+                steps[name] = smallest_sent(tensor).item()
+        return MessageNoise(rounding_steps=steps)
 
 
 def _smooth_sign(tensor: Tensor) -> Tensor:

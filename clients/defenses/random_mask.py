@@ -15,6 +15,7 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts, omission_deviations
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
@@ -94,3 +95,14 @@ class RandomMask(Defense):
         return {
             name: tensor * (factor * ~masked_by_chance(sent[name], self.masked)) for name, tensor in gradient.items()
         }
+
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
+        """Return which numbers the mask left out; None with `error_feedback`."""
+        del facts
+        if self.error_feedback:
+            return None
+        deviations = {}
+        for name, tensor in sent.items():
+            if self.masked:
+                deviations[name] = omission_deviations(masked_by_chance(tensor, self.masked))
+        return MessageNoise(deviations=deviations)

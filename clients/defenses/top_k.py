@@ -8,12 +8,14 @@ from typing import ClassVar
 import torch
 
 from clients.defenses.error_feedback import add_unsent, keep_unsent
+from clients.defenses.views import bounds_of_unsent, smallest_sent
 from fedsim.base.constraints import NonNegativeInt, PositiveShare
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Setting
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
@@ -85,3 +87,13 @@ class TopK(Defense):
         if self.error_feedback:
             return gradient
         return {name: torch.where(sent[name] != 0, tensor, tensor / 2) for name, tensor in gradient.items()}
+
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
+        """Return the bound of unsent numbers, the smallest number sent; None with `error_feedback`."""
+        del facts
+        if self.error_feedback:
+            return None
+        # The numbers are selected from the update as a whole.
+        bound = smallest_sent(torch.cat([tensor.flatten() for tensor in sent.values()]))
+        bounds = bounds_of_unsent(sent, dict.fromkeys(sent, bound))
+        return MessageNoise(bounds=bounds, around_view=False)

@@ -33,6 +33,19 @@ def shrink_unsent(gradient: State, sent: State, bounds: State) -> State:
     return view
 
 
+def bounds_of_unsent(sent: State, limits: State) -> dict[str, Tensor]:
+    """Return for each number that was sent as zero how large it may be, and 0 for all others.
+
+    Args:
+        sent: what was sent.
+        limits: by name, the size below which numbers are not sent; an infinite one bounds nothing.
+    """
+    bounds = {}
+    for name, tensor in sent.items():
+        bounds[name] = torch.where((tensor == 0) & limits[name].isfinite(), limits[name], 0.0)
+    return bounds
+
+
 def smallest_sent(sent: Tensor) -> Tensor:
     """Return the smallest absolute value of the numbers that are not zero, infinite where all are.
 

@@ -28,9 +28,10 @@ def auxiliary_records(data: FederatedData, most: int) -> Records:
 def draw_auxiliary(data: FederatedData, most: int, fact: str) -> tuple[Examples, Tensor]:
     """Draw such records as indices into examples, for the key `fact` of [adversary.knowledge].
 
-    None of them equals a record that a client trains on, which it would reveal.
+    Guesses, which set the floor, are not made of them where there are others. None of them equals a
+    record that a client trains on, which it would reveal.
     """
-    examples, index = data.untrained_examples()
+    examples, index = data.auxiliary_examples()
     name = data.dataset.name
     if not len(index):
         raise DataError(

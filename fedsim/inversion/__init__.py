@@ -1,12 +1,13 @@
 """Gradient inversion: find data whose update looks like the recorded one.
 
-An attack derives from `GradientInversion` and returns a `Recipe`, which is made of four parts. Each
+An attack derives from `GradientInversion` and returns a `Recipe`, which is made of parts. Each
 is a small class with one method or two; take one of those here, or write your own.
 
 ======================  ==========================================================================
 `UpdateModel`           computes the update of the dummy data: at which weights, in how many steps
 `Distance`              compares it with the recorded update
 `Prior`                 a term of the objective that is small for data that look like data
+`Parametrisation`       makes dummy data of what is optimised in their place
 the descent             optimizer, step sizes, bounds: fields of the `Recipe`
 ======================  ==========================================================================
 
@@ -37,12 +38,15 @@ from fedsim.inversion.distances import (
     SquaredL2,
     global_norm,
 )
+from fedsim.inversion.likelihoods import MessageLikelihood, with_known_noise
 from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.parametrisations import Parametrisation, PublicComponents
 from fedsim.inversion.priors import (
     BatchNormStatistics,
     EpochConsistency,
     GroupConsistency,
     MeanSquare,
+    PatchMixture,
     Prior,
     SoftBounds,
     SquaredTotalVariation,
@@ -69,10 +73,12 @@ from fedsim.inversion.update_models import (
 )
 
 __all__ = [
-    "INPUT_MOMENTS", "MEAN_GRADIENT_FACTS", "OPTIMIZER_FACTS", "BatchNormStatistics", "Cosine", "DiscreteStep",
-    "Distance", "EpochConsistency", "GaussianKernel", "GradientAtBroadcast", "GradientInversion", "GroupConsistency",
-    "InputScaling", "InversionProblem", "MeanCosine", "MeanSquare", "MidpointTraining", "OptimisedVariable", "Prior",
-    "Recipe", "SoftBounds", "SquaredAndAbsolute", "SquaredL2", "SquaredTotalVariation", "SurrogatePoint",
-    "TotalVariation", "Trial", "UnrolledTraining", "UpdateModel", "build_problem", "constant_schedule",
-    "cosine_schedule", "descend", "global_norm", "make_optimizer_step", "step_decay_schedule", "total_variation",
+    "INPUT_MOMENTS", "MEAN_GRADIENT_FACTS", "OPTIMIZER_FACTS", "BatchNormStatistics", "Cosine",
+    "DiscreteStep", "Distance", "EpochConsistency", "GaussianKernel", "GradientAtBroadcast",
+    "GradientInversion", "GroupConsistency", "InputScaling", "InversionProblem", "MeanCosine", "MeanSquare",
+    "MessageLikelihood", "MidpointTraining", "OptimisedVariable", "Parametrisation", "PatchMixture", "Prior",
+    "PublicComponents", "Recipe", "SoftBounds", "SquaredAndAbsolute", "SquaredL2", "SquaredTotalVariation",
+    "SurrogatePoint", "TotalVariation", "Trial", "UnrolledTraining", "UpdateModel", "build_problem",
+    "constant_schedule", "cosine_schedule", "descend", "global_norm", "make_optimizer_step",
+    "step_decay_schedule", "total_variation", "with_known_noise",
 ]  # fmt: skip

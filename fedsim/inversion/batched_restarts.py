@@ -89,7 +89,8 @@ class BatchEntry:
         recipe, problem = self.task.recipe, self.task.problem
         restart = self.task.restarts[0]
         return (
-            (recipe.update_model, recipe.distance, tuple(recipe.priors), recipe.label_step_size),
+            (recipe.update_model, recipe.distance, tuple(recipe.priors), recipe.parametrisation),
+            (recipe.label_step_size, id(problem.auxiliary)),
             (recipe.optimizer, recipe.step_size, recipe.signed, restart.schedule_values()),
             (repr(problem.model), problem.loss, type(problem.scaling), *problem_facts(problem)),
             tree_shapes(self.leaves),

@@ -49,6 +49,7 @@ from fedsim.inversion.restart import (
     InversionTask,
     IterationInputs,
     Restart,
+    dummy_data,
     dummy_labels,
     objective_and_gradients,
 )
@@ -152,7 +153,8 @@ class GradientInversion(Attack):
         Raises:
             AttackError: the update cannot be matched, or all restarts diverged.
         """
-        return self._conclude(self._run_restarts(update, knowledge, rng, progress))
+        task = self._prepare_task(update, knowledge, rng)
+        return run_to_end(self._inversion_turns(task, self._solo_batch(task), progress))
 
     def _best_restart(
         self, update: Update, knowledge: Knowledge, rng: torch.Generator, progress: Progress
@@ -165,10 +167,13 @@ class GradientInversion(Attack):
     ) -> list[tuple[Restart, Trial]]:
         """Run all restarts and return those that did not diverge, at their ends."""
         task = self._prepare_task(update, knowledge, rng)
-        steps = None
+        return run_to_end(self._descent_turns(task, self._solo_batch(task), progress))
+
+    def _solo_batch(self, task: InversionTask) -> Sequence[Step] | None:
+        """Return the steps of one victim's restarts if they are computed in batches."""
         if len(task.restarts) > 1 and (entry := self._batch_entry(task)) is not None:
-            steps = batched_steps([entry])[0]
-        return run_to_end(self._descent_turns(task, steps, progress))
+            return batched_steps([entry])[0]
+        return None
 
     # Running the attack on several victims.
 
@@ -248,7 +253,8 @@ class GradientInversion(Attack):
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:
             labels = dummy_labels(recipe, problem, values)
-            gradient = recipe.update_model.gradient(problem, values, values["dummy"], labels)
+            dummy = dummy_data(recipe, problem, values["dummy"])
+            gradient = recipe.update_model.gradient(problem, values, dummy, labels)
             return recipe.distance(problem.apply_defenses(gradient), target)
 
         start = restarts[0].values()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.public_fits import fit_patches, image_patches
 
 
 class Prior(Protocol):
@@ -219,3 +220,31 @@ def _input_recorder(
         inputs_by_layer.setdefault(name, []).append(inputs[0])
 
     return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchMixture:
+    """Negative logarithm of a mixture of Gaussians of patches (EPLL), fitted to public images.
+
+    All patches half their side apart count; their mean is scaled to that of disjoint patches of all
+    images, so that it is about a log-probability. EPLL is [Zoran2011]. Differs: it is a term of the
+    objective like others, without half-quadratic splitting.
+
+    Attributes:
+        size: side of the patches.
+        components: Gaussians of the mixture.
+    """
+
+    size: int = 6
+    components: int = 10
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return the sum over images."""
+        fit = fit_patches(problem, self.size, self.components, tuple(dummy.shape[1:]))
+        patches = image_patches(dummy, fit.size, max(1, fit.size // 2)).flatten(0, 1)
+        whitened = torch.einsum("pv,kvw->pkw", patches, fit.precisions)
+        whitened = whitened - torch.einsum("kv,kvw->kw", fit.means, fit.precisions)
+        log_determinants = fit.precisions.diagonal(dim1=1, dim2=2).log().sum(1)
+        logarithms = fit.log_weights + log_determinants - whitened.square().sum(2) / 2
+        disjoint = dummy[0, 0].numel() / fit.size**2 * len(dummy)
+        return -torch.logsumexp(logarithms, 1).mean() * disjoint

@@ -16,8 +16,9 @@ from torch.func import functional_call, grad
 from fedsim.base.errors import AttackError, join_first
 from fedsim.base.task import Loss
 from fedsim.data.checks import memory_complaint
-from fedsim.interfaces.attack import Attack, Knowledge, warn
+from fedsim.interfaces.attack import Attack, Knowledge, Records, warn
 from fedsim.interfaces.defense import Defense, apply_adversary_views
+from fedsim.interfaces.message_noise import MessageNoise
 from fedsim.inversion.named_states import named_states, running_statistic_names
 from fedsim.modalities import known_modality, smooth_dimensions
 from fedsim.recording.wire_format import State, Update
@@ -121,6 +122,10 @@ class InversionProblem:
         mixing_defenses: those of `defenses` that mix examples; a batch of dummy data passes through
             them before its gradient is computed.
         uses_func_transforms: gradients are computed by torch.func, as they must be inside `vmap`.
+        auxiliary: public records of the same kind, inputs in model units, from which priors are
+            fitted; None if withheld.
+        noise: what is known of how far the message may be from its expectation; None where an attack
+            does not ask.
         where: names the update in errors.
     """
 
@@ -149,6 +154,8 @@ class InversionProblem:
     mixing_defenses: Sequence[Defense] = ()
     uses_func_transforms: bool = False
     smooth_dimensions: Sequence[int] = ()
+    auxiliary: Records | None = None
+    noise: MessageNoise | None = None
     where: str = ""
 
     @property
@@ -231,7 +238,7 @@ class InversionProblem:
         """
         if not self.defenses:
             return list(gradient)
-        scale = self._update_scale
+        scale = self.update_scale
         dummy: dict[str, Tensor] = {}
         for name, tensor in zip(self.parameter_names, gradient, strict=True):
             dummy[name] = scale * tensor
@@ -242,7 +249,7 @@ class InversionProblem:
         return [defended[name] / scale for name in self.parameter_names]
 
     @property
-    def _update_scale(self) -> float:
+    def update_scale(self) -> float:
         """Return the size of the update over the mean gradient: eta T, or 1 if unknown."""
         steps = known_steps(self, self.num_examples)
         if self.sent_gradient is not None or self.learning_rate is None or steps is None:
@@ -302,6 +309,7 @@ def build_problem(update: Update, knowledge: Knowledge, *, use_batch_statistics:
         uses_batch_statistics=use_batch_statistics,
         defenses=knowledge.defenses or (),
         smooth_dimensions=smooth_dimensions(known_modality(knowledge)),
+        auxiliary=knowledge.auxiliary,
         where=where,
     )
     _check_direction(scene)

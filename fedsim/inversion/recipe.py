@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsim.inversion.descent import Schedule
 from fedsim.inversion.distances import Cosine, Distance
+from fedsim.inversion.parametrisations import Parametrisation
 from fedsim.inversion.priors import Prior
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.update_models import GradientAtBroadcast, UpdateModel
@@ -65,6 +66,8 @@ class Recipe:
         update_model: computes the update of the dummy data.
         distance: compares it with the recorded update.
         priors: further terms of the objective with their weights.
+        parametrisation: makes dummy data of what is optimised in their place, and adds its penalty
+            to the objective; None optimises the dummy data themselves.
         optimizer: `adam`, `sgd` or `lbfgs` (torch's, one call of which counts as one iteration).
         step_size: of the dummy data, in standard deviations of the inputs.
         signed: pass the sign of each pixel's gradient to the optimizer.
@@ -85,6 +88,7 @@ class Recipe:
     update_model: UpdateModel = field(default_factory=GradientAtBroadcast)
     distance: Distance = field(default_factory=Cosine)
     priors: Sequence[tuple[float, Prior]] = ()
+    parametrisation: Parametrisation | None = None
     optimizer: Literal["adam", "sgd", "lbfgs"] = "adam"
     step_size: float = 1.0
     signed: bool = False

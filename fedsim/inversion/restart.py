@@ -58,19 +58,27 @@ def objective_terms(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the objective, differentiable in `values`, the distance and L_sim."""
     distance_factor, consensus = iteration_inputs
-    dummy, labels = values["dummy"], dummy_labels(recipe, problem, values)
+    dummy, labels = dummy_data(recipe, problem, values["dummy"]), dummy_labels(recipe, problem, values)
     gradient = problem.apply_defenses(recipe.update_model.gradient(problem, values, dummy, labels))
     distance = recipe.distance(gradient, target)
     objective = distance_factor * distance
     for weight, prior in recipe.priors:
         if weight:
-            objective = objective + weight * prior(problem, dummy, consensus)
+            objective = objective + weight * prior(problem, dummy, dummy_data(recipe, problem, consensus))
+    if recipe.parametrisation is not None:
+        objective = objective + recipe.parametrisation.penalty(problem, values["dummy"])
     if recipe.distance == Cosine():
         l_sim = distance
     else:
         with torch.no_grad():  # SME compares attacks of all distances by it (Table 2)
-            l_sim = 1 - (1 - Cosine()(gradient, target)) / global_norm(target)
+            direction = target[: len(gradient)]  # what follows it, if anything, is of other use
+            l_sim = 1 - (1 - Cosine()(gradient, direction)) / global_norm(direction)
     return objective, distance.detach(), l_sim.detach()
+
+
+def dummy_data(recipe: Recipe, problem: InversionProblem, dummy: Tensor) -> Tensor:
+    """Return the dummy data, made by the recipe's parametrisation if it has one."""
+    return dummy if recipe.parametrisation is None else recipe.parametrisation.dummy_data(problem, dummy)
 
 
 def dummy_labels(recipe: Recipe, problem: InversionProblem, values: Mapping[str, Tensor]) -> Tensor:
@@ -104,7 +112,8 @@ class Restart:
 
     Attributes:
         problem: the inversion problem.
-        dummy: the dummy data, `example ...`, standardised.
+        dummy: the dummy data, `example ...`, standardised, or what the recipe's parametrisation
+            makes them of.
         consensus: the mean of the dummy data of all restarts before each step; the restarts of a
             victim share this tensor.
     """
@@ -120,8 +129,11 @@ class Restart:
     ) -> None:
         self._recipe, self.problem, self._iterations, self._rng = recipe, problem, iterations, rng
         like = problem.before[0]
-        self.dummy = torch.randn(shape, generator=rng).to(like)
-        if recipe.bounded:
+        if recipe.parametrisation is not None:
+            self.dummy = recipe.parametrisation.start(problem, shape, rng)
+        else:
+            self.dummy = torch.randn(shape, generator=rng).to(like)
+        if recipe.bounded and recipe.parametrisation is None:
             problem.scaling.clamp_(self.dummy)
         self.consensus = torch.zeros_like(self.dummy)
         self._steps_taken = 0
@@ -201,7 +213,11 @@ class Restart:
 
     def make_trial(self, step: Step) -> Trial:
         """Return the trial that changes this restart's values by `step`."""
-        return Trial(step=step, point=lambda: self.dummy, to_snapshot=self.problem.scaling.to_unit_range)
+
+        def to_unit_range(dummy: Tensor) -> Tensor:
+            return self.problem.scaling.to_unit_range(dummy_data(self._recipe, self.problem, dummy))
+
+        return Trial(step=step, point=lambda: self.dummy, to_snapshot=to_unit_range)
 
     def project(self) -> None:
         """Finish a step: add noise, clamp all values to their ranges, take a discrete step."""
@@ -209,7 +225,7 @@ class Restart:
             noise = torch.randn(self.dummy.shape, generator=self._rng).to(self.dummy)
             deviation = self._recipe.noise * self._recipe.step_size
             self.dummy.add_(noise, alpha=deviation * self.step_size_factor(self._steps_taken))
-        if self._recipe.bounded:
+        if self._recipe.bounded and self._recipe.parametrisation is None:
             self.problem.scaling.clamp_(self.dummy)
         for name, variable in self._variables.items():
             self._variable_values[name].clamp_(variable.low, variable.high)

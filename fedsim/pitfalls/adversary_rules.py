@@ -149,10 +149,13 @@ class AuxiliaryTestData(PitfallRule):
         has_test_clients = any(
             config.partition.test_fraction and config.partition.test_by == "client" for config in configs
         )
-        if not configs or not users or has_test_clients:
+        # Where clients hold a part of the training examples, the others are drawn.
+        has_spare_examples = all(config.partition.samples_per_client for config in configs)
+        if not configs or not users or has_test_clients or has_spare_examples:
             return None
         return Symptom(
-            detail=f"{', '.join(users)}: auxiliary records are drawn from the test set, as guesses are.",
+            detail=f"{', '.join(users)}: auxiliary records are drawn from the test set, as guesses are "
+            "(of its first 5000 examples).",
             changes={"partition": {"test_fraction": 0.2, "test_by": "client"}},
         )
 

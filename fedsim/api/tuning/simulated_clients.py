@@ -82,13 +82,13 @@ def simulated_experiment(config: Config, broadcast: State | None, victim: int, c
 def _public_part(experiment: Experiment, count: int, clients: int) -> dict[str, Any]:
     """Return the settings of `PublicPart`: `count` public examples for each of `clients`, drawn by the seed."""
     data, name = experiment.data, experiment.dataset.name
-    examples, index = data.untrained_examples()
+    _, index = data.auxiliary_examples()
     if not len(index):
         raise DataError(
             f"tune: there are no public examples to simulate clients with, as clients train on all of '{name}'; hold "
             "some out with partition.test_fraction"
         )
-    _, chosen = draw_auxiliary(data, clients * count, "auxiliary")
+    examples, chosen = draw_auxiliary(data, clients * count, "auxiliary")
     if len(chosen) < count:
         raise DataError(
             f"tune: '{name}' has {len(chosen)} public examples, and the victim trains on {count}; hold out more, or "

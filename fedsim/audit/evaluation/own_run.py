@@ -22,6 +22,7 @@ from fedsim.federation.auxiliary import auxiliary_records
 from fedsim.federation.build import Experiment
 from fedsim.federation.candidates import draw_candidates, draw_known_candidates
 from fedsim.federation.config import AdversaryTable, AttackFile
+from fedsim.federation.federated_data import GUESSED_EXAMPLES
 from fedsim.federation.properties import property_records
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
@@ -30,9 +31,6 @@ from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.training.settings import LocalTraining
-
-_MAX_PUBLIC = 5000
-"""Most public examples that guesses are made from."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ class OwnRun(Case):
     def public(self) -> PublicExamples:
         """Return the first examples of the test set."""
         test = self.own_experiment.dataset.test
-        data = self.own_experiment.dataset.to_unit_range(test.inputs(slice(0, _MAX_PUBLIC)))
-        return PublicExamples(data=data, labels=test.labels[:_MAX_PUBLIC])
+        data = self.own_experiment.dataset.to_unit_range(test.inputs(slice(0, GUESSED_EXAMPLES)))
+        return PublicExamples(data=data, labels=test.labels[:GUESSED_EXAMPLES])
 
     def check_kind(self, title: str, attack: Attack) -> None:
         """Raise KnowledgeError where an attack is for another kind of data."""

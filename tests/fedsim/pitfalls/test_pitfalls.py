@@ -27,6 +27,7 @@ IDLE = {"defense": [{"name": "update-noise", "clip": 2.0}, {"name": "top-k", "fr
 FEDSGD = {"strategy": {"name": "fedsgd"}, "training": {"local_epochs": None, "local_steps": 1}}
 CANDIDATES = {"adversary": {"knowledge": {"candidates": "held-out"}}}
 RLU = {"attack": [{"name": "rlu"}], "adversary": {"victims": "all", "knowledge": {"auxiliary": True}}}
+ALL_HELD = {"partition": {"samples_per_client": None}}
 TEST_CLIENTS = {"partition": {"test_fraction": 0.2, "test_by": "client"}}
 LABELS = {"adversary": {"knowledge": {"labels": True}}}
 WITH_LABELS = {"attack": [{"name": "fedsim.skeletons.attack:Skeleton", "label": "needs labels"}]}
@@ -88,8 +89,8 @@ PRESENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("private-knowledge", (CANDIDATES, sweep_over(attack=[{"name": "membership-loss"}, {"name": "fedmia"}]))),
     ("granted-labels", (LABELS,)),
     ("granted-labels", (LABELS, TWO_SEEDS)),
-    ("test-as-auxiliary", (RLU,)),
-    ("test-as-auxiliary", (RLU, TWO_SEEDS)),
+    ("test-as-auxiliary", (RLU, ALL_HELD)),
+    ("test-as-auxiliary", (RLU, ALL_HELD, TWO_SEEDS)),
     ("few-victims", (RLU,)),
     ("few-victims", ({"adversary": {"victims": [0, 1]}},)),
     ("few-victims", (WITH_LABELS,)),
@@ -138,7 +139,8 @@ ABSENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("granted-labels", ()),
     ("granted-labels", (LABELS, WITH_LABELS)),
     ("granted-labels", (sweep_over(adversary__knowledge__labels=[False, True]),)),
-    ("test-as-auxiliary", (RLU, TEST_CLIENTS)),
+    ("test-as-auxiliary", (RLU, ALL_HELD, TEST_CLIENTS)),
+    ("test-as-auxiliary", (RLU,)),
     ("test-as-auxiliary", ({"adversary": RLU["adversary"]},)),
     ("few-victims", ({"adversary": {"victims": "all"}, "federation": {"clients": 5}},)),
     ("few-victims", (RLU, {"federation": {"clients": 5}})),
