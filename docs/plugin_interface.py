@@ -18,7 +18,7 @@ from fedsim.base import constraints, task
 from fedsim.data import partitions
 from fedsim.exposure import measure
 from fedsim.federation.engines import engine, serial
-from fedsim.interfaces import attack, defense, findings, knowledge, local_context, metric, modality, panel
+from fedsim.interfaces import attack, defense, findings, knowledge, local_context, mechanism, metric, modality, panel
 from fedsim.modalities import guesses
 from fedsim.plugins.factories import RETURN_TYPES
 from fedsim.recording import header, payloads, transcript, wire_format
@@ -120,6 +120,7 @@ PARTS = {
             defense.Setting,
             defense.Participation,
             defense.Guarantee,
+            mechanism.Mechanism,
         ],
         [],
     ),

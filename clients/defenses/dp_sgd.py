@@ -18,6 +18,8 @@ from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson, Setting, mixing_defenses
 from fedsim.interfaces.defense_checks import name_of_defense
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.mechanism import Mechanism
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts, constant_deviations
 from fedsim.privacy.accountants import Accountant, Steps, compute_epsilon, find_noise_multiplier
 from fedsim.recording.wire_format import State
 from fedsim.training.gradients import flatten_examples
@@ -184,6 +186,25 @@ class DpSgd(Defense):
             accountant={"rdp": "Rényi divergences", "prv": "privacy loss distributions"}[self.accountant]
             + " of the sampled Gaussian mechanism (Opacus)",
         )
+
+    def mechanism(self, participation: Participation) -> Mechanism | None:
+        """Return the sampled Gaussian mechanism; None with mixing, where no replacement is proved."""
+        assert self.noise_multiplier is not None, "of_client was not called"
+        if self.with_mixing:
+            return None
+        rate, steps = _rate_and_steps(participation)
+        return Mechanism(scale=self.noise_multiplier, releases=steps, rate=rate)
+
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
+        """Return the noise of all steps together; None where a fact is withheld, or the noise is."""
+        if facts.learning_rate is None or facts.steps is None or facts.batch_size is None:
+            return None
+        if self.noise_multiplier is None:
+            return None
+        expected = _sampling_rate(facts.num_examples, facts.batch_size) * facts.num_examples
+        step_deviation = self.noise_multiplier * self.clip / expected
+        deviation = facts.learning_rate * math.sqrt(facts.steps) * step_deviation
+        return MessageNoise(deviations=constant_deviations(sent, deviation))
 
     @property
     def _sensitivity(self) -> float:

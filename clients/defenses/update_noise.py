@@ -16,6 +16,8 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.mechanism import Mechanism
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts, constant_deviations
 from fedsim.recording.wire_format import State
 
 
@@ -150,6 +152,18 @@ class UpdateNoise(Defense):
         rounds = sum(participation.rounds for participation in participations)
         return self.guarantee(replace(participations[0], rounds=rounds), delta)
 
+    def mechanism(self, participation: Participation) -> Mechanism | None:
+        """Return noise over a distance of 2C; None where C follows the norms, or without noise."""
+        if not self.noise_multiplier or self.quantile:
+            return None
+        return Mechanism(
+            noise=self.noise,
+            scale=self.noise_multiplier / 2,
+            releases=participation.rounds,
+            unit="client",
+            neighbours="replaced",
+        )
+
     def adversary_view(self, gradient: State, sent: State) -> State:
         """Return the gradient clipped to C; the noise has mean zero, and is ignored.
 
@@ -160,6 +174,17 @@ class UpdateNoise(Defense):
             return gradient
         factor = _clip_factor(self._norm(gradient), self.clip)
         return {name: tensor * factor for name, tensor in gradient.items()}
+
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
+        """Return the noise; Laplace noise counts as Gaussian of the same variance.
+
+        None where C follows the norms, since it is not known then.
+        """
+        del facts
+        if self.quantile:
+            return None
+        deviation = self.noise_multiplier * self.clip * (math.sqrt(2) if self.noise == "laplace" else 1.0)
+        return MessageNoise(deviations=constant_deviations(sent, deviation))
 
     def _norm(self, update: State) -> Tensor:
         """Return the L1 or L2 norm of all tensors together, in float64, differentiable."""

@@ -36,7 +36,7 @@ def check(
     if settings and len(names) > 1:
         raise ConfigError(f"--set: of which of {len(names)} plug-ins is not said; check that one alone")
     groups = {name: registry.find_groups(name) for name in names}
-    values = _parse_settings(settings or ())
+    values = parse_settings(settings or ())
     logging.disable(logging.WARNING)  # warnings about its tiny cases are of no use to anybody
     try:
         sentences = [_run_checks(name, groups[name], values) for name in names]
@@ -71,7 +71,7 @@ def _run_checks(name: str, groups: Iterable[registry.Group], settings: dict[str,
     return f"'{name}' {' and '.join(parts)}" if verdicts else ""
 
 
-def _parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
     """Return the settings `key=value` by name; a value that is not TOML is a text."""
     values: dict[str, Any] = {}
     for setting in settings:

@@ -20,6 +20,7 @@ import typer
 from fedsim.base.errors import FedsimError, error_reason
 from fedsim.cli.allocator import keep_freed_memory
 from fedsim.cli.attack import attack
+from fedsim.cli.audit_defense import audit_defense
 from fedsim.cli.check import check
 from fedsim.cli.command import Command
 from fedsim.cli.compare import compare
@@ -66,7 +67,7 @@ for _evidence_command in (dossier, verify, inspect):
 cli.command("data", cls=Command)(show_data)
 cli.command("list", cls=Command)(list_plugins)
 cli.command("import", cls=Command)(import_recording)
-for _information_command in (show, check, lint, new, doctor):
+for _information_command in (show, check, audit_defense, lint, new, doctor):
     cli.command(cls=Command)(_information_command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
@@ -36,6 +37,7 @@ from fedsim.interfaces.defense_calls import (
 )
 from fedsim.interfaces.defense_checks import check_defense
 from fedsim.interfaces.local_context import LocalContext, Memory
+from fedsim.interfaces.message_noise import TrainingFacts
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State, non_finite_names
 from fedsim.training.cohort import LocalData
@@ -216,6 +218,24 @@ def adversary_view_is_valid(subject: CheckedPlugin) -> None:
     )
 
 
+def message_noise_is_valid(subject: CheckedPlugin) -> None:
+    """Its `message_noise` fits the message number by number, and draws nothing."""
+    defense = _build_defense(subject)
+    facts = TrainingFacts(num_examples=4, learning_rate=0.1, steps=1, batch_size=4)
+    sent = _defended_state(defense)
+    with common.expect_untouched_generators():
+        noise = defense.message_noise(sent, facts)
+    if noise is None:
+        raise DoesNotApply("it models no noise of its messages: 'message_noise' returns None")
+    for name, tensor in [*noise.deviations.items(), *noise.bounds.items()]:
+        has_form = name in sent and tensor.shape == sent[name].shape
+        expect(has_form, f"message_noise describes '{name}' in another shape than the message has, or it is not in it")
+        expect(bool((tensor >= 0).all()), f"message_noise has a deviation or bound of '{name}' below 0, or NaN")
+    for name, step in noise.rounding_steps.items():
+        is_valid = name in sent and 0 < step < math.inf
+        expect(is_valid, f"message_noise has {step} as the rounding step of '{name}', expected a finite one above 0")
+
+
 def adversary_batch_is_valid(subject: CheckedPlugin) -> None:
     """Its `adversary_batch` returns mixtures of the same shape, and is differentiable."""
     defense = _build_defense(subject)
@@ -274,6 +294,7 @@ CHECKS = (
     keeps_state_in_memory_only,
     guarantee_is_valid,
     adversary_view_is_valid,
+    message_noise_is_valid,
     adversary_batch_is_valid,
     client_can_train,
 )

@@ -22,6 +22,8 @@ from fedsim.base.constraints import CheckedSettings, PositiveShare, check_field_
 from fedsim.base.papers import Paper
 from fedsim.base.task import Task
 from fedsim.interfaces.local_context import DefenseKey, LocalContext
+from fedsim.interfaces.mechanism import Mechanism
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts
 from fedsim.recording.payloads import Payload, State
 
 if TYPE_CHECKING:
@@ -352,6 +354,16 @@ class Defense(CheckedSettings, ABC):
         total = math.fsum(guarantee.epsilon for guarantee in guarantees)
         return replace(guarantees[0], epsilon=total, delta=delta)
 
+    def mechanism(self, participation: Participation) -> Mechanism | None:
+        """Return what a client with this `participation` releases; None where that is not declared.
+
+        From it follow ceilings of scores, tighter than those of an epsilon, and what
+        `fedsim audit-defense` holds the behaviour of the hooks against. The default declares
+        nothing.
+        """
+        del participation
+        return None
+
     def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Model the effect of `on_batch` on a batch, for an adversary who knows the defense.
 
@@ -386,6 +398,24 @@ class Defense(CheckedSettings, ABC):
             match the gradient as it is.
         """
         del gradient, sent
+        return None
+
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
+        """Describe how far a message may be from its expectation, for an adversary who knows the defense.
+
+        Attacks that weigh a message by its likelihood read it. It draws nothing. A defense without
+        noise, rounding or omissions returns an empty `MessageNoise`. The default says that no such
+        model has been worked out.
+
+        Args:
+            sent: by name, the defended update that the server got, as a pseudo-gradient.
+            facts: what is known of the local training behind it.
+
+        Returns:
+            None where there is no model, or where a fact that it needs is withheld; attacks then
+            estimate the noise from the message.
+        """
+        del sent, facts
         return None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedsim.base.errors import RunError
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, Setting, overrides
+from fedsim.interfaces.mechanism import Mechanism
 from fedsim.training.settings import LocalTraining
 
 DELTA = 1e-5
@@ -33,8 +34,27 @@ COLUMNS = (
     "counts",
     "epsilon",
     "delta",
+    "unit",
+    "neighbours",
+    "noise",
+    "noise_scale",
+    "noise_rate",
+    "releases",
 )
-NUMERIC_COLUMNS = ("num_examples", "batch_size", "steps", "rate", "noise_multiplier", "epsilon", "delta")
+_MECHANISM_COLUMNS = ("unit", "neighbours", "noise", "noise_scale", "noise_rate", "releases")
+"""The mechanism of the row's round as the defense declares it; empty where it declares none."""
+NUMERIC_COLUMNS = (
+    "num_examples",
+    "batch_size",
+    "steps",
+    "rate",
+    "noise_multiplier",
+    "epsilon",
+    "delta",
+    "noise_scale",
+    "noise_rate",
+    "releases",
+)
 _FIXED_COLUMNS = ("num_examples", "rate", "noise_multiplier")
 """Columns whose values must not have changed when a run is resumed."""
 
@@ -206,6 +226,7 @@ class Ledger:
             "counts": int(counts),
             "epsilon": epsilon,
             "delta": delta,
+            **_describe_mechanism(defense.mechanism(participation)),
         }
 
     @staticmethod
@@ -317,6 +338,39 @@ def guarantee_delta(defense: Defense) -> float:
     """Return the delta at which the guarantee of `defense` is stated."""
     delta = getattr(defense, "delta", None)
     return delta if isinstance(delta, float) and 0 < delta < 1 else DELTA
+
+
+def _describe_mechanism(mechanism: Mechanism | None) -> Row:
+    """Return the columns that say which mechanism a client used."""
+    if mechanism is None:
+        return dict.fromkeys(_MECHANISM_COLUMNS, "")
+    values = (
+        mechanism.unit,
+        mechanism.neighbours,
+        mechanism.noise,
+        mechanism.scale,
+        mechanism.rate,
+        mechanism.releases,
+    )
+    return dict(zip(_MECHANISM_COLUMNS, values, strict=True))
+
+
+def read_mechanism(row: Row) -> Mechanism | None:
+    """Return the mechanism of a row's round; None where its defense declares none.
+
+    Raises:
+        ConfigError: a value is out of range, as in a damaged ledger.
+    """
+    if not row["noise"]:
+        return None
+    return Mechanism(
+        noise=row["noise"],
+        scale=float(row["noise_scale"]),
+        releases=int(row["releases"]),
+        rate=float(row["noise_rate"]),
+        unit=row["unit"],
+        neighbours=row["neighbours"],
+    )
 
 
 def _compose_guarantee(defense: Defense, rounds: Counter[Participation]) -> Guarantee | None:

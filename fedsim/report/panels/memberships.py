@@ -9,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fedsim.audit.evaluation.display import RocCurve
+from fedsim.audit.evaluation.proved_ceilings import ProvedCeiling
 from fedsim.interfaces.panel import Panel
 from fedsim.report import charts
 from fedsim.report.charts import QUIET, Curve, Look
@@ -16,9 +17,11 @@ from fedsim.report.curves import Numbers, overlay_curves
 from fedsim.report.html import render_fragment
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.run_contents import FindingView
+from fedsim.report.score_ceilings import find_highest_rates
 
 CHANCE = "chance"
 _POINTS_PER_DECADE = 20
+_CEILING_LOOK = Look(6)
 
 
 class MembershipsPanel(Panel):
@@ -30,11 +33,13 @@ class MembershipsPanel(Panel):
 
     def render(self, run: ReportedRun) -> Markup | None:
         """Return the chart; None where no attack tells members from others."""
-        chart = draw_roc_chart(run.findings, run.attacks)
+        chart = draw_roc_chart(run.findings, run.attacks, run.score_ceilings)
         return None if chart is None else render_fragment("memberships.html.j2", chart=chart)
 
 
-def draw_roc_chart(findings: Sequence[FindingView], attacks: Iterable[str]) -> Markup | None:
+def draw_roc_chart(
+    findings: Sequence[FindingView], attacks: Iterable[str], ceilings: Sequence[ProvedCeiling] = ()
+) -> Markup | None:
     """Draw one chart of all attacks; None where no attack tells members from others.
 
     Each line is the mean over an attack's findings, in the band from the lowest to the highest. The
@@ -43,6 +48,7 @@ def draw_roc_chart(findings: Sequence[FindingView], attacks: Iterable[str]) -> M
 
     Args:
         attacks: titles in the order of their colours.
+        ceilings: of the scores; the proved trade-off curve is drawn where all victims have one.
     """
     rocs_by_attack: dict[str, list[RocCurve]] = {}
     for finding in findings:
@@ -60,6 +66,9 @@ def draw_roc_chart(findings: Sequence[FindingView], attacks: Iterable[str]) -> M
         curves = [(rates, _true_positive_rates(roc, rates).clip(lowest_true)) for roc in rocs_by_attack[title]]
         lines.append(overlay_curves(title, look, curves))
     guess = Curve(name=CHANCE, look=QUIET, x=rates, y=rates)
+    highest = find_highest_rates(ceilings, rates)
+    if highest is not None:
+        lines.append(Curve(name="proved ceiling", look=_CEILING_LOOK, x=rates, y=highest.clip(lowest_true)))
     return charts.draw_curves(
         "Members found at each false-positive rate (ROC)",
         [*lines, guess],

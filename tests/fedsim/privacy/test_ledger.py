@@ -283,7 +283,7 @@ class Killed(BaseException):
     """Like a signal: nothing catches it."""
 
 
-@pytest.mark.parametrize("point", ["strategies.app._check_replies", "strategies.checkpoint.Checkpoint.save"])
+@pytest.mark.parametrize("point", ["strategies.app.check_replies", "strategies.checkpoint.Checkpoint.save"])
 def test_a_run_that_goes_on_gives_the_same_ledger(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_tiny_config(
         defense=[{"name": "dp-sgd", "epsilon": 1.0}],
@@ -291,7 +291,7 @@ def test_a_run_that_goes_on_gives_the_same_ledger(point: str, tmp_path: Path, mo
         strategy={"name": "fedavg", "fraction_train": 0.7},
     )
     whole = run_serial(config, tmp_path / "whole")
-    owner, name = (strategies.app, "_check_replies") if "_check_replies" in point else (Checkpoint, "save")
+    owner, name = (strategies.app, "check_replies") if "check_replies" in point else (Checkpoint, "save")
     real, calls = getattr(owner, name), []
 
     def third(*args: Any, **kwargs: Any) -> Any:

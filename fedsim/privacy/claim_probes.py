@@ -1,0 +1,103 @@
+"""Probes of what a defense tells its accountant: sampling, epsilon and delta."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from fedsim.base.randomness import generator
+from fedsim.interfaces.mechanism import Mechanism
+from fedsim.privacy.audited_defense import LOAD, AuditedDefense
+from fedsim.privacy.ceilings import compute_tight_epsilon
+from fedsim.privacy.noise_probes import FALSE_ALARMS, ProbeResult
+from fedsim.training.sampling import poisson_batches, shuffled_batches
+from fedsim.training.settings import LocalTraining
+
+_DELTAS = (1e-3, 1e-5, 1e-8)
+_SLACK = 0.02
+"""Share by which an epsilon may be below the tight one, for the rounding of privacy losses."""
+_BATCHES = 400
+
+
+def probe_sampling(audited: AuditedDefense, mechanism: Mechanism) -> ProbeResult:
+    """Compare the sampling that the accountant is told with the batches that training draws."""
+    question = f"examples are sampled independently, with the rate {mechanism.rate:.4g} that the accountant is told"
+    if audited.hook == "on_update" or mechanism.rate == 1:
+        return ProbeResult(question=question, seen="no amplification by sampling is claimed")
+    sampling = audited.defense.sampling(LOAD.num_examples, LOAD.batch_size)
+    if sampling is None:
+        return ProbeResult(question=question, violation=_describe_fixed_batches())
+    sizes = _draw_sizes(sampling.rate)
+    seen = f"rate {sampling.rate:.4g}, batches of {sizes.min()} to {sizes.max()} examples"
+    if sampling.rate > mechanism.rate * (1 + 1e-9):
+        return ProbeResult(
+            question=question,
+            seen=seen,
+            violation=f"training samples at the rate {sampling.rate:.4g}, and the accountant is told "
+            f"{mechanism.rate:.4g}; tell it the rate that `sampling` returns",
+        )
+    if _are_too_even(sizes, sampling.rate):
+        return ProbeResult(question=question, seen=seen, violation=_describe_fixed_batches())
+    return ProbeResult(question=question, seen=seen)
+
+
+def _describe_fixed_batches() -> str:
+    sizes = [
+        len(batch) for batch in shuffled_batches(LOAD.num_examples, _SETTINGS, generator("defense audit", "fixed"))
+    ]
+    return (
+        f"training draws batches of {min(sizes)} to {max(sizes)} examples, each in exactly one of an epoch, but the "
+        "accountant is told of Poisson sampling, whose amplification is proved for independent draws alone; return "
+        "Poisson from `sampling`"
+    )
+
+
+_SETTINGS = LocalTraining(local_epochs=1, batch_size=LOAD.batch_size, learning_rate=0.1)
+
+
+def _draw_sizes(rate: float) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    batches = poisson_batches(LOAD.num_examples, rate, _BATCHES, generator("defense audit", "batches"))
+    return np.array([len(batch) for batch in batches])
+
+
+def _are_too_even(sizes: np.ndarray[tuple[int], np.dtype[np.int64]], rate: float) -> bool:
+    """Tell whether sizes vary less than those of independent draws (dispersion test)."""
+    from scipy.stats import chi2
+
+    if rate >= 1:
+        return False
+    variance = LOAD.num_examples * rate * (1 - rate)
+    dispersion = float(((sizes - LOAD.num_examples * rate) ** 2).sum()) / variance
+    return float(chi2.cdf(dispersion, len(sizes))) < FALSE_ALARMS
+
+
+def probe_accountant(audited: AuditedDefense) -> ProbeResult:
+    """Compare the promised epsilon with the tight one of the declared mechanism, at several deltas."""
+    question = "the promised epsilon is not below that of the declared mechanism, at the delta that is asked for"
+    smallest = math.inf
+    for rounds in (LOAD.rounds, 5 * LOAD.rounds):
+        load = replace(LOAD, rounds=rounds)
+        mechanism = audited.defense.mechanism(load)
+        for delta in _DELTAS:
+            promised = audited.defense.guarantee(load, delta)
+            if promised is None or mechanism is None:
+                continue
+            if promised.delta > delta:
+                return ProbeResult(
+                    question=question,
+                    violation=f"asked for delta = {delta:g}, it states epsilon for {promised.delta:g}; state it for "
+                    "the delta that is asked for",
+                )
+            tight = compute_tight_epsilon(mechanism, delta)
+            smallest = min(smallest, promised.epsilon / tight if tight else math.inf)
+            if promised.epsilon < (1 - _SLACK) * tight - 1e-3:
+                return ProbeResult(
+                    question=question,
+                    violation=f"at delta = {delta:g} it promises epsilon = {promised.epsilon:.4g} in {rounds} rounds, "
+                    f"but the declared mechanism has {tight:.4g}; look for another delta, rate or number of steps",
+                )
+    if math.isinf(smallest):
+        return ProbeResult(question=question, unknown="it promises no finite epsilon here")
+    return ProbeResult(question=question, seen=f"promised over tight epsilon at least {smallest:.3f}")

@@ -1,0 +1,111 @@
+"""Set the scores of a run beside the ceilings that its defenses prove."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedsim.audit.evaluation.evaluator import group_members
+from fedsim.audit.evaluation.proved_ceilings import (
+    ProvedCeiling,
+    compute_ceiling,
+    compute_chance,
+    find_trade_off,
+)
+from fedsim.federation.run_folder import RunFolder, read_ledger
+from fedsim.privacy.ceilings import TradeOff
+from fedsim.report.run_contents import read_metadata
+
+Curves = dict[tuple[str, str], TradeOff | str]
+"""Trade-off curve by victim and last round, or why there is none."""
+
+
+def compute_score_ceilings(
+    folder: RunFolder, scores: Sequence[Mapping[str, Any]], partition: str
+) -> list[ProvedCeiling]:
+    """Return each score that has a value beside its ceiling; none where nothing is proved.
+
+    Args:
+        folder: of the run.
+        scores: rows of its `scores.csv`.
+        partition: name of the partition among its clients.
+
+    Raises:
+        RunError: the ledger is damaged.
+        ConfigError: likewise, a mechanism in it is out of range.
+    """
+    ledger = read_ledger(folder)
+    if not ledger:
+        return []
+    abouts = {(str(about["attack"]), str(about["victim"])): about for about in read_metadata(folder)}
+    curves: Curves = {}
+    ceilings = []
+    for row in scores:
+        about = abouts.get((str(row["attack"]), str(row["victim"])))
+        if about is None or math.isnan(float(row["value"] or "nan")):
+            continue
+        ceilings.append(_compute_score_ceiling(row, about, partition, ledger, curves))
+    tests = sum(not math.isnan(item.ceiling) for item in ceilings)
+    return [replace(item, tests=max(1, tests)) for item in ceilings]
+
+
+def _compute_score_ceiling(
+    row: Mapping[str, Any],
+    about: Mapping[str, Any],
+    partition: str,
+    ledger: Sequence[Mapping[str, Any]],
+    curves: Curves,
+) -> ProvedCeiling:
+    """Return one score beside its ceiling; the curve is computed once for each victim and round."""
+    victim, last_round = str(row["victim"]), str(row["round"]).rpartition("-")[2]
+    if (victim, last_round) not in curves:
+        clients = group_members(about) or (int(victim),)
+        curves[victim, last_round] = find_trade_off(ledger, clients, int(last_round))
+    curve = curves[victim, last_round]
+    ceiling, reason = compute_ceiling(row, about.get("knowledge", {}), partition, curve)
+    chance = 1.0
+    if not reason and isinstance(curve, TradeOff):
+        chance = compute_chance(row, ceiling, curve)
+    return ProvedCeiling(
+        attack=str(row["attack"]),
+        victim=victim,
+        round=str(row["round"]),
+        metric=str(row["metric"]),
+        value=float(row["value"]),
+        ceiling=ceiling,
+        reason=reason,
+        chance=chance,
+        curve=curve if isinstance(curve, TradeOff) else None,
+    )
+
+
+def find_highest_rates(ceilings: Sequence[ProvedCeiling], rates: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Return the largest true-positive rate of any membership attack at each false-positive rate.
+
+    The highest curve of all victims and rounds counts; None where one of them has none.
+    """
+    of_memberships = [item for item in ceilings if item.metric == "membership_auc"]
+    curves = []
+    for item in of_memberships:
+        if item.reason or item.curve is None:
+            return None
+        curves.append(item.curve.true_positive_rate(rates))
+    return np.max(curves, axis=0) if curves else None
+
+
+def summarise_ceilings(ceilings: Sequence[ProvedCeiling]) -> list[ProvedCeiling]:
+    """Return for each attack and metric the score that is nearest to its ceiling, or above it."""
+    nearest: dict[tuple[str, str], ProvedCeiling] = {}
+    for item in ceilings:
+        key = item.attack, item.metric
+        if key not in nearest or _rank(item) > _rank(nearest[key]):
+            nearest[key] = item
+    return list(nearest.values())
+
+
+def _rank(item: ProvedCeiling) -> tuple[bool, float]:
+    return item.is_exceeded, -math.inf if item.reason else item.value - item.ceiling
