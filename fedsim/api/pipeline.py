@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,29 @@ from fedsim.api.adversaries import Adversary
 from fedsim.api.logs import log_to_file
 from fedsim.audit.audit import Audit, ReportJobProgress, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import measure_epsilon
+from fedsim.audit.evaluation.proved_ceilings import ProvedCeiling
 from fedsim.audit.plan import AttackJob
 from fedsim.base.errors import ConfigError, FedsimError, TrustError
 from fedsim.exposure.of_clients import failure_sentences as unmeasured
-from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.build import resolve
 from fedsim.federation.config import Config
+from fedsim.federation.failed_attacks import read_failed_attacks
 from fedsim.federation.integrity import start_late_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_exposures, read_metrics
 from fedsim.federation.simulation import run_federation
 from fedsim.recording.header import NODE_FAILED
 from fedsim.report.adaptive import defense_remarks
+from fedsim.report.headline import describe_accuracy, describe_recovery, headline
 from fedsim.report.learning import explain_no_learning
+from fedsim.report.next_steps import CERTAINTY, NextStep, describe_audited_run, suggest_after_audit
 from fedsim.report.page import write_report
 from fedsim.report.round_leakage import split_by_round
 from fedsim.report.run_contents import read_attack_traits
+from fedsim.report.score_ceilings import compute_score_ceilings
 from fedsim.report.summary import number_of
 from fedsim.report.tensorboard import check_installed
-from fedsim.report.verdicts import ScoreReading, score_readings
+from fedsim.report.verdicts import LEAKS, ScoreReading, score_readings
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +54,22 @@ class AuditResult:
         readings: each attack's scores over the victims that were asked for; empty without attacks.
         remarks: sentences on them: what the clients' defense is worth, whether the model has not learnt, and which
             findings of earlier attacks are left out.
+        answer: what leaked, how sure that is, and at which accuracy, in a few sentences; empty without attacks.
+        next_steps: what to do next.
         failures: one sentence for each attack, score or picture that failed.
         planned_jobs: all that the adversary was to do, what failed included.
+        ceilings: each score beside the most that the clients' defenses let anybody reach; empty
+            where they prove nothing.
     """
 
     folder: RunFolder
     readings: Sequence[ScoreReading] = ()
     remarks: Sequence[str] = ()
+    answer: str = ""
+    next_steps: Sequence[NextStep] = ()
     failures: list[str] = field(default_factory=list)
     planned_jobs: Sequence[AttackJob] = ()
+    ceilings: Sequence[ProvedCeiling] = ()
 
 
 def run(
@@ -103,7 +115,9 @@ def _run(
     check_installed(config)
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:
-        audit = Audit(folder=folder, spec=config, experiment=Experiment(resolve(config)), base_folder=folder.path)
+        audit = Audit(
+            folder=folder, spec=config, experiment=folder.build_experiment(resolve(config)), base_folder=folder.path
+        )
         audit.check()
         audit.log_refusals()  # now, because training may take hours
     with folder.hold_lock(), log_to_file(folder.log):
@@ -203,7 +217,45 @@ def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditRe
             f"Findings of {number_of(further_victims, 'further victim')}, from earlier attacks, are in the report and "
             "not counted here."
         )
-    return AuditResult(folder=audit.folder, readings=readings, remarks=remarks, failures=failures, planned_jobs=planned)
+    ceilings: Sequence[ProvedCeiling] = ()
+    if audit.experiment is not None:
+        ceilings = compute_score_ceilings(audit.folder, asked_rows, audit.experiment.config.partition.name)
+    return AuditResult(
+        folder=audit.folder,
+        readings=readings,
+        remarks=remarks,
+        answer=_write_answer(audit, readings),
+        next_steps=_suggest_next_steps(audit, readings),
+        failures=failures,
+        planned_jobs=planned,
+        ceilings=ceilings,
+    )
+
+
+def _write_answer(audit: Audit, readings: Sequence[ScoreReading]) -> str:
+    """Say what leaked, how sure that is, and at which accuracy, as the report does."""
+    sentences = [describe_recovery(readings, "examples"), headline(readings)]
+    if any(reading.verdict == LEAKS and not reading.baseline for reading in readings):
+        sentences.append(CERTAINTY)
+    if readings:
+        sentences.append(describe_accuracy(read_metrics(audit.folder), audit.config))
+    return " ".join(filter(None, sentences))
+
+
+def _suggest_next_steps(audit: Audit, readings: Sequence[ScoreReading]) -> list[NextStep]:
+    num_recorded = 0
+    with suppress(FedsimError):  # a round is damaged, which is a failure already
+        num_recorded = len(audit.example_counts)
+    situation = describe_audited_run(
+        readings,
+        audit.config,
+        num_recorded=num_recorded,
+        has_failures=bool(read_failed_attacks(audit.folder)),
+        no_learning=explain_no_learning(read_metrics(audit.folder)),
+        folder=str(audit.folder.path),
+        command=audit.command,
+    )
+    return suggest_after_audit(situation)
 
 
 def _lost_clients(folder: OpenRun) -> list[str]:
@@ -228,7 +280,7 @@ def _measure_epsilon(config: Config, folder: OpenRun) -> list[str]:
     if config.canaries is None:
         return []
     try:
-        measure_epsilon(folder, Experiment(resolve(config)))
+        measure_epsilon(folder, folder.build_experiment(resolve(config)))
     except FedsimError as error:
         return [f"epsilon was not measured: {error}"]
     return []

@@ -22,6 +22,7 @@ from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.failed_attacks import FailedAttack, read_failed_attacks
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import config_of, read_toml, set_value
 from fedsim.federation.run_folder import (
@@ -41,6 +42,7 @@ from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.messages import RecordedExchange, read_messages
 from fedsim.recording.transcript import Transcript, find_run
+from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.page import write_report
 from fedsim.report.run_contents import read_attack_traits, read_scores
 from fedsim.report.summary import number_of
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
 SUMMARY_COLUMNS = ("attack", "metric", "value", "low", "high", "floor", "victims", "verdict", "why")
 """Columns of `Run.summary`."""
+FAILED_VERDICT = "failed"
+"""Verdict of `Run.summary` on an attack that failed on victims."""
 
 
 @serialize_calls
@@ -214,18 +218,27 @@ class Run:
         """Return the verdicts, as in the report: a row for each attack and metric, its main metric first.
 
         The columns are `attack`, `metric`, its mean `value`, the 95 % interval from `low` to `high`, the mean `floor`,
-        the number of `victims`, and the `verdict` with `why` it is so. Empty if nothing is scored.
+        the number of `victims`, and the `verdict` with `why` it is so. An attack that failed on victims has a row of
+        its own, without a metric. Empty if nothing is scored and nothing failed.
 
         Raises:
-            RunError: the table of scores is damaged.
+            RunError: the table of scores, or that of failed attacks, is damaged.
         """
         import pandas as pd
 
-        if self.scores.empty:
-            return pd.DataFrame(columns=SUMMARY_COLUMNS)
-        traits = read_attack_traits(self._folder, None, trust=self._trust)
-        readings = score_readings(read_scores(self._folder), traits)
-        return pd.DataFrame(list(map(_summary_row, readings)), columns=SUMMARY_COLUMNS)
+        rows = []
+        if not self.scores.empty:
+            traits = read_attack_traits(self._folder, None, trust=self._trust)
+            rows = [_summary_row(reading) for reading in score_readings(read_scores(self._folder), traits)]
+        rows += _failure_rows(self._read_failures())
+        return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
+
+    def _read_failures(self) -> list[FailedAttack]:
+        path = self._folder.failures
+        failed = read_failed_attacks(self._folder)
+        if path.is_file() and not ManifestFile(self.path).vouches_for(path):
+            raise RunError(f"{path}: is not what this run wrote; remove it, and attack the run again")
+        return failed
 
     @property
     def findings(self) -> list[AttackFinding]:
@@ -388,6 +401,19 @@ def _summary_row(reading: ScoreReading) -> dict[str, Any]:
         "verdict": reading.verdict,
         "why": reading.remark,
     }
+
+
+def _failure_rows(failed: Sequence[FailedAttack]) -> list[dict[str, Any]]:
+    """Return a row for each attack that failed on victims."""
+    by_attack: dict[str, list[FailedAttack]] = {}
+    for attempt in failed:
+        by_attack.setdefault(attempt.attack, []).append(attempt)
+    rows = []
+    for attack, attempts in by_attack.items():
+        victims = len({attempt.victim for attempt in attempts})
+        why = "; ".join(describe_failed_attacks(attempts))
+        rows.append({"attack": attack, "metric": "", "victims": victims, "verdict": FAILED_VERDICT, "why": why})
+    return rows
 
 
 def _read_finding(folder: OpenRun, path: Path) -> AttackFinding:

@@ -65,6 +65,7 @@ from fedsim.base.workers import run_in_processes
 from fedsim.data.cache import cache_folder
 from fedsim.federation.build import Experiment, build_attacks, find_data_folder, find_weights_folder
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.failed_attacks import FailedAttack, save_failed_attacks
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_refusals
 from fedsim.interfaces.attack import (
@@ -307,21 +308,29 @@ class Audit:
             planned_jobs += plan
         for stage in self.stages:
             stage_jobs = [job for job in plan if job.title in stage]
-            self._run_stage(stage_jobs, progress or _ignore_progress, failures)
+            failed = self._run_stage(stage_jobs, progress or _ignore_progress)
+            failures += [attempt.sentence for attempt in failed]
+            # What fails while the rounds go on is attempted again after the last one.
+            if rounds is None:
+                failed_jobs = {attempt.job for attempt in failed}
+                succeeded = [job.key for job in stage_jobs if job.key not in failed_jobs]
+                save_failed_attacks(self.folder, failed, succeeded)
         return failures
 
-    def _run_stage(self, stage_jobs: Sequence[AttackJob], progress: ReportJobProgress, failures: list[str]) -> None:
-        """Run jobs of attacks that do not build on one another; add a sentence for each failure."""
+    def _run_stage(self, stage_jobs: Sequence[AttackJob], progress: ReportJobProgress) -> list[FailedAttack]:
+        """Run jobs of attacks that do not build on one another; return those that failed."""
+        failed = list[FailedAttack]()
         with (
             temporary_folder() as folder,
             closing(self._run_jobs(stage_jobs, progress, folder)) as results,
         ):
             for job, error in report_job_counts(results, stage_jobs):
                 if error is not None:
-                    failures.append(describe_failure(job, error))
+                    failed.append(describe_failure(job, error))
                     # A FedsimError needs no traceback: its sentence says it all.
                     says_all = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
-                    log.error("%s", failures[-1], exc_info=None if says_all else error)
+                    log.error("%s", failed[-1].sentence, exc_info=None if says_all else error)
+        return failed
 
     def score(self, failures: list[str] | None = None) -> list[dict[str, Any]]:
         """Score all findings in the folder, see `fedsim.audit.scores.score_findings`."""
@@ -617,7 +626,7 @@ def make_audit(
     return Audit(
         folder=folder,
         spec=chosen,
-        experiment=Experiment(config) if config else None,
+        experiment=folder.build_experiment(config) if config else None,
         base_folder=base_folder or path,
         trust=trust,
         command=command,

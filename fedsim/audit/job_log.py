@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from fedsim.audit.plan import AttackJob
 from fedsim.base.errors import AttackCrash, FedsimError, error_reason, one_line
 from fedsim.base.progress import report_progress
+from fedsim.federation.failed_attacks import FailedAttack
 from fedsim.interfaces.attack_warnings import collect_warnings
 
 
@@ -84,12 +84,11 @@ class JobLog:
             self.warnings.append(message)
 
 
-def describe_failure(job: AttackJob, error: BaseException) -> str:
-    """Return the sentence that says which `job` failed, and with which `error`."""
-    where = f"round {job.round}, client {job.victim}: "
-    if isinstance(error, FedsimError) and not isinstance(error, AttackCrash):
-        names_client = re.search(rf"client {job.victim}\b", str(error))
-        return f"{job.title}, {'' if names_client else where}{error}"
-    is_crash = isinstance(error, AttackCrash)
-    reason = str(error).splitlines()[0] if is_crash else one_line(error_reason(error))
-    return f"{job.title}, {where}{reason}"
+def describe_failure(job: AttackJob, error: BaseException) -> FailedAttack:
+    """Return which `job` failed, and with which `error`."""
+    reason = str(error)
+    if isinstance(error, AttackCrash):  # what follows the first line is a traceback
+        reason = reason.splitlines()[0]
+    elif not isinstance(error, FedsimError):
+        reason = one_line(error_reason(error))
+    return FailedAttack(attack=job.title, round=job.round, victim=job.victim, repeat=job.repeat, why=reason)

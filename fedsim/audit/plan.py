@@ -45,6 +45,11 @@ class AttackJob:
         return "-".join(map(str, sorted({self.rounds[0], self.rounds[-1]})))
 
     @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Return title, rounds, victim and random start."""
+        return self.title, self.round, self.victim, self.repeat
+
+    @property
     def name(self) -> str:
         """Return the file name without its ending, unique within the attack's folder."""
         return f"round-{self.round}-client-{self.victim}-repeat-{self.repeat}"

@@ -44,9 +44,10 @@ def attack(
 
     # What follows takes seconds to import, so a mistyped key is reported before.
     from fedsim.api import pipeline
-    from fedsim.cli.work_shown import show_scores, show_work
+    from fedsim.cli.work_shown import show_answer, show_scores, show_work
 
     with show_work(quiet, verbose) as follow:
         done = pipeline.attack(folder, adversary, trust=trust, follow=follow)
     show_scores(done)
+    show_answer(done)
     finish_with_report(done, quiet)

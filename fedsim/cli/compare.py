@@ -94,7 +94,7 @@ def _score_table(attack: str, base: str, name: str, differences: Sequence[Differ
         if item.missing:
             missing.append(f"{item.base.metric}: {item.remark}")
             continue
-        difference = difference_text(item).replace(" [", "\n[").replace(" ± ", "\n± ")
+        difference = difference_text(item).replace(" (", "\n(").replace(" ± ", "\n± ")
         texts = item.base.metric, f"{item.first:.4g}", f"{item.value:.4g}", difference
         table.add_row(*map(escape, texts), f"{escape(item.verdict)}\n[dim]{escape(item.remark)}[/]")
     table.caption = escape("; ".join(missing))

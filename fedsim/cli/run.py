@@ -40,7 +40,7 @@ def run(
     from fedsim.api import pipeline
     from fedsim.api.linting import log_pitfalls_of_file
     from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
-    from fedsim.cli.work_shown import show_epsilons, show_exposure, show_scores, show_work
+    from fedsim.cli.work_shown import show_answer, show_epsilons, show_exposure, show_scores, show_work
 
     with show_work(quiet, verbose) as follow:
         if config is not None and file is not None:
@@ -53,4 +53,5 @@ def run(
     show_scores(done)
     show_epsilons(read_epsilons(done.folder))
     show_exposure(read_exposures(done.folder), "before clients sent, mean over rounds")
+    show_answer(done)
     finish_with_report(done, quiet)

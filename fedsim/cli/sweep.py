@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,12 +64,14 @@ def sweep(
     from fedsim.api.linting import log_pitfalls_of_file
     from fedsim.api.sweeping import STORE, run_sweep
     from fedsim.base.machine import count_cores
-    from fedsim.cli.work_shown import show_work
+    from fedsim.cli.work_shown import show_sweep_answer, show_work
     from fedsim.federation.run_folder import default_folder
-    from fedsim.report.sweep_page import PAGE
+    from fedsim.report.next_steps import suggest_after_sweep
+    from fedsim.report.sweep_answer import answer_sweep
+    from fedsim.report.sweep_page import PAGE, knows_defenses
     from fedsim.sweeps.plan import plan_sweep
     from fedsim.sweeps.store import CellStore
-    from fedsim.sweeps.table import TABLE
+    from fedsim.sweeps.table import TABLE, read_cells, read_table
 
     store, folder = CellStore(cells or STORE), out or default_folder(file)
     with show_work(quiet, verbose):
@@ -81,6 +84,13 @@ def sweep(
         _show_plan(plan, sweep_file.sweep.workers or count_cores())
         return
     _show_left_out(board.plan)
+    scores = read_table(folder)
+    answer = answer_sweep(scores.rows, read_cells(folder).rows, scores.axes)
+    words = ["fedsim", "sweep", str(file), *(["--out", str(out)] if out else [])]
+    steps = suggest_after_sweep(
+        answer, knows_defenses=knows_defenses(scores.rows), folder=str(folder), command=shlex.join(words)
+    )
+    show_sweep_answer(answer, steps)
     if not quiet:
         console.print(f"table: {folder / TABLE}", soft_wrap=True, markup=False)
         console.print(f"report: {folder / PAGE}", soft_wrap=True, markup=False)

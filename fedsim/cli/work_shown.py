@@ -19,11 +19,15 @@ from fedsim.base.progress import listen_to_progress
 from fedsim.cli.options import console, strip_control_characters
 from fedsim.cli.screen import PhaseDisplay, RoundFilter
 from fedsim.report.exposure import mean_quantities
+from fedsim.report.score_ceilings import summarise_ceilings
 
 if TYPE_CHECKING:
     from fedsim.api.pipeline import AuditResult
     from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison
+    from fedsim.audit.evaluation.proved_ceilings import ProvedCeiling
     from fedsim.audit.plan import AttackJob
+    from fedsim.report.next_steps import NextStep
+    from fedsim.report.sweep_answer import SweepAnswer
     from fedsim.report.verdicts import ScoreReading
 
 _STYLES = {"leaks": "bold red", "undecided": "yellow", "beyond the floor": "yellow"}
@@ -60,8 +64,36 @@ def show_scores(done: AuditResult) -> None:
 
     for attack, readings in groupby(merge_equal_attacks(done.readings), key=lambda reading: reading.summary.attack):
         console.print(score_table(attack, list(readings)))
+    show_ceilings(done.ceilings)
     for remark in done.remarks:
         console.print(remark, markup=False, highlight=False)
+
+
+def show_answer(done: AuditResult) -> None:
+    """Print what leaked, how sure that is, at which accuracy, and what to do next."""
+    if done.answer:
+        console.print(done.answer, markup=False, highlight=False)
+    show_next_steps(done.next_steps)
+
+
+def show_sweep_answer(answer: SweepAnswer, steps: Sequence[NextStep]) -> None:
+    """Print for each setting of a sweep what it is worth and its accuracy, and what to do next."""
+    table = Table("setting", "verdict", "accuracy,\n95 % interval", "to no defense", box=SIMPLE_HEAD)
+    for row in answer.rows:
+        table.add_row(*map(escape, (row.name, row.verdict, row.accuracy or "–", row.accuracy_change or "–")))
+    if answer.rows:
+        console.print(table)
+    if answer.lead:
+        console.print(answer.lead, markup=False, highlight=False)
+    show_next_steps(steps)
+
+
+def show_next_steps(steps: Sequence[NextStep]) -> None:
+    """Print what to do next; commands are not wrapped, so that they can be copied."""
+    if steps:
+        console.print("What next:")
+    for step in steps:
+        console.print(f"  {step.aim}:\n    {step.command}", markup=False, highlight=False, soft_wrap=True)
 
 
 def show_epsilons(audited: Sequence[EpsilonComparison]) -> None:
@@ -80,6 +112,19 @@ def show_epsilons(audited: Sequence[EpsilonComparison]) -> None:
     console.print(table)
 
 
+def show_ceilings(ceilings: Sequence[ProvedCeiling]) -> None:
+    """Print the scores that come nearest to their proved ceilings, if any ceiling is claimed."""
+    summary = summarise_ceilings(ceilings)
+    if all(item.reason for item in summary):
+        return
+    table = Table("attack", "metric", "score", "ceiling", title="Proved ceilings", box=SIMPLE_HEAD)
+    for item in summary:
+        style = "bold red" if item.is_exceeded else "default"
+        ceiling = f"none: {item.reason}" if item.reason else f"{item.ceiling:.4g}"
+        table.add_row(escape(item.attack), item.metric, f"[{style}]{item.value:.4g}[/]", escape(ceiling))
+    console.print(table)
+
+
 def show_exposure(rows: Sequence[Mapping[str, Any]], when: str) -> None:
     """Print for each measure which clients and examples are exposed most and least, if anything was measured."""
     columns = "measure", "n", "exposed most", "exposed least"
@@ -95,7 +140,7 @@ def show_exposure(rows: Sequence[Mapping[str, Any]], when: str) -> None:
 
 def score_table(attack: str, readings: Sequence[ScoreReading]) -> Table:
     """Return a table of one attack's scores, the main one first, as on the page; narrow enough for 80 columns."""
-    columns = Column("metric", no_wrap=True), "score", "n", "best guess", "reading"
+    columns = Column("metric", no_wrap=True), "score,\n95 % interval", "n", "best guess", "reading"
     table = Table(*columns, title=escape(f"What leaked to {attack}"), box=SIMPLE_HEAD)
     missing = []
     for reading in readings:
@@ -103,7 +148,7 @@ def score_table(attack: str, readings: Sequence[ScoreReading]) -> Table:
         if item.missing:
             missing.append(f"{item.metric} {item.text}")
             continue
-        score = item.interval_text.replace(" [", "\n[").replace(" ± ", "\n± ")
+        score = item.interval_text.replace(" (", "\n(").replace(" ± ", "\n± ")
         count = item.count_text.removeprefix("n = ")
         floor = item.floor_text.replace(" (", " ").removesuffix(")")
         verdict = f"[{_STYLES.get(reading.verdict, 'default')}]{escape(reading.verdict)}[/]"

@@ -10,41 +10,45 @@ from typing import Any
 from fedsim.audit.plan import plan_jobs
 from fedsim.base.errors import FedsimError
 from fedsim.dossier.contents import MissingAttack
+from fedsim.federation.failed_attacks import read_failed_attacks
 from fedsim.federation.run_folder import read_refusals
+from fedsim.report.failed_attacks import name_victims
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.reproduction_needs import strip_folders
-from fedsim.report.summary import number_of
 
 Job = tuple[str, str, int, int]
 """Title, round or rounds, victim and random start of an attack."""
-_ASKED_FOR = "it was asked for and left no finding{}; log.txt of the run says more"
-_NOT_MADE = "it was not made{}"
-_NOTHING_SENT = "nothing of the client was recorded there{}"
-_NO_SCORE = "its finding has no score{}, so that nobody knows whether it is right"
+_ASKED_FOR = "it was asked for and left no finding of {}; log.txt of the run says more"
+_FAILED = "it failed on {}: "
+_NOT_MADE = "it was not made of {}"
+_NOTHING_SENT = "nothing of {} was recorded there"
+_NO_SCORE = "its finding has no score of {}, so that nobody knows whether it is right"
 
 
 @dataclass
 class _Gaps:
     """Attacks without a result, by title and why, with the victims and rounds that this is so of."""
 
-    jobs: dict[tuple[str, str, bool], list[Job]] = field(default_factory=dict)
+    jobs: dict[tuple[str, str, str, bool], list[Job]] = field(default_factory=dict)
 
-    def add(self, job: Job, why: str, *, is_failure: bool) -> None:
-        self.jobs.setdefault((job[0], why, is_failure), []).append(job)
+    def add(self, job: Job, why: str, *, is_failure: bool, error: str = "") -> None:
+        self.jobs.setdefault((job[0], why, error, is_failure), []).append(job)
 
     def describe(self) -> list[MissingAttack]:
         """Return them as sentences."""
         missing = []
-        for (title, why, is_failure), jobs in self.jobs.items():
-            missing.append(MissingAttack(attack=title, why=why.format(_name_jobs(jobs)), is_failure=is_failure))
+        for (title, why, error, is_failure), jobs in self.jobs.items():
+            sentence = why.format(name_victims(jobs)) + error
+            missing.append(MissingAttack(attack=title, why=sentence, is_failure=is_failure))
         return missing
 
 
 def list_missing_attacks(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -> list[MissingAttack]:
     """Return the attacks that were refused, and the victims, rounds and starts that an attack has no result of.
 
-    An attack failed where it was asked for and left no finding: the run's own file names it, or the
-    same command made other findings of that victim, round and start.
+    The run keeps which attacks failed, and why. Where it was interrupted, an attack that was asked for
+    left no finding: the run's own file names it, or the same command made other findings of that
+    victim, round and start.
     """
     made = {_read_job(finding) for finding in findings}
     titles = {job[0] for job in made}
@@ -55,8 +59,12 @@ def list_missing_attacks(run: ReportedRun, findings: Sequence[Mapping[str, Any]]
             missing.append(MissingAttack(attack=title, why=strip_folders(why), is_failure=False))
     planned = _plan_jobs(run, reasons)
     gaps = _Gaps()
+    failed = read_failed_attacks(run.folder)
+    for attempt in failed:
+        gaps.add(attempt.job, _FAILED, is_failure=True, error=strip_folders(attempt.why))
+    made_or_failed = made | {attempt.job for attempt in failed}
     for job in dict.fromkeys([*planned, *_list_jobs_of_commands(findings, planned)]):
-        if job not in made:
+        if job not in made_or_failed:
             is_sent = _took_part(run, job)
             gaps.add(job, _ASKED_FOR if is_sent else _NOTHING_SENT, is_failure=is_sent)
     # Victims of other attacks, which nobody asked this one for.
@@ -136,20 +144,3 @@ def _list_unscored(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -> l
         if scored and (title, str(finding["variant"]), number, victim, repeat) not in scored:
             unscored.append((title, number, victim, repeat))
     return unscored
-
-
-def _name_jobs(jobs: Sequence[Job]) -> str:
-    """Return ` of client 1 (round 2) and client 2 (rounds 1-3)`, of many their number alone."""
-    if len(victims := dict.fromkeys(job[2] for job in jobs)) > _MAX_NAMED:
-        return f" of {number_of(len(victims), 'client')}"
-    names = []
-    for victim in victims:
-        rounds = list(dict.fromkeys(job[1] for job in jobs if job[2] == victim and job[1]))
-        word = "round" if len(rounds) == 1 and "-" not in rounds[0] else "rounds"
-        listed = f" ({word} {', '.join(rounds)})" if rounds else ""
-        names.append(f"client {victim}{listed}")
-    return f" of {', '.join(names)}"
-
-
-_MAX_NAMED = 10
-"""Most clients that a sentence names."""

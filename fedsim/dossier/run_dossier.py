@@ -162,6 +162,7 @@ def _collect_evidence(run: ReportedRun, folder: Path) -> Evidence:
         run.folder.epsilons,
         run.folder.exposure,
         run.folder.refusals,
+        run.folder.failures,
     ]
     files = [HashedFile(file=path.name, sha256=hash_file(path)) for path in paths if path.is_file()]
     settings = json.dumps(manifest.settings, sort_keys=True) if manifest.settings is not None else ""

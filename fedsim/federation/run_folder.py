@@ -19,7 +19,7 @@ _RUN_FILES = (
     "experiment.toml", "versions.json", MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "metrics.csv",
     "ledger.csv", "exposure.csv", "exposure/exposure.csv", "exposure/*.png", "scores.csv", "image-scores.csv",
     "score-inputs.json",
-    "refused.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv",
+    "refused.csv", "failed.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv",
     "geometry-ratios.png", "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
     "findings/*/*.safetensors", "findings/*/*.png", "tensorboard/*/events.out.tfevents.*",
     "states/*.safetensors", "states/manifest.json", "optima/*/client-*.safetensors", "deployment/*",
@@ -74,6 +74,11 @@ class RunFolder:
     def refusals(self) -> Path:
         """Return the path of the attacks that could not be made, each with the reason."""
         return self.path / "refused.csv"
+
+    @property
+    def failures(self) -> Path:
+        """Return the path of the attacks that failed on a victim, each with the error."""
+        return self.path / "failed.csv"
 
     @property
     def states(self) -> Path:

@@ -25,7 +25,7 @@ _MARGIN = 0.05
 """How far an interval may reach beyond chance and still show that there is hardly any leak."""
 _SAME_UP_TO = 0.01
 """Share of a score by which an adaptive attack may differ from the naive one and still be the same but for rounding."""
-HOLDS, ONLY_NAIVE, FAILS, UNDECIDED_OUTCOME = "holds", "beats only the naive attack", "does not hold", "undecided"
+HOLDS, ONLY_NAIVE, FAILS, NOT_CONCLUDED = "holds", "beats only the naive attack", "does not hold", "not concluded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class NaiveAdaptivePair:
         It `holds` where the scores of both are at or below the floor with the whole of their 95 % intervals, the
         control leaks, which shows that the defense is why, and the adaptive attack differs from the naive one. It
         `does not hold` where either leaks, because the adversary may choose. It `beats only the naive attack` where
-        that stays at the floor and the adaptive one leaks. All else is undecided; empty where a score has no
+        that stays at the floor and the adaptive one leaks. All else is not concluded; empty where a score has no
         verdict.
         """
         sides = (self.naive, self.adaptive)
@@ -59,12 +59,12 @@ class NaiveAdaptivePair:
             return ONLY_NAIVE
         if any(side.verdict == LEAKS for side in sides):
             return FAILS
-        return UNDECIDED_OUTCOME if self._reason_undecided else HOLDS
+        return NOT_CONCLUDED if self._open_question else HOLDS
 
     @property
     def css(self) -> str:
         """CSS class of the outcome on the page, the same as that of readings."""
-        return {FAILS: "leaks", ONLY_NAIVE: "leaks", UNDECIDED_OUTCOME: "undecided"}.get(self.outcome, "")
+        return {FAILS: "leaks", ONLY_NAIVE: "leaks", NOT_CONCLUDED: "undecided"}.get(self.outcome, "")
 
     @property
     def differences(self) -> list[float]:
@@ -97,9 +97,9 @@ class NaiveAdaptivePair:
     def sentence(self) -> str:
         """Sentence on what the defense is worth, and by which scores."""
         item, name = self.naive.summary, self.naive.summary.name.split(",")[0]
-        floors = " and ".join(dict.fromkeys(f"{side.summary.floor:.4g}" for side in (self.naive, self.adaptive)))
+        floors = " and ".join(dict.fromkeys(side.summary.explained_floor for side in (self.naive, self.adaptive)))
         scores = (
-            f"{item.interval_text} naive, {self.adaptive.summary.interval_text} adaptive, floor {floors}, "
+            f"naive {item.explained_interval}, adaptive {self.adaptive.summary.explained_interval}, floor {floors}, "
             f"{item.count_text}"
         )
         verdict = {
@@ -107,11 +107,12 @@ class NaiveAdaptivePair:
             ONLY_NAIVE: "beats only the adversary who does not know it: the naive attack stays at the floor, the "
             "adaptive one leaks",
             FAILS: f"does not hold: {self._leaking_attacks}",
-            UNDECIDED_OUTCOME: f"is undecided: {self._reason_undecided}",
+            NOT_CONCLUDED: f"is worth is not concluded: {self._open_question}",
         }[self.outcome]
         differences = self.differences
         no_effect = "; knowing the defense changes nothing" if differences and not any(differences) else ""
-        return f"Against {item.attack}, by {name}, the clients' defense {verdict} ({scores}){no_effect}."
+        subject = "what the clients' defense" if self.outcome == NOT_CONCLUDED else "the clients' defense"
+        return f"Against {item.attack}, by {name}, {subject} {verdict}; {scores}{no_effect}."
 
     @property
     def _leaking_attacks(self) -> str:
@@ -122,7 +123,7 @@ class NaiveAdaptivePair:
         return "both attacks leak" if len(names) == 2 else f"the {names[0]} attack leaks"
 
     @property
-    def _reason_undecided(self) -> str:
+    def _open_question(self) -> str:
         """Why the defense cannot be said to hold; empty where it can."""
         if not all(at_floor(side.summary) for side in (self.naive, self.adaptive)):
             return self._why_not_at_floor
@@ -247,12 +248,12 @@ def remarks(readings: Sequence[ScoreReading], *, defended: bool, granted: bool) 
         first, *further = (pair for pair in judged if pair.naive.summary.attack == name)
         sentences.append(first.sentence)
         for pair in further:
-            if _WORTH[pair.outcome] < _WORTH[first.outcome] and pair.outcome != UNDECIDED_OUTCOME:
+            if _WORTH[pair.outcome] < _WORTH[first.outcome] and pair.outcome != NOT_CONCLUDED:
                 sentences.append(pair.sentence)
     return sentences + (_remarks_on_naive_attacks(readings, granted=granted) if defended else [])
 
 
-_WORTH = {FAILS: 0, ONLY_NAIVE: 1, UNDECIDED_OUTCOME: 2, HOLDS: 3}
+_WORTH = {FAILS: 0, ONLY_NAIVE: 1, NOT_CONCLUDED: 2, HOLDS: 3}
 
 
 def is_judged(reading: ScoreReading) -> bool:

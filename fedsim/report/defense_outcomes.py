@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsim.interfaces.metric import describe_metric, explain_no_verdict, sort_metrics
-from fedsim.report.adaptive import HOLDS, ONLY_NAIVE, NaiveAdaptivePair, at_floor, is_judged
+from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED, ONLY_NAIVE, NaiveAdaptivePair, at_floor, is_judged
 from fedsim.report.paired_differences import PairedDifference, subtract_control
 from fedsim.report.summary import number_of, summarise
 from fedsim.report.sweep_groups import Row, Unit, mean_by_victim_and_seed
 from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, ScoreReading, judge_summary
 
-WEAKENS, NOTHING, NOT_CONCLUDED = "weakens", "does nothing", "not concluded"
+WEAKENS, NOTHING = "weakens", "does nothing"
 WORST_FIRST = (NOTHING, ONLY_NAIVE, WEAKENS, NOT_CONCLUDED, HOLDS)
 _FAILED, _NOT_COMPUTED = "the attack failed", "not computed"
 REMEDY = "attack more victims, train fewer local epochs, choose another attack, or give the attack more iterations"

@@ -198,6 +198,19 @@ def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = No
     return ""
 
 
+def describe_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None) -> str:
+    """Say how good the recorded model is, or where to look for that, as of somebody's app.
+
+    Args:
+        rows: rows of `metrics.csv`.
+        config: settings of the experiment; None where the run was recorded elsewhere.
+    """
+    sentence = final_accuracy(rows, config)
+    if not sentence and config is None:
+        return "How accurate the model is, the recording does not say; the app's own evaluation does."
+    return sentence
+
+
 def final_epsilon(rows: Sequence[Mapping[str, str]]) -> str:
     """Say in a sentence what the client that spent most has spent by the last round; empty where nothing is proved.
 

@@ -1,7 +1,7 @@
 """Entry of a run in an index, made of small files alone.
 
-These are its manifest, experiment, versions, scores, metrics and refusals, and the header of its
-checkpoint. Each that is damaged is a problem of the entry, and the others are read. Nothing that a
+These are its manifest, experiment, versions, scores, metrics, refused and failed attacks, and the
+header of its checkpoint. Each that is damaged is a problem of the entry, and the others are read. Nothing that a
 run names is imported, apart from fedsim's own attacks.
 """
 
@@ -19,12 +19,14 @@ from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
 from fedsim.base.files import parse_json
 from fedsim.federation import lock
 from fedsim.federation.config import Config
+from fedsim.federation.failed_attacks import FailedAttack, read_failed_attacks
 from fedsim.federation.integrity import explain_missing_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_metrics, read_refusals
 from fedsim.plugins import registry
 from fedsim.recording.manifest import MANIFEST_FILE, Manifest
 from fedsim.recording.sealed import read_header
+from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.headline import describe_recovery, headline, reported_readings
 from fedsim.report.index_entry import FAILED, FINISHED, RUNNING, UNFINISHED, IndexEntry
 from fedsim.report.learning import explain_no_learning
@@ -72,11 +74,17 @@ def describe_run(path: Path, entry: IndexEntry) -> None:
     # Each step reads files of its own.
     _try(entry, partial(_describe_version, path / _VERSIONS, entry))
     scores: list[dict[str, str]] = []
+    failed: list[FailedAttack] = []
     if noted is not None:  # without a manifest, anybody may have written the results
         _try(entry, partial(_describe_learning, folder, noted, entry))
         scores = _try(entry, partial(_read_scores, folder, noted)) or []
+        failed = _try(entry, partial(_read_failures, folder, noted)) or []
     _try(entry, partial(_describe_leakage, scores, config, entry))
-    _try(entry, partial(_describe_state, folder, config, scores, entry))
+    attacked = {*(row["attack"] for row in scores), *(attempt.attack for attempt in failed)}
+    _try(entry, partial(_describe_state, folder, config, attacked, entry))
+    _describe_failures(failed, entry)
+    if entry.state != FINISHED and lock.describe_lock_holder(path):
+        entry.state = RUNNING
 
 
 def _try(entry: IndexEntry, read: Callable[[], _T]) -> _T | None:
@@ -137,6 +145,10 @@ def _read_config(folder: OpenRun, noted: Manifest | None) -> Config | None:
 
 def _read_scores(folder: OpenRun, noted: Manifest) -> list[dict[str, str]]:
     return read_scores(folder) if _check_intact(folder, noted, folder.scores) else []
+
+
+def _read_failures(folder: OpenRun, noted: Manifest) -> list[FailedAttack]:
+    return read_failed_attacks(folder) if _check_intact(folder, noted, folder.failures) else []
 
 
 def _describe_experiment(config: Config, entry: IndexEntry) -> None:
@@ -208,10 +220,15 @@ def _load_own_attack(name: str) -> Any:
     return registry.load("attacks", name)
 
 
-def _describe_state(
-    folder: OpenRun, config: Config | None, scores: Sequence[Mapping[str, str]], entry: IndexEntry
-) -> None:
-    """Fill in how far a run came: its rounds first, and then the attacks that its file names."""
+def _describe_state(folder: OpenRun, config: Config | None, attacked: set[str], entry: IndexEntry) -> None:
+    """Fill in how far a run came: its rounds first, and then the attacks that its file names.
+
+    Args:
+        folder: the run.
+        config: its experiment; None where it was recorded elsewhere.
+        attacked: titles of the attacks that have scores or failed.
+        entry: where it is filled in.
+    """
     if config is None:
         entry.state = FINISHED
         return
@@ -223,13 +240,17 @@ def _describe_state(
         entry.reasons.append(f"{done} of {config.federation.rounds} rounds are done")
     elif config.adversary.when != "never":
         refusals = read_refusals(folder)
-        scored = {row["attack"] for row in scores}
-        missing = [table.title for table in config.attack if table.title not in scored | set(refusals)]
+        missing = [table.title for table in config.attack if table.title not in attacked | set(refusals)]
         if refusals:
             entry.state = FAILED
             entry.reasons += refusals.values()
         if missing:
-            entry.state = FAILED if scored else UNFINISHED
+            entry.state = FAILED if attacked else UNFINISHED
             entry.reasons.append(f"no scores of {enumerate_words(missing)}")
-    if entry.state != FINISHED and lock.describe_lock_holder(folder.path):
-        entry.state = RUNNING
+
+
+def _describe_failures(failed: Sequence[FailedAttack], entry: IndexEntry) -> None:
+    """Fill in which attacks failed; a run that lacks rounds stays unfinished."""
+    entry.reasons += describe_failed_attacks(failed)
+    if failed and entry.state == FINISHED:
+        entry.state = FAILED

@@ -12,17 +12,20 @@ from pathlib import Path
 from fedsim.audit.audit import Audit
 from fedsim.base.errors import FedsimError
 from fedsim.base.files import write_text
+from fedsim.federation.failed_attacks import read_failed_attacks
 from fedsim.federation.open_run import OpenRun
 from fedsim.modalities import find_modality
 from fedsim.report import tensorboard
 from fedsim.report.cards import attack_cards
-from fedsim.report.headline import describe_recovery, final_accuracy, final_epsilon, headline
+from fedsim.report.headline import describe_accuracy, describe_recovery, final_accuracy, final_epsilon, headline
 from fedsim.report.html import render_page
 from fedsim.report.learning import explain_no_learning
+from fedsim.report.next_steps import CERTAINTY, RUN, NextStep, describe_audited_run, suggest_after_audit
 from fedsim.report.reported_run import ReportedRun, open_reported_run
 from fedsim.report.round_leakage import draw_rounds, split_by_round
 from fedsim.report.run_facts import describe_setting
 from fedsim.report.sections import render_sections
+from fedsim.report.verdicts import LEAKS, ScoreReading
 
 
 def write_report(
@@ -56,9 +59,11 @@ def write_report(
         setting=describe_setting(run.config) if run.config else "",
         recovery=_describe_recovery(run),
         headline=headline(run.readings),
-        accuracy=final_accuracy(run.metrics, run.config),
+        accuracy=_write_accuracy(run),
         no_learning=explain_no_learning(run.metrics),
         epsilon=final_epsilon(run.metrics),
+        certainty=CERTAINTY if any(_is_leak(reading) for reading in run.readings) else "",
+        next_steps=_suggest_next_steps(run),
         cards=attack_cards(run.readings, run.findings, run.extreme_examples, run.example_scores, leakages),
         round_charts=draw_rounds(leakages),
         truths=[fact.victims for fact in run.granted_facts if fact.granted and fact.victims],
@@ -67,6 +72,29 @@ def write_report(
     if tensorboard.wants_events(*run.attack_files):
         tensorboard.write_events(folder)
     return folder.report
+
+
+def _write_accuracy(run: ReportedRun) -> str:
+    """Say how good the model is; of a bare recording only beside scores."""
+    write = describe_accuracy if run.readings else final_accuracy
+    return write(run.metrics, run.config)
+
+
+def _is_leak(reading: ScoreReading) -> bool:
+    return reading.verdict == LEAKS and not reading.baseline
+
+
+def _suggest_next_steps(run: ReportedRun) -> list[NextStep]:
+    commands = [str(finding.about["command"]) for finding in run.findings if run.experiment is None]
+    situation = describe_audited_run(
+        run.readings,
+        run.config,
+        num_recorded=len({reply.client for header in run.recording.headers for reply in header.replies}),
+        has_failures=bool(read_failed_attacks(run.folder)),
+        no_learning=explain_no_learning(run.metrics),
+        command=commands[0] if commands else f"fedsim attack {RUN}",
+    )
+    return suggest_after_audit(situation)
 
 
 def _describe_recovery(run: ReportedRun) -> str:

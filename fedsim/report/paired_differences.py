@@ -89,10 +89,10 @@ def _compare_signs(differences: Mapping[Unit, float]) -> tuple[bool, bool]:
 
 
 def signed_text(mean: float, low: float, high: float, unit: str = "") -> str:
-    """Format a difference with its sign, its interval and its unit.
+    """Format a difference with its sign, its unit and its 95 % interval, for a table that says so.
 
     >>> signed_text(-4.123, -5.123, -3.123, "dB"), signed_text(0.25, 0.1, 0.8)
-    ('-4.1 ± 1.0 dB', '+0.25 [0.1, 0.8]')
+    ('-4.1 ± 1.0 dB', '+0.25 (0.1 to 0.8)')
     """
     margin = high - mean
     if not math.isfinite(margin) or not margin:
@@ -101,5 +101,6 @@ def signed_text(mean: float, low: float, high: float, unit: str = "") -> str:
         decimals = max(0, 1 - math.floor(math.log10(margin)))
         text = f"{mean:+.{decimals}f} ± {margin:.{decimals}f}"
     else:
-        text = f"{mean:+.3g} [{low:.2g}, {high:.2g}]"
+        ends = f"({low:.2g} to {high:.2g})"
+        return f"{mean:+.3g} {unit} {ends}" if unit else f"{mean:+.3g} {ends}"
     return f"{text} {unit}" if unit else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -73,14 +73,34 @@ class PartitionSummary:
     @cached_property
     def clients(self) -> list[ClientExamples]:
         """Examples of each client; clients that only test come last."""
-        parts = [self.data.indices(client) for client in range(self.data.clients)]
-        parts += [(np.empty(0, np.int64), held_out) for held_out in self.data.test_client_indices]
-        groups = [self._group(np.concatenate(part)) for part in parts]
-        all_grouped = all(groups)
-        return [
-            ClientExamples(group=group if all_grouped else "", train=train, held_out=held_out)
-            for group, (train, held_out) in zip(groups, parts, strict=True)
-        ]
+        clients = [self._read_indices(client) for client in range(self.num_clients)]
+        if not self.has_groups:
+            return clients
+        groups = [self._group(client.all_indices) for client in clients]
+        if not all(groups):
+            return clients
+        return [replace(client, group=group) for client, group in zip(clients, groups, strict=True)]
+
+    @property
+    def has_groups(self) -> bool:
+        """Tell whether the data set has natural groups, which clients may be."""
+        return self.dataset.train.groups is not None
+
+    @property
+    def num_clients(self) -> int:
+        """Return the number of clients, those that only test too."""
+        return self.data.clients + len(self.data.test_client_indices)
+
+    def read_client(self, client: int) -> ClientExamples:
+        """Return the examples of a client; without natural groups, those of others are not read."""
+        return self.clients[client] if self.has_groups else self._read_indices(client)
+
+    def _read_indices(self, client: int) -> ClientExamples:
+        if client < self.data.clients:
+            train, held_out = self.data.indices(client)
+        else:
+            train, held_out = np.empty(0, np.int64), self.data.test_client_indices[client - self.data.clients]
+        return ClientExamples(group="", train=train, held_out=held_out)
 
     def _group(self, index: Indices) -> str:
         """Return the natural group that all these examples are of; empty where they are of several."""
@@ -93,9 +113,14 @@ class PartitionSummary:
     @cached_property
     def counts(self) -> NDArray[np.int64]:
         """Number of examples `client class` of a classification."""
+        return self.count_classes(range(self.num_clients))
+
+    def count_classes(self, clients: Iterable[int]) -> NDArray[np.int64]:
+        """Return the number of examples `client class` of some clients of a classification."""
         labels = self.dataset.train.labels.numpy()
         classes = self.dataset.num_classes
-        return np.stack([np.bincount(labels[client.all_indices], minlength=classes) for client in self.clients])
+        counts = [np.bincount(labels[self.read_client(client).all_indices], minlength=classes) for client in clients]
+        return np.stack(counts)
 
     def targets(self, index: Indices) -> NDArray[np.float64]:
         """Return targets of a regression in their own unit."""

@@ -10,14 +10,17 @@ from typing import Any
 
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison, read_epsilons
+from fedsim.audit.evaluation.proved_ceilings import ProvedCeiling
 from fedsim.base.errors import FedsimError
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.failed_attacks import read_failed_attacks
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_metrics, read_refusals
 from fedsim.report import adaptive, image_scores
 from fedsim.report.cards import choose_examples, examples_by_finding
+from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.image_scores import ExampleScores, ExtremeExample
 from fedsim.report.pictures import Gallery
 from fedsim.report.run_contents import (
@@ -30,6 +33,7 @@ from fedsim.report.run_contents import (
     read_recording,
     read_scores,
 )
+from fedsim.report.score_ceilings import compute_score_ceilings
 from fedsim.report.threats import GrantedFact, list_granted_facts
 from fedsim.report.verdicts import AttackTraits, ScoreReading, score_readings
 
@@ -88,6 +92,13 @@ class ReportedRun:
     def epsilon_audits(self) -> Sequence[EpsilonComparison]:
         """Return the epsilons that were measured by canaries, beside the proved ones."""
         return read_epsilons(self.folder)
+
+    @cached_property
+    def score_ceilings(self) -> Sequence[ProvedCeiling]:
+        """Return scores of attacks beside the ceilings that the mechanism proves."""
+        if self.config is None:
+            return []
+        return compute_score_ceilings(self.folder, self.scores, self.config.partition.name)
 
     @cached_property
     def scores(self) -> Sequence[Mapping[str, str]]:
@@ -179,7 +190,10 @@ class ReportedRun:
                 self.failures.append(reason)
         self.failures.extend(audit.sentence for audit in self.epsilon_audits if audit.is_broken)
         _ = self.readings, self.metrics, self.findings
+        self.failures.extend(item.sentence for item in self.score_ceilings if item.is_exceeded)
         self.notes.extend(self._refused_attacks())
+        failed = describe_failed_attacks(read_failed_attacks(self.folder))
+        self.notes.extend(f"{sentence.rstrip('.')}." for sentence in failed)
         _ = self.integrity
 
     def _refused_attacks(self) -> list[str]:

@@ -29,7 +29,6 @@ from fedsim.base.errors import FedsimError, RunError, TrustError, error_reason, 
 from fedsim.base.files import write_bytes
 from fedsim.base.progress import track
 from fedsim.data import Dataset
-from fedsim.federation.build import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.interfaces.findings import Finding, Reconstruction, Texts
@@ -37,7 +36,6 @@ from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.plugins import registry
 from fedsim.recording.header import Header, hash_state
-from fedsim.recording.transcript import Transcript
 from fedsim.report import figures, image_scores
 from fedsim.report.curves import Curves
 from fedsim.report.image_scores import FindingKey
@@ -155,7 +153,8 @@ def read_audit(
         return None
     if config is None:
         return None
-    return Audit(folder=folder, spec=config, experiment=Experiment(config), base_folder=folder.path, trust=trust)
+    experiment = folder.build_experiment(config)
+    return Audit(folder=folder, spec=config, experiment=experiment, base_folder=folder.path, trust=trust)
 
 
 def read_recording(folder: OpenRun, notes: list[str]) -> Recording:
@@ -174,21 +173,21 @@ def read_recording(folder: OpenRun, notes: list[str]) -> Recording:
     verify = recording.size <= _VERIFIED_BYTES
     # Read each round by itself, so that damage of one does not hide the others.
     for number in transcript.rounds:
-        single_round = transcript.restrict_to([number])
         try:
             if verify:
-                single_round.hash()
-            recording.round_bytes.append(sum(single_round.upload_sizes(number).values()))
-            recording.left_out += single_round.count_left_out(number)
-            recording.headers.append(single_round.header(number))
+                transcript.verify(number)
+            recording.round_bytes.append(sum(transcript.upload_sizes(number).values()))
+            recording.left_out += transcript.count_left_out(number)
+            recording.headers.append(transcript.header(number))
         except FedsimError as error:
             recording.damaged[number] = str(error)
-    if recording.headers and verify:
-        intact = Transcript(transcript.folder, [header.round for header in recording.headers])
-        recording.hash = intact.hash()
-        first_update = next(((number, client) for number in intact.rounds for client in intact.clients(number)), None)
-        broadcast = intact.broadcast(*first_update) if first_update else {}
-        recording.num_values = sum(tensor.numel() for tensor in broadcast.values())
+    if verify and recording.headers:
+        recording.hash = transcript.hash_headers(header.round for header in recording.headers)
+        for header in recording.headers:
+            if header.replies:
+                broadcast = transcript.broadcast(header.round, header.replies[0].client, header.replies[0].message)
+                recording.num_values = sum(tensor.numel() for tensor in broadcast.values())
+                break
     return recording
 
 

@@ -47,21 +47,20 @@ def sharing_table(experiment: Experiment, attacked: Collection[int]) -> SharingT
     clients = [client for client in range(num_clients) if client in attacked][:MAX_CLIENTS]
     clients = sorted(clients + not_attacked[: MAX_CLIENTS - len(clients)])
     # Make the table of these.
-    columns, rows = _class_cells(partition) if is_classification else _target_cells(partition)
+    columns, rows = (_class_cells if is_classification else _target_cells)(partition, clients)
     groups = _groups(partition)
     names = [_name(client, groups, attacked) for client in clients]
     title = "Examples of each client"
     if is_classification:
         title += "; the stronger the colour, the larger their share of what it holds"
     corner = "client (group)" if groups else "client"
-    table = draw_heat_map(title, names, columns, [rows[client] for client in clients], corner=corner)
+    table = draw_heat_map(title, names, columns, rows, corner=corner)
     return SharingTable(summary=_summary(partition), table=table, omitted_clients=num_clients - len(clients))
 
 
 def _summary(partition: PartitionSummary) -> str:
     dataset, total = partition.dataset, len(partition.dataset.train)
-    train = sum(len(client.train) for client in partition.clients)
-    held_out = sum(len(client.held_out) for client in partition.clients)
+    train, held_out = sum(partition.data.counts), partition.data.held_out_size
     if train + held_out == total:
         part = f"all {group_digits(total)}"
     else:
@@ -75,43 +74,46 @@ def _summary(partition: PartitionSummary) -> str:
     )
 
 
-def _class_cells(partition: PartitionSummary) -> tuple[list[str], list[list[HeatMapCell]]]:
-    """Return the columns of a classification, and the cells of each client."""
-    counts, dataset = partition.counts, partition.dataset
+def _class_cells(partition: PartitionSummary, clients: Sequence[int]) -> tuple[list[str], list[list[HeatMapCell]]]:
+    """Return the columns of a classification, and the cells of each of `clients`."""
+    dataset = partition.dataset
+    counts = partition.count_classes(clients)
     shares = counts / counts.sum(1, keepdims=True)
     names = list(map(printable_name, dataset.class_names or tuple(map(str, range(dataset.num_classes)))))
     rows = []
     if len(names) > MAX_CLASSES:
-        for client, class_counts in enumerate(counts):
+        for client, class_counts in zip(clients, counts, strict=True):
             num_classes = HeatMapCell(text=str((class_counts > 0).sum()))
             largest = HeatMapCell(text=f"{class_counts.max() / class_counts.sum():.0%}")
             rows.append([*_sizes(partition, client), num_classes, largest])
         return ["trains on", "holds out", "classes", "largest class"], rows
-    for client, class_counts in enumerate(counts.tolist()):
+    for client, class_counts, class_shares in zip(clients, counts.tolist(), shares.tolist(), strict=True):
         cells = _sizes(partition, client)
-        for count, share in zip(class_counts, shares[client].tolist(), strict=True):
+        for count, share in zip(class_counts, class_shares, strict=True):
             cells.append(HeatMapCell(text=str(count) if count else "", shade=share if count else math.nan))
         rows.append(cells)
     return ["trains on", "holds out", *names], rows
 
 
-def _target_cells(partition: PartitionSummary) -> tuple[list[str], list[list[HeatMapCell]]]:
-    """Return the columns of a regression, and the cells of each client."""
+def _target_cells(partition: PartitionSummary, clients: Sequence[int]) -> tuple[list[str], list[list[HeatMapCell]]]:
+    """Return the columns of a regression, and the cells of each of `clients`."""
     rows = []
-    for number, client in enumerate(partition.clients):
-        targets = np.asarray(partition.targets(client.all_indices))
+    for client in clients:
+        targets = np.asarray(partition.targets(partition.read_client(client).all_indices))
         statistics = [HeatMapCell(text=f"{value:.4g}") for value in (targets.mean(), targets.std())]
-        rows.append([*_sizes(partition, number), *statistics])
+        rows.append([*_sizes(partition, client), *statistics])
     return ["trains on", "holds out", "mean target", "standard deviation"], rows
 
 
 def _sizes(partition: PartitionSummary, number: int) -> list[HeatMapCell]:
-    client = partition.clients[number]
+    client = partition.read_client(number)
     return [HeatMapCell(text=group_digits(len(client.train))), HeatMapCell(text=group_digits(len(client.held_out)))]
 
 
 def _groups(partition: PartitionSummary) -> list[str]:
     """Return the natural group of each client; nothing where there are none, or they are called like the clients."""
+    if not partition.has_groups:
+        return []
     groups = [client.group for client in partition.clients]
     have_names = any(group not in ("", str(client)) for client, group in enumerate(groups))
     return [printable_name(group) for group in groups] if have_names else []

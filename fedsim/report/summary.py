@@ -89,8 +89,18 @@ class Summary:
 
     @property
     def interval_text(self) -> str:
-        """`mean ± margin`, or `mean [low, high]` where the interval is not symmetric about the mean."""
+        """Mean and 95 % interval for a table whose header says that it is one, see `interval_text`."""
         return interval_text(self.mean, self.low, self.high)
+
+    @property
+    def explained_interval(self) -> str:
+        """Mean and 95 % interval for a sentence, in which a share is a percentage."""
+        return explain_interval(self.mean, self.low, self.high, is_share=is_share(self.metric))
+
+    @property
+    def explained_floor(self) -> str:
+        """Score of the best guess for a sentence, in which a share is a percentage."""
+        return explain_interval(self.floor, math.nan, math.nan, is_share=is_share(self.metric))
 
     @property
     def count_text(self) -> str:
@@ -285,14 +295,29 @@ def difference_interval(metric: str, values: NDArray[np.float64], unit: str = "v
 
 
 def interval_text(mean: float, low: float, high: float) -> str:
-    """Format `mean ± margin`, or `mean [low, high]` where that is not symmetric, or the mean alone where there is none.
+    """Format `mean ± margin`, or `mean (low to high)` where that is not symmetric; the mean alone without an interval.
+
+    For tables alone, whose header or caption has to say that this is a 95 % interval.
 
     >>> interval_text(0.5, 0.4, 0.6), interval_text(0.9, 0.6, 1.0)
-    ('0.5 ± 0.1', '0.9 [0.6, 1]')
+    ('0.5 ± 0.1', '0.9 (0.6 to 1)')
     """
     if not (math.isfinite(low) and math.isfinite(high)):
         return f"{mean:.4g}"
     below, above = mean - low, high - mean
     if math.isclose(below, above, rel_tol=1e-6, abs_tol=1e-12):
         return f"{mean:.4g} ± {above:.2g}"
-    return f"{mean:.4g} [{low:.2g}, {high:.2g}]"
+    return f"{mean:.4g} ({low:.2g} to {high:.2g})"
+
+
+def explain_interval(mean: float, low: float, high: float, *, is_share: bool = False) -> str:
+    """Format a mean and its 95 % interval for a sentence; the mean alone without an interval.
+
+    >>> explain_interval(1.0, 0.48, 1.0, is_share=True), explain_interval(15.24, 14.55, 15.93)
+    ('100 % (95 % interval 48 to 100 %)', '15.24 (95 % interval 14.6 to 15.9)')
+    """
+    factor, unit = (100.0, " %") if is_share else (1.0, "")
+    text = f"{factor * mean:.4g}{unit}"
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return text
+    return f"{text} (95 % interval {factor * low:.3g} to {factor * high:.3g}{unit})"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from fedsim.audit.evaluation import statistics
 from fedsim.interfaces.metric import describe_metric, sort_metrics
+from fedsim.report.adaptive import NOT_CONCLUDED
 from fedsim.report.defense_outcomes import (
-    NOT_CONCLUDED,
     DefenseOutcome,
     attack_outcomes,
     explain_no_leak,
@@ -247,7 +247,7 @@ def _accuracy_text(rows: Sequence[Row]) -> str:
         return ""
     text = f"{100 * mean:.1f} %"
     if seeds >= _MIN_SEEDS and math.isfinite(low):
-        return f"{text} [{100 * low:.1f}, {100 * high:.1f}] ({seeds} seeds)"
+        return f"{text} ({100 * low:.1f} to {100 * high:.1f} %, {seeds} seeds)"
     values = [f"{100 * float(value):.1f}" for value in _accuracies(rows, "accuracy").values()]
     return f"{text} ({enumerate_words(values)}, {seeds} seeds)" if seeds > 1 else f"{text} (1 seed)"
 

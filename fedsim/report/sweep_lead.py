@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsim.report.adaptive import HOLDS, ONLY_NAIVE
-from fedsim.report.defense_outcomes import NOT_CONCLUDED, NOTHING, WEAKENS, DefenseOutcome
+from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED, ONLY_NAIVE
+from fedsim.report.defense_outcomes import NOTHING, WEAKENS, DefenseOutcome
 from fedsim.report.summary import enumerate_words
 from fedsim.report.verdicts import UNDECIDED
 

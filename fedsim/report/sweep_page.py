@@ -16,6 +16,7 @@ from fedsim.base.files import write_text
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.charts import Curve, HeatMapCell, Look, draw_curves, draw_heat_map
 from fedsim.report.html import render_page
+from fedsim.report.next_steps import suggest_after_sweep
 from fedsim.report.reproduction_needs import metric_origins, sweep_origins
 from fedsim.report.setting_names import SettingNames, is_number
 from fedsim.report.summary import enumerate_words
@@ -99,12 +100,18 @@ def write_sweep_page(folder: Path) -> Path:
         failures=_describe_failures(cells.rows),
         added=sum(row["added"] == "1" for row in cells.rows),
         answer=answer,
+        next_steps=suggest_after_sweep(answer, knows_defenses=knows_defenses(scores.rows)),
         cells=[row | {"href": report_address(row["run"])} for row in cells.rows],
         file=file,
         requirements=sweep_origins(tables) + metric_origins(first_rows),
     )
     write_text(folder / PAGE, text)
     return folder / PAGE
+
+
+def knows_defenses(rows: Sequence[Row]) -> bool:
+    """Return whether any adversary of a sweep knows the defenses."""
+    return any(row["knows_defenses"] == "1" for row in rows)
 
 
 def _describe_failures(cells: Sequence[Row]) -> str:

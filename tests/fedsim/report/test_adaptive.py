@@ -16,8 +16,8 @@ from fedsim.cli import work_shown
 from fedsim.report.adaptive import (
     FAILS,
     HOLDS,
+    NOT_CONCLUDED,
     ONLY_NAIVE,
-    UNDECIDED_OUTCOME,
     NaiveAdaptivePair,
     equal_attacks,
     merge_equal_attacks,
@@ -71,22 +71,22 @@ def pair_of(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> N
 @pytest.mark.parametrize(
     ("naive", "adaptive", "outcome", "told"),
     [
-        (HELD, HELD, UNDECIDED_OUTCOME, "is undecided: the adaptive attack found what the naive one did"),
+        (HELD, HELD, NOT_CONCLUDED, "is not concluded: the adaptive attack found what the naive one did"),
         (
             HELD,
             LOWER,
-            UNDECIDED_OUTCOME,
-            "is undecided: neither attack is beyond the floor, and nothing shows that it would be",
+            NOT_CONCLUDED,
+            "is not concluded: neither attack is beyond the floor, and nothing shows that it would be",
         ),
         (HELD, LEAKING, ONLY_NAIVE, "beats only the adversary who does not know it"),
         (LEAKING, LEAKING, FAILS, "does not hold: both attacks leak"),
         (LEAKING, HELD, FAILS, "does not hold: the naive attack leaks"),
         (BETWEEN, LEAKING, FAILS, "does not hold: the adaptive attack leaks"),
-        (HELD, BETWEEN, UNDECIDED_OUTCOME, "is undecided: neither attack leaks, but"),
-        (BETWEEN, HELD, UNDECIDED_OUTCOME, "is undecided"),
-        (HELD[:4], HELD[:4], UNDECIDED_OUTCOME, "is undecided: from fewer than 5 victims nothing is concluded"),
-        (HELD[:4], LEAKING[:4], UNDECIDED_OUTCOME, "is undecided: from fewer than 5 victims"),
-        ([*HELD[:4], math.inf], HELD, UNDECIDED_OUTCOME, "is undecided"),
+        (HELD, BETWEEN, NOT_CONCLUDED, "is not concluded: neither attack leaks, but"),
+        (BETWEEN, HELD, NOT_CONCLUDED, "is not concluded"),
+        (HELD[:4], HELD[:4], NOT_CONCLUDED, "is not concluded: from fewer than 5 victims nothing is concluded"),
+        (HELD[:4], LEAKING[:4], NOT_CONCLUDED, "is not concluded: from fewer than 5 victims"),
+        ([*HELD[:4], math.inf], HELD, NOT_CONCLUDED, "is not concluded"),
     ],
 )
 def test_a_defense_is_worth_what_both_attacks_say(
@@ -94,7 +94,8 @@ def test_a_defense_is_worth_what_both_attacks_say(
 ) -> None:
     pair = pair_of(naive, adaptive)
     assert pair.outcome == outcome
-    assert f"Against sme, by PSNR, the clients' defense {told}" in pair.sentence
+    subject = "what the clients' defense is worth" if outcome == NOT_CONCLUDED else "the clients' defense"
+    assert f"Against sme, by PSNR, {subject} {told}" in pair.sentence
 
 
 def test_a_defense_holds_only_where_the_attack_leaks_without_it_and_somebody_tried_to_get_past_it() -> None:
@@ -103,14 +104,15 @@ def test_a_defense_holds_only_where_the_attack_leaks_without_it_and_somebody_tri
     assert held.outcome == HOLDS
     assert "holds: neither the naive nor the adaptive attack is beyond the floor" in held.sentence
     useless = replace(pair, control=pair_of(HELD, HELD).naive)
-    assert useless.outcome == UNDECIDED_OUTCOME
+    assert useless.outcome == NOT_CONCLUDED
     assert "without the defense the same attack does not leak either" in useless.sentence
-    assert replace(pair_of(HELD, HELD), control=without).outcome == UNDECIDED_OUTCOME
+    assert replace(pair_of(HELD, HELD), control=without).outcome == NOT_CONCLUDED
 
 
 def test_it_is_said_by_which_scores() -> None:
     assert pair_of(HELD, LEAKING).sentence.endswith(
-        "the adaptive one leaks (9.24 ± 0.26 naive, 15.24 ± 0.69 adaptive, floor 10, n = 5)."
+        "the adaptive one leaks; naive 9.24 (95 % interval 8.98 to 9.5), adaptive 15.24 (95 % interval 14.5 to 15.9), "
+        "floor 10, n = 5."
     )
 
 
@@ -125,7 +127,7 @@ def test_an_interval_that_reaches_beyond_the_floor_is_no_proof() -> None:
     """The mean is below the floor and no victim leaks by the sign test, but four more might."""
     values = [9.9, 10.1, 9.7, 10.2, 9.8]
     assert sum(values) / 5 < 10
-    assert pair_of(values, values).outcome == UNDECIDED_OUTCOME
+    assert pair_of(values, values).outcome == NOT_CONCLUDED
 
 
 def test_differences_are_paired_by_victim() -> None:
@@ -138,8 +140,8 @@ def test_differences_are_paired_by_victim() -> None:
 
 def test_differences_of_shares_stay_between_minus_one_and_one() -> None:
     pair = pair_of([0.0] * 5, [1.0] * 5, metric="label_accuracy", floor=0.1)
-    assert pair.difference_text.startswith("1 [")
-    assert pair.difference_text.endswith(", 1]")
+    assert pair.difference_text.startswith("1 (")
+    assert pair.difference_text.endswith(" to 1)")
 
 
 def test_equal_scores_say_that_knowing_the_defense_changes_nothing() -> None:
@@ -234,7 +236,8 @@ def test_a_terminal_shows_one_table_of_what_is_the_same(monkeypatch: pytest.Monk
     console = Console(width=100, record=True, file=io.StringIO())
     monkeypatch.setattr(work_shown, "console", console)
     for found, tables in ((make_readings(HELD, HELD), 1), (make_readings(HELD, LEAKING), 2)):
-        work_shown.show_scores(SimpleNamespace(readings=found, remarks=remarks(found, defended=True, granted=True)))  # type: ignore[arg-type]
+        told = remarks(found, defended=True, granted=True)
+        work_shown.show_scores(SimpleNamespace(readings=found, ceilings=(), remarks=told))  # type: ignore[arg-type]
         shown = console.export_text()
         assert shown.count("What leaked to sme") == tables
         assert ("What leaked to sme, naive and adaptive alike" in shown) == (tables == 1)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fedsim.report.adaptive import HOLDS, ONLY_NAIVE
+from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED, ONLY_NAIVE
 from fedsim.report.defense_outcomes import (
-    NOT_CONCLUDED,
     NOTHING,
     WEAKENS,
     DefenseOutcome,

@@ -184,7 +184,7 @@ def test_the_interval_of_an_all_or_nothing_share_is_the_binomial_one() -> None:
 
 def test_a_share_of_three_victims_is_told_within_its_range() -> None:
     [summary] = summarise([row(value, metric="label_accuracy", floor=0.1) for value in (0.0, 0.0, 0.66)])
-    assert summary.text == "0.22 [0.006, 0.8] (n = 3)"
+    assert summary.text == "0.22 (0.006 to 0.8) (n = 3)"
 
 
 def test_students_interval_ends_where_the_metric_does() -> None:

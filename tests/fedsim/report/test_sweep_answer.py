@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedsim.report.adaptive import HOLDS
-from fedsim.report.defense_outcomes import NOT_CONCLUDED, NOTHING
+from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED
+from fedsim.report.defense_outcomes import NOTHING
 from fedsim.report.sweep_answer import SweepAnswer, answer_sweep, describe_epsilon
 from fedsim.report.sweep_lead import SettingRow
 from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, make_rows
@@ -102,7 +102,7 @@ def test_accuracy_is_paired_by_seed_and_by_client() -> None:
         return row_of(answer(*parts), "noise")
 
     row = answer_for(3)  # the seeds differ by 30 points, their differences by one
-    assert (row.accuracy, row.accuracy_change) == ("51.0 % [0.0, 100.0] (3 seeds)", "-9.0 ± 2.5 points")
+    assert (row.accuracy, row.accuracy_change) == ("51.0 % (0.0 to 100.0 %, 3 seeds)", "-9.0 ± 2.5 points")
     # An interval of two values reaches from nothing to all.
     row = answer_for(2)
     assert (row.accuracy, row.accuracy_change) == (

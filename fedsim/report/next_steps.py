@@ -1,0 +1,253 @@
+"""What to do next: commands that follow from a verdict, for the terminal, a report and the page of a sweep."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsim.federation.config import Config
+from fedsim.interfaces.metric import find_metric
+from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED
+from fedsim.report.headline import most_victims, reported_readings
+from fedsim.report.summary import enumerate_words
+from fedsim.report.sweep_answer import SweepAnswer
+from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, NOT_BEYOND, UNDECIDED, ScoreReading
+
+RUN, SWEEP = "RUN", "SWEEP"
+"""Names of the folder in the commands of a page, which may have been moved."""
+CERTAINTY = "Where messages say nothing, a leak would be claimed in at most 5 % of cases."
+"""How sure the verdict `leaks` is."""
+_KNOW_DEFENSES = "adversary.knowledge.defenses=true"
+_ALL_VICTIMS = "'adversary.victims=\"all\"'"
+_EXAMPLE_DEFENSE = "'defense=[{name=\"update-noise\", clip=0.5, noise_multiplier=0.05}]'"
+"""Defense to begin with: any model and data take it."""
+_TIMES_LONGER = 5
+"""How many times as many rounds a model gets that has not learnt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextStep:
+    """What to do next.
+
+    Attributes:
+        aim: what for, as the beginning of a sentence.
+        command: as a shell takes it.
+    """
+
+    aim: str
+    command: str
+
+    @property
+    def text(self) -> str:
+        """Return both, as a line of a terminal."""
+        return f"{self.aim}: {self.command}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedRun:
+    """What the next steps after an audit depend on.
+
+    Attributes:
+        readings: each attack's scores.
+        has_experiment: whether it is the run of an experiment; otherwise it was recorded elsewhere.
+        has_defense: whether clients have a defense.
+        num_recorded: how many clients, or groups of them, were recorded.
+        has_failures: whether attacks failed.
+        longer: number of rounds after which a model that has not learnt may have; 0 where it has learnt.
+        folder: the run, as commands name it.
+        command: that made the attacks, with `RUN` in place of the folder.
+    """
+
+    readings: Sequence[ScoreReading]
+    has_experiment: bool
+    has_defense: bool
+    num_recorded: int
+    has_failures: bool = False
+    longer: int = 0
+    folder: str = RUN
+    command: str = f"fedsim attack {RUN}"
+
+    @property
+    def can_tune(self) -> bool:
+        """Return whether `fedsim tune` finds settings: for attacks that claim examples, of an experiment."""
+        if not self.has_experiment:
+            return False
+        return any(find_metric(reading.summary.metric).of_examples for reading in self.readings)
+
+    @property
+    def attack_command(self) -> str:
+        """Return the command that attacks the recording again."""
+        return self.command.replace(RUN, shlex.quote(self.folder), 1)
+
+    @property
+    def run_command(self) -> str:
+        """Return the command that runs the experiment again, apart from what is changed."""
+        return f"fedsim run {shlex.quote(f'{self.folder}/experiment.toml')}"
+
+    def name_copy(self, suffix: str) -> str:
+        """Return the folder of a further run beside this one."""
+        return shlex.quote(f"{self.folder}-{suffix}")
+
+
+def describe_audited_run(
+    readings: Sequence[ScoreReading],
+    config: Config | None,
+    *,
+    num_recorded: int,
+    has_failures: bool,
+    no_learning: str,
+    folder: str = RUN,
+    command: str = f"fedsim attack {RUN}",
+) -> AuditedRun:
+    """Return what the next steps depend on.
+
+    Args:
+        readings: each attack's scores.
+        config: the experiment; None where the run was recorded elsewhere.
+        num_recorded: see `AuditedRun`.
+        has_failures: likewise.
+        no_learning: that the model has not learnt; empty where it has.
+        folder: see `AuditedRun`.
+        command: likewise.
+    """
+    has_defense = config is not None and bool(config.defense or config.secure_aggregation)
+    longer = _TIMES_LONGER * config.federation.rounds if config is not None and no_learning else 0
+    return AuditedRun(
+        readings=readings,
+        has_experiment=config is not None,
+        has_defense=has_defense,
+        num_recorded=num_recorded,
+        has_failures=has_failures,
+        longer=longer,
+        folder=folder,
+        command=command,
+    )
+
+
+def suggest_after_audit(run: AuditedRun) -> list[NextStep]:
+    """Return what to do after attacks: a defense where something leaks, more where nothing is concluded."""
+    verdicts = set[str]()
+    for readings in reported_readings(run.readings).values():
+        verdicts |= {reading.verdict for reading in readings if not reading.baseline}
+    if not verdicts:
+        return _steps_to_scores(run)
+    steps = []
+    if run.longer:
+        command = f"{run.run_command} --set federation.rounds={run.longer} --out {run.name_copy('longer')}"
+        steps.append(NextStep(aim="Let the model learn first", command=command))
+    if LEAKS in verdicts:
+        return steps + _steps_to_defense(run)
+    if verdicts & {UNDECIDED, BEYOND, NOT_BEYOND}:
+        return steps + _steps_to_conclusion(run)
+    return steps + _steps_to_trust(run)
+
+
+def _steps_to_scores(run: AuditedRun) -> list[NextStep]:
+    """Return what to do where no attack has a verdict."""
+    if run.has_failures:
+        aim = "Mend what made the attacks fail (log.txt says more), then"
+        return [NextStep(aim=aim, command=run.attack_command)]
+    if run.has_experiment:
+        return [NextStep(aim="Look for what keeps the attacks from a verdict", command=f"fedsim inspect {run.folder}")]
+    return [NextStep(aim="Name what the clients held in [truth] of the attack file, then", command=run.attack_command)]
+
+
+def _steps_to_defense(run: AuditedRun) -> list[NextStep]:
+    """Return what to do about a leak."""
+    dossier = NextStep(aim="Put the leak on record", command=f"fedsim dossier {shlex.quote(run.folder)}")
+    if not run.has_experiment:
+        aim = "Let clients defend themselves with one of these (docs/how-to/choose-a-defense.md), record, attack again"
+        return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
+    if run.has_defense:
+        aim = "The defense of the clients does not stop it; choose a stronger setting, or another one of these"
+        return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
+    copy = run.name_copy("defended")
+    command = f"{run.run_command} --set {_EXAMPLE_DEFENSE} --set {_KNOW_DEFENSES} --out {copy}"
+    return [
+        NextStep(aim="Try a defense (fedsim list defenses names others)", command=command),
+        NextStep(
+            aim="Then see what it stops, and at which accuracy",
+            command=f"fedsim compare {shlex.quote(run.folder)} {copy}",
+        ),
+    ]
+
+
+def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
+    """Return what to do where nothing is concluded."""
+    most = most_victims(run.readings)
+    steps = []
+    if most < run.num_recorded:
+        command = f"{run.attack_command} --set {_ALL_VICTIMS}"
+        steps.append(NextStep(aim="Attack all clients that were recorded", command=command))
+    elif run.has_experiment and (most < MIN_VICTIMS or not run.can_tune):
+        num_clients = 2 * max(MIN_VICTIMS, run.num_recorded)
+        changes = f"--set federation.clients={num_clients} --set {_ALL_VICTIMS}"
+        command = f"{run.run_command} {changes} --out {run.name_copy('larger')}"
+        steps.append(NextStep(aim="Record and attack more clients", command=command))
+    elif most < MIN_VICTIMS:
+        steps.append(NextStep(aim=f"Record at least {MIN_VICTIMS} clients, then", command=run.attack_command))
+    if run.can_tune:
+        command = f"fedsim tune {shlex.quote(run.folder)}"
+        steps.append(NextStep(aim="Look for settings that suit the attacks, on public data", command=command))
+    elif not run.has_experiment and not steps:
+        steps.append(NextStep(aim="Give the attacks more iterations in the file, then", command=run.attack_command))
+    return steps
+
+
+def _steps_to_trust(run: AuditedRun) -> list[NextStep]:
+    """Return what to do where no leak is shown, before that is believed."""
+    folder = shlex.quote(run.folder)
+    knows_defenses = any(reading.summary.knows_defenses for reading in run.readings)
+    steps = []
+    if run.has_defense and not knows_defenses:
+        command = f"{run.attack_command} --set {_KNOW_DEFENSES}"
+        steps.append(NextStep(aim="Attack as an adversary who knows the defense", command=command))
+    elif run.can_tune:
+        steps.append(NextStep(aim="Try stronger attacks, with settings that suit", command=f"fedsim tune {folder}"))
+    steps.append(NextStep(aim="Say what was shown and what was not", command=f"fedsim dossier {folder}"))
+    return steps
+
+
+def suggest_after_sweep(
+    answer: SweepAnswer,
+    *,
+    knows_defenses: bool,
+    folder: str = SWEEP,
+    command: str = f"fedsim sweep {SWEEP}/sweep.toml --out {SWEEP}",
+) -> list[NextStep]:
+    """Return what to do after a sweep.
+
+    Args:
+        answer: of the sweep.
+        knows_defenses: whether its adversaries know the defenses.
+        folder: of the sweep, as commands name it.
+        command: that runs it again.
+    """
+    if not answer.rows:
+        return []
+    dossier = NextStep(aim="Put the answer on record", command=f"fedsim dossier {shlex.quote(folder)}")
+    defended = [row for row in answer.rows if row.defended]
+    if not defended:
+        if not any(row.leaking for row in answer.rows):
+            return [NextStep(aim="Attack all clients", command=f"{command} --set {_ALL_VICTIMS}"), dossier]
+        aim = "Add an axis `defense` to the file, with some of these, and run it again"
+        return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
+    steps = []
+    if not any(outcome.leaks_on_any_side for row in defended for outcome in row.outcomes):
+        with_setting = f"{command} --set training.local_epochs=1 --set {_ALL_VICTIMS}"
+        return [NextStep(aim="Make the attack leak without a defense first", command=with_setting)]
+    if not knows_defenses:
+        with_setting = f"{command} --set {_KNOW_DEFENSES}"
+        steps.append(NextStep(aim="Attack as adversaries who know the defenses", command=with_setting))
+    holding = [row.name for row in defended if row.verdict == HOLDS]
+    if holding:
+        aim = f"Before you rely on {enumerate_words(holding[:3])}, add another attack to the file, and run it again"
+        steps.append(NextStep(aim=aim, command=command))
+    elif all(row.verdict == NOT_CONCLUDED for row in defended):
+        with_setting = f"{command} --set {_ALL_VICTIMS}"
+        steps.append(NextStep(aim="Attack all clients, for nothing is concluded", command=with_setting))
+    else:
+        aim = "No defense holds; put stronger settings, or others of these, on the axis `defense`, and run it again"
+        steps.append(NextStep(aim=aim, command="fedsim list defenses"))
+    return [*steps, dossier]

@@ -1,0 +1,148 @@
+"""What to do next follows from the verdict, is a command to copy, and is the same everywhere."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from fedsim.audit.evaluation.score import Score
+from fedsim.federation.config import Config, validate_tables
+from fedsim.report.headline import describe_accuracy
+from fedsim.report.next_steps import describe_audited_run, suggest_after_audit, suggest_after_sweep
+from fedsim.report.sweep_answer import answer_sweep
+from fedsim.report.verdicts import ScoreReading, score_readings
+from tests.support.silent_messages import row_of
+from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, make_rows
+
+BELOW = [9.0, 9.5, 9.2, 9.4, 9.1, 9.3]
+LOWER = [8.5, 9.0, 8.7, 8.9, 8.6, 8.8]
+MIXED = [9.0, 15.0, 9.2, 15.0, 15.0, 15.0]
+DEFENDED = {"defense": [{"name": "top-k", "fraction": 0.5}]}
+
+
+def make_readings(psnr: Sequence[float]) -> list[ScoreReading]:
+    """Return readings of scores whose floor is 10."""
+    rows = []
+    for victim, value in enumerate(psnr):
+        rows.append(row_of(Score.against_guesses("psnr", value, {"noise": 10.0}), victim, 4))
+    return score_readings(rows, {})
+
+
+def list_commands(psnr: Sequence[float], tables: dict[str, Any] | None = None, **keys: Any) -> list[str]:
+    """Return the commands after an audit of a run in `runs/a`; `tables` is None for a recording."""
+    config = None if tables is None else validate_tables(Config, tables, "x")
+    situation: dict[str, Any] = {"num_recorded": 6, "has_failures": False, "no_learning": "", "folder": "runs/a"}
+    return [
+        step.command
+        for step in suggest_after_audit(describe_audited_run(make_readings(psnr), config, **situation | keys))
+    ]
+
+
+def test_after_a_leak_comes_a_defense_and_a_comparison() -> None:
+    defended, compared = list_commands(LEAKING, {})
+    words = shlex.split(defended)
+    assert words[:3] == ["fedsim", "run", "runs/a/experiment.toml"]
+    assert words[-2:] == ["--out", "runs/a-defended"]
+    assert 'defense=[{name="update-noise", clip=0.5, noise_multiplier=0.05}]' in words
+    assert compared == "fedsim compare runs/a runs/a-defended"
+
+
+def test_after_a_leak_through_a_defense_come_other_defenses() -> None:
+    assert list_commands(LEAKING, DEFENDED) == ["fedsim list defenses", "fedsim dossier runs/a"]
+
+
+def test_after_a_leak_of_an_app_no_run_is_proposed() -> None:
+    assert list_commands(LEAKING) == ["fedsim list defenses", "fedsim dossier runs/a"]
+
+
+def test_few_victims_become_all_that_were_recorded_by_the_same_command() -> None:
+    command = "fedsim attack RUN a.toml --set adversary.rounds=[2]"
+    first = list_commands(MIXED[:2], command=command)[0]
+    assert first == "fedsim attack runs/a a.toml --set adversary.rounds=[2] --set 'adversary.victims=\"all\"'"
+
+
+def test_where_all_few_clients_were_attacked_more_are_recorded() -> None:
+    first = list_commands(MIXED[:2], {}, num_recorded=2)[0]
+    assert "--set federation.clients=10" in first
+    assert first.endswith("--out runs/a-larger")
+
+
+def test_a_defense_that_seems_to_hold_meets_an_adversary_who_knows_it() -> None:
+    assert list_commands(BELOW, DEFENDED) == [
+        "fedsim attack runs/a --set adversary.knowledge.defenses=true",
+        "fedsim dossier runs/a",
+    ]
+    assert list_commands(BELOW, {}) == ["fedsim tune runs/a", "fedsim dossier runs/a"]
+
+
+def test_settings_are_looked_for_where_attacks_claim_examples_alone() -> None:
+    rows = []
+    for victim in range(6):
+        rows.append(row_of(Score.against_guesses("linked", float(victim % 2), {"chance": 0.5}), victim, 4))
+    readings = score_readings(rows, {})
+    config = validate_tables(Config, {}, "x")
+    run = describe_audited_run(readings, config, num_recorded=6, has_failures=False, no_learning="", folder="runs/a")
+    assert not any("fedsim tune" in step.command for step in suggest_after_audit(run))
+    assert suggest_after_audit(run)
+
+
+def test_without_scores_the_truth_is_asked_for_unless_attacks_failed() -> None:
+    [truth] = suggest_after_audit(
+        describe_audited_run(
+            [], None, num_recorded=2, has_failures=False, no_learning="", command="fedsim attack RUN x"
+        )
+    )
+    assert truth.text == "Name what the clients held in [truth] of the attack file, then: fedsim attack RUN x"
+    [failure] = suggest_after_audit(
+        describe_audited_run([], None, num_recorded=2, has_failures=True, no_learning="", command="fedsim attack RUN x")
+    )
+    assert failure.aim.startswith("Mend what made the attacks fail")
+
+
+def test_a_model_that_has_not_learnt_is_trained_longer_first() -> None:
+    first = list_commands(LEAKING, {"federation": {"rounds": 3}}, no_learning="it has not learnt")[0]
+    assert "--set federation.rounds=15 --out runs/a-longer" in first
+
+
+def test_a_folder_with_spaces_is_quoted() -> None:
+    for command in list_commands(LEAKING, {}, folder="my runs/a"):
+        assert any(word.startswith("my runs/a") for word in shlex.split(command))
+
+
+def list_sweep_steps(rows: list[dict[str, Any]], *, knows_defenses: bool) -> list[tuple[str, str]]:
+    """Return what to do after a sweep over defenses."""
+    texts = [{name: str(value) for name, value in row.items()} for row in rows]
+    answer = answer_sweep(texts, [], ("defense",))
+    steps = suggest_after_sweep(answer, knows_defenses=knows_defenses, folder="runs/s", command="fedsim sweep s.toml")
+    return [(step.aim, step.command) for step in steps]
+
+
+def test_after_a_sweep_that_holds_come_another_attack_and_a_dossier() -> None:
+    steps = list_sweep_steps(
+        [*make_rows(LEAKING), *make_both({False: AT_FLOOR, True: LOWER}, "noise")], knows_defenses=True
+    )
+    assert steps[0][0].startswith("Before you rely on noise, ")
+    assert [command for _, command in steps] == ["fedsim sweep s.toml", "fedsim dossier runs/s"]
+
+
+@pytest.mark.parametrize("knows_defenses", [False, True])
+def test_after_a_sweep_that_does_not_hold_come_other_defenses(knows_defenses: bool) -> None:
+    steps = list_sweep_steps(
+        [*make_rows(LEAKING), *make_both({False: HALVED, True: HALVED}, "noise")], knows_defenses=knows_defenses
+    )
+    commands = [command for _, command in steps]
+    assert ("fedsim sweep s.toml --set adversary.knowledge.defenses=true" in commands) is not knows_defenses
+    assert commands[-2:] == ["fedsim list defenses", "fedsim dossier runs/s"]
+
+
+def test_where_nothing_leaks_without_a_defense_the_attack_is_helped_first() -> None:
+    [(_, command)] = list_sweep_steps([*make_rows(AT_FLOOR), *make_rows(AT_FLOOR, "noise")], knows_defenses=True)
+    assert command.startswith("fedsim sweep s.toml --set training.local_epochs=1")
+
+
+def test_of_an_app_is_said_where_its_accuracy_is_found() -> None:
+    assert describe_accuracy([], None).endswith("the app's own evaluation does.")
+    assert describe_accuracy([], validate_tables(Config, {}, "x")) == ""
