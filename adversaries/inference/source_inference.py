@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -67,6 +67,9 @@ class SourceInference(ModelAttack):
             in the same file that decodes local models, or `optimal` for the true optimal local
             models, which only the evaluator has. The global model is the same for all, so it is
             refused.
+        decide: about `each` record by itself, as in Hu et al.; or about all known records
+            `together`, by their mean loss, which takes it as known that they are of one client. So
+            does the released code of [Driouich2022], with the client's whole data set.
 
     References:
         [Hu2021], Sect. IV, as completed in [Driouich2022], Sect. 2.3 and App. C.2. Differs: rounds
@@ -76,6 +79,7 @@ class SourceInference(ModelAttack):
     """
 
     source: str = RETURNED
+    decide: Literal["each", "together"] = "each"
 
     paper: ClassVar[Paper] = cite("Hu2021")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "records"})
@@ -97,7 +101,7 @@ class SourceInference(ModelAttack):
                 f"{self.title}: '{self.source}' decoded no model of client {target.victim}, so its "
                 "records are claimed to be of others"
             )
-        record_losses = _RecordLosses(target.knowledge)
+        record_losses = _RecordLosses(target.knowledge, are_of_one_client=self.decide == "together")
         if self.source != RETURNED:
             columns = []
             for client in candidates:
@@ -153,9 +157,14 @@ class SourceInference(ModelAttack):
 
 
 class _RecordLosses:
-    """Losses of the known records on one model after another."""
+    """Losses of the known records on one model after another.
 
-    def __init__(self, knowledge: Knowledge) -> None:
+    Args:
+        are_of_one_client: whether each record is given the mean loss of all of them.
+    """
+
+    def __init__(self, knowledge: Knowledge, *, are_of_one_client: bool) -> None:
+        self._are_of_one_client = are_of_one_client
         assert knowledge.records is not None
         assert knowledge.loss is not None
         self._loss = knowledge.loss
@@ -171,7 +180,8 @@ class _RecordLosses:
         logits = compute_outputs(self._network.load(state, where), self._inputs, where)
         # A loss is a mean over examples by contract, so a batch of one gives the example's loss.
         example_loss = vmap(lambda output, label: self._loss(output[None], label[None]))
-        return compute_losses(example_loss, logits, self._labels, where).float().cpu()
+        losses = compute_losses(example_loss, logits, self._labels, where).float().cpu()
+        return losses.mean().expand_as(losses) if self._are_of_one_client else losses
 
 
 def _source_claim(candidates: list[int], scores: Tensor) -> Inference:

@@ -378,6 +378,17 @@ def test_a_record_is_said_to_be_of_the_client_whose_model_knows_it_best(source: 
     assert torch.allclose(-found.scores, torch.tensor(reference), atol=1e-5)
 
 
+@pytest.mark.parametrize("source", ["returned", "last-returned"])
+def test_records_of_one_client_are_decided_together_by_their_mean_loss(source: str, record: Record) -> None:
+    # Of the three records two are of class 1: client 7 is surest of those, and so of their mean.
+    states = {2: UNSURE, 5: LIKES_0, 7: linear([[0, 0], [0.5, 0.5]])}
+    transcript = record([message(1, client, UNSURE, state) for client, state in states.items()])
+    attack = SourceInference(source=source, decide="together")
+    assert infer(attack, transcript, ABOUT_SOURCES, victim=5).predictions.tolist() == [7, 7, 7]
+    each = infer(SourceInference(source=source), transcript, ABOUT_SOURCES, victim=5)
+    assert each.predictions.tolist() == [5, 7, 7]
+
+
 def test_the_claims_about_records_do_not_depend_on_whose_they_are(
     record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
