@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import seed_globals, use_one_thread
 from fedsim.interfaces.defense import Defense
-from fedsim.privacy.audited_defense import AuditedDefense
+from fedsim.privacy.audited_defense import LAYERS, AuditedDefense
 from fedsim.privacy.claim_probes import probe_accountant, probe_sampling
 from fedsim.privacy.guessing_game import CONFIDENCE, GameResult, largest_epsilon, probe_guesses
 from fedsim.privacy.ledger import guarantee_delta
@@ -84,7 +84,8 @@ def plan_audit(audited: AuditedDefense, trials: int) -> list[str]:
         )
     largest, promised = largest_epsilon(trials), _promised_epsilon(audited)
     sentences = [
-        f"Audited: `{audited.hook}` in {audited.releases} releases, with inputs of any norm in each of 4 layers; "
+        f"Audited: `{audited.hook}` in {audited.releases} releases, with small and large inputs in each of "
+        f"{len(LAYERS)} layers and in all of them; "
         f"{promised:.4g} is the promised epsilon.",
         f"Guesses in {trials} trials can show an epsilon of at most {largest:.3g}"
         + (
