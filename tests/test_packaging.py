@@ -163,6 +163,57 @@ except FedsimError as error:
     assert not (tmp_path / "run").exists()
 
 
+COMPILER_REFUSED = """
+import sys
+import torch
+for name in list(sys.modules):
+    if name.startswith(("torch._dynamo", "torchvision")):
+        del sys.modules[name]
+for method in (torch.optim.Optimizer.add_param_group, torch.optim.Optimizer.zero_grad):
+    vars(method.__wrapped__).pop("__dynamo_disable", None)
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("torch._dynamo", "torchvision")):
+            raise ImportError("refused: " + name)
+sys.meta_path.insert(0, Refuse())
+"""
+"""Code after which whoever imports torch's compiler, or torchvision, which does, gets an error."""
+
+
+def test_nothing_but_compile_imports_torchs_compiler(tmp_path: Path) -> None:
+    """It takes seconds in each process."""
+    (tmp_path / "experiment.toml").write_text(
+        """
+data = { name = "digits" }
+partition = { name = "iid", samples_per_client = 4 }
+model = { name = "mlp", hidden = [8] }
+federation = { engine = "serial", clients = 2, rounds = 1 }
+strategy = { name = "fedavg" }
+adversary = { victims = [0] }
+attack = [{ name = "sme", iterations = 2 }, { name = "inverting-gradients", iterations = 2 }]
+"""
+    )
+    commands = """
+try:
+    torch.optim.LBFGS([torch.ones(1, requires_grad=True)])
+except ImportError as error:
+    print(error)
+from fedsim.audit.evaluation.perceptual_networks import PerceptualNetwork
+from fedsim.training.optimizers import LBFGS
+PerceptualNetwork("squeeze")
+optimizer = LBFGS([torch.ones(1, requires_grad=True)])
+optimizer.zero_grad()
+optimizer.step(lambda: torch.zeros(()))
+from fedsim.cli.main import main
+sys.argv = ["fedsim", "run", "experiment.toml", "--out", "run", "--quiet"]
+main()
+"""
+    result = python(COMPILER_REFUSED + commands, tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert (tmp_path / "run" / "report.html").exists()
+    assert "refused: torch._dynamo" in result.stdout, "the code to refuse imports refuses none"
+
+
 def test_importing_changes_nothing_global(tmp_path: Path) -> None:
     code = """
 import torch, numpy, logging, os

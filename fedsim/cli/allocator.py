@@ -7,7 +7,11 @@ import os
 
 _KEPT_BYTES = 256 * 2**20
 _LARGEST_ON_HEAP = 32 * 2**20  # the most that glibc takes
-_SETTINGS = {"MALLOC_TRIM_THRESHOLD_": (-1, _KEPT_BYTES), "MALLOC_MMAP_THRESHOLD_": (-3, _LARGEST_ON_HEAP)}
+_SETTINGS = {
+    "MALLOC_TRIM_THRESHOLD_": (-1, _KEPT_BYTES),
+    "MALLOC_MMAP_THRESHOLD_": (-3, _LARGEST_ON_HEAP),
+    "MALLOC_MMAP_MAX_": (-4, 0),  # tensors above that threshold would be zeroed anew each time
+}
 
 
 def keep_freed_memory() -> None:

@@ -99,7 +99,8 @@ class FederatedData:
     def _held_out_counts(self) -> Indices:
         """Count the examples that each client holds out."""
         fraction = self.test_fraction if self.clients_hold_out else 0.0
-        return np.ceil(self._share_sizes * fraction).astype(np.int64)
+        counts: Indices = np.ceil(self._share_sizes * fraction).astype(np.int64)
+        return counts
 
     @property
     def _share_sizes(self) -> Indices:

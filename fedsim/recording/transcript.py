@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedsim.base.errors import PayloadError, TranscriptError
 from fedsim.base.files import replace_atomically
+from fedsim.recording.control_variates import holds_controls, remove_controls, sum_changes
 from fedsim.recording.header import (
     RECORDABLE,
     RECORDING_FOLDER,
@@ -147,7 +148,9 @@ class Transcript:
     def _sends_controls(self, number: int) -> bool:
         """Tell whether the server sent control variates in round `number`."""
         clients = self.clients(number)
-        return bool(clients) and holds_controls(self.broadcast(number, clients[0], self.messages(number, clients[0])[0]))
+        return bool(clients) and holds_controls(
+            self.broadcast(number, clients[0], self.messages(number, clients[0])[0])
+        )
 
     def round_path(self, number: int) -> Path:
         """Return the path of the file of round `number`."""

@@ -39,6 +39,8 @@ def papers(config: Config | None, attacks: Mapping[str, Any], *, recorded: bool)
 def _papers_of_federation(config: Config) -> Iterator[tuple[str, Paper | None]]:
     """Yield the papers of the parts of the federation, where fedsim ran it."""
     tables: list[tuple[registry.Group, str, str]] = [("defenses", table.name, table.name) for table in config.defense]
+    if config.algorithm is not None:
+        tables.append(("algorithms", config.algorithm.name, config.algorithm.name))
     tables += [("measures", table.name, table.title) for table in config.measure]
     tables += [("datasets", config.data.name, f"the data set {config.data.name}")]
     for group, name, title in tables:

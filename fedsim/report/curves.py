@@ -125,7 +125,10 @@ def training_charts(rows: Sequence[Mapping[str, str]]) -> ChartGroup:
             limits = (0.0, 1.0) if column == "accuracy" else None
             drawn.append(charts.draw_curves(title, curves, xlabel="round", ylabel=ylabel, limits=limits))
             looks |= {curve.look for curve in curves}
-    return ChartGroup(drawn=drawn, legend=[(name, look) for look, name in _NAMES.items() if look in looks])
+    names = dict(_NAMES)
+    if any(row["client"] == "server" and row.get("model") == "personal" for row in rows):
+        names[SERVER] = "the clients' own models: mean, weighted by the examples that they hold out"
+    return ChartGroup(drawn=drawn, legend=[(name, look) for look, name in names.items() if look in looks])
 
 
 def _curves_by_round(rows: Sequence[Mapping[str, str]], column: str, look: Look) -> list[charts.Curve]:

@@ -175,7 +175,7 @@ def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = No
     """Say in a sentence how good the recorded model is; empty where nothing was evaluated.
 
     It is that of the last evaluated round, on the public test set; where the server has no such figure, the plain mean
-    over clients, each on what it holds out.
+    over clients, each on what it holds out. Where clients have models of their own, the sentence says whose it is.
 
     Args:
         rows: rows of `metrics.csv`.
@@ -186,8 +186,12 @@ def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = No
     for name, unit in (("accuracy", ".1%"), ("loss", ".4g")):
         evaluated = [row for row in rows if row.get(name)]
         last = max((int(row["round"]) for row in evaluated), default=0)
-        values = {row["client"]: float(row[name]) for row in evaluated if int(row["round"]) == last}
+        last_rows = [row for row in evaluated if int(row["round"]) == last]
+        values = {row["client"]: float(row[name]) for row in last_rows}
         server = values.pop("server", None)
+        whose = {row["client"]: row.get("model") for row in last_rows}
+        if whose.get("server"):
+            return _describe_own_models(name, unit, test_set, server, values, is_shared=whose["server"] == "shared")
         if server is not None:
             return f"The model's final {name} on {test_set} is {server:{unit}} (after round {last})."
         if values:
@@ -196,6 +200,31 @@ def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = No
             )
             return f"The model's final {name} on {held_out} is {fmean(values.values()):{unit}} (after round {last})."
     return ""
+
+
+def _describe_own_models(
+    name: str, unit: str, test_set: str, server: float | None, values: Mapping[str, float], *, is_shared: bool
+) -> str:
+    """Say how good the clients' own models are, and how good the shared one is, where there is one.
+
+    Args:
+        name: of the metric.
+        unit: its format.
+        test_set: on which the server evaluates.
+        server: its figure: that of the shared model, or else the mean of the clients'.
+        values: the clients' figures.
+        is_shared: whether the server's is that of the shared model.
+    """
+    sentences = []
+    if is_shared:
+        sentences.append(f"The shared model's final {name} on {test_set} is {server:{unit}}.")
+        server = fmean(values.values()) if values else None
+    if server is not None:
+        sentences.append(
+            f"The final {name} of the clients' own models, each on what that client holds out, is {server:{unit}} on "
+            "average."
+        )
+    return " ".join(sentences)
 
 
 def describe_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None) -> str:

@@ -50,6 +50,7 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         "Partition": _plugin_with_settings(partition) + limit + held_out,
         "Model": _plugin_with_settings(config.model),
         "Federation": f"{federation.clients} clients, {federation.rounds} rounds{stragglers}, {strategy}",
+        "Algorithm": _plugin_with_settings(config.algorithm) if config.algorithm else "",
         "Local training": ", ".join(local_training(config)),
         "Defenses": "" if config.defense else "none",
         "Settings that defend": "",
@@ -78,6 +79,7 @@ def describe_setting(config: Config) -> str:
         number_of(federation.clients, "client"),
         number_of(federation.rounds, "round"),
         f"N at most {limit}" if limit else "",
+        config.algorithm.name if config.algorithm else "",
         *local_training(config)[:2],
         ", ".join(table.name for table in config.defense) or "no defense",
     ]

@@ -1,4 +1,4 @@
-"""SGD, Adam and AdamW by torch's functional optimizers.
+"""SGD, Adam and AdamW by torch's functional optimizers, and L-BFGS.
 
 The classes in `torch.optim` import torch's compiler, which takes seconds and much memory in each
 process that trains or attacks. The functions that these classes call do not, and give the same
@@ -7,6 +7,7 @@ bits.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
@@ -20,6 +21,16 @@ _Key = TypeVar("_Key", bound=Hashable)
 ParameterGroups = Iterable[Any]
 """Tensors to optimise, or dicts with tensors as `params` and, if it differs, their step size as
 `lr`."""
+
+
+class LBFGS(torch.optim.LBFGS):
+    """L-BFGS of torch; only what keeps torch's compiler away from its methods is taken off.
+
+    Otherwise the compiler would be imported with the first one.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 
 class Optimizer(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 import strategies.app
+import strategies.curious
 from fedsim.federation import build
 from fedsim.recording.transcript import Transcript
+from strategies.reply_means import ReplyCollector
 from tests.support.experiments import make_tiny_config, run_serial
 
 
@@ -56,10 +59,13 @@ def test_replies_that_are_averaged_as_they_come_are_recorded_and_lead_to_the_sam
     config = make_tiny_config(federation={"clients": 7, "rounds": 2}, attack=[])
     whole = Transcript(run_serial(config, tmp_path / "whole").path)
     monkeypatch.setattr(strategies.app, "_AVERAGE_FROM_BYTES", 0)
-    averaged = Transcript(run_serial(config, tmp_path / "averaged").path)
-    assert averaged.header(1) == whole.header(1)
+    at_once = Transcript(run_serial(config, tmp_path / "at-once").path)
+    assert at_once.hash() == whole.hash()
+    monkeypatch.setattr(strategies.curious, "ReplyCollector", partial(ReplyCollector, groups_from=0))
+    of_means = Transcript(run_serial(config, tmp_path / "of-means").path)
+    assert of_means.header(1) == whole.header(1)
 
-    before, expected = averaged.broadcast(2, 0), whole.broadcast(2, 0)
-    assert averaged.header(2).broadcasts != whole.header(2).broadcasts  # rounded otherwise
+    before, expected = of_means.broadcast(2, 0), whole.broadcast(2, 0)
+    assert of_means.header(2).broadcasts != whole.header(2).broadcasts  # rounded otherwise
     for name, tensor in expected.items():
         assert torch.allclose(before[name], tensor, rtol=1e-5, atol=1e-7)

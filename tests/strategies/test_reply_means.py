@@ -33,7 +33,7 @@ def make_replies(messages: list[Message]) -> list[Message]:
 
 
 def collect(strategy: Strategy, replies: list[Message], messages: list[Message], limit: float) -> list[Message]:
-    collector = ReplyCollector(strategy, messages, limit)
+    collector = ReplyCollector(strategy, messages, limit, groups_from=limit)
     for reply in replies:
         collector.add(reply)
     return collector.take()
@@ -58,6 +58,29 @@ def test_the_mean_of_means_is_the_mean() -> None:
     of_all, loss = aggregate(replies)
     assert torch.allclose(of_means, of_all, rtol=1e-6)
     assert loss_of_means == pytest.approx(loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int64])
+def test_a_mean_of_all_replies_has_the_bits_of_flowers(dtype: torch.dtype) -> None:
+    messages = make_messages(len(WEIGHTS))
+    replies: list[Message] = []
+    for client, message in enumerate(messages):
+        values = (100 * torch.randn(20_000, 3, generator=torch.Generator().manual_seed(client))).to(dtype)
+        arrays = make_record({"w": values, "scalar": torch.tensor(client, dtype=dtype)})
+        metrics = MetricRecord({"num-examples": WEIGHTS[client], "loss": client / 7})
+        replies.append(Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message))
+    collector = ReplyCollector(FedAvg(), messages, limit=0)
+    for reply in replies:
+        collector.add(reply)
+    (mean,) = collector.take()
+    means, metrics_of_mean = FedAvg().aggregate_train(1, [mean])
+    expected, expected_metrics = FedAvg().aggregate_train(1, replies)
+    assert means is not None
+    assert expected is not None
+    assert metrics_of_mean == expected_metrics
+    for name, array in expected.items():
+        assert (means[name].dtype, means[name].shape) == (array.dtype, array.shape)
+        assert means[name].numpy().tobytes() == array.numpy().tobytes()
 
 
 def test_up_to_the_limit_a_strategy_gets_all_replies() -> None:

@@ -1,13 +1,11 @@
-"""LPIPS: how different two images look to a trained network, by the authors' package `lpips`.
+"""LPIPS: how different two images look to a trained network, by the heads of the authors' package `lpips`.
 
 The package brings the linear heads (v0.1). The network below them, trained on ImageNet, is read
-from the data folder and never downloaded. The package and torchvision take seconds to import, so
-both are imported where LPIPS is computed.
+from the data folder and never downloaded.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedsim.audit.evaluation.perceptual_networks import PerceptualNetwork
 from fedsim.base.errors import DataError, first_line
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import WEIGHTS_FOLDER
@@ -115,16 +114,9 @@ def check_backbone(weights: Path | None, shape: Sequence[int] | None = None) -> 
 
 @lru_cache(maxsize=1)
 def _load_network(backbone: Backbone, path: Path) -> nn.Module:
-    from lpips import LPIPS
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package passes arguments that torchvision is to drop
-        network: nn.Module = LPIPS(net=backbone.name, pnet_rand=True, verbose=False)
-    # The package cuts torchvision's `features` into slices and keeps the layers' numbers.
-    trained, backbone_layers = _read_weights(path), network.get_submodule("net")
-    sliced = {name: f"features.{name.partition('.')[2]}" for name in backbone_layers.state_dict()}
+    network, trained = PerceptualNetwork(backbone.name), _read_weights(path)
     try:
-        backbone_layers.load_state_dict({name: trained[original] for name, original in sliced.items()})
+        network.load_state_dict({name: trained[name] for name in network.state_dict()})
     except (KeyError, RuntimeError) as error:
         raise _unreadable(path, f"it holds another network than {backbone.name}") from error
     return network.eval()

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation import perceptual_distance
 from fedsim.audit.evaluation.perceptual_distance import check_backbone, find_backbone, lpips_distances
+from fedsim.audit.evaluation.perceptual_networks import PerceptualNetwork
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
@@ -81,6 +82,21 @@ def test_damaged_weights_are_noticed_before_anything_is_attacked(
         audit.check()
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["squeeze", "alex", pytest.param("vgg", marks=pytest.mark.slow)])
+def test_each_network_has_the_bits_of_the_authors_package(name: str) -> None:
+    lpips = pytest.importorskip("lpips")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package passes arguments that torchvision is to drop
+        authors = lpips.LPIPS(net=name, pnet_rand=True, verbose=False)
+    network = PerceptualNetwork(name)
+    layers = {f"features.{key.partition('.')[2]}": values for key, values in authors.net.state_dict().items()}
+    network.load_state_dict(layers)
+    images, others = (2 * draw_uniform(2, 3, 40, 33, seed=seed) - 1 for seed in (0, 1))
+    expected = authors(images, others)
+    assert expected.min() > 0
+    assert torch.equal(network(images, others), expected)
 
 
 @needs_weights
