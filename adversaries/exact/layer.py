@@ -99,14 +99,14 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
             it did not change.
     """
     assert knowledge.input_shape is not None
-    problem = build_problem(update, knowledge)
+    problem = build_problem(update, knowledge, body_alone=True)
     # Find the layer.
     shape = (_NUM_PROBES, *knowledge.input_shape)
     probes = torch.randn(shape, generator=generator("first layer")).to(problem.before[0])
     weight = find_first_layer(problem.model, probes)
     if weight is None or weight not in problem.parameter_names:
         raise AttackError(
-            f"{problem.where}: no linear layer that is trained takes the inputs themselves "
+            f"{problem.where}: no linear layer that is trained and sent takes the inputs themselves "
             f"(convolutions, embeddings, dropout or a normalisation come first); {_REMEDY}"
         )
     name = weight.rpartition(".")[0]
@@ -232,6 +232,8 @@ def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     """
     problem = layer.problem
     values = inputs.reshape(-1, *layer.shape).to(problem.before[0])
+    if problem.has_unknown_part:
+        warn(f"{problem.where}: a part of the model never left the client, so labels are guesses of a random one")
     try:
         _load_and_predict(problem, problem.before, values)
         name, last_inputs = output_layer(problem.model, values)

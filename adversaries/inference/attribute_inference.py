@@ -45,6 +45,7 @@ from fedsim.inversion.local_updates import PAPER
 from fedsim.inversion.named_states import named_states
 from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.recording.wire_format import State, Update, non_finite_names
+from fedsim.training.optimizers import LBFGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ class GradientAttributeInference(Attack):
 
     def _build_trial(self, objective: Objective, logits: Tensor) -> Trial:
         """Return the trial that optimises `logits` in place."""
-        optimizer = torch.optim.LBFGS([logits], lr=self.learning_rate, max_iter=1, tolerance_grad=0, tolerance_change=0)
+        optimizer = LBFGS([logits], lr=self.learning_rate, max_iter=1, tolerance_grad=0, tolerance_change=0)
 
         def set_gradient(iteration: int) -> Curves:
             value, gradient = objective(logits)

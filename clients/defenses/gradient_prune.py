@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from clients.defenses.views import bounds_of_unsent, shrink_unsent, smallest_sent
@@ -58,11 +60,23 @@ class GradientPrune(Defense):
             return gradient
         return shrink_unsent(gradient, sent, {name: smallest_sent(sent[name]) for name in gradient})
 
-    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise:
-        """Return the bound of numbers sent as zero, the smallest sent number of their tensor."""
-        del facts
-        bounds = bounds_of_unsent(sent, {name: smallest_sent(tensor) for name, tensor in sent.items()})
-        return MessageNoise(bounds=bounds if self.pruned else {}, around_view=False)
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
+        """Return the bound of numbers sent as zero; None where the number of steps is withheld.
+
+        In each step, a number that was pruned is at most about as large as the smallest sent number
+        of its tensor. A number that was sent may have been pruned in all steps but one.
+        """
+        if not self.pruned:
+            return MessageNoise()
+        if facts.steps is None:
+            return None
+        limits, deviations = {}, {}
+        for name, tensor in sent.items():
+            smallest = smallest_sent(tensor)
+            limits[name] = facts.steps * smallest
+            pruned = torch.where(smallest.isfinite(), smallest, 0.0) * math.sqrt((facts.steps - 1) / 3)
+            deviations[name] = torch.where(tensor != 0, pruned, 0.0)
+        return MessageNoise(deviations=deviations, bounds=bounds_of_unsent(sent, limits), around_view=False)
 
 
 def zero_smallest(tensor: Tensor, share: float) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from clients.defenses.views import smallest_sent
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
@@ -21,6 +20,8 @@ from fedsim.recording.wire_format import State
 _SMOOTHING_WIDTH = 0.3
 """Width of the smooth sign's transition, as a share of the tensor's mean absolute value."""
 
+_LEVEL_TOLERANCE = 0.02
+"""Largest distance from a whole multiple that counts as an error of floating-point numbers."""
 _HALF_PRECISION = 2**-11
 """Largest relative error of half precision."""
 
@@ -67,7 +68,7 @@ class Quantise(Defense):
         if self.scheme == "sign":
             signs = {name: tensor.sign().to(torch.int8) for name, tensor in update.items()}
             return Payload.from_integers(signs, {name: _mean(tensor.abs()) for name, tensor in update.items()})
-        levels = 2 ** (self.bits - 1) - 1 if self.scheme == "qsgd" else 1
+        levels = self._levels
         integers, scales = {}, {}
         for name, tensor in update.items():
             scales[name] = (_norm(tensor) if self.scheme == "qsgd" else _max_abs(tensor)) / levels
@@ -90,10 +91,7 @@ class Quantise(Defense):
         return {name: _smooth_sign(tensor) for name, tensor in gradient.items()}
 
     def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
-        """Return the rounding to levels, or of half precision; None for `sign`, which is no rounding.
-
-        The distance of the levels is the smallest size that was sent.
-        """
+        """Return the rounding to levels, or of half precision; None for `sign`, which is no rounding."""
         del facts
         if self.scheme == "sign":
             return None
@@ -102,8 +100,33 @@ class Quantise(Defense):
         steps: dict[str, float] = {}
         for name, tensor in sent.items():
             if (tensor != 0).any():
-                steps[name] = smallest_sent(tensor).item()
+                steps[name] = _level_distance(tensor, self._levels)
         return MessageNoise(rounding_steps=steps)
+
+    @property
+    def _levels(self) -> int:
+        """Return the number of levels above 0."""
+        return 2 ** (self.bits - 1) - 1 if self.scheme == "qsgd" else 1
+
+
+def _level_distance(sent: Tensor, levels: int) -> float:
+    """Return the largest number of which all that was sent are multiples, up to `levels`.
+
+    The smallest number that was sent need not be at the first level, above all in small tensors. It
+    is returned where the numbers are no multiples.
+
+    >>> round(_level_distance(torch.tensor([0.2, -0.6, 1.0, 0.0, 0.5]), 127), 3)
+    0.1
+    """
+    sizes = sent[sent != 0].abs().double()
+    smallest, largest = sizes.min(), sizes.max()
+    for level in range(1, levels + 1):
+        multiples = sizes * level / smallest
+        if largest * level / smallest > levels + 0.5:
+            break
+        if (multiples - multiples.round()).abs().max() < _LEVEL_TOLERANCE:
+            return (smallest / level).item()
+    return smallest.item()
 
 
 def _smooth_sign(tensor: Tensor) -> Tensor:

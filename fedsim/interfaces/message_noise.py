@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -49,6 +49,27 @@ class MessageNoise:
     bounds: State = field(default_factory=dict)
     rounding_steps: Mapping[str, float] = field(default_factory=dict)
     around_view: bool = True
+
+    @property
+    def adds_noise(self) -> bool:
+        """Tell whether some number has Gaussian noise of finite size."""
+        return any(bool((tensor.isfinite() & (tensor > 0)).any()) for tensor in self.deviations.values())
+
+    @property
+    def reads_message(self) -> bool:
+        """Tell whether bounds, levels or omissions were read from the numbers of the message.
+
+        Which whole tensors are left out follows from the settings of a defense.
+        """
+        for tensor in self.deviations.values():
+            if tensor.isinf().any() and not tensor.isinf().all():
+                return True
+        return bool(self.bounds) or bool(self.rounding_steps)
+
+    def average_over_clients(self, num_clients: int) -> MessageNoise:
+        """Return the noise of the mean of so many clients' messages, each with this noise of its own."""
+        deviations = {name: tensor / math.sqrt(num_clients) for name, tensor in self.deviations.items()}
+        return replace(self, deviations=deviations)
 
 
 def constant_deviations(sent: State, deviation: float) -> dict[str, Tensor]:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedsim.interfaces.attack import warn
-from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense import Defense, overrides
 from fedsim.interfaces.defense_checks import name_of_defense
 from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts, combine_noise
 from fedsim.inversion.distances import Tensors
 from fedsim.inversion.problem import InversionProblem
+from fedsim.recording.wire_format import State
 from fedsim.training.settings import known_steps
 
 _LEAST_SIGNAL = 0.02
@@ -60,11 +61,13 @@ class MessageLikelihood:
         noise, scale = problem.noise or MessageNoise(), problem.update_scale
         sent = problem.direction
         variances, bounds, steps = [], [], []
+        message_size = _root_mean_square(sent)
         for name, tensor in zip(problem.parameter_names, sent, strict=True):
             zeros = torch.zeros_like(tensor)
             variance = noise.deviations.get(name, zeros).to(tensor).square()
             step = torch.as_tensor(noise.rounding_steps.get(name, 0.0)).to(tensor)
-            size = _signal_size(tensor, variance, step)
+            # What is zero throughout, such as the gradient of a dead layer, is not exact either.
+            size = _signal_size(tensor, variance, step) if bool(tensor.any()) else message_size
             variance = variance + (self.model_error * size).square() + _SMALL_SHARE * size * step + _TINY
             variances.append(variance / scale**2)
             bounds.append(noise.bounds.get(name, zeros).to(tensor) / scale)
@@ -84,6 +87,29 @@ class MessageLikelihood:
                 variance = variance + _rounding_variance(g.detach(), step)
             terms.append((residual.square() / variance).sum() / 2)
         return torch.stack(terms).sum()
+
+
+def draw_message(gradient: Tensors, target: Tensors, rng: torch.Generator) -> list[Tensor]:
+    """Return a target whose message has another draw of its noise.
+
+    Args:
+        gradient: of the most probable data, at which the noise of rounding is taken.
+        target: of `MessageLikelihood.target`.
+        rng: draws the noise.
+    """
+    count = len(gradient)
+    sent, variances, _, steps = (target[start : start + count] for start in range(0, 4 * count, count))
+    drawn = []
+    for value, tensor, variance, step in zip(gradient, sent, variances, steps, strict=True):
+        total = variance + _rounding_variance(value.detach(), step)
+        deviation = torch.where(total.isfinite(), total, 0.0).sqrt()
+        drawn.append(tensor + deviation * torch.randn(tensor.shape, generator=rng).to(tensor))
+    return [*drawn, *target[count:]]
+
+
+def _root_mean_square(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the root mean square of all numbers of a message."""
+    return torch.cat([tensor.flatten() for tensor in tensors]).square().mean().sqrt()
 
 
 def _rounding_variance(values: Tensor, step: Tensor) -> Tensor:
@@ -117,28 +143,54 @@ def describe_noise(problem: InversionProblem, title: str) -> tuple[MessageNoise,
         title: of the attack, for the warning.
     """
     sent = dict(zip(problem.parameter_names, problem.direction, strict=True))
-    is_gradient = problem.sent_gradient is not None
-    facts = TrainingFacts(
-        num_examples=problem.num_examples,
-        learning_rate=1.0 if is_gradient else problem.learning_rate,
-        steps=1 if is_gradient else known_steps(problem, problem.num_examples),
-        batch_size=problem.batch_size,
-    )
+    facts = _training_facts(problem)
     parts, viewed, unknown = [], [], []
-    for defense in problem.defenses:
+    for position, defense in enumerate(problem.defenses):
         if defense.mixes:  # its model is the mixing of dummy data
             viewed.append(defense)
             continue
-        part = defense.message_noise(sent, facts)
+        name, part = name_of_defense(defense), defense.message_noise(sent, facts)
+        if part is not None and part.reads_message:
+            # Zeros and levels that a defense made are lost in a sum, and in noise that was added later.
+            disturbance = _find_disturbance(problem, sent, facts, position)
+            if disturbance:
+                name, part = f"{name} {disturbance}", None
         if part is None:
-            unknown.append(name_of_defense(defense))
+            unknown.append(name)
         else:
-            parts.append(part)
+            parts.append(part if defense.draws_in_common else part.average_over_clients(problem.num_clients))
         if part is None or part.around_view:
             viewed.append(defense)
     if unknown:
         parts.append(_estimate_noise(problem, sent, unknown, title))
     return combine_noise(parts, sent), viewed
+
+
+def _training_facts(problem: InversionProblem) -> TrainingFacts:
+    """Return the facts of the local training of one client."""
+    is_gradient = problem.sent_gradient is not None
+    return TrainingFacts(
+        num_examples=problem.examples_per_client,
+        learning_rate=1.0 if is_gradient else problem.learning_rate,
+        steps=1 if is_gradient else known_steps(problem, problem.examples_per_client),
+        batch_size=problem.batch_size,
+    )
+
+
+def _find_disturbance(problem: InversionProblem, sent: State, facts: TrainingFacts, position: int) -> str:
+    """Say what hides the zeros and levels that the defense at `position` made; empty where nothing does."""
+    defense = problem.defenses[position]
+    if problem.num_clients > 1 and not defense.draws_in_common:
+        return "in a sum over clients"
+    # What acts in local training comes before all that acts on the update, whatever their order.
+    start = position + 1 if overrides(defense, "on_update") else 0
+    for later in problem.defenses[start:]:
+        if not overrides(later, "on_update") or later is defense:
+            continue
+        part = later.message_noise(sent, facts)
+        if part is None or part.adds_noise:
+            return f"before {name_of_defense(later)}"
+    return ""
 
 
 def _estimate_noise(

@@ -9,6 +9,7 @@ from fedsim.federation.config import AttackFile, AttackTable, Config
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.interfaces.metric import describe_metric
+from fedsim.inversion.matching import GradientInversion
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom
 from fedsim.report.summary import number_of
@@ -64,6 +65,38 @@ def _reads_defenses(attacks: Collection[Attack]) -> bool:
 def _list_new_attacks(design: EvaluationDesign, tables: Collection[AttackTable]) -> list[dict[str, Any]]:
     """Return attacks that stay in the file; none for a sweep, whose axis of attacks gets another value."""
     return [] if design.sweep else [table.model_dump(exclude_unset=True) for table in tables]
+
+
+class NoPublicPrior(PitfallRule):
+    """Inversions of images under a defense, none with a prior from public data."""
+
+    name = "no-public-prior"
+    title = "no attack on a defense has a prior from public images"
+    reason = "Noise and rounding that stop attacks without such a prior did not stop one with it."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the defenses of images that no inversion with a prior from public data is made on."""
+        defended = [(config, attacks) for config, attacks in design.attacked_configs if config.defense]
+        inverted = [(config, attacks) for config, attacks in defended if _invert_images(design, config, attacks)]
+        if not inverted or any(_has_public_prior(attack) for _, attacks in defended for attack in attacks):
+            return None
+        names = ", ".join(dict.fromkeys(table.name for config, _ in inverted for table in config.defense))
+        changes: dict[str, Any] = {
+            "adversary": {"knowledge": {"defenses": True, "auxiliary": True}},
+            "attack": [*_list_new_attacks(design, inverted[0][0].attack), {"name": "map"}],
+        }
+        return Symptom(detail=f"{names}: no inversion that is made has a prior from public images.", changes=changes)
+
+
+def _invert_images(design: EvaluationDesign, config: Config, attacks: Collection[Attack]) -> bool:
+    dataset = design.dataset(config)
+    if dataset is None or len(dataset.task.input_shape) != 3:
+        return False
+    return any(isinstance(attack, GradientInversion) for attack in attacks)
+
+
+def _has_public_prior(attack: Attack) -> bool:
+    return isinstance(attack, GradientInversion) and "auxiliary" in attack.declared_facts()
 
 
 class PrivateKnowledge(PitfallRule):

@@ -7,6 +7,7 @@ from fedsim.pitfalls.adversary_rules import (
     FewVictims,
     GrantedLabels,
     NaiveAttacks,
+    NoPublicPrior,
     PrivateKnowledge,
 )
 from fedsim.pitfalls.comparison_rules import NoAttack, NoControl, NoStrength, OneSeed, RefusedCells
@@ -21,6 +22,7 @@ RULES: tuple[PitfallRule, ...] = (
     NoStrength(),
     NoControl(),
     NaiveAttacks(),
+    NoPublicPrior(),
     PrivateKnowledge(),
     GrantedLabels(),
     AuxiliaryTestData(),

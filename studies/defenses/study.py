@@ -13,14 +13,14 @@ from matplotlib.lines import Line2D
 import fedsim
 from fedsim.federation.run_folder import RunFolder, read_ledger
 from fedsim.privacy.ledger import spending_by_client
-from fedsim.report.adaptive import FAILS, HOLDS, ONLY_NAIVE, UNDECIDED_OUTCOME, NaiveAdaptivePair, at_floor
+from fedsim.report.adaptive import FAILS, HOLDS, NOT_CONCLUDED, ONLY_NAIVE, NaiveAdaptivePair, at_floor
 from fedsim.report.verdicts import LEAKS, ScoreReading, score_readings
 from studies.running import Row, final_accuracy, runs_of_sweep
 from studies.writing import cycle_marks, markdown_table, save_picture, set_style
 
 METRICS = ("psnr", "ssim")
 ATTACKS = ("sme", "ig")
-SHORT = {HOLDS: "holds", ONLY_NAIVE: "**naive only**", FAILS: "fails", UNDECIDED_OUTCOME: "undecided"}
+SHORT = {HOLDS: "holds", ONLY_NAIVE: "**naive only**", FAILS: "fails", NOT_CONCLUDED: "not concluded"}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 NONE, SUMS, PROTOCOL = "none", "secure-aggregation", "settings"
 TICKS = (-4, -2, -1, 0, 1, 2, 5, 10, 20, 50)
@@ -133,7 +133,7 @@ def worth_of(cell: str, naive: ScoreReading | None, adaptive: ScoreReading | Non
         return "–"
     if adaptive is None:
         holds = at_floor(naive.summary) and control is not None and control.verdict == LEAKS
-        return "holds" if holds else {LEAKS: "fails"}.get(naive.verdict, "undecided")
+        return "holds" if holds else {LEAKS: "fails"}.get(naive.verdict, "not concluded")
     return SHORT[NaiveAdaptivePair(naive=naive, adaptive=adaptive, control=control).outcome]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,79 +11,95 @@ import fedsim
 from fedsim.base.metrics import pair_examples, psnr
 from fedsim.federation.build import Experiment
 from fedsim.federation.reading import load_config
+from studies.defenses.study import METRICS, NONE, gain_text, naive_and_adaptive, worth_of
 from studies.running import STUDIES, Row, read_rows, runs_of_sweep
 from studies.writing import markdown_table
 
-COUNTED = ", labels counted"
+GRANTED = ", labels granted"
+NOISE_ALONE = "noise alone"
+T_QUANTILE = 2.26
+"""Of nine degrees of freedom, for an interval of 95 % over ten victims."""
 Rows = Sequence[Mapping[str, str]]
 
 
 def rows_of_sweep(sweep: fedsim.Sweep) -> Iterator[Row]:
-    """Yield a row for each victim and variant: dB beyond the floor, also for images of the next victim."""
+    """Yield a row for each victim, metric and variant; `other` is the gain in dB by the next victim's images."""
     for labels, run in runs_of_sweep(sweep):
-        scores = run.scores[run.scores["metric"] == "psnr"]
-        floors = {int(row["victim"]): float(row["floor"]) for row in scores.to_dict("records")}
+        scores = [row for row in run.scores.to_dict("records") if row["metric"] in METRICS]
+        floors = {int(row["victim"]): float(row["floor"]) for row in scores if row["metric"] == "psnr"}
         experiment = Experiment(load_config(run.path / "experiment.toml"))
         truths = {}
         for victim in floors:
             truths[victim] = experiment.dataset.to_unit_range(experiment.data.train(victim)[0])
         claims = {(item.attack, item.victim): item.finding.data for item in run.findings}
-        for row in scores.to_dict("records"):
+        for row in scores:
             victim = int(row["victim"])
-            other = (victim + 1) % len(floors)
-            claim = claims[row["attack"], victim]
-            other_psnr = psnr(pair_examples(claim, truths[other]), truths[other]).mean().item()
             yield {
                 "cell": labels["case"],
+                "knows": str(row["attack"]).endswith("adaptive"),
                 "attack": row["attack"],
                 "victim": victim,
-                "psnr": float(row["value"]),
+                "metric": row["metric"],
+                "value": float(row["value"]),
                 "floor": float(row["floor"]),
-                "other": other_psnr - floors[other],
+                "floor_guess": row["floor_guess"],
+                "other": other_gain(claims[row["attack"], victim], victim, truths, floors),
             }
+
+
+def other_gain(claim: Any, victim: int, truths: Mapping[int, Any], floors: Mapping[int, float]) -> float:
+    """Return by how many dB a claim is above the floor of the next victim, scored against its images."""
+    victims = list(truths)
+    other = victims[(victims.index(victim) + 1) % len(victims)]
+    return float(psnr(pair_examples(claim, truths[other]), truths[other]).mean().item() - floors[other])
 
 
 def tables(rows: Rows) -> dict[str, str]:
     """Return a line for each cell."""
-    former = [row for row in read_rows(STUDIES / "defenses" / "results.csv") if row["metric"] == "psnr"]
+    former = read_rows(STUDIES / "defenses" / "results.csv")
+    undefended = [row for row in rows if row["cell"] == NONE]
     lines = []
     for cell in dict.fromkeys(row["cell"] for row in rows):
+        of_cell = [row for row in rows if row["cell"] == cell]
         line = [cell]
         for attack in ("sme", "ig"):
-            line.append(former_gain(former, cell, attack))
-        for attack in ("map", "map adaptive"):
-            line.append(gain_text([row for row in rows if row["cell"] == cell and row["attack"] == attack]))
-        best = [row for row in rows if row["cell"] == cell and row["attack"].startswith("map")]
-        adaptive = [row for row in best if row["attack"] == "map adaptive"] or best
-        line.append(f"{sum(gain(row) > 0 for row in adaptive)} of {len(adaptive)}")
-        line.append(mean_text([float(row["other"]) for row in adaptive]))
-        lines.append(line)
-    head = ["defense", "sme", "ig", "map: naive", "map: adaptive", "victims beyond", "other client's images"]
+            line.append(former_gain([row for row in former if row["cell"] == cell], attack))
+        naive, adaptive = naive_and_adaptive(of_cell, "map", "psnr")
+        line += [gain_text(reading) if reading else "–" for reading in (naive, adaptive)]
+        gains = gains_of_best([row for row in of_cell if row["metric"] == "psnr"])
+        line.append(f"{sum(gain > 0 for gain in gains)} of {len(gains)}")
+        strongest = "map adaptive" if adaptive else "map"
+        line.append(mean_text([float(row["other"]) for row in of_cell if row["attack"] == strongest]))
+        lines.append([*line, verdict_text(cell, of_cell, undefended)])
+    head = ["defense", "sme", "ig", "map: naive", "map: adaptive", "victims beyond", "other client's images", "defense"]
     return {"": markdown_table(head, lines)}
 
 
-def gain(row: Mapping[str, str], value: str = "psnr") -> float:
-    """Return how many dB a score is beyond the floor."""
-    return float(row[value]) - float(row["floor"])
+def verdict_text(cell: str, rows: Rows, undefended: Rows) -> str:
+    """Return what the defense is worth against `map`, by PSNR, and by SSIM if that differs."""
+    if cell == NOISE_ALONE or cell.startswith(NONE):
+        return "–"
+    verdicts = []
+    for metric in METRICS:
+        control, _ = naive_and_adaptive(undefended, "map", metric)
+        verdicts.append(worth_of(cell, *naive_and_adaptive(rows, "map", metric), control))
+    return verdicts[0] if verdicts[0] == verdicts[1] else f"{verdicts[0]}, by SSIM {verdicts[1]}"
 
 
-def gain_text(rows: Rows) -> str:
-    """Format the mean gain with its 95 % interval."""
-    return mean_text([gain(row) for row in rows])
+def gains_of_best(rows: Rows) -> list[float]:
+    """Return the gains of the adaptive attack, or of the naive one where there is no other."""
+    adaptive = [row for row in rows if row["attack"] == "map adaptive"] or rows
+    return [float(row["value"]) - float(row["floor"]) for row in adaptive]
 
 
 def mean_text(values: Sequence[float]) -> str:
-    """Format a mean with half the width of its 95 % interval; a dash without values."""
-    if not values:
-        return "–"
-    half_width = 2.26 * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    """Format a mean with half the width of its 95 % interval."""
+    half_width = T_QUANTILE * float(np.std(values, ddof=1)) / len(values) ** 0.5
     return f"{np.mean(values):+.1f} ± {half_width:.1f}"
 
 
-def former_gain(rows: Rows, cell: str, attack: str) -> str:
+def former_gain(rows: Rows, attack: str) -> str:
     """Format what an attack without a prior gets by the study of defenses, adaptive where it was made."""
-    if COUNTED in cell:
-        return "–"
-    of_cell = [row for row in rows if row["cell"] == cell and row["attack"] in (attack, f"{attack} adaptive")]
-    adaptive = [row for row in of_cell if row["attack"].endswith("adaptive")] or of_cell
-    return mean_text([gain(row, "value") for row in adaptive])
+    naive, adaptive = naive_and_adaptive(rows, attack, "psnr")
+    reading = adaptive or naive
+    return gain_text(reading) if reading else "–"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from clients.defenses.random_mask import RandomMask
 from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts, combine_noise
+from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
 
 FACTS = TrainingFacts(num_examples=8, learning_rate=0.1, steps=2, batch_size=4)
@@ -52,8 +55,20 @@ def test_what_was_not_sent_is_smaller_than_what_was() -> None:
     of_all = noise_of(TopK(fraction=0.5)).bounds
     assert of_all["weight"].tolist() == [[0.5, 0.0], [0.0, 0.5]]
     assert of_all["bias"].tolist() == [0.5, 0.0]
-    by_tensor = noise_of(GradientPrune(pruned=0.5)).bounds
-    assert by_tensor["bias"].tolist() == [3.0, 0.0]
+    one_step = replace(FACTS, steps=1)
+    by_tensor = GradientPrune(pruned=0.5).message_noise(SENT, one_step)
+    assert by_tensor is not None
+    assert by_tensor.bounds["bias"].tolist() == [3.0, 0.0]
+    assert not by_tensor.adds_noise
+
+
+def test_what_was_sent_after_two_steps_may_have_been_pruned_in_one() -> None:
+    """By up to the smallest number of its tensor, and uniformly so; zeros were pruned in both."""
+    noise = noise_of(GradientPrune(pruned=0.5))
+    assert noise.bounds["bias"].tolist() == [6.0, 0.0]
+    assert noise.deviations["bias"].tolist() == pytest.approx([0.0, 3 / math.sqrt(3)])
+    assert GradientPrune(pruned=0.5).message_noise(SENT, TrainingFacts(num_examples=8)) is None
+    assert not noise_of(GradientPrune(pruned=0.0)).reads_message
 
 
 def test_what_was_left_out_says_nothing() -> None:
@@ -91,3 +106,34 @@ def test_several_defenses_combine() -> None:
     assert both.bounds["bias"].tolist() == [1.0, 0.0]
     assert both.deviations["bias"].tolist() == [0.0, math.inf]
     assert both.rounding_steps == {"bias": 1.0}
+
+
+def test_levels_are_told_where_no_number_is_at_the_first_one() -> None:
+    """2, 6 and 10 levels of 0.1, beside one at 5; four bits have no tenth level."""
+    sent = {"bias": torch.tensor([0.2, -0.6, 1.0, 0.5])}
+    assert noise_of(Quantise(bits=8), sent).rounding_steps["bias"] == pytest.approx(0.1)
+    assert noise_of(Quantise(bits=4), sent).rounding_steps["bias"] == pytest.approx(0.2)
+
+
+def test_levels_of_what_was_quantised_are_the_true_ones() -> None:
+    """A tensor of ten numbers at 127 levels has none at the first."""
+    defense, rng = Quantise(bits=8), torch.Generator().manual_seed(0)
+    update: dict[str, torch.Tensor] = {"bias": 1 + torch.rand(10, generator=rng)}
+    payload = defense.on_update(update, LocalContext(rng=rng, broadcast=update))
+    assert isinstance(payload, Payload)
+    sent = payload.values("delta", update)
+    step = noise_of(defense, sent).rounding_steps["bias"]
+    assert step == pytest.approx(update["bias"].norm().item() / 127, rel=1e-4)
+
+
+def test_noise_of_a_mean_over_clients_is_smaller() -> None:
+    noise = MessageNoise(deviations={"bias": torch.tensor([2.0, math.inf])})
+    assert noise.average_over_clients(4).deviations["bias"].tolist() == [1.0, math.inf]
+
+
+def test_only_what_is_read_from_a_message_can_be_disturbed() -> None:
+    assert noise_of(TopK(fraction=0.5)).reads_message
+    assert noise_of(RandomMask(masked=0.5)).reads_message
+    assert noise_of(Quantise(bits=4)).reads_message
+    assert not noise_of(LayerFreeze(layers=("bias",))).reads_message
+    assert not noise_of(UpdateNoise(noise_multiplier=0.02)).reads_message

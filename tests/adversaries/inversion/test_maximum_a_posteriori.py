@@ -125,11 +125,12 @@ def test_who_knows_the_noise_finds_more_than_who_takes_the_message_for_exact() -
     assert sum(adaptive) > sum(naive) + 2 * 0.3
 
 
-def test_the_expected_error_is_the_actual_one_within_a_half() -> None:
+@pytest.mark.parametrize("defense", [NOISE, Quantise(scheme="ternary")])
+def test_the_expected_error_is_the_actual_one_within_a_half(defense: Defense) -> None:
     """Root mean square over simulated clients, by the attack's own spread and by the truth."""
     expected, actual = [], []
     for victim in range(3):
-        finding = attack(replace(MAP, draws=3), make_update(victim, NOISE), knowledge(victim, NOISE))
+        finding = attack(replace(MAP, draws=3), make_update(victim, defense), knowledge(victim, defense))
         assert finding.spread is not None
         true = data(victim)[0]
         expected.append(finding.spread.square().mean())

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from fedsim.inversion.likelihoods import MessageLikelihood, estimate_deviation
+from clients.defenses.gradient_prune import GradientPrune
+from clients.defenses.layer_freeze import LayerFreeze
+from clients.defenses.top_k import TopK
+from clients.defenses.update_noise import UpdateNoise
+from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.defense import Defense
+from fedsim.inversion.likelihoods import MessageLikelihood, describe_noise, estimate_deviation
+from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.recording.payloads import Payload
+from fedsim.recording.wire_format import Update
 
 
 def distance(gradient: Tensor, sent: Tensor, variance: Tensor, bound: Tensor, step: float = 0.0) -> float:
@@ -56,3 +67,70 @@ def test_noise_is_estimated_beyond_the_rank_of_the_data() -> None:
     assert estimate is not None
     assert 0.09 < estimate < 0.11
     assert estimate_deviation([torch.ones(5), torch.ones(3, 80)], 3) is None
+
+
+def problem_of(update: Update, *defenses: Defense) -> InversionProblem:
+    facts = Knowledge(
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(20, 12)), loss=cross_entropy, input_shape=(20,),
+        num_classes=12, value_range=([0.0], [1.0]), learning_rate=0.1, local_epochs=1, batch_size=2,
+        defenses=defenses,
+    )  # fmt: skip
+    return build_problem(update, facts)
+
+
+def message(*, num_examples: int = 2, members: tuple[int, ...] = ()) -> Update:
+    rng = torch.Generator().manual_seed(1)
+    before = {"1.weight": torch.zeros(12, 20), "1.bias": torch.zeros(12)}
+    delta = {name: torch.randn(tensor.shape, generator=rng) for name, tensor in before.items()}
+    payload = Payload.from_dense(delta, "delta")
+    return Update(round=1, client=0, before=before, payload=payload, num_examples=num_examples, members=members)
+
+
+def test_each_client_of_a_sum_adds_its_noise_and_takes_its_own_steps() -> None:
+    """Four clients of two examples at batches of two take one step each, and halve the noise of their mean."""
+    noise = UpdateNoise(clip=1.0, noise_multiplier=0.5)
+    summed = problem_of(message(num_examples=8, members=(0, 1, 2, 3)), noise)
+    described, _ = describe_noise(summed, "map")
+    assert described.deviations["1.bias"].tolist() == pytest.approx([0.25] * 12)
+    assert summed.update_scale == pytest.approx(0.1)
+
+
+def test_pruning_by_each_client_cannot_be_read_from_a_sum(caplog: pytest.LogCaptureFixture) -> None:
+    summed = problem_of(message(num_examples=8, members=(0, 1, 2, 3)), GradientPrune(pruned=0.5))
+    described, viewed = describe_noise(summed, "map")
+    assert not any(bound.any() for bound in described.bounds.values())
+    assert len(viewed) == 1
+    assert "gradient-prune in a sum over clients has no likelihood" in caplog.text
+
+
+def test_zeros_are_not_read_from_what_got_noise_later(caplog: pytest.LogCaptureFixture) -> None:
+    noise, top_k = UpdateNoise(clip=1.0, noise_multiplier=0.5), TopK(fraction=0.5)
+    described, _ = describe_noise(problem_of(message(), top_k, noise), "map")
+    assert "top-k before update-noise has no likelihood" in caplog.text
+    assert all((deviation > 0.5).all() for deviation in described.deviations.values())
+    caplog.clear()
+    describe_noise(problem_of(message(), noise, top_k), "map")
+    assert not caplog.text
+
+
+def test_pruning_in_local_training_comes_before_noise_in_any_order(caplog: pytest.LogCaptureFixture) -> None:
+    noise = UpdateNoise(clip=1.0, noise_multiplier=0.5)
+    describe_noise(problem_of(message(), noise, GradientPrune(pruned=0.5)), "map")
+    assert "gradient-prune before update-noise has no likelihood" in caplog.text
+
+
+def test_frozen_layers_are_known_whatever_noise_follows(caplog: pytest.LogCaptureFixture) -> None:
+    noise, frozen = UpdateNoise(clip=1.0, noise_multiplier=0.5), LayerFreeze(layers=("*.bias",))
+    described, _ = describe_noise(problem_of(message(), frozen, noise), "map")
+    assert described.deviations["1.bias"].isinf().all()
+    assert not caplog.text
+
+
+def test_a_tensor_of_zeros_does_not_outweigh_all_others() -> None:
+    """The gradient of a dead layer counts as unsure as the message on average."""
+    update = message()
+    silent = {"1.weight": torch.ones(12, 20), "1.bias": torch.zeros(12)}
+    silent_update = replace(update, payload=Payload.from_dense(silent, "delta"))
+    target = MessageLikelihood(model_error=0.1).target(problem_of(silent_update))
+    weight_variance, bias_variance = target[2:4]
+    assert (bias_variance / weight_variance[0, 0]).tolist() == pytest.approx([240 / 252] * 12, rel=0.02)

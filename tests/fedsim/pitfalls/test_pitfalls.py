@@ -27,6 +27,7 @@ IDLE = {"defense": [{"name": "update-noise", "clip": 2.0}, {"name": "top-k", "fr
 FEDSGD = {"strategy": {"name": "fedsgd"}, "training": {"local_epochs": None, "local_steps": 1}}
 CANDIDATES = {"adversary": {"knowledge": {"candidates": "held-out"}}}
 RLU = {"attack": [{"name": "rlu"}], "adversary": {"victims": "all", "knowledge": {"auxiliary": True}}}
+AUXILIARY = {"adversary": {"knowledge": {"auxiliary": True}}}
 ALL_HELD = {"partition": {"samples_per_client": None}}
 TEST_CLIENTS = {"partition": {"test_fraction": 0.2, "test_by": "client"}}
 LABELS = {"adversary": {"knowledge": {"labels": True}}}
@@ -83,6 +84,9 @@ PRESENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("naive-attacks", (DEFENDED, CANDIDATES, {"attack": [{"name": "membership-loss"}]})),
     ("naive-attacks", (sweep_over(defense=[[], DEFENDED["defense"]]),)),
     ("naive-attacks", (sweep_over(defense=[[], DEFENDED["defense"]]), WITH_LABELS, LABELS)),
+    ("no-public-prior", (DEFENDED,)),
+    ("no-public-prior", (sweep_over(defense=[[], DEFENDED["defense"]]),)),
+    ("no-public-prior", (sweep_over(attack=[{"name": "dlg"}, {"name": "sme"}]), DEFENDED)),
     ("private-knowledge", (CANDIDATES, {"attack": [{"name": "membership-loss"}]})),
     ("private-knowledge", (CANDIDATES, {"attack": [{"name": "membership-loss"}, {"name": "dlg"}]})),
     ("private-knowledge", (LABELS, WITH_LABELS)),
@@ -133,6 +137,12 @@ ABSENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("naive-attacks", (DEFENDED, TEXTS)),
     ("naive-attacks", (DEFENDED, {"adversary": {"knowledge": {"defenses": True}}})),
     ("naive-attacks", (DEFENDED, sweep_over(adversary__knowledge__defenses=[False, True]))),
+    ("no-public-prior", ()),
+    ("no-public-prior", (DEFENDED, TEXTS)),
+    ("no-public-prior", (DEFENDED, {"data": {"name": "leaf-synthetic"}})),
+    ("no-public-prior", (DEFENDED, CANDIDATES, {"attack": [{"name": "membership-loss"}]})),
+    ("no-public-prior", (DEFENDED, {"attack": [{"name": "dlg"}, {"name": "map"}]}, AUXILIARY)),
+    ("no-public-prior", (DEFENDED, sweep_over(attack=[{"name": "dlg"}, {"name": "map"}]), AUXILIARY)),
     ("private-knowledge", (CANDIDATES,)),
     ("private-knowledge", (LABELS,)),
     ("private-knowledge", (WITH_LABELS, sweep_over(adversary__knowledge__labels=[False, True]))),
