@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
+from clients.algorithm_memory import AlgorithmMemory
 from clients.client_state import ClientMemories
 from clients.exposure import measure_exposure
 from clients.mods import defend_payload
@@ -31,10 +32,12 @@ from fedsim.federation.engines.node import play_cohort
 from fedsim.federation.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
 from fedsim.interfaces.defense import pair_with_keys
 from fedsim.interfaces.local_context import ClientRound
+from fedsim.recording.control_variates import split_controls
 from fedsim.recording.payloads import Kind, Payload, State
+from fedsim.training.algorithm_client import TrainingClient, run_algorithm
 from fedsim.training.cohort import LocalData, is_worthwhile, local_updates, training_defenses
 from fedsim.training.hooks import TrainingHooks
-from fedsim.training.loop import evaluate, local_gradient, local_update
+from fedsim.training.loop import evaluate, local_gradient
 from fedsim.training.settings import LocalTraining
 
 log = logging.getLogger("fedsim." + __name__)
@@ -105,7 +108,8 @@ def train(message: Message, context: Context) -> Message:
     if settings.sends == "gradient":
         reply = _gradient_reply(experiment, client, share, settings, client_round)
     else:
-        reply = _weights_reply(experiment, client, share, settings, client_round)
+        algorithm_memory = AlgorithmMemory.read(experiment, client, memories)
+        reply = _weights_reply(experiment, client, share, settings, client_round, algorithm_memory)
     memories.store()
     return Message(RecordDict(reply), reply_to=message)
 
@@ -123,24 +127,33 @@ def _client_round(
 
 
 def _weights_reply(
-    experiment: Experiment, client: int, share: LocalData, settings: LocalTraining, client_round: ClientRound
+    experiment: Experiment,
+    client: int,
+    share: LocalData,
+    settings: LocalTraining,
+    client_round: ClientRound,
+    algorithm_memory: AlgorithmMemory,
 ) -> dict[str, Any]:
-    """Return the records of a FedAvg client: its defended w_T, and N."""
-    model, device = _model_on_device(experiment)
-    after, loss = local_update(
-        model,
-        client_round.broadcast,
-        share.inputs.to(device),
-        share.labels.to(device),
-        settings,
-        key=share.key,
+    """Return the records of a client that trained by its algorithm: what it sends, defended, and N."""
+    network, device = _model_on_device(experiment)
+    shared_model, controls = split_controls(client_round.broadcast)
+    training_client = TrainingClient(
+        network=network,
+        model=algorithm_memory.complete_model(shared_model),
+        controls=controls,
+        parts=experiment.model_parts,
+        memory=algorithm_memory.memory,
+        share=dataclasses.replace(share, inputs=share.inputs.to(device), labels=share.labels.to(device)),
+        settings=settings,
         defenses=experiment.client_defenses(client),
         client_round=client_round,
         loss=experiment.dataset.task.loss,
-        order=share.order,
         canaries=experiment.client_canaries(client),
     )
-    return _defended_reply(experiment, client, len(share.labels), _cpu_payload(after), loss, client_round)
+    sent, loss = run_algorithm(
+        experiment.algorithm, training_client, experiment.private_names, algorithm_memory.private_parts
+    )
+    return _defended_reply(experiment, client, len(share.labels), _cpu_payload(sent), loss, client_round)
 
 
 def _gradient_reply(
@@ -244,12 +257,18 @@ def _select_clipping_clients(
 
 @app.evaluate()
 def evaluate_client(message: Message, context: Context) -> Message:
-    """Evaluate the broadcast model on the client's test data."""
+    """Evaluate on the client's test data: the broadcast model, or that which the client uses itself."""
     experiment = _load_experiment(message)
     model, device = _model_on_device(experiment)
-    inputs, labels = experiment.data.test(int(context.node_config["partition-id"]))
+    client = int(context.node_config["partition-id"])
+    inputs, labels = experiment.data.test(client)
     inputs = experiment.data.to_model(inputs).to(device)
-    metrics = evaluate(model, _broadcast_state(message), inputs, labels.to(device), experiment.dataset.task.loss)
+    shared_model, _ = split_controls(_broadcast_state(message))
+    algorithm_memory = AlgorithmMemory.read(experiment, client, ClientMemories(context.state))
+    state = experiment.algorithm.personalise_model(
+        algorithm_memory.complete_model(shared_model), algorithm_memory.memory
+    )
+    metrics = evaluate(model, state, inputs, labels.to(device), experiment.dataset.task.loss)
     record = MetricRecord({"num-examples": len(labels), **metrics})
     return Message(RecordDict({"metrics": record}), reply_to=message)
 

@@ -18,7 +18,18 @@ from fedsim.base import constraints, task
 from fedsim.data import partitions
 from fedsim.exposure import measure
 from fedsim.federation.engines import engine, serial
-from fedsim.interfaces import attack, defense, findings, knowledge, local_context, mechanism, metric, modality, panel
+from fedsim.interfaces import (
+    algorithm,
+    attack,
+    defense,
+    findings,
+    knowledge,
+    local_context,
+    mechanism,
+    metric,
+    modality,
+    panel,
+)
 from fedsim.modalities import guesses
 from fedsim.plugins.factories import RETURN_TYPES
 from fedsim.recording import header, payloads, transcript, wire_format
@@ -122,6 +133,11 @@ PARTS = {
             defense.Guarantee,
             mechanism.Mechanism,
         ],
+        [],
+    ),
+    "A client algorithm": (
+        "Derive a frozen dataclass from `ClientAlgorithm` and implement `train_client`. `[algorithm] name` names it.",
+        [algorithm.ClientAlgorithm, algorithm.LocalClient, algorithm.ClientResult],
         [],
     ),
     "A measure": (

@@ -31,6 +31,7 @@ TITLES: dict[registry.Group, str] = {
     "partitions": "Partitions",
     "models": "Models",
     "measures": "Measures",
+    "algorithms": "Client algorithms",
     "engines": "Engines",
 }
 """Title of each group of plug-ins that a file can name."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedsim.federation.config import Config
     from fedsim.federation.engines.engine import Engine, FederationJob
     from fedsim.federation.engines.serial import InProcessGrid
+    from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
     from fedsim.interfaces.attack import Attack, Knowledge, Paper, Target
     from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson, Setting
     from fedsim.interfaces.findings import (
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attack": "fedsim.interfaces.attack",
     "ClaimScores": "fedsim.api.scoring",
+    "ClientAlgorithm": "fedsim.interfaces.algorithm",
+    "ClientResult": "fedsim.interfaces.algorithm",
     "Comparison": "fedsim.api.comparing",
     "Config": "fedsim.federation.config",
     "Curious": "strategies.curious",
@@ -89,6 +92,7 @@ _HOMES = {
     "Knowledge": "fedsim.interfaces.attack",
     "LabelDistribution": "fedsim.interfaces.findings",
     "Linkage": "fedsim.interfaces.findings",
+    "LocalClient": "fedsim.interfaces.algorithm",
     "LocalContext": "fedsim.interfaces.local_context",
     "LocalModel": "fedsim.interfaces.findings",
     "Measure": "fedsim.exposure.measure",
@@ -131,11 +135,12 @@ _HOMES = {
 }
 """Module of each public name."""
 __all__ = [
-    "Attack", "ClaimScores", "Comparison", "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Display",
-    "DisplayMatrix", "DisplayTable", "Engine", "EvaluationContext", "Evaluator", "ExampleContext",
+    "Attack", "ClaimScores", "ClientAlgorithm", "ClientResult", "Comparison", "Config", "Curious",
+    "CuriousGrid", "Dataset", "Defense", "Display", "DisplayMatrix", "DisplayTable", "Engine",
+    "EvaluationContext", "Evaluator", "ExampleContext",
     "ExampleMetric", "Examples", "FederationJob", "FedsimError", "Finding", "FindingSpec",
     "Guarantee", "InProcessGrid", "Inference", "Judgement", "Knowledge", "LabelDistribution", "Linkage",
-    "LocalContext", "LocalModel", "Measure", "Membership", "Metric", "Modality", "Panel", "Paper",
+    "LocalClient", "LocalContext", "LocalModel", "Measure", "Membership", "Metric", "Modality", "Panel", "Paper",
     "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction", "ReportedRun",
     "Representatives", "Run", "Score", "Setting", "Sweep", "Target", "Task", "Texts",
     "Transcript", "Tuning", "Update", "attack", "compare", "import_exchange", "lint", "open", "partition_mod",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,8 @@ from fedsim.federation.simulation import prepare_run
 from fedsim.federation.states import TrainingStates
 from fedsim.federation.update_recipes import RecipeCheck, UpdateRecipes, describe_recipe
 from fedsim.privacy.ledger import COLUMNS, Ledger, summarise_ledger
+from fedsim.recording.control_variates import split_controls
+from fedsim.recording.payloads import State
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.training.loop import evaluate, evaluate_constant
 from fedsim.training.settings import LocalTraining
@@ -51,14 +53,16 @@ from strategies.secure_sum import SecureSum
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)
 _PROGRESS_STEPS = 32
 """Number of messages that a large round is split into, so that progress is shown."""
-_AVERAGE_FROM_BYTES = 512 << 20
-"""Size of a round's replies above which a strategy that averages gets means, see `ReplyCollector`.
-
-Not a share of the free memory, because sums of means are rounded otherwise.
-"""
+_AVERAGE_FROM_BYTES = 16 << 20
+"""Size of a round's replies above which a strategy that averages gets means, see `ReplyCollector`."""
 _MAX_LOGGED_CLIENTS = 5
 app = ServerApp()
 
+_SHARED, _PERSONAL = "shared", "personal"
+"""Values of the column `model` of `metrics.csv`, where clients have models of their own.
+
+A personal row of the server is the mean of the clients', weighted by their examples.
+"""
 METRICS_COLUMNS = ("round", "client", "accuracy", "loss", "guess", "num_examples", "failed", "seconds")
 """Columns of `metrics.csv`; `guess` is what the best constant answer gets on the server's test examples."""
 
@@ -160,7 +164,7 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
 
             # Write the round; its checkpoint last, because a resumed run begins after it.
             rows += round_rows
-            folder.write_table(folder.metrics, (*METRICS_COLUMNS, *ledger.columns), rows, settle=False)
+            folder.write_table(folder.metrics, _metrics_columns(experiment, ledger), rows, settle=False)
             if config.measure:
                 exposure_rows += _pop_exposures(client_grid.client_state, number)
                 folder.write_table(folder.exposure, EXPOSURE, exposure_rows, settle=False)
@@ -177,6 +181,12 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
         report_progress("rounds", config.federation.rounds, config.federation.rounds)
     _log_privacy(ledger, config.adversary.victims)
     folder.settle_manifest()
+
+
+def _metrics_columns(experiment: Experiment, ledger: Ledger) -> Sequence[str]:
+    """Return the columns of `metrics.csv`; where clients have models of their own, `model` says whose a row is."""
+    model = ("model",) if experiment.algorithm.personal else ()
+    return (*METRICS_COLUMNS, *model, *ledger.columns)
 
 
 def _describe_recipe(experiment: Experiment, client_state: ClientStateStore) -> dict[str, int | str]:
@@ -214,7 +224,7 @@ def _state_saver(experiment: Experiment, folder: OpenRun) -> Callable[[int, Arra
         if number in experiment.config.states.rounds:
             metrics = {key: row[key] for key in ("loss", "accuracy") if key in row}
             states.save_state(
-                f"round-{number}", read_state(arrays), training_fingerprint(experiment), {"round": number, **metrics}
+                f"round-{number}", _model_state(arrays), training_fingerprint(experiment), {"round": number, **metrics}
             )
 
     return save_state
@@ -246,6 +256,7 @@ def _client_grid(
         min_messages=steps,
         reply_memory=None if megabytes is None else megabytes * 10**6,
         client_state=memory,
+        evaluates_with_state=experiment.algorithm.personal,
     )
 
 
@@ -287,10 +298,12 @@ def _run_round(
     server_row = next((row for row in rows if row["client"] == "server"), {"round": number, "client": "server"})
     server_row |= {"failed": len(failed), "seconds": round(seconds, 3), **ledger.largest_epsilons()}
     logged = [name for name in ("accuracy", "loss", *ledger.columns) if name in server_row]
+    whose = "of the clients' own models: " if server_row.get("model") == _PERSONAL else ""
     rounds.info(
-        "round %d/%d: %s%d of %d clients returned, %.1f s",
+        "round %d/%d: %s%s%d of %d clients returned, %.1f s",
         number,
         federation.rounds,
+        whose,
         "".join(f"{name} {server_row[name]:.3f}, " for name in logged),
         len(messages) - len(failed),
         len(messages),
@@ -371,14 +384,14 @@ def _list_clients(clients: list[int]) -> str:
 def _evaluate(
     experiment: Experiment, strategy: Curious, grid: CohortGrid, number: int, arrays: ArrayRecord
 ) -> list[dict[str, Any]]:
-    """Return rows of metrics of the global model, on the public and on each client's test data."""
-    inputs, labels = experiment.data.public_test(experiment.config.federation.evaluate_examples)
-    loss = experiment.dataset.task.loss
-    server_metrics = evaluate(
-        experiment.model, read_state(arrays), experiment.data.to_model(inputs), labels, loss, progress_name="evaluation"
-    )
-    server_row = {"round": number, "client": "server", "num_examples": len(labels), "guess": evaluate_constant(labels)}
-    rows: list[dict[str, Any]] = [server_row | server_metrics]
+    """Return rows of metrics of the global model, on the public and on each client's test data.
+
+    Where a part of the model stays with the clients, there is no global one, and the server's row
+    is the mean of the clients'.
+    """
+    rows: list[dict[str, Any]] = []
+    if not experiment.private_names:
+        rows.append(_evaluate_shared_model(experiment, number, arrays))
     if experiment.data.clients_hold_out:
         messages = list(strategy.configure_evaluate(number, arrays, ConfigRecord(), grid))
         answers = grid.send_and_receive(messages, timeout=experiment.config.federation.timeout)
@@ -391,7 +404,40 @@ def _evaluate(
                 metrics = dict(reply.content.metric_records["metrics"])
                 client_row = {"round": number, "client": reply.metadata.src_node_id}
                 rows.append(client_row | {"num_examples": metrics.pop("num-examples")} | metrics)
-    return rows
+    if experiment.algorithm.personal:
+        for row in rows:
+            row["model"] = _SHARED if row["client"] == "server" else _PERSONAL
+    return rows if not experiment.private_names else [_mean_row(number, rows), *rows]
+
+
+def _evaluate_shared_model(experiment: Experiment, number: int, arrays: ArrayRecord) -> dict[str, Any]:
+    """Return the row of the server, which evaluates the global model on the public test data."""
+    inputs, labels = experiment.data.public_test(experiment.config.federation.evaluate_examples)
+    server_metrics = evaluate(
+        experiment.model,
+        _model_state(arrays),
+        experiment.data.to_model(inputs),
+        labels,
+        experiment.dataset.task.loss,
+        progress_name="evaluation",
+    )
+    server_row = {"round": number, "client": "server", "num_examples": len(labels), "guess": evaluate_constant(labels)}
+    return server_row | server_metrics
+
+
+def _mean_row(number: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means of the clients' metrics, weighted by the examples on which they evaluated."""
+    total = sum(row["num_examples"] for row in rows)
+    means: dict[str, Any] = {"round": number, "client": "server", "model": _PERSONAL, "num_examples": total}
+    for name in ("loss", "accuracy"):
+        if rows and all(name in row for row in rows):
+            means[name] = sum(row[name] * row["num_examples"] for row in rows) / total
+    return means
+
+
+def _model_state(arrays: ArrayRecord) -> State:
+    """Return the tensors of the model, without control variates that go with it."""
+    return split_controls(read_state(arrays))[0]
 
 
 def _training_config(experiment: Experiment) -> ConfigRecord:

@@ -43,8 +43,9 @@ class Curious(Strategy):
         strategy: any Flower strategy, also one with a `start` of its own.
         recording: a folder, in which each run gets a sub-folder, or a `Recorder`.
         average_from: bytes of the replies of a round above which a strategy that averages gets
-            means of groups of replies, in rounds that come as an iterator, so that memory need not
-            hold all. The sum is then rounded otherwise. By default it always gets all replies.
+            their mean, in rounds that come as an iterator. Above 512 MB it gets means of groups of
+            replies, so that memory need not hold all; the sum is then rounded otherwise. By default
+            it always gets all replies.
 
     Raises:
         ConfigError: the strategy is one of Flower's legacy API; or, in `configure_train`, another

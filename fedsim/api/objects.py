@@ -27,6 +27,7 @@ _TABLES: Mapping[str, registry.Group] = {
     "partition": "partitions",
     "model": "models",
     "strategy": "strategies",
+    "algorithm": "algorithms",
 }
 _LISTS: Mapping[str, registry.Group] = {"attack": "attacks", "defense": "defenses", "measure": "measures"}
 
@@ -164,6 +165,7 @@ _EXPECTED: dict[registry.Group, str] = {
     "defenses": "a table, or an instance of fedsim.Defense that is a dataclass",
     "measures": "a table, or an instance of fedsim.Measure that is a dataclass",
     "strategies": "a table, or a Flower strategy",
+    "algorithms": "a table, or an instance of fedsim.ClientAlgorithm that is a dataclass",
     "datasets": "a table, or a fedsim.Dataset",
     "partitions": "a table, or a partition that is a dataclass",
     "models": "a table, or a torch.nn.Module",

@@ -28,6 +28,7 @@ TABLES: Mapping[str, type[BaseModel]] = {
     "training": config.TrainingTable,
     "federation": config.FederationTable,
     "strategy": config.StrategyTable,
+    "algorithm": config.AlgorithmTable,
     "defense": config.PluginTable,
     "secure_aggregation": config.SecureAggregationTable,
     "canaries": config.CanariesTable,

@@ -62,7 +62,7 @@ class OptimumStore:
         with use_one_thread(), torch.enable_grad():
             return local_optimum(
                 experiment.new_model(),
-                experiment.random_start() if other_start else experiment.initial_state(),
+                experiment.random_start() if other_start else experiment.initial_model_state(),
                 experiment.data.to_model(data),
                 labels,
                 experiment.loss,

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedsim.base.randomness import numpy_generator, seed_globals
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
 from fedsim.federation.strategy_checks import declared_message
 from fedsim.plugins import registry
+from fedsim.recording.control_variates import join_controls
+from fedsim.recording.payloads import State
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -39,7 +42,7 @@ def declares_messages(subject: CheckedPlugin) -> None:
 
 def aggregates_rounds(subject: CheckedPlugin) -> None:
     """It aggregates rounds of a few clients into a finite, changing model of the same tensors."""
-    initial, models = _initial_arrays(), _run_federation(subject)
+    initial, models = _initial_arrays(subject), _run_federation(subject)
     for number, model in enumerate(models, 1):
         got, expected = _shapes(model), _shapes(initial)
         expect(got == expected, f"after round {number} the model has {got}, expected {expected}")
@@ -65,10 +68,15 @@ def _build_strategy(subject: CheckedPlugin) -> Any:
     return subject.build(**{key: _REQUIRED_VALUE for key in required if key not in subject.settings})
 
 
-def _initial_arrays() -> Arrays:
+def _initial_arrays(subject: CheckedPlugin) -> Arrays:
+    """Return a tiny model, with control variates where the clients' algorithm has some."""
     rng = numpy_generator("contract", "start")
     shapes = {"weight": (4, 3), "bias": (3,)}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    model = {name: torch.from_numpy(rng.normal(size=shape).astype(np.float32)) for name, shape in shapes.items()}
+    controls: State = {}
+    for name in getattr(subject.cls, "algorithms", ())[:1]:
+        controls = registry.build("algorithms", name, {}, name).initial_controls(model)
+    return {name: tensor.numpy() for name, tensor in join_controls(model, controls).items()}
 
 
 def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
@@ -86,7 +94,7 @@ def _run_federation(subject: CheckedPlugin) -> list[Arrays]:
     app = ClientApp()
     app.train()(_reply)
     strategy, grid = _build_strategy(subject), InProcessGrid(app, _CLIENTS)
-    arrays = ArrayRecord({name: Array(array) for name, array in _initial_arrays().items()})
+    arrays = ArrayRecord({name: Array(array) for name, array in _initial_arrays(subject).items()})
     models: list[Arrays] = []
     with exclude_existing_objects():
         for number in range(1, _ROUNDS + 1):

@@ -23,7 +23,9 @@ from fedsim.data.checks import check_dataset
 from fedsim.exposure.measure import Measure
 from fedsim.exposure.of_clients import MeasureSchedule, failure_reason
 from fedsim.federation import secure_aggregation
+from fedsim.federation.algorithm_checks import check_algorithm, name_of_algorithm
 from fedsim.federation.config import (
+    AlgorithmTable,
     AttackFile,
     AttackTable,
     Config,
@@ -37,6 +39,7 @@ from fedsim.federation.federated_data import FederatedData, check_same_data
 from fedsim.federation.recipe_checks import check_recipe
 from fedsim.federation.states import read_state
 from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message
+from fedsim.interfaces.algorithm import ClientAlgorithm
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense, Participation, Setting, overrides
 from fedsim.interfaces.defense_calls import apply_on_data
@@ -46,11 +49,13 @@ from fedsim.modalities import check_modality
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.inline import find_object, is_object
+from fedsim.recording.control_variates import join_controls, split_controls
 from fedsim.training.canaries import Canaries, audited_hook
 from fedsim.training.cohort import LocalData, can_vectorise, group_size
 from fedsim.training.example_independence import check_example_independence
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.local_round import LocalRound
+from fedsim.training.model_parts import find_private_names
 from fedsim.training.model_state import copy_state, load_state, running_statistics
 from fedsim.training.models.checks import check_model, check_network, limit_memory, redraw_weights
 from fedsim.training.modes import trained_shapes
@@ -117,6 +122,7 @@ class Experiment:
         strategy = self.new_strategy()
         self.initial_state()
         # Check that the parts go together.
+        check_algorithm(self, strategy)
         self._check_secure_aggregation(strategy)
         self._check_defenses()
         self._check_canaries()
@@ -329,13 +335,44 @@ class Experiment:
             return check_network(plugin.build(self.dataset.task), table.name)
 
     def model_with_state(self, state: Mapping[str, Tensor]) -> nn.Module:
-        """Return a new network, on the CPU, with `state` loaded."""
+        """Return a new network, on the CPU, with `state` loaded, which a server may have broadcast."""
         model = deepcopy(self.model).cpu()
-        load_state(model, state)
+        load_state(model, split_controls(state)[0])
         return model
 
     def initial_state(self) -> dict[str, Tensor]:
-        """Return w_0 of the federation: fresh weights, or the trained ones of `[model] start`.
+        """Return what the server broadcasts in the first round.
+
+        It is w_0 without the parts that stay with the clients, and the control variates of the
+        algorithm, if it has any.
+
+        Raises:
+            ConfigError: the file of `[model] start` is not readable or holds another model.
+        """
+        whole_model = self.initial_model_state()
+        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        controls = self.algorithm.initial_controls(
+            {name: tensor for name, tensor in whole_model.items() if name in parameters}
+        )
+        shared = {name: tensor for name, tensor in whole_model.items() if name not in self.private_names}
+        return join_controls(shared, controls)
+
+    def initial_private_state(self, client: int) -> dict[str, Tensor]:
+        """Return the parts that stay with `client` as they are before its first round.
+
+        They are drawn for each client, so that no server could know them, or, with `[model] start`,
+        those of its file.
+        """
+        if not self.private_names:
+            return {}
+        whole_model = self.initial_model_state()
+        if self.config.model.start is None:
+            drawn = self._draw_model(f"private {client}")
+            whole_model = {name: drawn[name] for name in whole_model}
+        return {name: tensor for name, tensor in whole_model.items() if name in self.private_names}
+
+    def initial_model_state(self) -> dict[str, Tensor]:
+        """Return w_0 of the whole model: fresh weights, or the trained ones of `[model] start`.
 
         Raises:
             ConfigError: the file is not readable or holds another model.
@@ -362,11 +399,16 @@ class Experiment:
 
     def random_start(self) -> dict[str, Tensor]:
         """Return random weights in the form of w_0 that no client of this federation received."""
-        model = self.new_model("other start")
+        drawn = self._draw_model("other start")
+        return {name: drawn[name] for name in self._fresh_state}
+
+    def _draw_model(self, weights: str) -> dict[str, Tensor]:
+        """Return fresh weights; `weights` names the random draw."""
+        model = self.new_model(weights)
         if is_object(self.config.model.name):  # all copies of an object have the same weights
-            with seed_globals(self.seed, "other start"):
+            with seed_globals(self.seed, weights):
                 redraw_weights(model)
-        return copy_state(model, statistics=self.training.batch_norm_statistics == "shared")
+        return copy_state(model)
 
     def new_strategy(self) -> Any:
         """Build the Flower strategy that the experiment names, without memory of earlier rounds.
@@ -500,8 +542,47 @@ class Experiment:
         return torch.device(name)
 
     @cached_property
+    def algorithm(self) -> ClientAlgorithm:
+        """Return the clients' algorithm.
+
+        Raises:
+            PluginError: it does not derive from `ClientAlgorithm`.
+        """
+        table = self.config.algorithm or AlgorithmTable()
+        plugin = registry.build("algorithms", table.name, table.settings, "algorithm")
+        if not isinstance(plugin, ClientAlgorithm):
+            raise PluginError(
+                f"algorithm: {type(plugin).__module__}.{type(plugin).__name__} does not derive from ClientAlgorithm"
+            )
+        check_frozen(type(plugin))
+        return plugin
+
+    @cached_property
+    def private_names(self) -> frozenset[str]:
+        """Return the names of the tensors of the model that never leave a client.
+
+        Raises:
+            ConfigError: the algorithm does not divide the model into parts.
+        """
+        if not self.algorithm.private_parts:
+            return frozenset()
+        return find_private_names(self.algorithm, self.model, name_of_algorithm(self.algorithm))
+
+    @cached_property
+    def model_parts(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of the tensors in each part into which the algorithm divides the model."""
+        return self.algorithm.divide_model(self.model)
+
+    @property
+    def trains_plainly(self) -> bool:
+        """Tell whether clients train as without an algorithm of their own."""
+        return self.config.algorithm is None or self.config.algorithm.name == AlgorithmTable().name
+
+    @cached_property
     def clients_at_once(self) -> int:
         """Return how many clients train at once; 1 where each trains in a loop of its own."""
+        if not self.trains_plainly:
+            return 1
         federation = self.config.federation
         device = torch.device(federation.device)
         if not federation.vectorise or not can_vectorise(self.model, self.training, self.defenses, device):
@@ -621,6 +702,7 @@ def resolve(config: Config) -> Config:
         "partition": write_out("partitions", config.partition, "partition"),
         "model": write_out("models", config.model, "model"),
         "defense": [write_out("defenses", table, f"defense.{i}") for i, table in enumerate(config.defense)],
+        "algorithm": config.algorithm and write_out("algorithms", config.algorithm, "algorithm"),
         "measure": [write_out("measures", table, f"measure.{table.title}") for table in config.measure],
         "attack": [write_out("attacks", table, f"attack.{table.title}") for table in config.attack],
     }
@@ -641,9 +723,17 @@ def check_no_lost_none(plugin: Any, where: str) -> None:
             )
 
 
+def _choose_strategy(config: Config) -> StrategyTable:
+    """Return the strategy of the file, or the usual one of the algorithm where the file names none."""
+    if config.algorithm is None or "strategy" in config.model_fields_set:
+        return config.strategy
+    strategies = registry.load("algorithms", config.algorithm.name).strategies
+    return StrategyTable(name=strategies[0]) if strategies else config.strategy
+
+
 def _resolve_training_and_strategy(config: Config) -> tuple[TrainingTable, StrategyTable]:
     """Write out what clients send, and the default step size of a server of gradients."""
-    training, strategy = config.training, config.strategy
+    training, strategy = config.training, _choose_strategy(config)
     cls = registry.load("strategies", strategy.name)
     declared = declared_message(cls, strategy.name, training.sends if "sends" in training.model_fields_set else None)
     training = training.model_copy(update={"sends": declared})

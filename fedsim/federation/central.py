@@ -64,7 +64,7 @@ class _CentralTraining:
         self._experiment = experiment
         self._device = experiment.device()
         self.model = experiment.new_model().to(self._device)
-        load_state(self.model, {k: v.to(self._device) for k, v in experiment.initial_state().items()})
+        load_state(self.model, {k: v.to(self._device) for k, v in experiment.initial_model_state().items()})
         self._optimizer = new_optimizer(self.model, experiment.training)
         self._loss = experiment.dataset.task.loss
         data = experiment.dataset

@@ -119,6 +119,17 @@ class StrategyTable(PluginTable):
     )
 
 
+class AlgorithmTable(PluginTable):
+    """[algorithm]: what each client trains, keeps and sends.
+
+    Where `[strategy]` is left out, the strategy is the one that the algorithm goes with.
+    """
+
+    name: str = Field(
+        default="fedavg", description="Name of a client algorithm, or `module:Class`; the other keys are its settings."
+    )
+
+
 def _add_keys(base: type[Table], **keys: tuple[Any, Any]) -> Any:
     """Create the table `base` with further keys, each with its type and its default."""
     return create_model(base.__name__, __base__=base, __module__=__name__, __doc__=base.__doc__, **keys)  # type: ignore[call-overload]
@@ -509,6 +520,7 @@ class Config(AttackFile):
     training: TrainingTable = TrainingTable(local_epochs=1)
     federation: FederationTable = FederationTable()
     strategy: StrategyTable = StrategyTable()
+    algorithm: AlgorithmTable | None = None
     defense: list[PluginTable] = []
     secure_aggregation: SecureAggregationTable | None = None
     canaries: CanariesTable | None = None

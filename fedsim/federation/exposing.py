@@ -108,7 +108,7 @@ def file_moments(
         RunError: training failed.
     """
     if not states:
-        return [_unrecorded_moment(experiment, "round-0", experiment.initial_state(), clients)]
+        return [_unrecorded_moment(experiment, "round-0", experiment.initial_model_state(), clients)]
     table = experiment.config.states
     names = [f"round-{number}" for number in table.rounds]
     names += [f"epoch-{number}" for number in table.epochs]

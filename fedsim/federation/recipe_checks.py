@@ -40,11 +40,12 @@ def check_recipe(experiment: Experiment) -> None:
             "clients with small networks train several at once, so a recipe names all that were asked",
             "leave it out, as a recipe takes some hundred bytes a client, or set federation.vectorise = false",
         )
-    if config.defense and (config.recording.rounds is not None or config.recording.every > 1):
+    keeps_memory = config.defense or config.algorithm is not None
+    if keeps_memory and (config.recording.rounds is not None or config.recording.every > 1):
         key = "every" if config.recording.rounds is None else "rounds"
         raise _refusal(
             f"recording.{key}",
-            "a defense may keep something from round to round, which takes all rounds to compute again",
+            "a defense or an algorithm may keep something from round to round, which takes all rounds to compute again",
             "leave it out",
         )
 
@@ -69,6 +70,8 @@ def _check_place(config: Config) -> None:
 def _check_objects(config: Config) -> None:
     """Raise ConfigError where a part of the training is an object of a Python program."""
     parts = {name: getattr(config, name).name for name in ("data", "partition", "model")}
+    if config.algorithm is not None:
+        parts["algorithm"] = config.algorithm.name
     parts |= {f"defense.{number}": table.name for number, table in enumerate(config.defense)}
     for where, name in parts.items():
         if is_object(name):

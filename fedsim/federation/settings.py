@@ -33,8 +33,8 @@ _PACKAGES = (
     "scipy",
 )
 _TRAINING_TABLES = (
-    "data", "partition", "model", "training", "federation", "strategy", "defense", "secure_aggregation", "canaries",
-    "states",
+    "data", "partition", "model", "training", "federation", "strategy", "algorithm", "defense", "secure_aggregation",
+    "canaries", "states",
 )  # fmt: skip
 """Tables of an experiment that determine the training."""
 LAUNCH = (
@@ -109,6 +109,8 @@ def hash_experiment_code(config: Config) -> dict[str, str]:
         "model": ("models", config.model.name),
         "strategy": ("strategies", config.strategy.name),
     }
+    if config.algorithm is not None:
+        parts["algorithm"] = ("algorithms", config.algorithm.name)
     parts |= {f"defense.{number}": ("defenses", table.name) for number, table in enumerate(config.defense)}
     parts |= {f"measure.{table.title}": ("measures", table.name) for table in config.measure}
     # Load all plug-ins of other packages before any is hashed.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsim.base.errors import TranscriptError
+from fedsim.base.errors import AttackError, TranscriptError, join_first
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State, Update, match_any_names, match_names
 from fedsim.training.model_state import load_integer_buffers, running_statistics, sendable_shapes
@@ -53,16 +53,29 @@ class NamedStates(NamedTuple):
         return weights if self.delta is None else weights | Payload.from_dense(self.delta)
 
 
-def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
+def named_states(update: Update, model: nn.Module, where: str, *, body_alone: bool = False) -> NamedStates:
     """Return the states of `update` under the names of `model`.
 
     The federation's arrays may have other names, or only positions. Integers and booleans that the
     server sent, such as a permutation or a mask, are loaded into `model`.
 
+    Args:
+        body_alone: leave out the parts of the model that stay with the clients, as a private head
+            does, whose values in `model` then mean nothing.
+
     Raises:
         TranscriptError: the update is not one of this model.
+        AttackError: a part of the model stays with the clients.
     """
     orders = sendable_shapes(model)
+    if absent := find_absent_names(update.before, model):
+        if not body_alone:
+            missing = join_first([repr(name) for name in absent], 3)
+            raise AttackError(
+                f"{where}: {missing} of the model are in no message, as of a part that stays with the clients, "
+                "and this attack needs all of it; choose one that reads the first layer alone, such as analytic"
+            )
+        orders = tuple({name: shape for name, shape in names.items() if name in update.before} for names in orders)
     floating_shapes, shapes = orders[1], orders[-1]
     buffer_names = [name for name, _ in model.named_buffers() if name in floating_shapes]
     returned_orders = orders
@@ -93,6 +106,22 @@ def named_states(update: Update, model: nn.Module, where: str) -> NamedStates:
         gradient=gradient,
         delta=delta,
     )
+
+
+def find_absent_names(before: State, model: nn.Module) -> list[str]:
+    """Return the parameters of `model` that a server does not have, where all that it has is of the model.
+
+    A server that has none of them, or something else, has another model.
+    """
+    tensors = model.state_dict()
+    parameters = [name for name, _ in model.named_parameters()]
+    absent = [name for name in parameters if name not in before]
+    if len(absent) == len(parameters):
+        return []
+    for name, tensor in before.items():
+        if name not in tensors or tensors[name].shape != tensor.shape:
+            return []
+    return absent
 
 
 def _model_mismatch_error(

@@ -104,6 +104,7 @@ class InversionProblem:
         smooth_dimensions: dimensions of the dummy data along which neighbouring values are alike,
             as the modality of the examples says; of images 2 and 3.
         num_examples: N.
+        num_clients: whose mean update it is; above 1 under secure aggregation.
         learning_rate: of local training, None if withheld.
         local_epochs: E, None if withheld.
         local_steps: T, None if withheld, or if clients train for epochs.
@@ -156,6 +157,7 @@ class InversionProblem:
     smooth_dimensions: Sequence[int] = ()
     auxiliary: Records | None = None
     noise: MessageNoise | None = None
+    num_clients: int = 1
     where: str = ""
 
     @property
@@ -249,32 +251,47 @@ class InversionProblem:
         return [defended[name] / scale for name in self.parameter_names]
 
     @property
+    def has_unknown_part(self) -> bool:
+        """Tell whether parameters of `model` never left the client, so that their values mean nothing."""
+        known_names = {*self.parameter_names, *self.buffers}
+        return any(name not in known_names for name, _ in self.model.named_parameters())
+
+    @property
+    def examples_per_client(self) -> int:
+        """Return N, or for a sum over clients the mean of theirs, which the server does not know singly."""
+        return max(1, round(self.num_examples / self.num_clients))
+
+    @property
     def update_scale(self) -> float:
         """Return the size of the update over the mean gradient: eta T, or 1 if unknown."""
-        steps = known_steps(self, self.num_examples)
+        steps = known_steps(self, self.examples_per_client)
         if self.sent_gradient is not None or self.learning_rate is None or steps is None:
             return 1.0
         return self.learning_rate * steps
 
 
-def build_problem(update: Update, knowledge: Knowledge, *, use_batch_statistics: bool = False) -> InversionProblem:
+def build_problem(
+    update: Update, knowledge: Knowledge, *, use_batch_statistics: bool = False, body_alone: bool = False
+) -> InversionProblem:
     """Build the inversion problem of an update, without labels.
 
     Args:
         use_batch_statistics: the model will be one of `with_batch_statistics`, which needs no
             running statistics.
+        body_alone: accept updates of which a part of the model never left the clients; the problem
+            then is of the other parameters.
 
     Raises:
-        AttackError: w_T equals w_0, the gradient is zero or too large, N is not positive or more
-            than memory holds, or the model normalises by buffers that were not shared, or computes
-            differently in training mode.
+        AttackError: a part of the model never left the clients; w_T equals w_0, the gradient is zero
+            or too large, N is not positive or more than memory holds, or the model normalises by
+            buffers that were not shared, or computes differently in training mode.
         TranscriptError: the update is not one of this model.
     """
     where = f"round {update.round}, client {update.client}"
     assert knowledge.model is not None
     assert knowledge.loss is not None
     model = knowledge.model().to(knowledge.device).eval()
-    states = named_states(update, model, where)
+    states = named_states(update, model, where, body_alone=body_alone)
     shapes, buffer_names, before, after, gradient, delta = states
     _check_buffers(model, buffer_names, before, use_batch_statistics)
     _check_num_examples(update, knowledge, where)
@@ -310,6 +327,7 @@ def build_problem(update: Update, knowledge: Knowledge, *, use_batch_statistics:
         defenses=knowledge.defenses or (),
         smooth_dimensions=smooth_dimensions(known_modality(knowledge)),
         auxiliary=knowledge.auxiliary,
+        num_clients=max(1, len(update.members)),
         where=where,
     )
     _check_direction(scene)
@@ -362,7 +380,7 @@ def _optimizer_settings(knowledge: Knowledge) -> dict[str, Any]:
 def _frozen_names(model: nn.Module, before: State, after: State, gradient: State | None) -> list[str]:
     """List the parameters that are not trained and did not change: there is nothing to match."""
     parameters = model.named_parameters()
-    untrained = [name for name, parameter in parameters if not parameter.requires_grad]
+    untrained = [name for name, parameter in parameters if not parameter.requires_grad and name in before]
     if gradient is not None:
         return [name for name in untrained if not gradient[name].any()]
     return [name for name in untrained if torch.equal(before[name], after[name])]

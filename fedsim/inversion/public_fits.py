@@ -119,7 +119,8 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
     if len(shape) != 3 or tuple(problem.smooth_dimensions) != (2, 3):
         raise AttackError(f"{problem.where}: a mixture of patches is a prior of images; set prior = 'pca'")
     like, side = problem.before[0], min(size, *shape[1:])
-    key = ("patches", _hash_records(records), side, components, like.device, like.dtype)
+    moments = tuple(problem.scaling.centre.flatten().tolist() + problem.scaling.scale.flatten().tolist())
+    key = ("patches", _hash_records(records), side, components, moments, like.device, like.dtype)
 
     def fit() -> PatchFit:
         from sklearn.mixture import GaussianMixture  # takes a second
@@ -127,6 +128,11 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
         scaling = problem.scaling
         images = ((records.inputs.to(like) - scaling.centre) / scaling.scale).cpu()
         rows = image_patches(images, side, stride=max(1, side // 2)).flatten(0, 1)
+        if len(rows) < 2 * components:
+            raise AttackError(
+                f"{problem.where}: a mixture of {components} components is fitted to {2 * components} patches at "
+                f"least, and the auxiliary records have {len(rows)}; grant more records, or set fewer components"
+            )
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:_NUM_PATCHES]
         rows = rows[order].double()
         least = _LEAST_VARIANCE * rows.var().item()

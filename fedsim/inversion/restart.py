@@ -16,7 +16,7 @@ from fedsim.inversion.distances import Cosine, global_norm
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe
 from fedsim.inversion.update_models import OptimisedVariable
-from fedsim.training.optimizers import SGD, Adam, Optimizer
+from fedsim.training.optimizers import LBFGS, SGD, Adam, Optimizer
 
 IterationInputs = tuple[Tensor, Tensor]
 """The factor of the distance and the restarts' consensus, which change with the iteration."""
@@ -188,7 +188,7 @@ class Restart:
             return Adam(groups, recipe.step_size)
         if recipe.optimizer == "sgd":
             return SGD(groups, recipe.step_size)
-        return torch.optim.LBFGS([values[name] for name in sizes], lr=recipe.step_size)
+        return LBFGS([values[name] for name in sizes], lr=recipe.step_size)
 
     def store_values_in(self, values: Mapping[str, Tensor]) -> None:
         """Keep the values in these tensors from now on; they must hold the present values."""

@@ -44,6 +44,7 @@ Group = Literal[
     "modalities",
     "engines",
     "panels",
+    "algorithms",
 ]
 GROUPS: tuple[Group, ...] = get_args(Group)
 DISTRIBUTION = "fedsim-curious"
@@ -62,6 +63,7 @@ PLUGIN_METHODS: Mapping[Group, str] = {
     "engines": "carry",
     "metrics": "best_value",
     "panels": "render",
+    "algorithms": "train_client",
 }
 """The method that a plug-in class of each group has."""
 _FACTORY_GROUPS: tuple[Group, ...] = ("models", "datasets")

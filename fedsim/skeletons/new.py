@@ -16,7 +16,7 @@ from fedsim.plugins import registry
 INSTALLED: Mapping[str, registry.Group] = {"metric": "metrics", "panel": "panels"}
 """Kinds of plug-ins that no experiment names, so that they are used as soon as they are installed,
 with their groups."""
-PLUGINS = ("attack", "defense", "measure", "modality", *INSTALLED)
+PLUGINS = ("attack", "defense", "algorithm", "measure", "modality", *INSTALLED)
 KINDS = ("experiment", *PLUGINS)
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _MAX_NAME_LENGTH = 100
@@ -107,7 +107,8 @@ class PluginTemplate:
             own_data = f'name = "{self.module}:make_examples" # yours\nmodality = "{self.reference}" # yours, too'
             experiment = experiment.replace('name = "handwriting"', own_data)
             return {module_file: plugin, self.experiment_file: experiment}
-        table = f'\n[[{self.kind}]] # yours; its settings are the fields of the class\nname = "{self.reference}"\n'
+        heading = f"[{self.kind}]" if self.kind == "algorithm" else f"[[{self.kind}]]"
+        table = f'\n{heading} # yours; its settings are the fields of the class\nname = "{self.reference}"\n'
         return {module_file: plugin, self.experiment_file: experiment + table}
 
     def write(self, folder: Path) -> list[Path]:

@@ -20,9 +20,18 @@ from fedsim.training.canaries import CANARY_VALUE, Canaries
 from fedsim.training.gradients import put_gradient
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.model_state import check_broadcast, copy_state, load_state, running_statistics
-from fedsim.training.modes import forward, freeze_parameters, set_evaluation_modes, set_modes
+from fedsim.training.modes import (
+    forward,
+    freeze_all_except,
+    freeze_parameters,
+    set_evaluation_modes,
+    set_modes,
+)
 from fedsim.training.optimizers import SGD, Adam, Optimizer
+from fedsim.training.penalties import LocalObjective, make_penalties
 from fedsim.training.settings import LocalTraining
+
+_PLAIN = LocalObjective()
 
 
 def local_update(
@@ -39,6 +48,7 @@ def local_update(
     order: Iterable[Tensor] | None = None,
     before_step: Callable[[], None] | None = None,
     canaries: Canaries | None = None,
+    objective: LocalObjective = _PLAIN,
 ) -> tuple[dict[str, Tensor], float]:
     """Train from `before` on a client's data; return (w_T, mean training loss).
 
@@ -55,6 +65,8 @@ def local_update(
         before_step: called before each step, while `model` holds the current weights.
         canaries: gradients that are put among those of the examples, to measure what the defenses
             let through.
+        objective: what a client algorithm asks for besides: terms of the objective, and which
+            parameters are trained.
 
     Raises:
         ConfigError: the defenses do not go together, or not with these settings or this model; or
@@ -64,22 +76,27 @@ def local_update(
     _load_broadcast(model, before, settings, inputs)
     client_round = client_round or ClientRound(key=key, broadcast=before)
     hooks = TrainingHooks(defenses, model, settings, len(inputs), client_round, canaries)
-    optimizer, proximal_terms = new_optimizer(model, settings), _proximal_terms(model, settings)
+    optimizer = new_optimizer(model, settings)
     losses: list[Tensor | None] = []
-    objective = smooth_labels(loss, settings.label_smoothing)
-    with seed_globals(*key, "dropout"), freeze_parameters(model, settings):
+    smoothed_loss = smooth_labels(loss, settings.label_smoothing)
+    with (
+        seed_globals(*key, "dropout"),
+        freeze_parameters(model, settings),
+        freeze_all_except(model, objective.trained),
+    ):
+        penalties = make_penalties(model, settings, objective)
         for index in hooks.batch_order(order):
             if before_step is not None:
                 before_step()
             optimizer.zero_grad()
             batch = inputs[index], labels[index]
-            losses.append(put_gradient(model, *batch, objective, hooks, proximal_terms))
+            losses.append(put_gradient(model, *batch, smoothed_loss, hooks, penalties))
             optimizer.step()
     after = copy_state(model, statistics=settings.batch_norm_statistics == "shared")
     _check_weights(before, after, len(losses), canaries)
     if batch_losses := [batch_loss for batch_loss in losses if batch_loss is not None]:
         return after, torch.stack(batch_losses).mean().item()
-    return after, evaluate(model, after, inputs, labels, objective)["loss"]
+    return after, evaluate(model, after, inputs, labels, smoothed_loss)["loss"]
 
 
 def local_gradient(
@@ -208,18 +225,6 @@ def _load_broadcast(model: nn.Module, before: State, settings: LocalTraining, in
     check_broadcast(model, before)
     load_state(model, before)
     set_modes(model, settings, inputs)
-
-
-def _proximal_terms(model: nn.Module, settings: LocalTraining) -> Callable[[], list[Tensor]]:
-    """Return a function that computes FedProx's penalty, a term for each parameter, if any."""
-    parameters = list(model.parameters()) if settings.proximal_mu else []
-    anchors = [parameter.detach().clone() for parameter in parameters]
-
-    def compute_terms() -> list[Tensor]:
-        pairs = zip(parameters, anchors, strict=True)
-        return [settings.proximal_mu / 2 * (parameter - anchor).square().sum() for parameter, anchor in pairs]
-
-    return compute_terms
 
 
 def _check_weights(before: State, after: State, steps: int, canaries: Canaries | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -95,6 +95,23 @@ def freeze_parameters(model: nn.Module, settings: LocalTraining) -> Iterator[Non
     if settings.batch_norm == "frozen":
         for layer in layers:
             frozen_parameters += [p for p in layer.parameters() if p.requires_grad]
+    for parameter in frozen_parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen_parameters:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def freeze_all_except(model: nn.Module, trained: Collection[str] | None) -> Iterator[None]:
+    """Keep all parameters but `trained`, by name, untrained; None changes nothing."""
+    frozen_parameters: list[nn.Parameter] = []
+    if trained is not None:
+        for name, parameter in model.named_parameters():
+            if name not in trained and parameter.requires_grad:
+                frozen_parameters.append(parameter)
     for parameter in frozen_parameters:
         parameter.requires_grad_(False)
     try:

@@ -111,6 +111,13 @@ def test_a_defense(call: Call) -> None:
 
 
 @pytest.mark.slow
+def test_an_algorithm(call: Call) -> None:
+    call("new", "algorithm", "new-command-algorithm")
+    assert "failed" not in call("check", "new_command_algorithm:NewCommandAlgorithm")
+    call("run", "new_command_algorithm.toml", *FEWER)
+    assert "NewCommandAlgorithm" in Path("runs/new_command_algorithm/experiment.toml").read_text()
+
+
 def test_a_measure(call: Call) -> None:
     told = call("new", "measure", "new-command-measure").splitlines()
     assert "try it:  fedsim expose new_command_measure.toml" in told

@@ -117,7 +117,7 @@ def _proxies(transcript: Transcript, rounds: str, victim: int, experiment: Exper
     if update.gradient is None:
         name = "last mean of its group" if reply.members else "last-returned model"
         proxies[name] = update.after
-    proxies["first model"] = experiment.initial_state()  # w_0, which the server knows whatever was recorded
+    proxies["first model"] = experiment.initial_model_state()  # w_0, which the server knows whatever was recorded
     return proxies
 
 

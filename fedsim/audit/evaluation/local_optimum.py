@@ -14,6 +14,7 @@ from fedsim.recording.wire_format import State, match_any_names, non_finite_name
 from fedsim.training.local_optimum import ITERATIONS, MAX_BATCH_SIZE, train_to_convergence
 from fedsim.training.model_state import load_state, running_statistics
 from fedsim.training.modes import forward, normalise_by_batch
+from fedsim.training.optimizers import LBFGS
 
 OPTIMUM_METHOD = f"gradient-descent-in-its-valley-{ITERATIONS}"
 """Name of the method, and of the folder of optima in a run; it changes with the result."""
@@ -132,7 +133,7 @@ def _minimise_convex_loss(model: nn.Module, inputs: Tensor, labels: Tensor, loss
     inputs = inputs.double()
     labels = labels.double() if labels.is_floating_point() else labels
     parameters = list(model.parameters())
-    optimizer = torch.optim.LBFGS(
+    optimizer = LBFGS(
         parameters, max_iter=_CONVEX_ITERATIONS, history_size=20, tolerance_grad=_GRADIENT_TOLERANCE,
         tolerance_change=0.0, line_search_fn="strong_wolfe",
     )  # fmt: skip

@@ -187,6 +187,7 @@ class OwnRun(Case):
         A gradient is one step on one batch, which the server takes with its own learning rate.
         """
         facts = {name: getattr(self.training, name) for name in TRAINING_FACTS}
+        facts |= self.own_experiment.algorithm.training_facts()
         if self.training.sends == "gradient":
             facts |= {"learning_rate": self.own_experiment.server_rate, "local_epochs": 1}
         return facts

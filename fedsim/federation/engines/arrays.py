@@ -249,7 +249,7 @@ def _accept(value: object) -> None:
 
 def read_state(record: Mapping[str, Array]) -> State:
     """Return the tensors of `record`; they share memory with it, so nobody may write to them."""
-    return {name: _share_memory(_view(array)) for name, array in record.items()}
+    return {name: _share_memory(view_values(array)) for name, array in record.items()}
 
 
 def _share_memory(values: NDArray[Any]) -> Tensor:
@@ -264,10 +264,10 @@ def make_lazy(record: ArrayRecord) -> None:
     """Replace the arrays of `record` by lazy ones that share the memory of Flower's bytes."""
     for name, array in record.items():
         if not isinstance(array, LazyArray) and array.stype == _NUMPY_TYPE:
-            record[name] = LazyArray(_view(array))
+            record[name] = LazyArray(view_values(array))
 
 
-def _view(array: Array) -> NDArray[Any]:
+def view_values(array: Array) -> NDArray[Any]:
     """Return the values as a view of the .npy bytes; `array.numpy()` would copy them."""
     if isinstance(array, LazyArray):
         return array.view()

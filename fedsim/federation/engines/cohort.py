@@ -104,6 +104,7 @@ class CohortGrid(Grid):
         client_state: states that clients keep from round to round, likewise never seen by the
             strategy. The state that comes with a reply counts once the caller calls
             `client_state.commit`.
+        evaluates_with_state: whether clients are given their state in evaluations, too.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class CohortGrid(Grid):
         min_messages: int = 0,
         reply_memory: int | None = None,
         client_state: ClientStateStore | None = None,
+        evaluates_with_state: bool = False,
     ) -> None:
         self._physical = physical
         self._clients = clients
@@ -128,6 +130,7 @@ class CohortGrid(Grid):
         self._min_messages = min_messages
         self._reply_memory = reply_memory
         self.client_state = client_state or ClientStateStore()
+        self._evaluates_with_state = evaluates_with_state
         self._replies: dict[str, Message] = {}
         self._sent = 0
         self._late: dict[str, int] = {}
@@ -240,8 +243,8 @@ class CohortGrid(Grid):
                 "seconds": seconds,
             }
         )
-        trains = messages[0].metadata.message_type.split(".")[0] == MessageType.TRAIN
-        states = self.client_state.pack(map(_client, messages)) if trains else {}
+        uses_state = messages[0].metadata.message_type.split(".")[0] == MessageType.TRAIN or self._evaluates_with_state
+        states = self.client_state.pack(map(_client, messages)) if uses_state else {}
         content = RecordDict({**messages[0].content, "simulation": self._simulation, ORDER_RECORD: order, **states})
         return Message(content, dst_node_id=node, message_type=COHORT_MESSAGE_TYPE)
 

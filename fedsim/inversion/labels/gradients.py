@@ -17,6 +17,7 @@ from fedsim.inversion.labels.last_layer import (
 )
 from fedsim.inversion.labels.logit_gradient import logit_gradient
 from fedsim.inversion.problem import InversionProblem
+from fedsim.training.optimizers import LBFGS
 
 _BIAS_RULE_STEPS = 20
 
@@ -162,7 +163,7 @@ def label_optimisation(
     noise = torch.randn((rounds, num_examples, width), generator=rng).to(weight)
     features = noise.mul(scale.sqrt() if non_negative else scale).requires_grad_(True)
     logits = torch.randn((num_examples, classes), generator=rng).to(weight).requires_grad_(True)
-    optimizer = torch.optim.LBFGS(
+    optimizer = LBFGS(
         [features, logits],
         max_iter=iterations,
         history_size=20,
