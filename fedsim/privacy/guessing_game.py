@@ -61,7 +61,7 @@ def largest_epsilon(trials: int) -> float:
     """Return the largest epsilon that so many trials of each neighbour can show.
 
     >>> round(largest_epsilon(2000), 1)
-    4.7
+    4.3
     """
     half = max(1, trials // 2)
     lowest_true_rate = (FALSE_ALARMS / 4) ** (1 / half)
