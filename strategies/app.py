@@ -90,7 +90,9 @@ def main(grid: Grid, context: Context) -> None:
             prepare_run(experiment.config, folder, resume=resume)
             _federate_without_exit(experiment, folder, grid, resume=resume, nodes=_num_nodes(experiment, settings))
     else:  # the process that started this one holds the lock of the folder
-        experiment = context.experiment if isinstance(context, JobContext) else Experiment.from_json(text)
+        # The text decides, and the data and network of this process serve where they are the same.
+        source = context.experiment if isinstance(context, JobContext) else None
+        experiment = Experiment.from_json(text, source)
         _federate_without_exit(experiment, folder, grid, resume=resume, nodes=_num_nodes(experiment, settings))
 
 

@@ -81,7 +81,7 @@ class Linkability(Attack):
         senders, references = fingerprints_of(target, first)
         if target.victim not in senders:
             target.read_update(first)  # says what is wrong with it
-        of_victim = torch.tensor([sender == target.victim for sender in senders])
+        of_victim = torch.tensor([sender == target.victim for sender in senders], device=references.device)
         clients, rounds, scores = list[int](), list[int](), list[Tensor]()
         for count, number in enumerate(later, start=1):
             candidates, fingerprints = fingerprints_of(target, number)
@@ -93,8 +93,8 @@ class Linkability(Attack):
                 score = score - cosines[~of_victim].amax(0)
             clients += candidates
             rounds += [number] * len(candidates)
-            scores.append(score)
-            progress(count, len(later), {"objective": float(score.max())})
+            scores.append(score.cpu())
+            progress(count, len(later), {"objective": float(scores[-1].max())})
         return Linkage(
             first_round=first, clients=client_ids(clients), rounds=torch.tensor(rounds), scores=torch.cat(scores)
         )
@@ -109,7 +109,7 @@ class Linkability(Attack):
                 warn(f"{self.title}: leaves a message out: {error}")
                 continue
             senders.append(client)
-            rows.append(_sketch(update.pseudo_gradient))
+            rows.append(_sketch(update.pseudo_gradient).to(target.knowledge.device))
         if not rows:
             return [], torch.empty(0, 0)
         updates = torch.stack(rows)

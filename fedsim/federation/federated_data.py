@@ -81,12 +81,11 @@ class FederatedData:
     @cached_property
     def _split_by_client(self) -> dict[int, tuple[Indices, Indices]]:
         """Cache the splits that were drawn, of the clients that were asked for."""
-        self._check_test_examples()
         return {}
 
     def _split_share(self, client: int) -> tuple[Indices, Indices]:
         """Split a client's examples into those that it trains on and those that it holds out."""
-        share, num_train = self._shares[client], self.counts[client]
+        share, num_train = self._shares[client], self._train_counts[client]
         if num_train == len(share):  # the order of all makes no difference
             train = share.copy()
             train.sort()  # much quicker than `np.sort`, which a million clients feel
@@ -157,7 +156,16 @@ class FederatedData:
 
     @cached_property
     def counts(self) -> list[int]:
-        """Return N of each client, the number of examples that it trains on."""
+        """Return N of each client, the number of examples that it trains on.
+
+        Raises:
+            ConfigError: a client has none, or trains on examples that are tested on.
+        """
+        self._check_test_examples()
+        return self._train_counts
+
+    @cached_property
+    def _train_counts(self) -> list[int]:
         counts = self._share_sizes - self._held_out_counts
         if self.samples_per_client is not None:
             counts = np.minimum(counts, self.samples_per_client)

@@ -38,6 +38,7 @@ from fedsim.interfaces.attack import Attack, Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts
 from fedsim.interfaces.panel import Panel
 from fedsim.plugins import registry
 from fedsim.recording.wire_format import State
@@ -339,6 +340,14 @@ class PromisesLess(Halves):
 
     def guarantee(self, participation: Participation, delta: float) -> Guarantee:
         return Guarantee(epsilon=1 / participation.rounds, delta=delta, neighbours="none", accountant="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowsNoiseOfAnother(Halves):
+    """Model the noise of a tensor that no message has."""
+
+    def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise:
+        return MessageNoise(deviations={"another": torch.ones(2)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -839,6 +848,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (defenses.adversary_batch_is_valid, "defenses", Mixes, {}, "expected the shapes that it was given"),
     (defenses.adversary_batch_is_valid, "defenses", MixesLabelsTwice, {}, "labels that are no probabilities"),
     (defenses.adversary_batch_is_valid, "defenses", MixesDetached, {}, "does not change with the records"),
+    (defenses.message_noise_is_valid, "defenses", KnowsNoiseOfAnother, {}, "describes 'another' in another shape"),
     (defenses.adversary_view_is_valid, "defenses", SeesSigns, {}, "does not change with the gradient"),
     (defenses.adversary_view_is_valid, "defenses", SeesNoise, {}, "it draws from torch's global generator"),
     (defenses.adversary_view_is_valid, "defenses", SeesLess, {}, "something else than a tensor for each name"),

@@ -188,16 +188,16 @@ def test_the_rounds_before_the_one_that_failed_are_kept(tmp_path: Path, monkeypa
     good = Transcript(
         run_serial(make_tiny_config(federation={"rounds": 2, "vectorise": False}), tmp_path / "good").path
     )
-    import clients.app
+    from fedsim.training import algorithm_client
 
-    real = clients.app.local_update
+    real = algorithm_client.local_update
 
     def failing(*args: Any, key: tuple[Any, ...], **kwargs: Any) -> Any:
         if key[2] == 3:
             raise MemoryError("out of memory")
         return real(*args, key=key, **kwargs)
 
-    monkeypatch.setattr(clients.app, "local_update", failing)
+    monkeypatch.setattr(algorithm_client, "local_update", failing)
     with pytest.raises(RunError, match=r"round 3: all 4 clients failed .*MemoryError: out of memory") as caught:
         run_serial(make_tiny_config(federation={"rounds": 5, "vectorise": False}), tmp_path / "run")
     assert_one_sentence(caught.value)

@@ -197,16 +197,16 @@ def test_a_gate_that_is_closed_for_all_from_the_first_round_on_ends_the_run(tmp_
 def test_a_client_that_fails_after_its_gate_was_open_keeps_what_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import clients.app
+    from fedsim.training import algorithm_client
 
-    real = clients.app.local_update
+    real = algorithm_client.local_update
 
     def failing(*arguments: Any, key: tuple[Any, ...], **keywords: Any) -> Any:
         if key[2:] == (2, 1):
             raise MemoryError("out of memory")
         return real(*arguments, key=key, **keywords)
 
-    monkeypatch.setattr(clients.app, "local_update", failing)
+    monkeypatch.setattr(algorithm_client, "local_update", failing)
     monkeypatch.setattr(Gate, "check", lambda *_: None)
     gate = {"name": "gate", "measure": "gradient-norm", "quantile": 0.9}
     folder = run_serial(make_tiny_config(defense=[gate], federation={"rounds": 3}), tmp_path / "run")

@@ -39,7 +39,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Made:
     def run(grouped: bool = False, shares: tuple[float, ...] = SHARES, **tables: Any) -> OpenRun:
         home = tmp_path_factory.mktemp("properties")
         rng, rows = numpy_generator("rows"), []
-        for place in range(600):
+        for place in range(1000):
             red, height = place % 2 == 0, float(rng.normal())
             rows.append([f"{height:.4f}", f"{rng.normal() + 2 * red:.4f}", "red" if red else "blue", str(height > 0)])
         with (home / "rows.csv").open("w", newline="") as file:

@@ -271,8 +271,11 @@ def test_code_that_a_run_folder_names_runs_with_trust_alone(tmp_path: Path) -> N
     [
         ({"secure_aggregation": {}}, r"secure_aggregation: .*; leave it out"),
         ({"recording": {"clients": [0, 1]}}, r"recording\.clients: .* or set federation\.vectorise = false"),
-        ({**WITH_FEEDBACK, "recording": {"every": 2}}, r"recording\.every: a defense may keep .*; leave it out"),
-        ({**WITH_FEEDBACK, "recording": {"rounds": [2]}}, r"recording\.rounds: a defense may keep .*; leave it out"),
+        ({**WITH_FEEDBACK, "recording": {"every": 2}}, r"recording\.every: a defense or an algorithm .*; leave it out"),
+        (
+            {**WITH_FEEDBACK, "recording": {"rounds": [2]}},
+            r"recording\.rounds: a defense or an algorithm .*; leave it out",
+        ),
         ({"federation": {"address": "auto"}}, r"federation\.address = 'auto': .*; leave it out"),
         ({"federation": {"device": "cuda"}}, r"federation\.device = 'cuda': .*; use 'cpu'"),
     ],

@@ -459,7 +459,7 @@ class Boxed(FedAvg):
 
 def test_dicts_of_dicts_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        registry, "load", lambda group, name, real=registry.load: Nested if name == "fedavg" else real(group, name)
+        registry, "load", lambda group, name, real=registry.load: Nested if group == "strategies" else real(group, name)
     )
     config = make_tiny_config(federation={"rounds": 4})
     whole = run_serial(config, tmp_path / "whole")
@@ -472,7 +472,7 @@ def test_what_cannot_be_remembered_is_said_once_and_the_run_does_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        registry, "load", lambda group, name, real=registry.load: Boxed if name == "fedavg" else real(group, name)
+        registry, "load", lambda group, name, real=registry.load: Boxed if group == "strategies" else real(group, name)
     )
     run_serial(make_tiny_config(), tmp_path / "run")
     said = [record.getMessage() for record in caplog.records if "no checkpoint can hold" in record.getMessage()]

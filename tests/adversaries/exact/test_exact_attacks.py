@@ -251,7 +251,7 @@ class Noisy(nn.Module):
 def test_what_changes_the_inputs_while_they_are_trained_on_is_refused(
     tmp_path: Path, new: Callable[[], nn.Module]
 ) -> None:
-    with pytest.raises(AttackError, match="no linear layer that is trained takes the inputs themselves"):
+    with pytest.raises(AttackError, match="no linear layer that is trained and sent takes the inputs themselves"):
         from_training(SpearIca(), tmp_path, 8, new=new, epochs=1, batch=8)
 
 
@@ -398,7 +398,7 @@ def test_the_cocktail_party_separates_behind_any_activation(tmp_path: Path) -> N
             lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 10)),
             5,
             {},
-            "no linear layer that is trained takes the inputs themselves",
+            "no linear layer that is trained and sent takes the inputs themselves",
         ),
         (
             mlp,

@@ -100,11 +100,13 @@ def test_simulated_clients_hold_as_many_public_examples_as_the_victim_and_no_oth
     config = make_config()
     whole, simulated = Experiment(config), simulate(config, tmp_path)
     assert simulated.data.counts == [2, 2, 2]
-    public = {image.numpy().tobytes() for image in whole.dataset.test.inputs()}
+    shares = whole.data.train_by_client(range(whole.data.clients))
+    held = {image.numpy().tobytes() for inputs, _ in shares for image in inputs}
     drawn = {image.numpy().tobytes() for image in simulated.dataset.train.inputs()}
     assert len(drawn) == 6
-    assert drawn <= public
-    # They are not among what guesses may use.
+    # Nobody trains on them, and they are not among what guesses may use.
+    assert drawn.isdisjoint(held)
+    assert drawn.isdisjoint(image.numpy().tobytes() for image in whole.dataset.test.inputs())
     assert drawn.isdisjoint(image.numpy().tobytes() for image in simulated.dataset.test.inputs())
 
 
@@ -186,10 +188,10 @@ REFUSED: Sequence[tuple[dict[str, Any], str | None, type[FedsimError], str]] = [
     ({}, "tgias-ro", ConfigError, "'tgias-ro' reads several rounds"),
     ({"secure_aggregation": {}, "federation": {"rounds": 1}}, None, KnowledgeError, "sees sums over clients alone"),
     (
-        {"partition": {"samples_per_client": 400}, "federation": {"clients": 1}},
+        {"partition": {"samples_per_client": 1200}, "federation": {"clients": 1}},
         None,
         DataError,
-        "has 359 public examples, and the victim trains on 400",
+        "has 238 public examples, and the victim trains on 1200",
     ),
 ]
 
@@ -206,7 +208,7 @@ def test_what_cannot_be_tuned_is_refused_in_a_sentence(
 def test_without_public_data_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = make_config()
     nothing = (Experiment(config).dataset.train, torch.zeros(0, dtype=torch.long).numpy())
-    monkeypatch.setattr("fedsim.federation.federated_data.FederatedData.untrained_examples", lambda self: nothing)
+    monkeypatch.setattr("fedsim.federation.federated_data.FederatedData.auxiliary_examples", lambda self: nothing)
     with pytest.raises(DataError, match=r"no public examples .* hold some out with partition.test_fraction"):
         simulate(config, tmp_path)
 

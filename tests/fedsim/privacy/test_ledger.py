@@ -131,7 +131,7 @@ def test_what_the_server_asked_for_counts_and_not_what_the_file_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        registry, "load", lambda group, name, real=registry.load: Fewer if name == "fedavg" else real(group, name)
+        registry, "load", lambda group, name, real=registry.load: Fewer if group == "strategies" else real(group, name)
     )
     folder = run_serial(make_tiny_config(defense=[DP], federation={"rounds": 3}), tmp_path / "run")
     assert [(row["batch_size"], row["steps"]) for row in read_ledger(folder)[::4]] == [
@@ -172,7 +172,7 @@ def test_a_promise_that_was_not_kept_because_the_strategy_asked_for_more_is_told
 ) -> None:
     """Also of a run that was interrupted after the rounds in which more was asked for."""
     monkeypatch.setattr(
-        registry, "load", lambda group, name, real=registry.load: asks if name == "fedavg" else real(group, name)
+        registry, "load", lambda group, name, real=registry.load: asks if group == "strategies" else real(group, name)
     )
     name, first = defense["name"], make_tiny_config(defense=[defense], federation={"rounds": 3})
     real = strategies.app.Checkpoint.save
