@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fedsim.federation.config import AttackFile, AttackTable, Config
+from fedsim.federation.federated_data import GUESSED_EXAMPLES
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.interfaces.metric import describe_metric
@@ -184,13 +185,21 @@ class AuxiliaryTestData(PitfallRule):
         )
         # Where clients hold a part of the training examples, the others are drawn.
         has_spare_examples = all(config.partition.samples_per_client for config in configs)
-        if not configs or not users or has_test_clients or has_spare_examples:
+        # Guesses are made of the first test examples, and records drawn of the others.
+        has_further_tests = all(_count_test_examples(design, config) > GUESSED_EXAMPLES for config in configs)
+        if not configs or not users or has_test_clients or has_spare_examples or has_further_tests:
             return None
         return Symptom(
             detail=f"{', '.join(users)}: auxiliary records are drawn from the test set, as guesses are "
-            "(of its first 5000 examples).",
+            f"(of its first {GUESSED_EXAMPLES} examples).",
             changes={"partition": {"test_fraction": 0.2, "test_by": "client"}},
         )
+
+
+def _count_test_examples(design: EvaluationDesign, config: Config) -> int:
+    """Return the size of the data set's test part, 0 where it is not known."""
+    dataset = design.dataset(config)
+    return 0 if dataset is None else len(dataset.test)
 
 
 class FewVictims(PitfallRule):
