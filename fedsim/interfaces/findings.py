@@ -435,11 +435,7 @@ class PropertyPresence(Finding):
             raise AttackError(
                 f"the attack tells shares {self.shares.tolist()} apart, expected a smaller and a larger one"
             )
-        _check_integers("clients", self.clients, len(self.scores), 1 << 64, _CLIENT_ID_DTYPES)
-        _check_integers("rounds", self.rounds, len(self.scores), 1 << 63)
-        messages = set(zip(self.clients.tolist(), self.rounds.tolist(), strict=True))
-        if len(messages) < len(self.scores):
-            raise AttackError("the attack scores a message twice, expected each once")
+        _check_messages(self.clients, self.rounds, len(self.scores))
         super().__post_init__()
 
     @property
@@ -480,16 +476,12 @@ class Linkage(Finding):
             raise _tensor_error("scores", self.scores, "floating point numbers in one row")
         if not self.scores.isfinite().all():
             raise AttackError("the attack claims scores that are NaN or infinite")
-        _check_integers("clients", self.clients, len(self.scores), 1 << 64, _CLIENT_ID_DTYPES)
-        _check_integers("rounds", self.rounds, len(self.scores), 1 << 63)
+        _check_messages(self.clients, self.rounds, len(self.scores))
         if int(self.rounds.min()) <= self.first_round:
             raise AttackError(
                 f"the attack scores a message of round {int(self.rounds.min())}, expected rounds after "
                 f"{self.first_round}, whose message it links"
             )
-        messages = set(zip(self.clients.tolist(), self.rounds.tolist(), strict=True))
-        if len(messages) < len(self.scores):
-            raise AttackError("the attack scores a message twice, expected each once")
         super().__post_init__()
 
     @property
@@ -561,6 +553,14 @@ def _check_integers(
     numbers = tensor.tolist()  # torch has no minimum of uint64
     if min(numbers) < 0 or max(numbers) >= limit:
         raise AttackError(f"the attack claims {name} below 0 or from {limit} on")
+
+
+def _check_messages(clients: Tensor, rounds: Tensor, count: int) -> None:
+    """Raise AttackError unless `count` messages are named by client and round, each once."""
+    _check_integers("clients", clients, count, 1 << 64, _CLIENT_ID_DTYPES)
+    _check_integers("rounds", rounds, count, 1 << 63)
+    if len(set(zip(clients.tolist(), rounds.tolist(), strict=True))) < count:
+        raise AttackError("the attack scores a message twice, expected each once")
 
 
 def _check_labels(labels: Tensor, count: int, noun: str) -> None:
