@@ -95,6 +95,11 @@ class Linkability(Attack):
             rounds += [number] * len(candidates)
             scores.append(score.cpu())
             progress(count, len(later), {"objective": float(scores[-1].max())})
+        if not scores:
+            raise AttackError(
+                f"client {target.victim}: no message after round {first} can be read, so there is nothing to link; "
+                "attack further rounds (adversary.rounds)"
+            )
         return Linkage(
             first_round=first, clients=client_ids(clients), rounds=torch.tensor(rounds), scores=torch.cat(scores)
         )

@@ -103,6 +103,8 @@ def import_exchange(source: Path, run: Path) -> Transcript:
     """
     rounds = _find_rounds(source)
     id_of = _number_clients(rounds)
+    if run.exists() and not run.is_dir():
+        raise ConfigError(f"{run}: is no folder; name a run folder that is to be made")
     if run.exists() and any(run.iterdir()):
         raise ConfigError(f"{run}: is not empty; name a run folder that is to be made")
     names = {} if all(name.isdecimal() for name in id_of) else {number: name for name, number in id_of.items()}

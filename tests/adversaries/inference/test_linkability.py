@@ -95,6 +95,15 @@ def test_one_round_links_nothing_and_is_refused(tmp_path):
         Linkability().run(target(record(tmp_path, rounds=1)))
 
 
+def test_later_messages_that_cannot_be_read_are_named_as_the_reason(tmp_path):
+    transcript = record(tmp_path, rounds=1)
+    broken = Payload.from_dense({"w": torch.full((40,), torch.nan)})
+    update = Update(round=2, client=2, before={"w": torch.zeros(40)}, payload=broken, num_examples=10)
+    Recorder(tmp_path, resume=True).write(2, [update])
+    with pytest.raises(AttackError, match="client 2: no message after round 1 can be read"):
+        Linkability().run(target(Transcript(transcript.folder)))
+
+
 def test_a_sketch_keeps_cosines():
     generator = torch.Generator().manual_seed(0)
     first, noise = torch.randn(2, 300_000, generator=generator)

@@ -222,6 +222,14 @@ def test_a_folder_with_content_is_left_alone(tmp_path):
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
+def test_a_file_in_place_of_the_run_folder_is_left_alone(tmp_path):
+    write_round(tmp_path / "exchange")
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ConfigError, match="run: is no folder; name a run folder that is to be made"):
+        import_exchange(tmp_path / "exchange", tmp_path / "run")
+    assert (tmp_path / "run").read_text() == "mine"
+
+
 def test_a_folder_without_rounds_is_named(tmp_path):
     with pytest.raises(ConfigError, match="holds no folder round-1"):
         import_exchange(tmp_path, tmp_path / "run")
