@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
-from clients.algorithms.heads import BODY, HEAD, divide_into_body_and_head
+from clients.algorithms.heads import BODY, HEAD, BodySharing
 from fedsim.base.constraints import PositiveInt
 from fedsim.base.papers import Paper, cite
-from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
+from fedsim.interfaces.algorithm import ClientResult, LocalClient
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(ClientAlgorithm):
+class FedRep(BodySharing):
     """Train the head with the body fixed, then the body with the head fixed, and send the body.
 
     Args:
@@ -29,19 +26,10 @@ class FedRep(ClientAlgorithm):
         statistics of BatchNorm layers move in both passes.
     """
 
-    head: tuple[str, ...] = ()
     head_epochs: PositiveInt = 5
 
-    private_parts: ClassVar[frozenset[str]] = frozenset({HEAD})
-    personal: ClassVar[bool] = True
     counts_steps: ClassVar[bool] = False
-    keeps: ClassVar[str] = "the head of its model"
-    sends: ClassVar[str] = "the body of its model"
     paper: ClassVar[Paper] = cite("Collins2021")
-
-    def divide_model(self, network: nn.Module) -> Mapping[str, Sequence[str]]:
-        """Return the names of the tensors in body and head."""
-        return divide_into_body_and_head(network, self.head)
 
     def train_client(self, client: LocalClient) -> ClientResult:
         """Train the head, then the body."""

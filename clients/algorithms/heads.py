@@ -1,15 +1,39 @@
-"""Division of a network into a body, which is shared, and a head, which is not."""
+"""Algorithms whose clients share the body of the network, and keep a head of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
 from fedsim.base.errors import ConfigError, did_you_mean
+from fedsim.interfaces.algorithm import ClientAlgorithm
 from fedsim.training.features import find_last_linear
 
 BODY, HEAD = "body", "head"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodySharing(ClientAlgorithm):
+    """Base of algorithms that send the body, and keep the head.
+
+    Args:
+        head: names of the layers or blocks of the model that stay with the client, such as
+            `["classifier"]`; empty for the last linear layer.
+    """
+
+    head: tuple[str, ...] = ()
+
+    private_parts: ClassVar[frozenset[str]] = frozenset({HEAD})
+    personal: ClassVar[bool] = True
+    keeps: ClassVar[str] = "the head of its model"
+    sends: ClassVar[str] = "the body of its model"
+
+    def divide_model(self, network: nn.Module) -> Mapping[str, Sequence[str]]:
+        """Return the names of the tensors in body and head."""
+        return divide_into_body_and_head(network, self.head)
 
 
 def divide_into_body_and_head(network: nn.Module, head: Sequence[str]) -> Mapping[str, Sequence[str]]:
