@@ -21,6 +21,8 @@ class ScaffoldClient(ClientAlgorithm):
     The server's control variate c estimates the gradient of the federation, the client's c_i that
     of its own data. A server that saw all rounds knows c_i, too: it is the sum of what was sent. So
     attacks are given updates from which c - c_i is removed, and no control variates hide anything.
+    Rather, the change of c_i tells the mean gradient once more, which counts where a defense
+    changes what is sent.
 
     References:
         [Karimireddy2020], Algorithm 1, option II.

@@ -6,6 +6,7 @@ with c + (c_i+ - c_i), so whoever saw all its messages knows c_i, the sum of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -60,7 +61,10 @@ def sum_changes(updates: Iterable[Update]) -> dict[str, Tensor]:
 def remove_controls(update: Update, own_control: State) -> Update:
     """Return the update as the same local gradients would have given it without control variates.
 
-    Each of the K steps added c - c_i to its gradient, so w_T lies K eta (c_i - c) too far.
+    Each of the K steps added c - c_i to its gradient, so a client moves by K eta (g + c - c_i),
+    where g is its mean gradient, and changes its control variate by g - c_i. Both are read, because
+    a defense changes both alike: where K eta is small, noise that hides the move hides little of
+    the other.
 
     Args:
         update: as it was recorded.
@@ -68,22 +72,38 @@ def remove_controls(update: Update, own_control: State) -> Update:
     """
     before, server_control = split_controls(update.before)
     after, sent = split_controls(update.after)
-    changes = {name: sent[name].double() - control.double() for name, control in server_control.items()}
-    distance = _step_distance(before, after, server_control, changes)
-    for name, control in server_control.items():
-        drift = distance * (own_control.get(name, torch.zeros(())).double() - control.double())
-        after[name] = (after[name].double() - drift).to(after[name].dtype)
+    moves: dict[str, Tensor] = {}
+    mean_steps: dict[str, Tensor] = {}
+    for name in server_control:
+        moves[name] = before[name].double() - after[name].double()
+        mean_steps[name] = sent[name].double()  # c + (g - c_i)
+    distance = _told_distance(update) or _fit_distance(moves, mean_steps)
+    if distance:
+        for name, control in server_control.items():
+            # The estimate of least variance from both, whose noise is of one size.
+            mean_step = (mean_steps[name] + distance * moves[name]) / (1 + distance**2)
+            mean_gradient = mean_step - control.double() + own_control.get(name, torch.zeros(())).double()
+            after[name] = (before[name].double() - distance * mean_gradient).to(after[name].dtype)
     return replace(update, before=before, payload=Payload.from_dense(after, "weights"))
 
 
-def _step_distance(before: State, after: State, server_control: State, changes: State) -> float:
-    """Return K eta, which the message itself tells: c_i+ - c_i = (w_t - w_T) / (K eta) - c.
+def _told_distance(update: Update) -> float | None:
+    """Return K eta by what the server told the client, and N; None where it told no such settings."""
+    told = {key: value for key, value in update.config.items() if isinstance(value, int | float)}
+    if "learning-rate" not in told:
+        return None
+    if "local-steps" in told:
+        return told["local-steps"] * told["learning-rate"]
+    if "local-epochs" not in told or "batch-size" not in told:
+        return None
+    steps = told["local-epochs"] * math.ceil(update.num_examples / told["batch-size"])
+    return steps * told["learning-rate"]
 
-    It is fitted by least squares, as a defense may have changed the numbers.
-    """
+
+def _fit_distance(moves: State, mean_steps: State) -> float:
+    """Return K eta by least squares, as a move is K eta times the mean step."""
     product, square = 0.0, 0.0
-    for name, control in server_control.items():
-        mean_step = changes[name] + control.double()
-        product += float((mean_step * (before[name].double() - after[name].double())).sum())
+    for name, mean_step in mean_steps.items():
+        product += float((mean_step * moves[name]).sum())
         square += float(mean_step.square().sum())
     return product / square if square else 0.0

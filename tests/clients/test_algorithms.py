@@ -292,6 +292,20 @@ def test_attacks_are_given_updates_without_control_variates(runs: dict[str, Open
                 assert not torch.allclose(tensor, uncorrected, rtol=1e-3, atol=1e-6)
 
 
+def test_attacks_read_the_gradient_that_noise_leaves_in_control_variates(tmp_path: Path) -> None:
+    """K eta is .03, so that the noise of an update hides a move more than the change of c_i."""
+    settings = {"training": {"learning_rate": 0.01}, "federation": {"rounds": 1}}
+    noise = {"name": "update-noise", "clip": 1.0, "noise_multiplier": 0.02}
+    plain = run_serial(config_of("scaffold", **settings), tmp_path / "plain")
+    noisy = run_serial(config_of("scaffold", **settings, defense=[noise]), tmp_path / "noisy")
+    updates = [Transcript(run.path).update(1, 0) for run in (plain, noisy)]
+    true_gradient, gradient = (torch.cat([t.flatten() for t in u.pseudo_gradient.values()]) for u in updates)
+    assert torch.cosine_similarity(true_gradient, gradient, dim=0) > 0.7
+    recorded = Transcript(noisy.path).recorded_update(1, 0)
+    moves = [recorded.before[name] - recorded.after[name] for name in updates[0].before]
+    assert torch.cosine_similarity(true_gradient, torch.cat([move.flatten() for move in moves]), dim=0) < 0.2
+
+
 def test_a_control_that_a_recording_does_not_tell_is_refused(tmp_path: Path) -> None:
     run = run_serial(config_of("scaffold", recording={"rounds": [2]}), tmp_path / "run")
     with pytest.raises(TranscriptError, match=r"round 2, client 0: its control variate is .* and round 1 is not"):
