@@ -25,6 +25,7 @@ from fedsim.interfaces.attack import (
     warn,
 )
 from fedsim.interfaces.findings import Linkage, client_ids
+from fedsim.recording.control_variates import holds_controls
 from fedsim.recording.wire_format import State
 
 _SKETCH_SIZE = 1 << 16
@@ -47,7 +48,8 @@ class Linkability(Attack):
     3. The score of a message is its cosine with the victim's message, less its largest one with the
        message of anybody else, who would explain it better.
 
-    The ids in a recording only name messages here: no score depends on them.
+    The ids in a recording only name messages here: no score depends on them. So recordings with
+    control variates are refused, as removing these takes all that a client sent before.
 
     References:
         [Orekondy2018]: updates of one user are alike. Differs: they train a classifier of users on
@@ -77,6 +79,7 @@ class Linkability(Attack):
 
     def _link_messages(self, target: Target, progress: Progress, fingerprints_of: _Fingerprints) -> Linkage:
         first = target.participation_rounds()[0]
+        _check_sends_model_alone(target, first)
         later = [number for number in target.transcript.rounds if number > first]
         senders, references = fingerprints_of(target, first)
         if target.victim not in senders:
@@ -123,6 +126,18 @@ class Linkability(Attack):
         if len(updates) > 1:
             updates = torch.nn.functional.normalize(updates - updates.mean(0), dim=1)
         return senders, updates
+
+
+def _check_sends_model_alone(target: Target, number: int) -> None:
+    """Raise AttackError where control variates are sent, which depend on what a client sent before."""
+    transcript = target.transcript
+    message = transcript.messages(number, target.victim)[0]
+    if holds_controls(transcript.broadcast(number, target.victim, message)):
+        raise AttackError(
+            f"round {number}: control variates are sent beside the model, and what a client's gradient was without "
+            "them is known only to whoever knows which messages it sent before, which is what is to be found; link "
+            "messages of another algorithm"
+        )
 
 
 def _sketch(gradient: State) -> Tensor:

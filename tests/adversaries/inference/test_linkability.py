@@ -16,12 +16,13 @@ from fedsim.recording.wire_format import Update
 NUM_CLIENTS = 8
 
 
-def record(folder, signature=1.0, rounds=3, ids=None):
+def record(folder, signature=1.0, rounds=3, ids=None, controls=False):
     """Record rounds in which a delta is the same of all, plus a client's signature, plus noise.
 
     Args:
         signature: size of what a client's messages have in common, beside noise of size 1.
         ids: round to the ids of the clients, in their order; the same in all by default.
+        controls: whether control variates are sent beside the model.
     """
     generator = torch.Generator().manual_seed(5)
     of_client = torch.randn(NUM_CLIENTS, 40, generator=generator) * signature
@@ -31,12 +32,16 @@ def record(folder, signature=1.0, rounds=3, ids=None):
         updates = []
         for client in range(NUM_CLIENTS):
             delta = common + of_client[client] + torch.randn(40, generator=generator)
+            arrays = {"w": delta}
+            if controls:
+                before["control/w"] = torch.zeros(40)
+                arrays = {"w": before["w"] + delta, "control/w": delta}
             updates.append(
                 Update(
                     round=number,
                     client=(ids or {}).get(number, range(NUM_CLIENTS))[client],
                     before=before,
-                    payload=Payload.from_dense({"w": delta}),
+                    payload=Payload.from_dense(arrays, "weights" if controls else "delta"),
                     num_examples=10,
                 )
             )
@@ -79,6 +84,11 @@ def test_no_score_depends_on_the_ids_in_the_recording(tmp_path):
     for number, ids in ((2, others), (3, others[::-1])):
         expected = {ids[client]: score for client, score in scores_of(plain, number).items()}
         assert scores_of(exchanged, number) == pytest.approx(expected, abs=1e-6)
+
+
+def test_control_variates_take_the_answer_to_remove_and_are_refused(tmp_path):
+    with pytest.raises(AttackError, match=r"round 1: control variates are sent .*; link messages of another algorithm"):
+        Linkability().run(target(record(tmp_path, controls=True)))
 
 
 def test_victims_at_once_have_the_findings_of_one_after_the_other(tmp_path):
