@@ -45,6 +45,7 @@ from fedsim.recording.payloads import State
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.training.loop import evaluate, evaluate_constant
 from fedsim.training.settings import LocalTraining
+from strategies.central_privacy import CentrallyPrivate
 from strategies.checkpoint import Checkpoint, unsavable_attributes
 from strategies.curious import Curious
 from strategies.reply_checks import check_replies
@@ -128,7 +129,8 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     client_state = ClientStateStore()
     recipe = partial(_describe_recipe, experiment, client_state) if recording.keep == "recipe" else None
     recorder = Recorder(folder.transcript, plan, resume, recording.fsync, folder.manifest, recipe)
-    strategy = Curious(experiment.new_strategy(), recorder, average_from=_AVERAGE_FROM_BYTES)
+    honest = CentrallyPrivate.wrap(experiment.new_strategy(), experiment)
+    strategy = Curious(honest, recorder, average_from=_AVERAGE_FROM_BYTES)
     fresh, unsavable = unsavable_attributes(strategy.strategy), list[str]()
     folder.note_data(experiment.data.sha256)
 
@@ -140,7 +142,8 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     arrays = checkpoint.arrays if checkpoint else make_record(experiment.initial_state())
     rows = list[Mapping[str, Any]]()
     exposure_rows = list[Mapping[str, Any]]()
-    ledger = Ledger(lambda: experiment.setting, experiment.client_defenses, [table.name for table in config.defense])
+    names = [table.name for table in config.defense]
+    ledger = Ledger(lambda: experiment.setting, experiment.client_defenses, names, experiment.federation_privacy)
     if checkpoint:
         rows += [row for row in read_metrics(folder) if int(row["round"]) <= last_round]
         ledger.resume(read_ledger(folder), last_round, str(folder.ledger))
@@ -286,7 +289,9 @@ def _run_round(
         protocol = SecureSum.from_experiment(experiment)
         answers = track(grid.send_and_receive(messages, timeout=federation.timeout), "clients", len(messages))
         valid_replies = check_replies(answers, messages, experiment.model, grid.client_state, protocol)
-        replies: Iterable[Message] = _note_failures(valid_replies, number, failed)
+        replies: Iterable[Message] = valid_replies
+        if messages:  # clients that are drawn independently may all be left out
+            replies = _note_failures(valid_replies, number, failed)
         if protocol is not None:
             replies = protocol.sum_groups(replies, messages, number)
         aggregate, _ = strategy.aggregate_train(number, replies)

@@ -20,6 +20,9 @@ If fewer clients of a group answer than the threshold, its sum is lost: the shar
 not unmask it. If enough answer, the masks of those that dropped out are removed, and only they are
 left out.
 
+With `[distributed_privacy]` all weights are 1, so that no client moves the sum by more than its
+clip. Between 2 and 3 a client adds its share of noise (`fedsim.privacy.distributed`).
+
 References:
     [Bell2020]; [Bonawitz2017].
     Differs: all pairs of a group share keys.
@@ -28,6 +31,7 @@ References:
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +46,8 @@ from fedsim.base.randomness import numpy_generator, seed_globals
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import SecureAggregationTable
 from fedsim.federation.engines.arrays import make_record, read_state
-from fedsim.federation.secure_aggregation import group_sizes
+from fedsim.federation.secure_aggregation import MODULUS, group_sizes
+from fedsim.privacy.distributed import DistributedPrivacy
 from fedsim.recording.payloads import Dense, Form, Kind, Payload
 from fedsim.recording.wire_format import non_finite_names
 from strategies.message_content import GROUP_RECORD, MEMBERS_KEY
@@ -63,19 +68,22 @@ class SecureSum:
         table: its settings.
         largest: N_max.
         seed: seed of the run.
+        privacy: the noise of which each client adds a share; None for none.
     """
 
     table: SecureAggregationTable
     largest: int
     seed: int
+    privacy: DistributedPrivacy | None = None
 
     @classmethod
     def from_experiment(cls, experiment: Experiment) -> SecureSum | None:
         """Return the protocol of `experiment`; None where clients send their updates in clear."""
         table = experiment.config.secure_aggregation
-        return (
-            None if table is None else cls(table=table, largest=max(experiment.reported_counts), seed=experiment.seed)
-        )
+        if table is None:
+            return None
+        largest = max(experiment.reported_counts)
+        return cls(table=table, largest=largest, seed=experiment.seed, privacy=experiment.distributed_privacy)
 
     def draw_groups(self, clients: Iterable[int], number: int) -> list[list[int]]:
         """Return the groups of round `number`, each ascending; the server can draw them, too.
@@ -143,8 +151,10 @@ class SecureSum:
     def quantise(self, update: Mapping[str, NDArray[Any]], count: int, *key: int) -> list[NDArray[Any]]:
         """Return the integers that a client masks: its weight, then its weighted arrays.
 
+        With `privacy` all weights are 1, and a share of noise is added.
+
         Args:
-            update: its arrays by name.
+            update: its arrays by name; with `privacy`, clipped to its norm.
             count: N.
             key: round and client, from which the random rounding is drawn.
         """
@@ -152,10 +162,32 @@ class SecureSum:
         from flwr.common.secure_aggregation.quantization import quantize
 
         levels = 1 << self.table.bits
+        if self.privacy is not None:
+            with seed_globals(self.seed, "secure aggregation", *key):
+                rounded = quantize(list(update.values()), self.table.clip, levels)
+            rng = numpy_generator(self.seed, "distributed privacy", *key)
+            noisy = [array + self.privacy.draw_share(array.shape, rng) for array in rounded]
+            return factor_combine(levels, noisy)
         weight = round(count / self.largest * levels)
         weighted = parameters_multiply(list(update.values()), weight / levels)
         with seed_globals(self.seed, "secure aggregation", *key):  # Flower draws from NumPy's global generator
             return factor_combine(weight, quantize(weighted, self.table.clip, levels))
+
+    def min_survivors(self, size: int) -> int:
+        """Return how many of a group have to answer, or its sum is lost."""
+        fewest = self.table.min_survivors(size)
+        return fewest if self.privacy is None else max(fewest, self.privacy.shares)
+
+    def mean_update(self, total: list[NDArray[np.uint32]], count: int) -> list[NDArray[Any]]:
+        """Return the weighted mean of `count` updates from their sum modulo 2^32."""
+        levels = 1 << self.table.bits
+        if self.privacy is None:
+            return weighted_mean(total, count, self.table.clip, levels)
+        # With noise a sum may be below 0, so it is read within half a modulus of its middle.
+        middle, half = count * levels // 2, MODULUS // 2
+        weight, *arrays = total
+        centred = [(array.astype(np.int64) - middle + half) % MODULUS - half + middle for array in arrays]
+        return weighted_mean([weight, *centred], count, self.table.clip, levels)
 
 
 @dataclass(kw_only=True)
@@ -192,6 +224,8 @@ class _Group:
         tensors, count = _update_tensors(reply, asked), _num_examples(reply)
         self.forms = {name: (kind, tensor.dtype) for name, (kind, tensor) in tensors.items()}
         update = {name: tensor.numpy() for name, (_, tensor) in tensors.items()}
+        if self.protocol.privacy is not None:
+            update, count = clip_update(update, self.protocol.privacy.clip), self.protocol.largest
         integers = self.protocol.quantise(update, count, number, client)
         addends = [np.asarray(array).astype(np.uint32) for array in integers]
         if self.total:
@@ -200,7 +234,7 @@ class _Group:
         else:
             self.total = addends
         self._count_clipped(update, count)
-        self.num_examples += count
+        self.num_examples += _num_examples(reply)
         self.survivors.append(client)
         for record in reply.array_records.values():
             record.clear()
@@ -213,7 +247,7 @@ class _Group:
     def close(self, message_to: Mapping[int, Message], number: int) -> Iterator[Message]:
         """Yield the reply of the group; if its sum is lost, an error for each that answered."""
         total, self.total = self.total, []
-        table, needed = self.protocol.table, self.protocol.table.min_survivors(len(self.members))
+        needed = self.protocol.min_survivors(len(self.members))
         if len(self.survivors) < needed:
             reason = (
                 f"its sum is lost: {len(self.survivors)} of its group of {len(self.members)} answered, {needed} have to"
@@ -224,7 +258,7 @@ class _Group:
             for client in self.survivors:
                 yield Message(Error(code=_LOST_SUM, reason=reason), reply_to=message_to[client])
             return
-        mean = weighted_mean(total, len(self.survivors), table.clip, 1 << table.bits)
+        mean = self.protocol.mean_update(total, len(self.survivors))
         tensors: dict[str, tuple[Kind, Form]] = {}
         for (name, (kind, dtype)), values in zip(self.forms.items(), mean, strict=True):
             tensors[name] = (kind, Dense(torch.from_numpy(np.asarray(values)).to(dtype)))
@@ -234,6 +268,14 @@ class _Group:
             GROUP_RECORD: ConfigRecord({MEMBERS_KEY: sorted(self.survivors)}),
         }
         yield Message(RecordDict(content), reply_to=message_to[min(self.survivors)])
+
+
+def clip_update(update: Mapping[str, NDArray[Any]], clip: float) -> dict[str, NDArray[np.float64]]:
+    """Return an update, clipped to L2 norm `clip`, all arrays together, in float64."""
+    exact = {name: np.asarray(values, dtype=np.float64) for name, values in update.items()}
+    norm = math.sqrt(sum(float(np.vdot(values, values)) for values in exact.values()))
+    factor = min(1.0, clip / norm) if norm else 1.0
+    return {name: factor * values for name, values in exact.items()}
 
 
 def _num_examples(reply: RecordDict) -> int:

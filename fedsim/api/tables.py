@@ -31,6 +31,8 @@ TABLES: Mapping[str, type[BaseModel]] = {
     "algorithm": config.AlgorithmTable,
     "defense": config.PluginTable,
     "secure_aggregation": config.SecureAggregationTable,
+    "central_privacy": config.CentralPrivacyTable,
+    "distributed_privacy": config.DistributedPrivacyTable,
     "canaries": config.CanariesTable,
     "measure": config.MeasureTable,
     "recording": config.RecordingTable,

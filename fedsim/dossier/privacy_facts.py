@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from fedsim.base.errors import FedsimError
 from fedsim.dossier.contents import Accuracy, ExposedClient, MeasuredEpsilon, Proof, to_number
 from fedsim.federation.run_folder import read_exposures, read_ledger
+from fedsim.privacy.distributed import DistributedPrivacy
 from fedsim.privacy.ledger import largest_spender, spending_by_client, unique_labels
 from fedsim.report.exposure import mean_quantities
-from fedsim.report.headline import final_accuracy
-from fedsim.report.learning import explain_no_learning
+from fedsim.report.headline import describe_accuracy as say_accuracy
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.run_facts import prove_guarantee
 from fedsim.report.summary import enumerate_words
@@ -27,11 +27,14 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
     if experiment is None:
         return [], "Nothing is proved here: it was recorded elsewhere, and nobody says what protects its clients."
     tables = experiment.config.defense
-    if not tables:
-        return [], "Nothing is proved, because clients have no defense."
+    central = _CENTRAL if experiment.config.central_privacy is not None else ""
+    if not tables and experiment.config.distributed_privacy is None:
+        return [], f"Nothing is proved, because clients have no defense.{central}"
     proofs: list[Proof] = []
     unproved: list[str] = []
     try:
+        if experiment.distributed_privacy is not None:
+            proofs.append(_prove_sums(run, experiment.distributed_privacy, setting))
         rows, defenses = read_ledger(run.folder), experiment.defenses
         for defense, label in zip(defenses, unique_labels([table.name for table in tables]), strict=True):
             clients = spending_by_client(rows, label)
@@ -58,7 +61,27 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
             )
     except FedsimError as error:
         return [], f"What defenses prove cannot be told: {error}."
-    return proofs, f"Nothing is proved of {enumerate_words(unproved)}." if unproved else ""
+    nothing = f"Nothing is proved of {enumerate_words(unproved)}." if unproved else ""
+    return proofs, f"{nothing}{central}".strip()
+
+
+def _prove_sums(run: ReportedRun, privacy: DistributedPrivacy, setting: str) -> Proof:
+    """Return what is proved of sums in which clients share the noise."""
+    clients = spending_by_client(read_ledger(run.folder), privacy.name)
+    most = largest_spender(clients) if clients else None
+    epsilon = most.epsilon if most else 0.0
+    return Proof(
+        setting=setting,
+        defense=privacy.name,
+        epsilon=to_number(epsilon),
+        delta=to_number(privacy.delta),
+        neighbours="the update of one client taken for zeros",
+        accountant="Rényi divergences of the Skellam mechanism (dp-accounting)",
+        client=most.client if most else None,
+        rounds=most.rounds if most else 0,
+        against=f"the server and all who see the sums, if {privacy.shares} clients of each sum add their noise",
+        promise=describe_epsilon(epsilon),
+    )
 
 
 def collect_measured_epsilons(run: ReportedRun, setting: str = "") -> list[MeasuredEpsilon]:
@@ -102,8 +125,16 @@ def collect_exposed_clients(run: ReportedRun) -> list[ExposedClient]:
 
 
 def describe_accuracy(run: ReportedRun) -> Accuracy:
-    """Return what the model is worth, as far as anybody evaluated it."""
-    sentence = final_accuracy(run.metrics, run.config)
+    """Return what the model is worth, as far as the run or what clients of another's app reported says it."""
+    sentence = say_accuracy(run.metrics, run.config, run.reported_accuracy)
+    if run.reported_accuracy is not None:
+        return Accuracy(
+            sentence=sentence,
+            accuracy=run.reported_accuracy.accuracy,
+            guess=None,
+            examples=run.reported_accuracy.examples or None,
+            no_learning=run.no_learning.sentence,
+        )
     evaluated = [row for row in run.metrics if row["client"] == "server" and row.get("accuracy")]
     last = evaluated[-1] if evaluated else {}
     count = last.get("num_examples")
@@ -112,7 +143,7 @@ def describe_accuracy(run: ReportedRun) -> Accuracy:
         accuracy=_read_number(last.get("accuracy")),
         guess=_read_number(last.get("guess")),
         examples=int(float(count)) if count else None,
-        no_learning=explain_no_learning(run.metrics),
+        no_learning=run.no_learning.sentence,
     )
 
 
@@ -137,6 +168,10 @@ def describe_proofs(proofs: Sequence[Proof]) -> list[str]:
     return sentences
 
 
+_CENTRAL = (
+    " The server makes its models under central privacy, which holds for those who see the models alone, not against "
+    "this server; ledger.csv has its epsilon."
+)
 _PROTECTIONS = {
     "strong": "strong protection",
     "weak": "weak protection",

@@ -164,7 +164,8 @@ def compose_epsilons_again(run: ReportedRun) -> list[VerifiedValue]:
         experiment = run.experiment
         names = [table.name for table in experiment.config.defense]
         try:
-            ledger = Ledger(lambda: experiment.setting, experiment.client_defenses, names)
+            federation = experiment.federation_privacy
+            ledger = Ledger(lambda: experiment.setting, experiment.client_defenses, names, federation)
             ledger.resume(rows, max(int(row["round"]) for row in rows), str(run.folder.ledger))
             composed = {_read_key(row, _LEDGER_KEY): row for row in ledger.rows}
         except FedsimError as error:

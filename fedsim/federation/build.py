@@ -24,6 +24,7 @@ from fedsim.exposure.measure import Measure
 from fedsim.exposure.of_clients import MeasureSchedule, failure_reason
 from fedsim.federation import secure_aggregation
 from fedsim.federation.algorithm_checks import check_algorithm, name_of_algorithm
+from fedsim.federation.central_privacy import check_central_privacy, make_central_privacy
 from fedsim.federation.config import (
     AlgorithmTable,
     AttackFile,
@@ -35,10 +36,11 @@ from fedsim.federation.config import (
     TrainingTable,
     validate_tables,
 )
+from fedsim.federation.distributed_privacy import SumGroups, check_distributed_privacy, make_distributed_privacy
 from fedsim.federation.federated_data import FederatedData, check_same_data
 from fedsim.federation.recipe_checks import check_recipe
 from fedsim.federation.states import read_state
-from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message
+from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message, sample_size
 from fedsim.interfaces.algorithm import ClientAlgorithm
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense, Participation, Setting, overrides
@@ -49,6 +51,9 @@ from fedsim.modalities import check_modality
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.inline import find_object, is_object
+from fedsim.privacy.central import CentralPrivacy
+from fedsim.privacy.distributed import DistributedPrivacy
+from fedsim.privacy.federation_privacy import FederationPrivacy
 from fedsim.recording.control_variates import join_controls, split_controls
 from fedsim.training.canaries import Canaries, audited_hook
 from fedsim.training.cohort import LocalData, can_vectorise, group_size
@@ -124,6 +129,7 @@ class Experiment:
         # Check that the parts go together.
         check_algorithm(self, strategy)
         self._check_secure_aggregation(strategy)
+        self._check_federation_privacy(strategy)
         self._check_defenses()
         self._check_canaries()
         sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
@@ -146,10 +152,61 @@ class Experiment:
         table = self.config.secure_aggregation
         if table is None:
             return
-        settings = vars(strategy) if is_object(self.config.strategy.name) else self._strategy_settings
-        secure_aggregation.check_groups(table, strategy, settings, self.config.federation.clients)
-        secure_aggregation.check_weights(table, self.reported_counts)
+        secure_aggregation.check_groups(
+            table, strategy, self._read_strategy_settings(strategy), self.config.federation.clients
+        )
+        if self.config.distributed_privacy is None:  # with it all clients weigh alike
+            secure_aggregation.check_weights(table, self.reported_counts)
         secure_aggregation.check_defenses(self.defenses)
+
+    def _read_strategy_settings(self, strategy: Any) -> Mapping[str, Any]:
+        return vars(strategy) if is_object(self.config.strategy.name) else self._strategy_settings
+
+    def _check_federation_privacy(self, strategy: Any) -> None:
+        """Raise ConfigError where nobody could bound what a client adds, or no noise keeps a budget."""
+        if self.config.central_privacy is not None:
+            check_central_privacy(self, strategy, self._read_strategy_settings(strategy))
+        if self.config.distributed_privacy is not None:
+            check_distributed_privacy(self)
+        _ = self.federation_privacy
+
+    @property
+    def federation_privacy(self) -> FederationPrivacy | None:
+        """Return what the server or the protocol promises besides the clients' defenses, if anything.
+
+        Raises:
+            ConfigError: it promises nothing, or no noise keeps to epsilon.
+        """
+        return self.central_privacy or self.distributed_privacy
+
+    @cached_property
+    def distributed_privacy(self) -> DistributedPrivacy | None:
+        """Return the mechanism of the sums under secure aggregation; None without noise.
+
+        Raises:
+            ConfigError: it promises nothing, no noise keeps to epsilon, or a sum would not fit.
+        """
+        table, secure_table = self.config.distributed_privacy, self.config.secure_aggregation
+        if table is None or secure_table is None:
+            return None
+        federation = self.config.federation
+        num_asked = sample_size(self._read_strategy_settings(self.new_strategy()), federation.clients)
+        dimension = sum(tensor.numel() for tensor in self.initial_state().values())
+        groups = SumGroups(table=secure_table, num_asked=num_asked, dimension=dimension)
+        return make_distributed_privacy(table, groups, federation.clients, federation.rounds)
+
+    @cached_property
+    def central_privacy(self) -> CentralPrivacy | None:
+        """Return the mechanism by which a trusted server releases its models; None without one.
+
+        Raises:
+            ConfigError: it promises nothing, or no noise keeps to epsilon.
+        """
+        table, federation = self.config.central_privacy, self.config.federation
+        if table is None:
+            return None
+        settings = self._read_strategy_settings(self.new_strategy())
+        return make_central_privacy(table, settings, federation.clients, federation.rounds)
 
     @cached_property
     def reported_counts(self) -> list[int]:

@@ -288,6 +288,102 @@ class SecureAggregationTable(Table):
         return max(round(self.threshold * size), 2)
 
 
+class CentralPrivacyTable(Table):
+    """[central_privacy]: the server clips each client's update and adds noise to their sum.
+
+    This promises (epsilon, delta)-differential privacy of each client to those who see the models
+    alone. The server is trusted: it sees each update before. See `strategies.central_privacy`.
+    """
+
+    clip: float = Field(
+        default=1.0, gt=0, description="L2 norm C to which each update is clipped, with `quantile` that of round 1."
+    )
+    noise_multiplier: float | None = Field(
+        default=None,
+        gt=0,
+        description="Standard deviation of the noise of the sum, divided by the clip; with `quantile` that of a single "
+        "release that tells as much as the sum and the count together.",
+    )
+    epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="Largest privacy loss of a client that may be asked in all rounds, from which the noise follows.",
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="Probability bound, below 1 / `federation.clients`.")
+    sampling: Literal["fixed", "poisson", "cyclic"] = Field(
+        default="fixed",
+        description="Whether a round has a fixed number of clients, for which no amplification is claimed; each client "
+        "with probability `strategy.fraction_train`, independently (`poisson`), which amplifies; or a fixed number in "
+        "turn, so that none is asked again before all others were (`cyclic`).",
+    )
+    noise: Literal["independent", "tree"] = Field(
+        default="independent",
+        description="Whether rounds have noise of their own, or noise that cancels in part in the sum over rounds "
+        "(`tree`), which is accounted for without amplification, with `cyclic` sampling.",
+    )
+    quantile: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of updates that are not to be clipped, to which the clip adapts; by default it stays.",
+    )
+    clip_learning_rate: float = Field(
+        default=0.2, gt=0, le=10, description="Step size of the logarithm of the clip, see `quantile`."
+    )
+    count_noise: float | None = Field(
+        default=None,
+        gt=0,
+        description="Standard deviation of the noise of the number of updates that were not clipped, see `quantile`; "
+        "by default a twentieth of the clients of a round.",
+    )
+
+    @model_validator(mode="after")
+    def _check_values(self) -> CentralPrivacyTable:
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise ValueError("noise_multiplier: set it, or epsilon, from which it follows, and not both")
+        if self.count_noise is not None and self.quantile is None:
+            raise ValueError("count_noise: a clip that stays counts nothing; set quantile, or leave it out")
+        if self.noise == "tree" and self.sampling != "cyclic":
+            raise ValueError(
+                "noise: a tree protects a client that adds to one of its rounds, which only sampling = 'cyclic' sees "
+                "to; set that, or noise to 'independent'"
+            )
+        if self.noise == "tree" and self.quantile is not None:
+            raise ValueError(
+                "quantile: the noise of a tree spans rounds, and is made for a clip that stays; leave it out, or set "
+                "noise to 'independent'"
+            )
+        return self
+
+
+class DistributedPrivacyTable(Table):
+    """[distributed_privacy]: each client adds a share of noise to what it sends for a sum.
+
+    This promises (epsilon, delta)-differential privacy of each client to the server, which sees
+    sums under `[secure_aggregation]` alone. See `fedsim.privacy.distributed`.
+    """
+
+    clip: float = Field(default=1.0, gt=0, description="L2 norm C to which each client clips its update.")
+    noise_multiplier: float | None = Field(
+        default=None,
+        gt=0,
+        description="Standard deviation of the noise of the smallest sum that can be unmasked, divided by the largest "
+        "length of a clipped and rounded update.",
+    )
+    epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="Largest privacy loss of a client that is asked in all rounds, from which the noise follows.",
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="Probability bound, below 1 / `federation.clients`.")
+
+    @model_validator(mode="after")
+    def _check_values(self) -> DistributedPrivacyTable:
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise ValueError("noise_multiplier: set it, or epsilon, from which it follows, and not both")
+        return self
+
+
 class CanariesTable(Table):
     """[canaries]: measure a lower bound of epsilon in this run, besides the proved guarantee.
 
@@ -367,6 +463,10 @@ if not TYPE_CHECKING:
     )
 
 
+Who = Literal["server", "outsider"] | list[int]
+"""Who attacks: the server, an outsider who gets each model, or these clients together."""
+
+
 class AdversaryTable(Table):
     """[adversary]: the victims, the time of attacks, and the adversary's knowledge."""
 
@@ -387,6 +487,11 @@ class AdversaryTable(Table):
         le=1000,
         description="Number of random starts of each attack, all of which are scored, so that scores get an interval.",
     )
+    who: Who = Field(
+        default="server",
+        description="Who attacks: the server; an `outsider` who gets each model; or these clients, which pool the "
+        "models that they are sent and their own updates, see [Threat models](../explanation/threat-models.md).",
+    )
     workers: int | None = Field(
         default=None,
         ge=1,
@@ -403,6 +508,19 @@ class AdversaryTable(Table):
     knowledge: KnowledgeTable = Field(
         default=KnowledgeTable(), description="Facts that the adversary knows, see `adversary.knowledge`."
     )
+
+    @field_validator("who")
+    @classmethod
+    def _check_who(cls, who: str | list[int]) -> str | list[int]:
+        if isinstance(who, list) and (not who or min(who) < 0 or len(set(who)) < len(who)):
+            raise ValueError(f"expected the ids of colluding clients, each once, got {who}")
+        return who
+
+    @model_validator(mode="after")
+    def _check_time(self) -> AdversaryTable:
+        if self.who != "server" and self.when == "in-round":
+            raise ValueError("who: others than the server learn from the next round's model; take when = 'at-end'")
+        return self
 
 
 _MAX_LABEL_LENGTH = 60
@@ -523,6 +641,8 @@ class Config(AttackFile):
     algorithm: AlgorithmTable | None = None
     defense: list[PluginTable] = []
     secure_aggregation: SecureAggregationTable | None = None
+    central_privacy: CentralPrivacyTable | None = None
+    distributed_privacy: DistributedPrivacyTable | None = None
     canaries: CanariesTable | None = None
     measure: list[MeasureTable] = []
     recording: RecordingTable = RecordingTable()
@@ -536,12 +656,18 @@ class Config(AttackFile):
             ("adversary.victims", self.adversary.victims, clients, "clients"),
             ("recording.clients", self.recording.clients, clients, "clients"),
             ("adversary.rounds", self.adversary.rounds, rounds, "rounds"),
+            ("adversary.who", self.adversary.who, clients, "clients"),
             ("recording.rounds", self.recording.rounds, rounds, "rounds"),
         ):
             if isinstance(chosen, list) and (chosen or where != "recording.rounds"):
                 _check_choice(where, chosen, count, noun)
         if self.recording.rounds == [] and self.attack and self.adversary.when != "never":
             raise ValueError("recording.rounds: nothing is recorded, so there is nothing to attack; name rounds")
+        if self.adversary.who != "server" and self.recording.clients is not None:
+            raise ValueError(
+                "recording.clients: whoever sees models sees the sum over all clients, of whom some would not be "
+                "recorded; leave it out, or adversary.who"
+            )
         if self.canaries is not None:
             self._check_canaries(self.canaries.clients)
         if self.states.rounds and max(self.states.rounds) > rounds:

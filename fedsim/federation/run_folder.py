@@ -263,7 +263,9 @@ def read_ledger(folder: RunFolder) -> list[dict[str, str]]:
     # This imports torch, which would delay errors about the experiment file.
     from fedsim.privacy.ledger import NUMERIC_COLUMNS
 
-    rows = read_rows(folder.ledger, ("round", "client", "defense", "counts", *NUMERIC_COLUMNS), NUMERIC_COLUMNS)
+    rows = read_rows(
+        folder.ledger, ("round", "client", "defense", "counts", "trusted", *NUMERIC_COLUMNS), NUMERIC_COLUMNS
+    )
     _check_counts(folder.ledger, rows, ("round", "client", "counts"))
     return rows
 

@@ -34,7 +34,7 @@ _PACKAGES = (
 )
 _TRAINING_TABLES = (
     "data", "partition", "model", "training", "federation", "strategy", "algorithm", "defense", "secure_aggregation",
-    "canaries", "states",
+    "central_privacy", "distributed_privacy", "canaries", "states",
 )  # fmt: skip
 """Tables of an experiment that determine the training."""
 LAUNCH = (

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedsim.interfaces.mechanism import Mechanism
+from fedsim.privacy.skellam import compute_skellam_deltas, compute_skellam_epsilon
 
 Numbers = NDArray[np.float64]
 _EPSILONS = np.concatenate([np.linspace(0.0, 4.0, 81), np.linspace(4.25, 20.0, 64)])
@@ -102,7 +103,13 @@ def _compute_trade_off(kinds: tuple[Mechanism, ...], replaced: bool) -> TradeOff
     """Compose the privacy loss distributions of different kinds of releases."""
     if any(_is_hopeless(kind) for kind in kinds):
         return None
-    deltas = _compose(kinds, replaced).get_delta_for_epsilon(_EPSILONS.tolist())
+    num_skellam = sum(kind.noise == "skellam" for kind in kinds)
+    if num_skellam == len(kinds):
+        deltas = compute_skellam_deltas(kinds, _EPSILONS.tolist(), replaced=replaced)
+    elif num_skellam:
+        return None  # divergences and distributions are not composed with one another
+    else:
+        deltas = _compose(kinds, replaced).get_delta_for_epsilon(_EPSILONS.tolist())
     return TradeOff(epsilons=_EPSILONS, deltas=np.array(deltas, dtype=float))
 
 
@@ -114,6 +121,8 @@ def compute_tight_epsilon(mechanism: Mechanism, delta: float) -> float:
     """
     if _is_hopeless(mechanism):
         return math.inf
+    if mechanism.noise == "skellam":
+        return compute_skellam_epsilon(mechanism, delta)
     return float(_compose((mechanism,), replaced=False).get_epsilon_for_delta(delta))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from fedsim.base.errors import RunError
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, Setting, overrides
 from fedsim.interfaces.mechanism import Mechanism
+from fedsim.privacy.federation_privacy import OTHER_CLIENTS, SERVER, FederationLedger, FederationPrivacy
 from fedsim.training.settings import LocalTraining
 
 DELTA = 1e-5
@@ -40,8 +41,16 @@ COLUMNS = (
     "noise_scale",
     "noise_rate",
     "releases",
+    "noise_distance",
+    "noise_dimension",
+    "trusted",
+    "in_clear",
 )
-_MECHANISM_COLUMNS = ("unit", "neighbours", "noise", "noise_scale", "noise_rate", "releases")
+"""`trusted` is who has to be trusted for epsilon to hold: `nobody`, or the `server`. `in_clear` is what
+epsilon does not cover."""
+_MECHANISM_COLUMNS = (
+    "unit", "neighbours", "noise", "noise_scale", "noise_rate", "releases", "noise_distance", "noise_dimension",
+)  # fmt: skip
 """The mechanism of the row's round as the defense declares it; empty where it declares none."""
 NUMERIC_COLUMNS = (
     "num_examples",
@@ -54,6 +63,8 @@ NUMERIC_COLUMNS = (
     "noise_scale",
     "noise_rate",
     "releases",
+    "noise_distance",
+    "noise_dimension",
 )
 _FIXED_COLUMNS = ("num_examples", "rate", "noise_multiplier")
 """Columns whose values must not have changed when a run is resumed."""
@@ -77,6 +88,7 @@ class Ledger:
         setting: Callable[[], Setting],
         defenses_of: Callable[[int], Sequence[Defense]],
         names: Sequence[str],
+        federation: FederationPrivacy | None = None,
     ) -> None:
         """Begin the ledger of an experiment.
 
@@ -85,8 +97,10 @@ class Ledger:
                 only where a defense has a guarantee.
             defenses_of: returns the defenses as a client uses them.
             names: the experiment's names of the defenses.
+            federation: what the server or the protocol promises besides, if anything.
         """
         self._make_setting, self._defenses_of = setting, defenses_of
+        self._federation = None if federation is None else FederationLedger(federation)
         self._defense_indices: dict[str, int] = {}
         for index, label in enumerate(unique_labels(names)):
             if self._has_guarantee(index):
@@ -102,17 +116,24 @@ class Ledger:
         return self._make_setting()
 
     def __bool__(self) -> bool:
-        """Tell whether any defense has a guarantee."""
-        return bool(self._defense_indices)
+        """Tell whether any defense has a guarantee, or the federation."""
+        return bool(self._defense_indices) or self._federation is not None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of `metrics.csv`, one a defense with a guarantee; a single one is `epsilon`."""
-        return tuple(self._columns.values())
+        """Columns of `metrics.csv`, one a defense with a guarantee; a single one is `epsilon`.
+
+        That of the federation always says so, because it may hold for others than those of clients.
+        """
+        columns = tuple(self._columns.values())
+        return columns if self._federation is None else (*columns, self._federation.privacy.column)
 
     def largest_epsilons(self) -> dict[str, float]:
         """Return, by column of `metrics.csv`, the epsilon of the client that has spent most."""
-        return {column: self._largest_epsilons.get(label, 0.0) for label, column in self._columns.items()}
+        largest = {column: self._largest_epsilons.get(label, 0.0) for label, column in self._columns.items()}
+        if self._federation is not None:
+            largest[self._federation.privacy.column] = self._federation.epsilon
+        return largest
 
     def find_exceeded_promises(self) -> list[str]:
         """Return a sentence for each defense whose promise before the run some client has exceeded.
@@ -152,7 +173,9 @@ class Ledger:
             RunError: a round is missing, or the defenses were different.
         """
         resumed_rows = [row for row in rows if int(row["round"]) <= rounds] if self else []
-        for label in self._defense_indices:
+        federation = self._federation
+        labels = list(self._defense_indices) + ([federation.privacy.name] if federation is not None else [])
+        for label in labels:
             recorded = {int(row["round"]) for row in resumed_rows if row["defense"] == label}
             if missing := sorted({*range(1, rounds + 1)} - recorded):
                 raise RunError(
@@ -160,6 +183,11 @@ class Ledger:
                     "put the file back, or begin again with --overwrite"
                 )
         for row in resumed_rows:
+            if federation is not None and row["defense"] == federation.privacy.name:
+                federation_row = federation.count_row(row)
+                self._check_unchanged(row, federation_row, where)
+                self.rows.append(federation_row)
+                continue
             if row["defense"] not in self._defense_indices:
                 continue
             label, client = row["defense"], int(row["client"])
@@ -182,6 +210,9 @@ class Ledger:
                 participation = setting.participation(client, 1)
                 row = self._count_round(number, client, label, participation, counts=training is not None)
                 self._append_row(row)
+        if self._federation is not None:
+            may_send = {client: training is not None for client, training in asked.items()}
+            self.rows += self._federation.count_round(number, may_send)
 
     def _append_row(self, row: Row) -> None:
         self.rows.append(row)
@@ -227,6 +258,8 @@ class Ledger:
             "epsilon": epsilon,
             "delta": delta,
             **_describe_mechanism(defense.mechanism(participation)),
+            "trusted": "nobody",
+            "in_clear": "N and metrics",
         }
 
     @staticmethod
@@ -249,14 +282,25 @@ class PrivacySpending:
         rounds: how many of its rounds are counted.
         epsilon: the epsilon of all of them, dimensionless.
         delta: the delta at which epsilon is stated.
-        participation: what it did in the last of its rounds, `rounds` times.
+        participation: what it did in the last of its rounds, `rounds` times; None where epsilon
+            does not depend on it.
     """
 
     client: int
     rounds: int
     epsilon: float
     delta: float
-    participation: Participation
+    participation: Participation | None
+
+
+def is_central(row: Row) -> bool:
+    """Tell whether a row is about released models, whose epsilon holds for others than the server."""
+    return str(row["trusted"]) == SERVER
+
+
+def is_shared_noise(row: Row) -> bool:
+    """Tell whether a row is about sums in which several clients share the noise."""
+    return str(row["trusted"]) == OTHER_CLIENTS
 
 
 def spending_by_client(rows: Iterable[Row], defense: str) -> dict[int, PrivacySpending]:
@@ -268,12 +312,14 @@ def spending_by_client(rows: Iterable[Row], defense: str) -> dict[int, PrivacySp
         client = int(row["client"])
         earlier_rounds = spending[client].rounds if client in spending else 0
         rounds = int(row["counts"]) + earlier_rounds
-        participation = Participation(
-            num_examples=int(row["num_examples"]),
-            batch_size=int(row["batch_size"]),
-            steps=int(row["steps"]),
-            rounds=rounds,
-        )
+        participation = None
+        if row["num_examples"] != "":
+            participation = Participation(
+                num_examples=int(row["num_examples"]),
+                batch_size=int(row["batch_size"]),
+                steps=int(row["steps"]),
+                rounds=rounds,
+            )
         spending[client] = PrivacySpending(client, rounds, float(row["epsilon"]), float(row["delta"]), participation)
     return spending
 
@@ -285,8 +331,12 @@ def largest_spender(clients: Mapping[int, PrivacySpending]) -> PrivacySpending:
 
 def summarise_ledger(rows: Sequence[Row], attacked: Sequence[int] = ()) -> list[str]:
     """Return for each defense what the client that spent most and the attacked ones have spent."""
-    names = dict.fromkeys(row["defense"] for row in rows)
-    return [f"{label}: {describe_spending(spending_by_client(rows, label), attacked)}" for label in names]
+    sentences = []
+    for label, row in {row["defense"]: row for row in rows}.items():
+        spending = describe_spending(spending_by_client(rows, label), attacked)
+        trust = "; for those who see the models alone and trust the server" if is_central(row) else ""
+        sentences.append(f"{label}: {spending}{trust}")
+    return sentences
 
 
 def describe_spending(clients: Mapping[int, PrivacySpending], attacked: Sequence[int] = ()) -> str:
@@ -351,6 +401,8 @@ def _describe_mechanism(mechanism: Mechanism | None) -> Row:
         mechanism.scale,
         mechanism.rate,
         mechanism.releases,
+        mechanism.distance or "",
+        mechanism.dimension or "",
     )
     return dict(zip(_MECHANISM_COLUMNS, values, strict=True))
 
@@ -370,6 +422,8 @@ def read_mechanism(row: Row) -> Mechanism | None:
         rate=float(row["noise_rate"]),
         unit=row["unit"],
         neighbours=row["neighbours"],
+        distance=float(row["noise_distance"]) if row["noise_distance"] else None,
+        dimension=int(row["noise_dimension"]) if row["noise_dimension"] else None,
     )
 
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from fedsim.interfaces.metric import describe_metric, sort_metrics
+from fedsim.privacy.central import CENTRAL_PRIVACY
 from fedsim.report import charts
 from fedsim.report.charts import QUIET, Look
 
@@ -103,7 +104,8 @@ def column_title(column: str) -> str:
     >>> column_title("epsilon of update-noise")
     'ε of update-noise'
     """
-    return column.replace("epsilon", "ε", 1)
+    whom = " (not against the server)" if column == f"epsilon of {CENTRAL_PRIVACY}" else ""
+    return column.replace("epsilon", "ε", 1) + whom
 
 
 def training_charts(rows: Sequence[Mapping[str, str]]) -> ChartGroup:

@@ -55,6 +55,7 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         "Defenses": "" if config.defense else "none",
         "Settings that defend": "",
         "Secure aggregation": _secure_aggregation(config.secure_aggregation),
+        "Privacy of whole clients": _federation_privacy(run, experiment),
         "Seed, engine": f"{federation.seed}, {federation.engine_table.name}",
     }
     try:
@@ -112,6 +113,20 @@ def _secure_aggregation(table: SecureAggregationTable | None) -> str:
         f"sums over groups of {size}; each number cut at {table.clip:g} and rounded to {table.bits} bits, threshold "
         f"{table.threshold:g}"
     )
+
+
+def _federation_privacy(run: ReportedRun, experiment: Experiment) -> str:
+    """Say what the server or the protocol promises to whom, and what was spent; empty where nothing is."""
+    try:
+        privacy = experiment.federation_privacy
+        if privacy is None:
+            return ""
+        spending = spending_by_client(read_ledger(run.folder), privacy.name)
+    except FedsimError as error:
+        run.notes.append(f"What the federation promises its clients cannot be told: {error}.")
+        return ""
+    spent = f"; {describe_spending(spending)}" if spending else ""
+    return f"{privacy.describe_strength()}{spent}; {privacy.describe()}"
 
 
 def local_training(config: Config) -> list[str]:

@@ -20,8 +20,8 @@ from fedsim.federation.run_folder import RunFolder, read_ledger
 from fedsim.privacy.ceilings import TradeOff
 from fedsim.report.run_contents import read_metadata
 
-Curves = dict[tuple[str, str], TradeOff | str]
-"""Trade-off curve by victim and last round, or why there is none."""
+Curves = dict[tuple[str, str, str], TradeOff | str]
+"""Trade-off curve by victim, last round and attacker, or why there is none."""
 
 
 def compute_score_ceilings(
@@ -62,10 +62,12 @@ def _compute_score_ceiling(
 ) -> ProvedCeiling:
     """Return one score beside its ceiling; the curve is computed once for each victim and round."""
     victim, last_round = str(row["victim"]), str(row["round"]).rpartition("-")[2]
-    if (victim, last_round) not in curves:
+    attacker = about.get("attacker", "server")
+    key = victim, last_round, str(attacker)
+    if key not in curves:
         clients = group_members(about) or (int(victim),)
-        curves[victim, last_round] = find_trade_off(ledger, clients, int(last_round))
-    curve = curves[victim, last_round]
+        curves[key] = find_trade_off(ledger, clients, int(last_round), attacker)
+    curve = curves[key]
     ceiling, reason = compute_ceiling(row, about.get("knowledge", {}), partition, curve)
     chance = 1.0
     if not reason and isinstance(curve, TradeOff):

@@ -12,7 +12,7 @@ from fedsim.audit.plan import ADAPTIVE, AttackJob
 from fedsim.audit.scores import SCORE_COLUMNS
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics, read_rows
-from fedsim.privacy.ledger import spending_by_client
+from fedsim.privacy.ledger import is_central, spending_by_client
 from fedsim.recording.transcript import Transcript
 
 _JOB_COLUMNS = ("attack", "victim", "round", "repeat")
@@ -100,8 +100,8 @@ def _mean_bytes(transcript: Transcript) -> str:
 
 
 def _proved_epsilons(folder: RunFolder) -> dict[str, str]:
-    """Return by client the smallest epsilon that one of its defenses proves."""
-    rows = read_ledger(folder)
+    """Return by client the smallest epsilon that one of its defenses proves against the server."""
+    rows = [row for row in read_ledger(folder) if not is_central(row)]
     epsilons: dict[str, float] = {}
     for defense in dict.fromkeys(row["defense"] for row in rows):
         for client, loss in spending_by_client(rows, defense).items():

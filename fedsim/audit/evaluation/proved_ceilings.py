@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedsim.audit.evaluation.memberships import RATES
 from fedsim.interfaces.knowledge import HELD_OUT
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import TradeOff, compute_trade_off
-from fedsim.privacy.ledger import Row, read_mechanism
+from fedsim.privacy.ledger import Row, is_central, is_shared_noise, read_mechanism
 
 FALSE_ALARMS = 1e-3
 """Probability that any score of a run is said to be above a ceiling that it keeps."""
@@ -78,20 +78,31 @@ class ProvedCeiling:
         )
 
 
-def find_trade_off(ledger: Sequence[Row], clients: Sequence[int], last_round: int) -> TradeOff | str:
+def find_trade_off(
+    ledger: Sequence[Row], clients: Sequence[int], last_round: int, attacker: str | Sequence[int] = "server"
+) -> TradeOff | str:
     """Return the trade-off curve of what clients sent up to a round, or why there is none.
 
     A round's broadcast depends on what a client sent before, so all its rounds count. Its server
     knows when it took part, so nothing is amplified by the sampling of clients. Other clients'
-    messages are no matter: they depend on its data through the broadcast alone.
+    messages are no matter: they depend on its data through the broadcast alone. The noise of a trusted
+    server counts for others than it. They are taken to know who took part, so that amplification is
+    left out for them, too.
 
     Args:
         ledger: rows of the run, see `fedsim.privacy.ledger`.
         clients: the victim, or the clients of an attacked sum.
         last_round: the last that the attack saw.
+        attacker: who attacks: `server`, `outsider` who sees the models alone, or colluding clients.
     """
     curves: dict[tuple[Mechanism, ...], TradeOff | None] = {}
     reason = "no defense proves a guarantee"
+    if attacker == "server" and any(map(is_central, ledger)):
+        reason = "central_privacy holds for those who see the models alone, and this adversary is the server"
+        ledger = [row for row in ledger if not is_central(row)]
+    if not isinstance(attacker, str) and any(map(is_shared_noise, ledger)):
+        reason = "clients that attack know their own shares of the noise, which does not count for them"
+        ledger = [row for row in ledger if not is_shared_noise(row)]
     for defense in dict.fromkeys(row["defense"] for row in ledger):
         kinds = set()
         for client in clients:
@@ -122,7 +133,7 @@ def _collect_mechanisms(
         mechanism = read_mechanism(row)
         if mechanism is None:
             return None
-        mechanisms.append(mechanism)
+        mechanisms.append(replace(mechanism, rate=1.0) if is_central(row) else mechanism)
     return tuple(mechanisms)
 
 

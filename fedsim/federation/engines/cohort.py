@@ -422,7 +422,8 @@ def make_simulation(config: Config) -> ConfigRecord:
 
     `CohortGrid` adds it to messages below the strategy, which therefore does not see it.
     """
-    hidden: Any = dict.fromkeys(("adversary", "attack", "truth", "recording", "strategy", "secure_aggregation"), True)
+    server_tables = ("adversary", "attack", "truth", "recording", "strategy", "secure_aggregation", "central_privacy")
+    hidden: Any = dict.fromkeys(server_tables, True)
     hidden["training"] = {"sends"}  # the strategy's message tells it
     return ConfigRecord({"experiment": config.model_dump_json(exclude=hidden), "run": secrets.token_hex(8)})
 

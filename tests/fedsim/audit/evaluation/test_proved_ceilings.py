@@ -19,6 +19,7 @@ from fedsim.audit.evaluation.proved_ceilings import (
 from fedsim.base.randomness import generator
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import TradeOff, compute_trade_off
+from fedsim.privacy.federation_privacy import OTHER_CLIENTS
 
 HELD_OUT = {"candidates": "held-out"}
 CANDIDATES = 300
@@ -116,6 +117,7 @@ def _ledger_row(number: int, client: int = 0, **values: Any) -> dict[str, Any]:
     row = {
         "round": number, "client": client, "defense": "dp", "counts": 1, "unit": "example",
         "neighbours": "added or removed", "noise": "gaussian", "noise_scale": 4.0, "noise_rate": 1.0, "releases": 2,
+        "noise_distance": "", "noise_dimension": "", "trusted": "nobody",
     }  # fmt: skip
     return row | values
 
@@ -124,6 +126,36 @@ def test_the_curve_is_of_all_counted_rounds_up_to_the_attacked_one() -> None:
     ledger = [_ledger_row(1), _ledger_row(2, counts=0), _ledger_row(3), _ledger_row(4), _ledger_row(3, client=1)]
     curve = find_trade_off(ledger, [0], 3)
     expected = compute_trade_off([Mechanism(scale=4.0, releases=4)])
+    assert isinstance(curve, TradeOff)
+    assert expected is not None
+    assert curve.area == expected.area
+
+
+def test_noise_that_a_trusted_server_adds_is_no_ceiling_for_the_server() -> None:
+    central = [_ledger_row(number, trusted="server", defense="central_privacy", noise_scale=9.0) for number in (1, 2)]
+    reason = find_trade_off(central, [0], 2)
+    assert reason == "central_privacy holds for those who see the models alone, and this adversary is the server"
+    curve = find_trade_off([*central, _ledger_row(1)], [0], 2)
+    expected = compute_trade_off([Mechanism(scale=4.0, releases=2)])
+    assert isinstance(curve, TradeOff)
+    assert expected is not None
+    assert curve.area == expected.area
+
+
+def test_clients_who_attack_know_their_shares_of_noise() -> None:
+    ledger = [_ledger_row(1, trusted=OTHER_CLIENTS, noise="skellam", noise_distance=1e4, noise_dimension=9)]
+    reason = find_trade_off(ledger, [0], 1, [3])
+    assert reason == "clients that attack know their own shares of the noise, which does not count for them"
+    assert isinstance(find_trade_off(ledger, [0], 1, "outsider"), TradeOff)
+    assert isinstance(find_trade_off(ledger, [0], 1), TradeOff)
+
+
+@pytest.mark.parametrize("attacker", ["outsider", [3, 4]])
+def test_for_who_sees_the_models_alone_it_is_one_without_amplification(attacker: Any) -> None:
+    """They may know who took part in which round."""
+    central = [_ledger_row(number, trusted="server", noise_rate=0.1, releases=1) for number in (1, 2, 3)]
+    curve = find_trade_off(central, [0], 2, attacker)
+    expected = compute_trade_off([Mechanism(scale=4.0, releases=2)])
     assert isinstance(curve, TradeOff)
     assert expected is not None
     assert curve.area == expected.area
