@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.api import pipeline, single
 from fedsim.api.adversaries import Adversary, read_adversary
@@ -260,6 +260,7 @@ class Run:
         victim: int | None = None,
         round: int | Sequence[int] | None = None,
         knowledge: Mapping[str, Any] | None = None,
+        who: Literal["server", "outsider"] | Sequence[int] | None = None,
         progress: ProgressListener | None = None,
         **settings: Any,
     ) -> Finding:
@@ -270,6 +271,7 @@ class Run:
             victim: id of the client; by default the one that the run's file names first, or the first recorded one.
             round: which round, or rounds for an attack on several; by default as the run's file says.
             knowledge: facts to grant or to withhold, by the keys of `[adversary.knowledge]`.
+            who: attacks: the server, an outsider, or these clients together; by default as the run's file says.
             progress: called as `progress(what, done, total)`.
             **settings: of the attack.
 
@@ -288,6 +290,7 @@ class Run:
             victim=to_plain_value(victim),
             rounds=rounds,
             knowledge=knowledge or {},
+            who=to_plain_value(who),
             settings=settings,
         )
         # The command that each finding keeps.
@@ -295,6 +298,7 @@ class Run:
             "victim": to_plain_value(victim),
             "round": to_plain_value(round),
             "knowledge": knowledge or None,
+            "who": to_plain_value(who),
             **settings,
         }
         arguments = [repr(spec.attack[-1].name)]

@@ -36,6 +36,7 @@ def single_attack_file(
     victim: int | None,
     rounds: Sequence[int] | None,
     knowledge: Mapping[str, Any],
+    who: Any,
     settings: Mapping[str, Any],
 ) -> AttackFile:
     """Return the attack file for one attack.
@@ -44,6 +45,7 @@ def single_attack_file(
         base: the run's own file: what it grants, and its victims and rounds where none are named here.
         rounds: which rounds to attack; only an attack on several rounds takes more than one.
         knowledge: facts to grant or to withhold.
+        who: attacks; None is who attacks by the run's own file.
 
     Raises:
         FedsimError: the attack, its settings, the victim or the rounds are not valid.
@@ -62,6 +64,7 @@ def single_attack_file(
     if isinstance(model := knowledge.get("model"), str):
         registry.load_object(model)  # a module of this program, never one in the run folder
     adversary["knowledge"] = {**adversary.get("knowledge", {}), **as_plain_values(knowledge, f"{_WHERE}: knowledge")}
+    adversary |= {} if who is None else {"who": list(who) if isinstance(who, tuple) else who}
     adversary |= {"repeats": 1} | ({"workers": 1} if is_object(table["name"]) else {})
     # Build the attack, which says how many rounds it reads and which other attack it builds on.
     single_attack = validate_tables(AttackFile, {"attack": [table]}, _WHERE)

@@ -27,6 +27,7 @@ from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.perceptual_distance import check_backbone
 from fedsim.audit.isolation import Isolation, attempt_all
 from fedsim.audit.job_log import JobClock, JobLog, describe_failure, report_job_counts
+from fedsim.audit.observers import check_observed_rounds, observe_run, read_who, shows_sums
 from fedsim.audit.optima import OptimumStore
 from fedsim.audit.plan import (
     AttackJob,
@@ -153,8 +154,8 @@ class Audit:
 
     @cached_property
     def transcript(self) -> Transcript:
-        """Return the recorded messages, read in the format that the file states."""
-        return self.folder.recording.in_format(self.spec.app)
+        """Return what the adversary sees of the recorded messages, read in the format that the file states."""
+        return observe_run(self.folder, self.experiment, self.spec.adversary, self.spec.app)
 
     @cached_property
     def example_counts(self) -> dict[str, set[int]]:
@@ -172,6 +173,7 @@ class Audit:
             base_folder=self.base_folder,
             case=self.case,
             app=self.spec.app,
+            who=self.spec.adversary.who,
         )
 
     @cached_property
@@ -267,9 +269,14 @@ class Audit:
             self.folder.write_table(self.folder.refusals, ("attack", "why"), rows)
 
     def _check_observations(self, attack: Attack) -> None:
-        """Raise KnowledgeError where the server sees nothing that `attack` reads."""
-        if self.case.shows_sums_alone and not attack.accepted_observations & {GROUP, GROUPS}:
-            raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack)}")
+        """Raise KnowledgeError where the adversary sees nothing that `attack` reads."""
+        who = self.spec.adversary.who
+        if who == "server":
+            shows_sums_alone = self.case.shows_sums_alone
+        else:  # how many others take part is known as soon as a round is recorded
+            shows_sums_alone = self.folder.transcript.is_dir() and shows_sums(self.transcript)
+        if shows_sums_alone and not attack.accepted_observations & {GROUP, GROUPS}:
+            raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack, who)}")
 
     def run(
         self,
@@ -299,6 +306,8 @@ class Audit:
         # never see some. So victims are checked for attack files only.
         if rounds is None and not isinstance(self.spec, Config):
             check_victims(transcript, adversary, rounds_to_attack(transcript, adversary, rounds))
+        if adversary.who != "server":
+            check_observed_rounds(transcript, rounds_to_attack(transcript, adversary, rounds))
         failures = list(self.refusal_reasons.values())
         if rounds is None:
             self.log_refusals()
@@ -349,16 +358,15 @@ class Audit:
             FedsimError: code that it was made with does not load, or is not trusted.
         """
         app, adversary = self.case.tables_of_finding(self.spec, about)
+        adversary = adversary.model_copy(update={"who": read_who(about)})
         key = app.model_dump_json(), adversary.model_dump_json()
         if key not in self._evaluation_contexts:
             self._evaluation_contexts[key] = EvaluationContext(
                 case=self.case,
-                recording=self.folder.path,
-                source=self.folder.compute_update,
+                open_recording=partial(observe_run, self.folder, self.experiment, adversary, app),
                 knowledge=full_knowledge(adversary, self.case, self.base_folder, app),
                 optimum=self.optimum,
                 weights=find_weights_folder(),
-                message_format=app,
             )
         return self._evaluation_contexts[key]
 
@@ -483,6 +491,7 @@ class Audit:
             "warnings": job_log.warnings,
             "seconds": round(job_log.seconds, 2),
             **self._tuning_note(job.title),
+            **({} if self.spec.adversary.who == "server" else {"attacker": self.spec.adversary.who}),
         }
 
     def _tuning_note(self, title: str) -> dict[str, str]:

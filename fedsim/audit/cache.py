@@ -63,6 +63,7 @@ class FindingCache:
         base_folder: folder in which `module:callable` is found.
         case: what is known of the recording.
         app: what the file says of the messages of a foreign app.
+        who: attacks, see `AdversaryTable.who`.
     """
 
     folder: OpenRun
@@ -72,6 +73,7 @@ class FindingCache:
     base_folder: Path
     case: Case
     app: MessageFormat
+    who: str | Sequence[int] = "server"
 
     @cached_property
     def model_code(self) -> str | None:
@@ -116,15 +118,15 @@ class FindingCache:
         granted = self.knowledge_table.model_dump()
         for title in self.titles:
             plugin, attack = attacks[title]
-            facts = {name: granted[name] for name in FACTS if name in attack.facts_to_grant()} | self._app_settings
+            facts = {name: granted[name] for name in FACTS if name in attack.facts_to_grant()} | self._message_settings
             source_variant = variants.get(attack.builds_on or "")
             variants[title] = hash_variant(plugin, settings_of(attack), facts, source_variant)
         return variants
 
     @property
-    def _app_settings(self) -> dict[str, Any]:
+    def _message_settings(self) -> dict[str, Any]:
         settings = self.app.model_dump(exclude_defaults=True)
-        return {"app": settings} if settings else {}
+        return ({"app": settings} if settings else {}) | ({} if self.who == "server" else {"who": self.who})
 
     @cached_property
     def _finding_folders(self) -> dict[str, Path]:
@@ -194,7 +196,7 @@ class FindingCache:
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
         headers = [transcript.header(number).to_json() for number in job.rounds]
         table = self.knowledge_table.model_dump()
-        granted = {name: table[name] for name in knowledge.granted_facts()} | self._app_settings
+        granted = {name: table[name] for name in knowledge.granted_facts()} | self._message_settings
         attack_code = hash_plugin_code(type(job.attack))
         code = [] if attack_code is None else [{"code": attack_code}]
         record_hashes = _record_hashes(self.case.hashed_knowledge(knowledge))

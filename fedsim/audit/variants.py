@@ -16,6 +16,8 @@ from fedsim.plugins.frozen import to_plain_value
 VARIANT_COLUMNS = ("variant", "settings", "granted")
 """Columns of `scores.csv`: a hash of everything that an attack was made with, the settings that
 differ from its defaults, and the facts that it was granted."""
+WHO = "adversary.who"
+"""Key among these settings of who attacked, where that was not the server."""
 
 
 def settings_of(attack: Attack) -> dict[str, Any]:
@@ -61,7 +63,9 @@ def variant_columns(about: Mapping[str, Any]) -> dict[str, str]:
     """Return the columns `VARIANT_COLUMNS` of `scores.csv` for one finding."""
     return {
         "variant": about["variant"],
-        "settings": json.dumps(about["changed"], sort_keys=True),
+        "settings": json.dumps(
+            about["changed"] | ({WHO: about["attacker"]} if "attacker" in about else {}), sort_keys=True
+        ),
         "granted": " ".join(about["granted"]),
     }
 

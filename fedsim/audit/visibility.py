@@ -96,15 +96,14 @@ class ObservedClients:
         return (reply for header in self.headers for reply in header.replies)
 
 
-def explain_group_refusal(attack: Attack) -> str:
-    """Explain why `attack` is not made on sums over groups."""
-    source = ""
+def explain_group_refusal(attack: Attack, who: str | Sequence[int] = "server") -> str:
+    """Explain why `attack` of `who` is not made on sums over groups."""
+    source, cause = "", "under secure aggregation the server sees sums over groups"
+    if who != "server":
+        cause = "models show others than the server the sum over all clients"
     if _accepts_decoded_models(attack):
         source = f" and, where it reads models, can build on '{_DISAGGREGATION}' (source)"
-    return (
-        "it reads the updates of single clients, and under secure aggregation the server sees sums over groups; it is "
-        f"for federations without{source}"
-    )
+    return f"it reads the updates of single clients, and {cause}; it is for a server that sees each of them{source}"
 
 
 def _accepts_decoded_models(attack: Attack) -> bool:

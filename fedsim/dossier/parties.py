@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedsim.dossier.contents import Aim, ObservingParty, Reference
+from fedsim.report.observers import list_attackers
 
 _AIMS: Mapping[tuple[str, ...], str] = {
     ("reconstruction", "texts"): "get back the examples themselves: images, records, series or texts",
@@ -20,6 +21,14 @@ _AIMS: Mapping[tuple[str, ...], str] = {
 """What attacks are after, by the kinds of findings that claim it."""
 _NO_FINDING = "no attack of this kind has a result here"
 _NOT_TRIED = "No attack of this dossier was made from this view."
+_SUMS_OF_OTHERS = (
+    "From the models before and after a round, and what they sent themselves, they computed the sum of what all others "
+    "sent; that they knew how many examples these hold was assumed."
+)
+_EACH_MODEL = (
+    "Attacks were made by somebody who gets the model of each round, and so sees the sum of what all clients sent in "
+    "it, which is more."
+)
 _SEES_UPDATES = (
     "every message of every client: the model or update that it sends, how many examples it holds, and the metrics "
     "that it reports; and the settings that it sends itself"
@@ -60,13 +69,17 @@ REFERENCES = (
 """What auditors cite. Nothing is said of a text that is not known word for word."""
 
 
-def list_observers(*, holds_sums: bool, is_attacked: bool) -> list[ObservingParty]:
+def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -> list[ObservingParty]:
     """Return who sees what, and from whose view attacks were made.
 
     Args:
+        findings: what each finding says of itself.
         holds_sums: whether the server sees sums over groups in place of single updates.
-        is_attacked: whether any attack has a finding.
     """
+    attackers = list_attackers(findings)
+    is_attacked = "server" in attackers
+    # Clients that attacked: one alone, or several together.
+    numbers = {len(who) for who in attackers if isinstance(who, list)}
     server_remark = (
         "It follows the protocol and only reads. A server that alters the model or the protocol to learn more was not "
         "examined."
@@ -81,14 +94,14 @@ def list_observers(*, holds_sums: bool, is_attacked: bool) -> list[ObservingPart
         ObservingParty(
             who="Another client",
             sees="the shared model of each round in which it takes part, and its own data",
-            is_examined=False,
-            remark=_NOT_TRIED,
+            is_examined=1 in numbers,
+            remark=_SUMS_OF_OTHERS if 1 in numbers else _NOT_TRIED,
         ),
         ObservingParty(
             who="Colluders: clients together, or clients with the server",
             sees="all that each of them sees",
-            is_examined=False,
-            remark=_NOT_TRIED,
+            is_examined=max(numbers, default=0) > 1,
+            remark=f"{_SUMS_OF_OTHERS} The server was not among them." if max(numbers, default=0) > 1 else _NOT_TRIED,
         ),
         ObservingParty(
             who="An outsider on the network",
@@ -100,7 +113,7 @@ def list_observers(*, holds_sums: bool, is_attacked: bool) -> list[ObservingPart
             who="Whoever gets the final model",
             sees="the shared model after the last round",
             is_examined=False,
-            remark=_NOT_TRIED,
+            remark=_EACH_MODEL if "outsider" in attackers else _NOT_TRIED,
         ),
     ]
 

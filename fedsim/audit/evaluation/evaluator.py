@@ -28,8 +28,7 @@ from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.metric import describe_metric
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.plugins import registry
-from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.transcript import Transcript, UpdateSource
+from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 
 FindingT = TypeVar("FindingT", bound=Finding)
@@ -85,22 +84,18 @@ class EvaluationContext:
 
     Attributes:
         case: what is known of the clients' data.
-        recording: folder of the messages.
+        open_recording: opens the messages as the finding's adversary saw them.
         knowledge: all that is known of the protocol.
         optimum: gives optimal local models of a run of our own.
         weights: folder with network weights for LPIPS.
-        message_format: what the messages mean.
-        source: computes updates that were recorded by recipe.
         cached_values: of evaluators, for the next finding; each uses keys of its own.
     """
 
     case: Case
-    recording: Path
+    open_recording: Callable[[], Transcript]
     knowledge: Knowledge
     optimum: OptimumFunction
     weights: Path | None = None
-    message_format: MessageFormat = field(default_factory=MessageFormat)
-    source: UpdateSource | None = None
     cached_values: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -117,12 +112,12 @@ class EvaluationContext:
 
     @property
     def transcript(self) -> Transcript:
-        """Recorded messages.
+        """Messages as the finding's adversary saw them.
 
         Raises:
             TranscriptError: they are not there.
         """
-        return Transcript(self.recording, message_format=self.message_format, source=self.source)
+        return self.open_recording()
 
     def guess_generator(self, victim: int) -> torch.Generator:
         """Return the random generator for guesses about `victim`."""

@@ -20,4 +20,6 @@ class ThreatsPanel(Panel):
         """Return the threat model in sentences and as a table; None where nobody knows it."""
         if not run.granted_facts:
             return None
-        return render_fragment("threats.html.j2", threats=run.granted_facts, sums=run.recording.holds_sums)
+        return render_fragment(
+            "threats.html.j2", threats=run.granted_facts, sums=run.recording.holds_sums, others=run.other_attackers
+        )

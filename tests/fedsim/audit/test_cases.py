@@ -16,6 +16,7 @@ from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.scores import _judge
 from fedsim.interfaces.findings import Finding, Inference, LocalModel, Membership, PropertyPresence
 from fedsim.interfaces.knowledge import Knowledge
+from fedsim.recording.transcript import Transcript
 
 AUDIT = Path(fedsim.audit.__file__).parent
 
@@ -47,7 +48,10 @@ def test_what_only_an_experiment_could_judge_is_not_scored_and_is_no_failure(
         raise AssertionError
 
     context = EvaluationContext(
-        case=ForeignRecording({}), recording=tmp_path, knowledge=Knowledge(), optimum=no_optimum
+        case=ForeignRecording({}),
+        open_recording=lambda: Transcript(tmp_path),
+        knowledge=Knowledge(),
+        optimum=no_optimum,
     )
     failures: list[str] = []
     about = {"attack": "some", "victim": 3, "round": "1"}

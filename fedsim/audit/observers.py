@@ -1,0 +1,125 @@
+"""Open a recording as the adversary of an audit sees it: as the server does, an outsider or clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.federation.build import Experiment
+from fedsim.federation.config import AdversaryTable, Who
+from fedsim.federation.open_run import OpenRun
+from fedsim.recording.message_format import MessageFormat
+from fedsim.recording.observed import FinalModel, ObservedTranscript, Observer
+from fedsim.recording.sealed import read_seal, read_sealed_file
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State
+
+_PLAIN_STRATEGIES = ("fedavg", "fedprox", "fedsgd")
+"""Strategies that add the mean of the updates, or a step by the mean gradient, to the model."""
+
+
+def observe_run(
+    folder: OpenRun, experiment: Experiment | None, adversary: AdversaryTable, message_format: MessageFormat
+) -> Transcript:
+    """Return the messages of a run that an adversary sees.
+
+    Args:
+        folder: the run.
+        experiment: the federation behind it; None where it was recorded elsewhere.
+        adversary: says who attacks.
+        message_format: format of the messages.
+
+    Raises:
+        ConfigError: `adversary.who` sees nothing of this recording, or what it sees is not there.
+        TranscriptError: nothing is recorded.
+        RunError: the model after the last round is damaged.
+    """
+    recording = folder.recording.in_format(message_format)
+    if adversary.who == "server":
+        return recording
+    if message_format.changes_updates:
+        raise ConfigError(
+            "adversary.who: which part of the messages is the model is said by [app], and others than the server are "
+            "known to see whole models alone; leave out those keys of [app], or attack as the server"
+        )
+    who = adversary.who if isinstance(adversary.who, str) else tuple(sorted(adversary.who))
+    if experiment is None:
+        return ObservedTranscript(recording, who, final=None)
+    final = _read_final_model(folder, recording)
+    return ObservedTranscript(recording, who, final, _count_equal_clients(experiment, who))
+
+
+def _count_equal_clients(experiment: Experiment, who: Observer) -> float | None:
+    """Return by how many clients central privacy divides the sum; None where there is none.
+
+    Raises:
+        ConfigError: who attacks cannot read the sum.
+    """
+    privacy = experiment.central_privacy
+    if privacy is None:
+        return None
+    if who != "outsider":
+        raise ConfigError(
+            "adversary.who: under central_privacy the server clips what each client sends, to a norm that it does not "
+            "tell them, so that clients do not know what to subtract; take who = 'outsider'"
+        )
+    strategy = experiment.config.strategy.name
+    if strategy not in _PLAIN_STRATEGIES:
+        raise ConfigError(
+            f"adversary.who: strategy {strategy} makes more of the noisy sum than a step by it, so that models do not "
+            f"show it; take one of {', '.join(_PLAIN_STRATEGIES)}, or attack as the server"
+        )
+    return privacy.expected
+
+
+def check_observed_rounds(transcript: Transcript, rounds: Iterable[int]) -> None:
+    """Check that models show the sum of the updates in these rounds, as who attacks supposes.
+
+    Under central privacy they show it clipped and with noise, which is what an outsider has.
+
+    Raises:
+        ConfigError: the server does something else than averaging.
+    """
+    if isinstance(transcript, ObservedTranscript) and transcript.equal_clients is None:
+        for number in rounds:
+            transcript.check_mean(number)
+
+
+def shows_sums(transcript: Transcript) -> bool:
+    """Tell whether an update of any round is a sum over clients."""
+    return any(reply.members for number in transcript.rounds for reply in transcript.header(number).replies)
+
+
+def read_who(about: Mapping[str, Any]) -> Who:
+    """Return who made a finding.
+
+    Raises:
+        AttackError: the finding does not say it in a way that is known.
+    """
+    try:
+        return TypeAdapter[Who](Who).validate_python(about.get("attacker", "server"))
+    except ValidationError as error:
+        raise AttackError(f"it says that {about['attacker']!r} attacked; remove it, and attack again") from error
+
+
+def _read_final_model(folder: OpenRun, recording: Transcript) -> FinalModel | None:
+    """Return the model after the last round, in the types of w_t; None where there is no checkpoint."""
+    if not folder.checkpoint.is_file():
+        return None
+    header, stored = read_sealed_file(folder.checkpoint)
+    number = header["round"]
+    if number not in recording.rounds:
+        return None
+    reply = recording.header(number).replies[0]
+    sent: State = recording.broadcast(number, reply.client, reply.message)
+    state = {}
+    for name, tensor in sent.items():
+        array = stored.get(f"model/{name}")
+        if array is None or array.shape != tuple(tensor.shape):
+            return None
+        state[name] = torch.from_numpy(array).to(tensor.dtype)
+    return FinalModel(number, state, read_seal(folder.checkpoint))

@@ -1,0 +1,345 @@
+"""What a recorded federation shows to others than its server: to clients, and to who gets the models.
+
+A server that averages sends w_t in one round and the mean of all replies in the next, so whoever
+sees both models sees the sum of the updates of that round. Clients subtract their own from it::
+
+    u_rest = N (w_{t+1} - w_t) - sum of N_k u_k over the colluding clients k
+
+Beside the models they are taken to know the numbers of examples N of the round, which Flower tells
+the server alone; without them they would know u_rest up to a scale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from fedsim.base.errors import ConfigError, TranscriptError, join_first
+from fedsim.recording.control_variates import holds_controls
+from fedsim.recording.header import FORMAT_VERSION, Header, Reply
+from fedsim.recording.payloads import Dense, Form, Kind, Payload, State
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
+
+Observer = Literal["outsider"] | tuple[int, ...]
+"""An outsider who gets each model, or colluding clients in ascending order."""
+_LARGEST_ERROR = 1e-3
+"""Largest norm of the difference between the rest by models and by replies, relative to the latter.
+
+Rounding to float32 leaves up to 1e-4; momentum, an adaptive step or a median leave some tenths."""
+_MAX_CLIENTS = 10
+
+
+@dataclass(frozen=True)
+class FinalModel:
+    """Model after the last round, which everybody gets.
+
+    Attributes:
+        round: the last round.
+        state: the model.
+        sha256: of the file that it is from.
+    """
+
+    round: int
+    state: State
+    sha256: str
+
+
+def describe_observer(who: str | Sequence[int]) -> str:
+    """Name who attacks.
+
+    >>> describe_observer([3, 7]), describe_observer("outsider")
+    ('clients 3, 7 together', 'an outsider who gets each model')
+    """
+    if who == "server":
+        return "the server"
+    if isinstance(who, str):
+        return "an outsider who gets each model"
+    if len(who) == 1:
+        return f"client {who[0]}"
+    return f"clients {join_first(who, _MAX_CLIENTS)} together"
+
+
+class ObservedTranscript(Transcript):
+    """Recording as an outsider or colluding clients see it: one sum a round, over all others.
+
+    It has the rounds of which they see the models before and after: an outsider all, a client those
+    in which it takes part, as in the next one or, of the last round, anybody.
+
+    Args:
+        recording: what the server saw.
+        who: an outsider, or the colluding clients.
+        final: the model after the last round, where it is there.
+        equal_clients: number of clients by which the server divides a sum in which all count alike,
+            as under central privacy; None where it takes the mean weighted by N.
+
+    Raises:
+        ConfigError: they see no round, or the recording does not hold what they see.
+        TranscriptError: a round is damaged.
+    """
+
+    def __init__(
+        self, recording: Transcript, who: Observer, final: FinalModel | None, equal_clients: float | None = None
+    ) -> None:
+        super().__init__(recording.folder, message_format=recording.message_format)
+        self._recording = recording
+        self._who = who
+        self._final = final
+        self.equal_clients = equal_clients
+        self._colluders = () if isinstance(who, str) else who
+        reasons = {number: self._find_hindrance(number) for number in recording.rounds}
+        self._paths = {number: recording.round_path(number) for number, reason in reasons.items() if not reason}
+        if not self._paths:
+            listing = "; ".join(f"round {number}: {reason}" for number, reason in list(reasons.items())[:3])
+            raise ConfigError(
+                f"adversary.who: no round of this run shows {describe_observer(who)} any update ({listing})"
+            )
+
+    def __repr__(self) -> str:
+        return f"ObservedTranscript({self._recording!r}, {self._who!r})"
+
+    def restrict_to(self, rounds: Iterable[int]) -> Transcript:
+        """Return a transcript of only the messages of `rounds`, without protocol facts."""
+        transcript = copy(self)
+        transcript._paths = {number: self._paths[number] for number in sorted(set(rounds))}
+        transcript._shows_facts = False
+        return transcript
+
+    def copy_to(self, folder: Path) -> None:
+        """Write what is seen as a recording of its own into `folder`; see `Transcript.copy_to`."""
+        folder.mkdir(parents=True)
+        for number in self._paths:
+            updates = [self.update(number, client) for client in self.clients(number)]
+            Recorder(folder, resume=True).write(number, updates, config=self.header(number).config)
+
+    def header(self, number: int) -> Header:
+        """Return the header of a round with one reply, the sum over all who do not collude.
+
+        Raises:
+            TranscriptError: the round is not seen, or is damaged.
+        """
+        self._check_is_seen(number)
+        if number not in self._headers:
+            self._headers[number] = self._make_header(number)
+        header = self._headers[number]
+        return header if self._shows_facts else replace(header, config={})
+
+    def _recorded_header(self, number: int) -> Header:
+        return self.header(number)
+
+    def sha256(self, number: int) -> str:
+        """Return a SHA-256 of the round as it is seen."""
+        return hashlib.sha256(json.dumps(self.header(number).to_json(), sort_keys=True).encode()).hexdigest()
+
+    def verify(self, number: int) -> None:
+        """Check all that the round is computed from."""
+        for client in self.clients(number):
+            self.recorded_update(number, client)
+
+    def upload_sizes(self, number: int) -> dict[int, int]:
+        """Return nothing: who sees models alone does not see what clients send."""
+        self._check_is_seen(number)
+        return {}
+
+    def broadcast(self, round: int, client: int, message: int = 1) -> State:
+        """Return the verified w_t of the round."""
+        del client, message
+        replies = self._recording.header(round).replies
+        return self._recording.broadcast(round, replies[0].client, replies[0].message)
+
+    def recorded_update(self, round: int, client: int, message: int = 1) -> Update:
+        """Return the sum of all updates of the round but those of the colluders, as their mean.
+
+        Raises:
+            TranscriptError: the round is not seen, is damaged, or another client is meant.
+        """
+        reply = self._find_reply(round, client, message)
+        before, following = self.broadcast(round, client), self._following_model(round)
+        mean_moves = self._mean_moves(round, before, following)
+        header = self.header(round)
+        total = sum(recorded.num_examples for recorded in self._recording.header(round).replies)
+        # Subtract what the colluders sent themselves.
+        rest = {name: total * move for name, move in mean_moves.items()}
+        for colluder in self._colluders_in(round):
+            update = self._recording.recorded_update(round, colluder.client, colluder.message)
+            for name, move in _moves(update).items():
+                if name in rest:
+                    rest[name] -= update.num_examples * move
+        moves = {name: move / reply.num_examples for name, move in rest.items()}
+        if self.equal_clients is not None:  # nobody colludes
+            scale = self.equal_clients / len(reply.senders)
+            moves = {name: scale * move for name, move in mean_moves.items()}
+        return Update(
+            round=round,
+            client=reply.client,
+            before=before,
+            payload=_make_payload(before, following, moves, self._gradient_names(round)),
+            num_examples=reply.num_examples,
+            config=header.config,
+            members=tuple(reply.members),
+        )
+
+    def check_mean(self, number: int) -> None:
+        """Check that the next model is the mean of the replies of this round, as who attacks supposes.
+
+        Raises:
+            ConfigError: it is not, so that models do not show the sum of the updates.
+            TranscriptError: the round is damaged.
+        """
+        header = self.header(number)
+        seen = self.recorded_update(number, header.replies[0].client)
+        colluders = {(reply.client, reply.message) for reply in self._colluders_in(number)}
+        sums: dict[str, Tensor] = {}
+        for reply in self._recording.header(number).replies:
+            if (reply.client, reply.message) in colluders:
+                continue
+            update = self._recording.recorded_update(number, reply.client, reply.message)
+            for name, move in _moves(update).items():
+                sums[name] = sums.get(name, 0) + update.num_examples * move
+        sizes, errors = 0.0, 0.0
+        for name, move in _moves(seen).items():
+            true_move = sums[name] / seen.num_examples
+            sizes += float(true_move.square().sum())
+            errors += float((move - true_move).square().sum())
+        if not errors <= _LARGEST_ERROR**2 * sizes:
+            raise ConfigError(
+                f"adversary.who: the model after round {number} is not the mean of its replies (it differs by "
+                f"{math.sqrt(errors / sizes) if sizes else math.inf:.2g} of their updates), so models do not show "
+                f"{describe_observer(self._who)} what the others sent; take strategy fedavg or fedsgd, or attack as "
+                "the server"
+            )
+
+    def _check_is_seen(self, number: int) -> None:
+        if number not in self._paths:
+            reason = self._find_hindrance(number) if number in self._recording.rounds else "it is not recorded"
+            raise TranscriptError(f"round {number}: shows {describe_observer(self._who)} no update ({reason})")
+
+    def _find_hindrance(self, number: int) -> str:
+        """Say why a round is not seen; empty where it is."""
+        header = self._recording.header(number)
+        senders = {client for reply in header.replies for client in reply.senders}
+        if not senders:
+            return "nobody sent anything"
+        if len(header.broadcasts) != 1:
+            return "clients were sent different models"
+        if any(reply.records for reply in header.replies) or holds_controls(self.broadcast(number, 0)):
+            return "control variates, or other records, are sent beside the model"
+        if not all(reply.num_examples for reply in header.replies):
+            return "clients told no number of examples"
+        if header.replies[0].kind == "gradient" and "learning-rate" not in header.config:
+            return "clients send gradients, and the server tells no learning-rate"
+        colluders = set(self._colluders)
+        if any(colluders & set(reply.senders) and reply.members for reply in header.replies):
+            return "the recording holds sums alone, and so not what these clients sent; take who = 'outsider'"
+        if isinstance(self._who, tuple) and not colluders & senders:
+            return "none of these clients takes part"
+        if not senders - colluders:
+            return "nobody else takes part"
+        if self._final is not None and self._final.round == number:
+            return ""
+        if number + 1 not in self._recording.rounds:
+            return "the model after it is not recorded"
+        following = self._recording.header(number + 1)
+        if len(following.broadcasts) != 1:
+            return "clients were sent different models after it"
+        if colluders and not colluders & {client for reply in following.replies for client in reply.senders}:
+            return "none of these clients is sent the model after it"
+        return ""
+
+    def _colluders_in(self, number: int) -> list[Reply]:
+        return [reply for reply in self._recording.header(number).replies if reply.client in self._colluders]
+
+    def _make_header(self, number: int) -> Header:
+        recorded = self._recording.header(number)
+        colluders = self._colluders_in(number)
+        replies = [reply for reply in recorded.replies if reply not in colluders]
+        senders = sorted({client for reply in replies for client in reply.senders})
+        # The hash stands for what the sum is computed from.
+        sources = [recorded.broadcasts[0], self._following_hash(number), *(reply.sha256 for reply in colluders)]
+        reply = Reply(
+            client=senders[0],
+            num_examples=sum(reply.num_examples for reply in replies),
+            broadcast=0,
+            sha256=hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
+            kind="gradient" if replies[0].kind == "gradient" else "weights",
+            metrics={},
+            members=tuple(senders) if len(senders) > 1 else (),
+        )
+        return Header(
+            version=FORMAT_VERSION,
+            round=number,
+            broadcasts=recorded.broadcasts,
+            replies=[reply],
+            failures={},
+            config=recorded.config,
+        )
+
+    def _following_hash(self, number: int) -> str:
+        if self._final is not None and self._final.round == number:
+            return self._final.sha256
+        return self._recording.header(number + 1).broadcasts[0]
+
+    def _following_model(self, number: int) -> State:
+        """Return the model after a round."""
+        if self._final is not None and self._final.round == number:
+            return self._final.state
+        replies = self._recording.header(number + 1).replies
+        return self._recording.broadcast(number + 1, replies[0].client, replies[0].message)
+
+    def _mean_moves(self, number: int, before: State, following: State) -> dict[str, Tensor]:
+        """Return by name the weighted mean of what replies add to w_t, or of negative gradients, in float64."""
+        gradient_names = self._gradient_names(number)
+        moves = {}
+        for name, tensor in before.items():
+            if tensor.is_floating_point() and name in following:
+                moves[name] = following[name].double() - tensor.double()
+                if name in gradient_names:
+                    moves[name] /= self._step_size(number)
+        return moves
+
+    def _gradient_names(self, number: int) -> Container[str]:
+        """Return the tensors of which clients send gradients, as the protocol says; none where they send weights."""
+        reply = self._recording.header(number).replies[0]
+        if reply.kind != "gradient":
+            return ()
+        return self._recording.recorded_update(number, reply.client, reply.message).gradient or ()
+
+    def _step_size(self, number: int) -> float:
+        """Return the step size of a server that averages gradients, which it tells all clients."""
+        return float(str(self._recording.header(number).config["learning-rate"]))
+
+
+def _moves(update: Update) -> dict[str, Tensor]:
+    """Return what an update adds to w_t, or the negative gradient, in float64; counters are left out."""
+    moves = {}
+    for name, tensor in update.after.items():
+        before = update.before.get(name)
+        if before is not None and before.is_floating_point():
+            moves[name] = tensor.double() - before.double()
+    for name, tensor in (update.gradient or {}).items():
+        moves[name] = -tensor.double()
+    return moves
+
+
+def _make_payload(
+    before: State, following: State, moves: Mapping[str, Tensor], gradient_names: Container[str]
+) -> Payload:
+    """Return a payload as a client's; counters are those of the next model."""
+    tensors: dict[str, tuple[Kind, Form]] = {}
+    for name, tensor in before.items():
+        if name in gradient_names:
+            tensors[name] = "gradient", Dense((-moves[name]).to(tensor.dtype))
+        elif name in moves:
+            tensors[name] = "weights", Dense((tensor.double() + moves[name]).to(tensor.dtype))
+        elif name in following:
+            tensors[name] = "weights", Dense(following[name])
+    return Payload(tensors)

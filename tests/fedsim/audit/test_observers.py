@@ -1,0 +1,103 @@
+"""Attacks of curious clients and of outsiders, made on what these see of a recording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.api.runs import Run
+from fedsim.audit.audit import make_audit
+from fedsim.base.errors import ConfigError, KnowledgeError
+from fedsim.federation.open_run import OpenRun
+from fedsim.report.page import write_report
+from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
+
+TINY = {"partition": {"samples_per_client": 4}, "training": {"batch_size": 4}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
+    """Four clients with four digits each, one step in each of two rounds."""
+    return run_serial(make_tiny_config(model={"hidden": [64]}, **TINY), tmp_path_factory.mktemp("run") / "run")
+
+
+def attack(run: OpenRun, *attacks: str, **adversary: Any) -> list[str]:
+    """Attack and score; return what failed."""
+    audit = make_audit(run, make_attack_file(*attacks, victims="all", **adversary))
+    failures = audit.run()
+    audit.score(failures)
+    return failures
+
+
+def test_clients_that_collude_against_one_get_back_its_images(run: OpenRun) -> None:
+    assert attack(run, "analytic") == []
+    assert attack(run, "analytic", who=[0, 1, 2]) == []
+    assert attack(run, "analytic", who="outsider") == []
+    scores = Run(run.path).scores
+    psnr = scores[scores.metric == "psnr"]
+    by_who = dict(list(psnr.groupby("settings")))
+    assert set(by_who) == {"{}", '{"adversary.who": [0, 1, 2]}', '{"adversary.who": "outsider"}'}
+    colluders, outsider = by_who['{"adversary.who": [0, 1, 2]}'], by_who['{"adversary.who": "outsider"}']
+    # Of the one that is left everything is seen, of sixteen examples together little.
+    assert list(colluders.victim) == [3]
+    assert colluders.value.item() > 60
+    assert list(outsider.examples) == [16]
+    assert outsider.value.item() < colluders.value.item() - 10
+    # The page says who attacked.
+    page = write_report(run, None, []).read_text()
+    assert "<h1>What the server, an outsider who gets each model and clients 0, 1, 2 together could learn" in page
+    assert "A round shows <strong>clients 0, 1, 2 together</strong>" in page
+
+
+def test_python_says_who_attacks(run: OpenRun) -> None:
+    finding = Run(run.path).attack("analytic", who=[0, 1, 2], victim=3)
+    assert finding.tensors["data"].shape[0] == 4
+
+
+def test_attacks_on_single_clients_are_refused_where_sums_are_seen(run: OpenRun) -> None:
+    with pytest.raises(KnowledgeError, match="models show others than the server the sum over all clients"):
+        attack(run, "linkability", who=[0])
+
+
+def test_a_server_with_momentum_is_refused_before_any_attack(tmp_path: Path) -> None:
+    config = make_tiny_config(strategy={"name": "fedadam"}, **TINY)
+    run = run_serial(config, tmp_path / "run")
+    with pytest.raises(ConfigError, match="the model after round 1 is not the mean of its replies"):
+        attack(run, "analytic", who=[0])
+    assert not list(run.findings.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"adversary": {"who": []}}, "expected the ids of colluding clients, each once"),
+        ({"adversary": {"who": [1, 1]}}, "expected the ids of colluding clients, each once"),
+        ({"adversary": {"who": [7]}}, "adversary.who"),
+        ({"adversary": {"who": "clients"}}, "adversary.who"),
+        ({"adversary": {"who": [1], "when": "in-round"}}, "take when = 'at-end'"),
+        ({"adversary": {"who": [1]}, "recording": {"clients": [0, 1]}}, "recording.clients"),
+    ],
+)
+def test_an_adversary_that_sees_nothing_is_named(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_tiny_config(**tables)
+
+
+def test_central_privacy_protects_from_an_outsider_and_clients_cannot_subtract(tmp_path: Path) -> None:
+    private = {"clip": 1.0, "noise_multiplier": 1.0}
+    run = run_serial(make_tiny_config(model={"hidden": [64]}, central_privacy=private, **TINY), tmp_path / "run")
+    assert attack(run, "analytic", who="outsider") == []
+    scores = Run(run.path).scores
+    psnr = scores[scores.metric == "psnr"]
+    assert (psnr.value < psnr.floor).all()
+    with pytest.raises(ConfigError, match="clients do not know what to subtract"):
+        attack(run, "analytic", who=[0])
+
+
+def test_central_privacy_of_a_strategy_with_momentum_is_refused(tmp_path: Path) -> None:
+    tables = {"central_privacy": {"clip": 1.0, "noise_multiplier": 1.0}, "strategy": {"name": "fedadam"}}
+    run = run_serial(make_tiny_config(**tables, **TINY), tmp_path / "run")
+    with pytest.raises(ConfigError, match="fedadam makes more of the noisy sum than a step"):
+        attack(run, "analytic", who="outsider")
