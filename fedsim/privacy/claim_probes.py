@@ -24,8 +24,14 @@ _BATCHES = 400
 def probe_sampling(audited: AuditedDefense, mechanism: Mechanism) -> ProbeResult:
     """Compare the sampling that the accountant is told with the batches that training draws."""
     question = f"examples are sampled independently, with the rate {mechanism.rate:.4g} that the accountant is told"
-    if audited.hook == "on_update" or mechanism.rate == 1:
+    if mechanism.rate == 1:
         return ProbeResult(question=question, seen="no amplification by sampling is claimed")
+    if audited.hook == "on_update":
+        return ProbeResult(
+            question=question,
+            violation=f"the accountant is told that a rate of {mechanism.rate:.4g} hides whether a client takes part, "
+            "and whoever gets its updates sees that; declare rate 1",
+        )
     sampling = audited.defense.sampling(LOAD.num_examples, LOAD.batch_size)
     if sampling is None:
         return ProbeResult(question=question, violation=_describe_fixed_batches())
@@ -92,7 +98,7 @@ def probe_accountant(audited: AuditedDefense) -> ProbeResult:
                 )
             tight = compute_tight_epsilon(mechanism, delta)
             smallest = min(smallest, promised.epsilon / tight if tight else math.inf)
-            if promised.epsilon < (1 - _SLACK) * tight - 1e-3:
+            if not promised.epsilon >= (1 - _SLACK) * tight - 1e-3:  # NaN promises nothing either
                 return ProbeResult(
                     question=question,
                     violation=f"at delta = {delta:g} it promises epsilon = {promised.epsilon:.4g} in {rounds} rounds, "

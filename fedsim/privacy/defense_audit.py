@@ -2,7 +2,8 @@
 
 1. Say what the audit can and cannot find (`plan_audit`).
 2. Probe claims: sampling, epsilon and delta (`claim_probes`).
-3. Probe noise: its scale in each layer, its freshness and secrecy (`noise_probes`).
+3. Probe noise: its scale in each layer and its secrecy (`noise_probes`), its freshness
+   (`freshness_probes`).
 4. Guess which of two neighbours a client has (`guessing_game`).
 5. Say one sentence that is true of a broken program as well (`DefenseAudit.conclusion`).
 """
@@ -17,9 +18,10 @@ from fedsim.base.randomness import seed_globals, use_one_thread
 from fedsim.interfaces.defense import Defense
 from fedsim.privacy.audited_defense import LAYERS, AuditedDefense
 from fedsim.privacy.claim_probes import probe_accountant, probe_sampling
+from fedsim.privacy.freshness_probes import probe_freshness
 from fedsim.privacy.guessing_game import CONFIDENCE, GameResult, largest_epsilon, probe_guesses
 from fedsim.privacy.ledger import guarantee_delta
-from fedsim.privacy.noise_probes import ProbeResult, list_violations, probe_freshness, probe_noise
+from fedsim.privacy.noise_probes import ProbeResult, list_violations, probe_noise
 
 FALSE_ALARMS = 1e-4
 """Probability that an audit says of a sound defense that it is broken."""
@@ -99,8 +101,8 @@ def plan_audit(audited: AuditedDefense, trials: int) -> list[str]:
         sentences.append(f"Not seen: {NO_MECHANISM}; guesses alone are judged.")
     else:
         sentences.append(
-            "Can be found: noise that is too small, missing in a layer, dependent on data, used again or known to the "
-            "server; another sampling than is accounted for; a wrong epsilon or delta."
+            "Can be found: noise that is too small, missing in a layer or a number, dependent on data, used again or "
+            "known to the server; another sampling or more releases than are accounted for; a wrong epsilon or delta."
         )
     sentences.append(
         "Cannot be found: what shows only after more rounds, for other shapes or settings, in other hooks, by rounding "
@@ -166,5 +168,10 @@ def _promised_epsilon(audited: AuditedDefense) -> float:
         raise ConfigError(
             f"{type(audited.defense).__name__} promises nothing with these settings, so there is nothing to refute; "
             "choose settings with a guarantee, by --set"
+        )
+    if not guarantee.epsilon >= 0:
+        raise ConfigError(
+            f"{type(audited.defense).__name__} promises an epsilon of {guarantee.epsilon}, which is no promise that "
+            "could be refuted; mend its `guarantee`"
         )
     return guarantee.epsilon

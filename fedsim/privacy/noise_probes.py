@@ -1,4 +1,4 @@
-"""Probes of a defense's noise: is it as large, as fresh and as secret as its accountant is told?
+"""Probes of a defense's noise: is it as large and as secret as its accountant is told?
 
 Two clients that differ in their secret randomness alone send messages whose difference is noise and
 nothing else, whatever the hook does to the data. So no probe has to know how a defense clips.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -22,11 +21,15 @@ FALSE_ALARMS = 1e-5
 """Probability that one probe says of a sound defense that it is broken."""
 _PAIRS = 100
 """Pairs of clients by which the scale of noise is measured: 1000 numbers of the smallest layer."""
-_REPEATS = 10
-_EXCESS_VARIANCE = {"gaussian": 2.0, "laplace": 3.5}
+_EXCESS_VARIANCE = {"gaussian": 2.0, "laplace": 3.5, "skellam": 3.0}
 """Variance of the square of a difference of two such draws, in units of its squared mean."""
 _TOLERANCE = 1e-3
 """Relative error of float32 up to which two results count as equal."""
+_LEAST_SHARE = 0.1
+"""Share of the variance of noise below which a single number has too little.
+
+Over all pairs, a number of sound noise is below it with a probability under 1e-20.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,23 @@ class ProbeResult:
     violation: str = ""
     unknown: str = ""
     seen: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseVariance:
+    """Variance of noise over clients' secret randomness.
+
+    Attributes:
+        mean: over the numbers of a layer.
+        smallest: of any of them.
+    """
+
+    mean: float
+    smallest: float
+
+
+_Variances = dict[str, dict[str, NoiseVariance]]
+"""Variances by input and layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +107,24 @@ def make_neighbours(audited: AuditedDefense) -> list[Neighbours]:
     return pairs
 
 
-def measure_sensitivity(audited: AuditedDefense, noise: str) -> float:
+def measure_sensitivity(audited: AuditedDefense, noise: str, release: int = 1) -> float:
     """Return the largest distance of the sums of neighbours; NaN where noise depends on the data.
 
     With the same randomness both sums have the same noise, which cancels. Where two draws of the
     randomness give different distances, it does not, and nothing is known.
+
+    Args:
+        audited: the defense.
+        noise: distribution that its mechanism declares.
+        release: number of the step or round in which neighbours differ.
     """
     order = 1 if noise == "laplace" else 2
     distances = []
     for pair in make_neighbours(audited):
         by_seed = []
         for seed in (1, 2):
-            with_canary = audited.release(pair.canary, audited.new_client("sensitivity", seed))
-            without = audited.release(pair.without, audited.new_client("sensitivity", seed))
+            with_canary = _make_release(audited, pair.canary, release, "sensitivity", seed)
+            without = _make_release(audited, pair.without, release, "sensitivity", seed)
             by_seed.append(with_canary - without)
         first, second = by_seed
         largest = float(torch.linalg.vector_norm(first, order))
@@ -110,17 +135,31 @@ def measure_sensitivity(audited: AuditedDefense, noise: str) -> float:
 
 
 def probe_noise(audited: AuditedDefense, mechanism: Mechanism) -> list[ProbeResult]:
-    """Measure the noise of each layer at several inputs, against the sensitivity and among inputs."""
-    sensitivity = measure_sensitivity(audited, mechanism.noise)
+    """Measure the noise of each layer at several inputs, against the sensitivity and among inputs.
+
+    The last release is measured besides, as noise may change from step to step.
+    """
     inputs = _reference_inputs(audited)
-    # The variance over clients' secret randomness, by input and layer.
-    variances: dict[str, dict[str, float]] = {}
+    variances: _Variances = {}
     for name, rows in inputs.items():
         variances[name] = _measure_variances(audited, rows, name)
-    return [
-        _compare_scale(variances, mechanism, sensitivity),
+    results = [
+        _compare_scale(variances, mechanism, measure_sensitivity(audited, mechanism.noise), audited.releases),
         _compare_inputs(variances, mechanism),
     ]
+    if (last := audited.releases) > 1:
+        at_end = {"zeros": _measure_variances(audited, inputs["zeros"], "zeros at the end", last)}
+        distance = measure_sensitivity(audited, mechanism.noise, last)
+        results.append(_compare_scale(at_end, mechanism, distance, last, in_release=f" in release {last}"))
+    return results
+
+
+def _make_release(audited: AuditedDefense, rows: Tensor, number: int, *key: int | str) -> Tensor:
+    """Return release `number` of a new client, which has nothing to say in those before."""
+    client = audited.new_client(*key)
+    for _ in range(number - 1):
+        audited.release(torch.zeros(1, SIZE), client)
+    return audited.release(rows, client)
 
 
 def _reference_inputs(audited: AuditedDefense) -> dict[str, Tensor]:
@@ -132,43 +171,71 @@ def _reference_inputs(audited: AuditedDefense) -> dict[str, Tensor]:
     return inputs
 
 
-def _measure_variances(audited: AuditedDefense, rows: Tensor, name: str) -> dict[str, float]:
+def _measure_variances(audited: AuditedDefense, rows: Tensor, name: str, release: int = 1) -> dict[str, NoiseVariance]:
     """Return by layer the variance of noise over pairs of clients."""
     differences = []
     for pair in range(_PAIRS):
-        first, second = (audited.release(rows, audited.new_client(name, pair, side)) for side in (0, 1))
+        first, second = (_make_release(audited, rows, release, name, pair, side) for side in (0, 1))
         differences.append(first - second)
-    squares = torch.stack(differences).square() / 2
-    return {layer: float(squares[:, part].mean()) for layer, part in LAYERS.items()}
+    squares = torch.stack(differences).square().mean(0) / 2
+    variances = {}
+    for layer, part in LAYERS.items():
+        variances[layer] = NoiseVariance(mean=float(squares[part].mean()), smallest=float(squares[part].min()))
+    return variances
 
 
-def _compare_scale(variances: dict[str, dict[str, float]], mechanism: Mechanism, sensitivity: float) -> ProbeResult:
-    """Compare the smallest noise of any layer and input with what the mechanism declares."""
-    question = f"noise of each layer is at least {mechanism.scale:.4g} times the largest distance of neighbours"
+def _compare_scale(
+    variances: _Variances, mechanism: Mechanism, sensitivity: float, releases: int, in_release: str = ""
+) -> ProbeResult:
+    """Compare the smallest noise of any layer and input with what the mechanism declares.
+
+    Args:
+        variances: of the noise.
+        mechanism: the declared one.
+        sensitivity: largest distance of neighbours.
+        releases: how many the client makes.
+        in_release: which of them is probed, in words; empty for the first.
+    """
+    scale = _needed_scale(mechanism, releases)
+    question = f"noise of each layer{in_release} is at least {scale:.4g} times the largest distance of neighbours"
+    for by_layer in variances.values():
+        for layer, variance in by_layer.items():
+            if variance.mean == 0:
+                return ProbeResult(question=question, violation=_SECRET.format(where=layer))
     if math.isnan(sensitivity):
-        if all(variance == 0 for by_layer in variances.values() for variance in by_layer.values()):
-            return ProbeResult(question=question, violation=_SECRET.format(where="any layer"))
         return ProbeResult(question=question, unknown="what it draws depends on the data, so distances cannot be told")
     if sensitivity == 0:
         return ProbeResult(question=question, unknown="no input that was tried changes what it sends")
-    per_scale = 1.0 if mechanism.noise == "gaussian" else 2.0
-    required = per_scale * (mechanism.scale * sensitivity) ** 2
-    limit = _normal_limit(FALSE_ALARMS / (len(variances) * len(LAYERS)))
+    per_scale = 2.0 if mechanism.noise == "laplace" else 1.0
+    required = per_scale * (scale * sensitivity) ** 2
+    limit = normal_limit(FALSE_ALARMS / (len(variances) * len(LAYERS)))
     smallest = math.inf
     violations = []
     for name, by_layer in variances.items():
         for layer, variance in by_layer.items():
-            ratio = variance / required
+            ratio = variance.mean / required
             count = _PAIRS * (LAYERS[layer].stop - LAYERS[layer].start)
             smallest = min(smallest, math.sqrt(ratio))
-            if variance == 0:
-                violations.append((0.0, _SECRET.format(where=layer)))
-            elif (ratio - (1 - _TOLERANCE)) / math.sqrt(_EXCESS_VARIANCE[mechanism.noise] / count) < -limit:
-                violations.append((math.sqrt(ratio), _SMALL.format(
-                    layer=layer, name=name, share=math.sqrt(ratio), distance=sensitivity, scale=mechanism.scale
-                )))  # fmt: skip
+            share = math.sqrt(ratio)
+            text = _SMALL
+            is_small = (ratio - (1 - _TOLERANCE)) / math.sqrt(_EXCESS_VARIANCE[mechanism.noise] / count) < -limit
+            if not is_small and variance.smallest < _LEAST_SHARE * required:
+                is_small, share, text = True, math.sqrt(variance.smallest / required), f"a number in {_SMALL}"
+            if is_small:
+                where = f"{layer}{in_release} at {name}"
+                violations.append((share, text.format(where=where, share=share, distance=sensitivity, scale=scale)))
     seen = f"smallest: {smallest:.3f} of what is declared, distance {sensitivity:.4g}"
     return ProbeResult(question=question, violation=min(violations)[1] if violations else "", seen=seen)
+
+
+def _needed_scale(mechanism: Mechanism, releases: int) -> float:
+    """Return the scale of each release that all together are no more than what is declared.
+
+    Several releases under independent noise are as one under less: by the root of their number for
+    Gaussian or Skellam noise, by their number for Laplace noise.
+    """
+    surplus = max(1.0, releases / mechanism.releases)
+    return mechanism.scale * (surplus if mechanism.noise == "laplace" else math.sqrt(surplus))
 
 
 _SECRET = (
@@ -176,77 +243,38 @@ _SECRET = (
     "draw it from `context.rng`"
 )
 _SMALL = (
-    "the noise of {layer} at {name} is {share:.3f} of what the accountant is told: {scale:.4g} times the distance "
+    "the noise of {where} is {share:.3f} of what the accountant is told: {scale:.4g} times the distance "
     "{distance:.4g} of two neighbours; look for clipping of a batch, noise before clipping, a layer without noise, "
-    "shares for more clients than send, or a smaller multiplier"
+    "shares for more clients than send, more releases than are accounted for, or a smaller multiplier"
 )
 
 
-def _compare_inputs(variances: dict[str, dict[str, float]], mechanism: Mechanism) -> ProbeResult:
+def _compare_inputs(variances: _Variances, mechanism: Mechanism) -> ProbeResult:
     """Compare the noise of each layer at different inputs; it is not to depend on them."""
     question = "noise does not depend on the data or on the size of a batch"
     names = list(variances)
     comparisons = len(LAYERS) * (len(names) - 1)
-    limit = _normal_limit(FALSE_ALARMS / comparisons / 2)
-    largest, violation = 1.0, ""
+    limit = normal_limit(FALSE_ALARMS / comparisons / 2)
+    farthest, largest_excess, violation = 0.0, 0.0, ""
     for name in names[1:]:
         for layer, part in LAYERS.items():
-            first, second = variances[names[0]][layer], variances[name][layer]
+            first, second = variances[names[0]][layer].mean, variances[name][layer].mean
             if not first or not second:
-                continue
+                continue  # a layer without noise is a finding of its own
             log_ratio = math.log(second / first)
+            farthest = max(farthest, log_ratio, key=abs)
             spread = math.sqrt(2 * _EXCESS_VARIANCE[mechanism.noise] / (_PAIRS * (part.stop - part.start)))
-            if abs(log_ratio) > abs(math.log(largest)):
-                largest = second / first
-                if abs(log_ratio) > limit * spread + _TOLERANCE:
-                    violation = (
-                        f"the noise of {layer} is {math.sqrt(largest):.3f} times as large at {name} as at {names[0]}, "
-                        "so its size tells what the data are, or how many; divide by the expected number of examples"
-                    )
-    return ProbeResult(question=question, violation=violation, seen=f"ratio up to {math.sqrt(largest):.3f}")
+            excess = (abs(log_ratio) - _TOLERANCE) / spread
+            if excess > max(limit, largest_excess):
+                largest_excess = excess
+                violation = (
+                    f"the noise of {layer} is {math.exp(log_ratio / 2):.3f} times as large at {name} as at {names[0]}, "
+                    "so its size tells what the data are, or how many; divide by the expected number of examples"
+                )
+    return ProbeResult(question=question, violation=violation, seen=f"ratio up to {math.exp(farthest / 2):.3f}")
 
 
-def probe_freshness(audited: AuditedDefense) -> ProbeResult:
-    """Correlate the noise of steps and rounds with one another, layer by layer."""
-    question = "noise is drawn anew in each step and round"
-    rows = torch.zeros(1, SIZE)
-    series = []
-    for repeat in range(_REPEATS):
-        clients = [audited.new_client("freshness", repeat, side) for side in (0, 1)]
-        steps = []
-        for _ in range(audited.releases):
-            first, second = (audited.release(rows, client) for client in clients)
-            steps.append(first - second)
-        series.append(torch.stack(steps))
-    # `step repeat number`
-    noise = torch.stack(series, dim=1)
-    return _find_correlation(noise, question)
-
-
-def _find_correlation(noise: Tensor, question: str) -> ProbeResult:
-    pairs = list(combinations(range(len(noise)), 2))
-    if not pairs:
-        return ProbeResult(question=question, unknown="there is one release only")
-    limit = _normal_limit(FALSE_ALARMS / (len(pairs) * len(LAYERS)) / 2)
-    largest, violation = 0.0, ""
-    for layer, part in LAYERS.items():
-        values = noise[:, :, part].flatten(1)
-        for first, second in pairs:
-            product = float(values[first].norm() * values[second].norm())
-            if not product:
-                continue
-            correlation = float(values[first] @ values[second]) / product
-            if abs(correlation) > abs(largest):
-                largest = correlation
-                if abs(correlation) * math.sqrt(values.shape[1]) > limit:
-                    violation = (
-                        f"the noise of {layer} in releases {first + 1} and {second + 1} has a correlation of "
-                        f"{correlation:.3f}, so that their difference or mean has less; draw it anew each time"
-                    )
-    return ProbeResult(question=question, violation=violation, seen=f"correlation up to {largest:.3f}")
-
-
-def _normal_limit(chance: float) -> float:
+def normal_limit(chance: float) -> float:
     """Return the value that a standard normal number exceeds with this probability."""
     from scipy.special import ndtri
 

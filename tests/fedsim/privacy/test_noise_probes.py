@@ -1,0 +1,160 @@
+"""Probes of noise and claims find what one layer, one number, one round or one declaration hides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import ConfigError
+from fedsim.interfaces.defense import Guarantee, Participation
+from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.mechanism import Mechanism
+from fedsim.privacy import noise_probes
+from fedsim.privacy.audited_defense import AuditedDefense
+from fedsim.privacy.claim_probes import probe_accountant, probe_sampling
+from fedsim.privacy.defense_audit import plan_audit
+from fedsim.privacy.freshness_probes import probe_freshness
+from fedsim.privacy.noise_probes import list_violations, probe_noise
+from fedsim.recording.wire_format import State
+from tests.support.planted_defenses import CLIP, SoundShares
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalNoise(SoundShares):
+    """Clip the update and add noise that the server sees by itself."""
+
+    needed: int = 1
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        clipped = {name: tensor * self.clip_factor(update) for name, tensor in update.items()}
+        scale = self.noise_multiplier * CLIP * self.noise_share(update, context)
+        noise = self.draw(update, context)
+        return {name: tensor + scale * noise[name] for name, tensor in clipped.items()}
+
+    def clip_factor(self, update: State) -> Tensor:
+        return CLIP / torch.stack([tensor.norm() for tensor in update.values()]).norm().clamp(min=CLIP)
+
+    def noise_share(self, update: State, context: LocalContext) -> float:
+        del update, context
+        return 1.0
+
+    def draw(self, update: State, context: LocalContext) -> State:
+        return {name: torch.randn(tensor.shape, generator=context.rng) for name, tensor in update.items()}
+
+
+class LessNoiseLater(LocalNoise):
+    """It adds half of the noise from round 2 on."""
+
+    def noise_share(self, update: State, context: LocalContext) -> float:
+        return 1 / context.round
+
+
+class NoiseByNorm(LocalNoise):
+    """It adds no noise to an update of zeros."""
+
+    def noise_share(self, update: State, context: LocalContext) -> float:
+        return float(any(tensor.any() for tensor in update.values()))
+
+
+class OneBareNumber(LocalNoise):
+    """It adds no noise to one of 730 numbers."""
+
+    def draw(self, update: State, context: LocalContext) -> State:
+        noise = super().draw(update, context)
+        noise["first.weight"][5, 7] = 0
+        return noise
+
+
+class OneStreamForLayers(LocalNoise):
+    """It draws the noise of each layer from the same secret seed."""
+
+    def draw(self, update: State, context: LocalContext) -> State:
+        seed = int(torch.randint(2**62, (1,), generator=context.rng))
+        noise = {}
+        for name, tensor in update.items():
+            noise[name] = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
+        return noise
+
+
+class OneDrawForRows(LocalNoise):
+    """It adds the same draw to all numbers of a row."""
+
+    def draw(self, update: State, context: LocalContext) -> State:
+        noise = super().draw(update, context)
+        return {name: tensor[..., :1].expand(tensor.shape) for name, tensor in noise.items()}
+
+
+class SampledClients(LocalNoise):
+    """It claims amplification by the sampling of clients."""
+
+    def mechanism(self, participation: Participation) -> Mechanism | None:
+        return replace(super().mechanism(participation), rate=0.1)
+
+
+class RoundsLeftOut(LocalNoise):
+    """It accounts for one round."""
+
+    def mechanism(self, participation: Participation) -> Mechanism | None:
+        return super().mechanism(replace(participation, rounds=1))
+
+
+class OneReleaseForAll(LocalNoise):
+    """It declares its rounds as one release under less noise, which is the same."""
+
+    def mechanism(self, participation: Participation) -> Mechanism | None:
+        return Mechanism(
+            scale=self.noise_multiplier / 2 / math.sqrt(participation.rounds), unit="client", neighbours="replaced"
+        )
+
+
+class NoNumber(LocalNoise):
+    """It promises an epsilon that is no number."""
+
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
+        return Guarantee(epsilon=math.nan, delta=delta, neighbours="one client", accountant="none")
+
+
+@pytest.fixture(autouse=True)
+def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_probes, "_PAIRS", 30)
+
+
+def find_violations(defense: LocalNoise) -> list[str]:
+    audited = AuditedDefense.from_defense(defense)
+    mechanism = audited.mechanism
+    assert mechanism is not None
+    claims = [probe_sampling(audited, mechanism), probe_accountant(audited)]
+    return list_violations([*claims, *probe_noise(audited, mechanism), probe_freshness(audited)])
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (LessNoiseLater, "in release 2 at zeros is 0."),
+        (NoiseByNorm, "is the same for clients with different secret randomness"),
+        (OneBareNumber, "a number in the noise of first.weight"),
+        (OneStreamForLayers, "the noise of first.weight and last.weight has a correlation of 1.000"),
+        (OneDrawForRows, "the noise of neighbouring numbers of"),
+        (SampledClients, "whoever gets its updates sees that"),
+        (RoundsLeftOut, "more releases than are accounted for"),
+    ],
+)
+def test_what_is_wrong_in_one_layer_number_round_or_claim_alone_is_found(cls: type[LocalNoise], words: str) -> None:
+    violations = find_violations(cls())
+    assert any(words in violation for violation in violations), violations
+
+
+@pytest.mark.parametrize("cls", [LocalNoise, OneReleaseForAll])
+def test_sound_noise_passes_however_its_releases_are_declared(cls: type[LocalNoise]) -> None:
+    assert find_violations(cls()) == []
+
+
+def test_an_epsilon_that_is_no_number_is_no_promise() -> None:
+    audited = AuditedDefense.from_defense(NoNumber())
+    with pytest.raises(ConfigError, match="NoNumber promises an epsilon of nan"):
+        plan_audit(audited, 1000)
+    assert probe_accountant(audited).violation
