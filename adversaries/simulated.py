@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from adversaries.local_models.model_sources import LoadableNetwork
+from adversaries.loadable_network import LoadableNetwork
 from fedsim.base.errors import AttackError, RunError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Loss

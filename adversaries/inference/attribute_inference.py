@@ -18,13 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import one_hot
 
-from adversaries.local_models.model_sources import (
-    ModelAttack,
-    compute_losses,
-    compute_outputs,
-    match_state,
-    unpack_records,
-)
+from adversaries.loadable_network import match_state
+from adversaries.local_models.model_sources import ModelAttack, compute_losses, compute_outputs, unpack_records
 from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite

@@ -14,14 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from adversaries.local_models.model_sources import (
-    LoadableNetwork,
-    compute_losses,
-    compute_outputs,
-    match_state,
-    returned_weights,
-    unpack_records,
-)
+from adversaries.loadable_network import LoadableNetwork, match_state
+from adversaries.local_models.model_sources import compute_losses, compute_outputs, returned_weights, unpack_records
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Progress, Target

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.inference.label_distribution import infer_label_distribution
-from adversaries.local_models.model_sources import LoadableNetwork, compute_outputs
+from adversaries.loadable_network import LoadableNetwork
+from adversaries.local_models.model_sources import compute_outputs
 from adversaries.simulated import training_plan
 from fedsim.base.constraints import NonNegativeInt
 from fedsim.base.errors import AttackError, RunError

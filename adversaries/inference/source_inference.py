@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from adversaries.loadable_network import LoadableNetwork
 from adversaries.local_models.model_sources import (
-    LoadableNetwork,
     ModelAttack,
     compute_losses,
     compute_outputs,

@@ -12,8 +12,8 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from adversaries.loadable_network import match_state
 from adversaries.local_models.input_span import InputSpan, row_span
-from adversaries.local_models.model_sources import match_state
 from fedsim.base.constraints import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, PositiveShare
 from fedsim.base.errors import AttackError, RunError, first_line
 from fedsim.base.randomness import generator

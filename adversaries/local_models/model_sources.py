@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from adversaries.loadable_network import LoadableNetwork
 from fedsim.base.errors import AttackError, ConfigError, first_line
 from fedsim.interfaces.attack import (
     ALL,
@@ -24,9 +23,7 @@ from fedsim.interfaces.attack import (
     RoundsNeeded,
     Target,
 )
-from fedsim.inversion.batch_norm import copy_with_batch_statistics
-from fedsim.recording.wire_format import State, Update, match_any_names, non_finite_names
-from fedsim.training.model_state import load_state, running_statistics
+from fedsim.recording.wire_format import State, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,82 +117,6 @@ def decoded_models(knowledge: Knowledge, source: str) -> Mapping[int, State]:
             f"source: there are no models of '{source}'; name an attack of the same file that decodes local models"
         )
     return knowledge.models
-
-
-class LoadableNetwork:
-    """A network built once from the adversary's knowledge, into which states are loaded in turn.
-
-    It is in evaluation mode and on the attack's device.
-    """
-
-    def __init__(self, knowledge: Knowledge) -> None:
-        assert knowledge.model is not None
-        self._model = deepcopy(knowledge.model()).to(knowledge.device).eval()
-        self._initial_state = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
-
-    @cached_property
-    def _batch_statistics_model(self) -> nn.Module:
-        return copy_with_batch_statistics(self._model)
-
-    def load(self, state: State, where: str) -> nn.Module:
-        """Load `state` and return the network; it is valid until the next call.
-
-        Tensors that `state` lacks have their initial values. BatchNorm layers whose running
-        statistics were not shared normalise by the batch.
-
-        Raises:
-            AttackError: the state is of another model, holds NaN, or lacks buffers that are not
-                running statistics.
-        """
-        named_state, lacks_statistics = match_state(self._model, state, where)
-        model = self._batch_statistics_model if lacks_statistics else self._model
-        load_state(model, {**self._initial_state, **named_state})
-        return model
-
-
-def match_state(model: nn.Module, state: State, where: str) -> tuple[State, bool]:
-    """Name the tensors of `state` as `model` does.
-
-    Returns:
-        The named state, and whether it lacks BatchNorm's running statistics.
-
-    Raises:
-        AttackError: see `LoadableNetwork.load`.
-    """
-    if broken := non_finite_names(state):
-        raise AttackError(
-            f"{where}: {broken[0]} of the model holds NaN or infinite values, so that it says nothing; choose another "
-            "source or victim"
-        )
-
-    # Try the sets of tensors that a federation may share: all, without integers, without running
-    # statistics, or parameters alone.
-    model_state, statistics = model.state_dict(), running_statistics(model)
-    floating = [name for name, tensor in model_state.items() if tensor.is_floating_point()]
-    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    name_lists: Sequence[Sequence[str]] = (
-        list(model_state),
-        floating,
-        [name for name in floating if name not in statistics],
-        parameters,
-    )
-    shape_maps = []
-    for names in name_lists:
-        shape_maps.append({name: model_state[name].shape for name in names})
-    named_state = match_any_names(state, shape_maps)
-    if named_state is None:
-        raise AttackError(
-            f"{where}: {len(state)} tensors are not the weights of the model, which has {len(parameters)}; attack with "
-            "the model of that federation"
-        )
-
-    missing = {name for name in floating if name not in named_state}
-    if missing_buffers := sorted(missing - statistics):
-        raise AttackError(
-            f"{where}: the model computes with {missing_buffers[0]}, which clients of this federation do not share; "
-            "this attack needs a model without such buffers, or one that shares them"
-        )
-    return named_state, bool(missing)
 
 
 def compute_outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:

@@ -24,6 +24,8 @@ from fedsim.training.models.transformer import TransformerDecoder
 VICTIM, OTHER, THIRD = 2**63 + 5, 2**64 - 1, 4
 """Ids of clients; two do not fit into int64, as half of the ids that Flower draws."""
 _LEARNING_RATE = 0.1
+_REPETITIONS = 10
+"""Of each auxiliary record."""
 _IMAGES, _TEXTS, _TABLE = Task((1, 8, 8), 10), Task((6,), 10, 20), Task((4,), 0)
 _ROWS, _COLUMNS = Task((6,), 10), (1, 3, 2)
 _LABELS = torch.tensor([1, 4, 4])
@@ -111,9 +113,15 @@ def _base_knowledge(model: Callable[[], nn.Module], task: Task, inputs: Tensor, 
             labels=torch.cat([labels, labels]),
             members=torch.arange(2 * len(inputs)) < len(inputs),
         ),
-        auxiliary=Records(inputs=inputs, labels=labels),
+        auxiliary=_auxiliary_records(inputs, labels),
         property_records=_property_records(inputs, labels),
     )
+
+
+def _auxiliary_records(inputs: Tensor, labels: Tensor) -> Records:
+    """Repeat each record, so that many clients can be drawn from them."""
+    sizes = [_REPETITIONS, *[1] * (inputs.ndim - 1)]
+    return Records(inputs=inputs.repeat(sizes), labels=labels.repeat(_REPETITIONS))
 
 
 def _property_records(inputs: Tensor, labels: Tensor) -> PropertyRecords:

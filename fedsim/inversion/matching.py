@@ -110,18 +110,7 @@ class GradientInversion(Attack):
 
     def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
         """Return the labels that are granted, or count them from the last layer."""
-        if knowledge.labels is None:
-            buffers = dict(problem.buffers)
-            after_weights = problem.after or problem.before  # if a gradient was sent
-            before = dict(zip(problem.parameter_names, problem.before, strict=True)) | buffers
-            after = dict(zip(problem.parameter_names, after_weights, strict=True)) | buffers
-            return count_labels(update, knowledge, problem.model, before, after, rng)
-        if len(knowledge.labels) != update.num_examples:
-            raise AttackError(
-                f"{problem.where}: {len(knowledge.labels)} labels are granted, "
-                f"but the client reported N = {update.num_examples}"
-            )
-        return knowledge.labels
+        return find_labels(problem, update, knowledge, rng)
 
     def _conclude(self, ends: Sequence[tuple[Restart, Trial]]) -> Reconstruction:
         """Return the finding from the restarts that did not diverge; here the best match."""
@@ -253,11 +242,11 @@ class GradientInversion(Attack):
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:
             labels = dummy_labels(recipe, problem, values)
-            dummy = dummy_data(recipe, problem, values["dummy"])
-            gradient = recipe.update_model.gradient(problem, values, dummy, labels)
+            gradient = recipe.update_model.gradient(problem, values, values["dummy"], labels)
             return recipe.distance(problem.apply_defenses(gradient), target)
 
         start = restarts[0].values()
+        start["dummy"] = dummy_data(recipe, problem, start["dummy"]).detach()
         check_differentiability(problem, start, dummy_labels(recipe, problem, start), distance_of)
         return InversionTask(
             recipe=recipe,
@@ -377,6 +366,27 @@ class GradientInversion(Attack):
             return graphs[names](*inputs)
 
         return [restart.make_step(partial(evaluate_compiled, restart)) for restart in task.restarts]
+
+
+def find_labels(problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
+    """Return the labels that are granted, or count them from the last layer.
+
+    Raises:
+        AttackError: other labels than N are granted.
+        KnowledgeError: none are granted, and they cannot be counted.
+    """
+    if knowledge.labels is None:
+        buffers = dict(problem.buffers)
+        after_weights = problem.after or problem.before  # if a gradient was sent
+        before = dict(zip(problem.parameter_names, problem.before, strict=True)) | buffers
+        after = dict(zip(problem.parameter_names, after_weights, strict=True)) | buffers
+        return count_labels(update, knowledge, problem.model, before, after, rng)
+    if len(knowledge.labels) != update.num_examples:
+        raise AttackError(
+            f"{problem.where}: {len(knowledge.labels)} labels are granted, "
+            f"but the client reported N = {update.num_examples}"
+        )
+    return knowledge.labels
 
 
 def best_restart(ends: Sequence[tuple[Restart, Trial]]) -> tuple[Restart, Trial]:

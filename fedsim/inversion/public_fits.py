@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,8 @@ _Fit = TypeVar("_Fit")
 _hashes: dict[int, str] = {}
 """Hash of records by their id."""
 _fits: dict[tuple[Any, ...], Any] = {}
-_MAX_FITS = 20
+_MAX_FITS = 10
+"""Of a learnt inversion a fit takes about 150 MB."""
 _NUM_PATCHES = 10_000
 """Patches of public examples that a mixture is fitted to."""
 _LEAST_VARIANCE = 0.003
@@ -80,7 +81,7 @@ def fit_components(problem: InversionProblem, count: int, shape: tuple[int, ...]
     """
     records = _check_records(problem, shape)
     like = problem.before[0]
-    key = ("components", _hash_records(records), count, like.device, like.dtype)
+    key = ("components", hash_records(records), count, like.device, like.dtype)
 
     def fit() -> ComponentFit:
         flat = records.inputs.flatten(1).float().cpu()
@@ -101,7 +102,7 @@ def fit_components(problem: InversionProblem, count: int, shape: tuple[int, ...]
             residual=residual,
         )
 
-    return _remember(key, fit)
+    return remember_fit(key, fit)
 
 
 def fit_patches(problem: InversionProblem, size: int, components: int, shape: tuple[int, ...]) -> PatchFit:
@@ -120,7 +121,7 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
         raise AttackError(f"{problem.where}: a mixture of patches is a prior of images; set prior = 'pca'")
     like, side = problem.before[0], min(size, *shape[1:])
     moments = tuple(problem.scaling.centre.flatten().tolist() + problem.scaling.scale.flatten().tolist())
-    key = ("patches", _hash_records(records), side, components, moments, like.device, like.dtype)
+    key = ("patches", hash_records(records), side, components, moments, like.device, like.dtype)
 
     def fit() -> PatchFit:
         from sklearn.mixture import GaussianMixture  # takes a second
@@ -144,7 +145,7 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
             precisions=torch.from_numpy(mixture.precisions_cholesky_).to(like),
         )
 
-    return _remember(key, fit)
+    return remember_fit(key, fit)
 
 
 def image_patches(images: Tensor, size: int, stride: int) -> Tensor:
@@ -175,20 +176,31 @@ def _check_records(problem: InversionProblem, shape: tuple[int, ...] | None) -> 
     return records
 
 
-def _hash_records(records: Records) -> str:
+def hash_records(records: Records) -> str:
     """Return the SHA-256 of inputs and labels, computed once for each object."""
     key = id(records)
     if key not in _hashes:
-        digest = hashlib.sha256()
-        for tensor in (records.inputs, records.labels):
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        _hashes[key] = digest.hexdigest()
+        _hashes[key] = hash_tensors({"inputs": records.inputs, "labels": records.labels})
         weakref.finalize(records, _hashes.pop, key, None)
     return _hashes[key]
 
 
-def _remember(key: tuple[Any, ...], fit: Callable[[], _Fit]) -> _Fit:
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors with their names, types and shapes."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def remember_fit(key: tuple[Any, ...], fit: Callable[[], _Fit]) -> _Fit:
+    """Return what `fit` returned when it was last called for this key, or call it.
+
+    Args:
+        key: all that the result follows from.
+        fit: makes it.
+    """
     if key not in _fits:
         if len(_fits) >= _MAX_FITS:
             _fits.pop(next(iter(_fits)))
@@ -202,6 +214,8 @@ def _principal_components(centred: Tensor, count: int) -> Tensor:
     from sklearn.decomposition import PCA  # takes a second
 
     most = min(count, len(centred) - 1, centred.shape[1])
+    if bool((centred == centred[0]).all()):  # scikit-learn would divide by their variance
+        return torch.zeros(most, centred.shape[1])
     fitted = PCA(most, random_state=0).fit(centred.double().numpy())
     scales = torch.from_numpy(fitted.explained_variance_).sqrt()
     return (torch.from_numpy(fitted.components_) * scales[:, None]).float()

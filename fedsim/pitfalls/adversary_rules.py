@@ -97,7 +97,8 @@ def _invert_images(design: EvaluationDesign, config: Config, attacks: Collection
 
 
 def _has_public_prior(attack: Attack) -> bool:
-    return isinstance(attack, GradientInversion) and "auxiliary" in attack.declared_facts()
+    """Tell whether an attack claims inputs, which lie in a range, and knows public ones."""
+    return attack.declared_facts() >= {"auxiliary", "value_range"}
 
 
 class PrivateKnowledge(PitfallRule):

@@ -75,20 +75,20 @@ def tables(rows: Rows) -> dict[str, str]:
     return {"": markdown_table(head, lines)}
 
 
-def verdict_text(cell: str, rows: Rows, undefended: Rows) -> str:
-    """Return what the defense is worth against `map`, by PSNR, and by SSIM if that differs."""
+def verdict_text(cell: str, rows: Rows, undefended: Rows, attack: str = "map") -> str:
+    """Return what the defense is worth against an attack, by PSNR, and by SSIM if that differs."""
     if cell == NOISE_ALONE or cell.startswith(NONE):
         return "–"
     verdicts = []
     for metric in METRICS:
-        control, _ = naive_and_adaptive(undefended, "map", metric)
-        verdicts.append(worth_of(cell, *naive_and_adaptive(rows, "map", metric), control))
+        control, _ = naive_and_adaptive(undefended, attack, metric)
+        verdicts.append(worth_of(cell, *naive_and_adaptive(rows, attack, metric), control))
     return verdicts[0] if verdicts[0] == verdicts[1] else f"{verdicts[0]}, by SSIM {verdicts[1]}"
 
 
 def gains_of_best(rows: Rows) -> list[float]:
     """Return the gains of the adaptive attack, or of the naive one where there is no other."""
-    adaptive = [row for row in rows if row["attack"] == "map adaptive"] or rows
+    adaptive = [row for row in rows if row["knows"] == "True"] or rows
     return [float(row["value"]) - float(row["floor"]) for row in adaptive]
 
 

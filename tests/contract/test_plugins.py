@@ -44,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lavp": {"steps": 3},
     "layer-freeze": {"layers": ["[a1]*"]},
     "leaf": {"path": "leaf/shakespeare"},
+    "learned-inversion": {"simulated": 20, "features": 10, "components": 5, "epochs": 1, "refinements": 2},
     "lmra": {"hidden": "16x1", "learning_rate": 1e-2, "epochs": 30, "minimise_epochs": 5},
     "lmra-dummy-data": {"sets": 2, "iterations": 2, "training_iterations": 2},
     "property-inference": {"simulated": 10, "trees": 50},

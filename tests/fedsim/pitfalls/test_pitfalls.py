@@ -142,6 +142,7 @@ ABSENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("no-public-prior", (DEFENDED, {"data": {"name": "leaf-synthetic"}})),
     ("no-public-prior", (DEFENDED, CANDIDATES, {"attack": [{"name": "membership-loss"}]})),
     ("no-public-prior", (DEFENDED, {"attack": [{"name": "dlg"}, {"name": "map"}]}, AUXILIARY)),
+    ("no-public-prior", (DEFENDED, {"attack": [{"name": "dlg"}, {"name": "learned-inversion"}]}, AUXILIARY)),
     ("no-public-prior", (DEFENDED, sweep_over(attack=[{"name": "dlg"}, {"name": "map"}]), AUXILIARY)),
     ("private-knowledge", (CANDIDATES,)),
     ("private-knowledge", (LABELS,)),

@@ -1,0 +1,199 @@
+"""Learned inversion: a network from messages to data, trained on simulated clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from adversaries.inversion.message_inverter import InverterSettings, MessageInverter, train_inverter
+from adversaries.simulated import SimulatedClients
+from fedsim.base.constraints import NonNegativeInt, PositiveInt
+from fedsim.base.content_hashes import hash_json
+from fedsim.base.errors import AttackError
+from fedsim.base.papers import cite
+from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress, Target, warn
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion.descent import iterate_descent, run_to_end
+from fedsim.inversion.differentiability import check_differentiability
+from fedsim.inversion.likelihoods import MessageLikelihood, with_known_noise
+from fedsim.inversion.matching import find_labels
+from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
+from fedsim.inversion.public_fits import fit_components, hash_records, hash_tensors, remember_fit
+from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
+from fedsim.inversion.restart import InversionTask, Restart, dummy_data
+from fedsim.recording.wire_format import Update
+
+_STEP_SIZE = 0.1
+"""Of the refinement, in expected errors."""
+_MODEL_ERROR = 0.1
+"""Error of the model of local training in the refinement, see `MessageLikelihood.model_error`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedInversion(Attack):
+    """Estimate a client's examples by a network that is trained on simulated clients.
+
+    1. Simulate clients that hold auxiliary records and train as the victim does, with the known
+       defenses and fresh randomness (`train_inverter`).
+    2. Compress their messages to principal components of messages without defenses
+       (`MessageProjection`), and their examples to principal components of the auxiliary records.
+    3. Train a network from the one to the other (`ExampleEstimator`). An example is compared with
+       the one of the same client and class that it is most like, one with each, so that their order
+       does not matter.
+    4. Estimate the victim's examples in one pass, given its labels, which are granted or counted.
+    5. Refine the estimate by matching (`_refine`): look for the most probable examples under the
+       likelihood of the message, as `map` does, with the estimate and its expected error as prior.
+
+    What is trained is shared by all victims of a process that received the same model, hold as many
+    examples and train alike. Clients are assumed to hold classes in the shares of the auxiliary
+    records. The expected error is measured on simulated clients with auxiliary records of their
+    own, before the refinement. Without the defenses (naive) clients are simulated without them.
+
+    Args:
+        simulated: clients to learn from; each trains once, so it takes as long as they do.
+        features: principal components of the messages; fewer where there are fewer clients.
+        components: principal components of the examples; what they leave out is not recovered.
+        hidden: width of the network.
+        epochs: passes over the simulated clients.
+        refinements: steps of Adam of the refinement; 0 makes none.
+
+    References:
+        [Wu2023].
+        Differs: one network for each example behind a linear layer that is solved for, where the
+        paper trains one for a whole batch by thousands of passes; principal components in place of
+        all numbers or a random hash of them; labels are known or counted; several local steps; the
+        refinement.
+    """
+
+    simulated: Annotated[int, Ge(20)] = 4000
+    features: PositiveInt = 1000
+    components: PositiveInt = 100
+    hidden: PositiveInt = 256
+    epochs: PositiveInt = 10
+    refinements: NonNegativeInt = 100
+
+    paper: ClassVar[Paper] = cite("Wu2023")
+    needs: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | {
+        "model",
+        "loss",
+        "input_shape",
+        "value_range",
+        "auxiliary",
+    }
+    uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS | {"labels", "defenses", "num_classes"}
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
+
+    def _run(self, target: Target, progress: Progress) -> Reconstruction:
+        update, knowledge, total = target.read_update(), target.knowledge, self.epochs + self.refinements
+        problem = build_problem(update, knowledge)
+
+        def report_training(epoch: int, _: int, curves: Mapping[str, float]) -> None:
+            progress(epoch, total, curves)
+
+        def report_refinement(iteration: int, _: int, curves: Mapping[str, float]) -> None:
+            progress(self.epochs + iteration, total, curves)
+
+        # Estimate.
+        inverter = self._find_inverter(update, problem, knowledge, report_training)
+        labels = find_labels(problem, update, knowledge, target.rng).to(knowledge.device).sort(stable=True).values
+        problem = replace(problem, labels=labels)
+        message = SimulatedClients(knowledge).flatten_update(update).to(knowledge.device)
+        estimate = inverter.estimate(message, labels)
+        neighbourhood = EstimateNeighbourhood(inverter=inverter, estimate=estimate)
+        dummy = neighbourhood.dummy_data(problem, torch.zeros_like(estimate))
+        # Refine.
+        if self.refinements and not any(defense.mixes for defense in problem.defenses):
+            problem = with_known_noise(problem, self.title)
+            dummy = self._refine(problem, neighbourhood, dummy, target.rng, report_refinement)
+        data = problem.scaling.to_unit_range(dummy)
+        unit = (problem.scaling.high - problem.scaling.low).float().mean().item()
+        spread = torch.full((len(data),), inverter.expected_error / unit)
+        return Reconstruction(data=data, labels=labels.cpu(), spread=spread)
+
+    def _find_inverter(
+        self, update: Update, problem: InversionProblem, knowledge: Knowledge, progress: Progress
+    ) -> MessageInverter:
+        """Return the network for this model, N, training and defenses; train it if there is none."""
+        fit = fit_components(problem, self.components, knowledge.input_shape)
+        records, like = knowledge.auxiliary, problem.before[0]
+        assert records is not None
+        settings = InverterSettings(
+            simulated=self.simulated, features=self.features, hidden=self.hidden, epochs=self.epochs
+        )
+        # Hash all that the network follows from, but for the code of the model and of the loss.
+        granted = set(knowledge.granted_facts()) & self.declared_facts()
+        names = granted - {"labels", "auxiliary", "model", "loss"}
+        described = {name: repr(getattr(knowledge, name)) for name in names}
+        kind = "gradient" if update.gradient is not None else "weights"
+        parts = [hash_records(records), hash_tensors(update.before), kind, update.num_examples, described]
+        content = hash_json([*parts, self.components, asdict(settings)])
+        random_key = ("learned-inversion", content)
+        key = (*random_key, repr(problem.model), problem.loss, like.device, like.dtype)
+        return remember_fit(key, lambda: train_inverter(update, knowledge, fit, settings, random_key, progress))
+
+    def _refine(
+        self,
+        problem: InversionProblem,
+        neighbourhood: EstimateNeighbourhood,
+        start: Tensor,
+        rng: torch.Generator,
+        progress: Progress,
+    ) -> Tensor:
+        """Return the most probable dummy data near the estimate; `start` where nothing is found."""
+        likelihood = MessageLikelihood.of_problem(problem, _MODEL_ERROR)
+        recipe = Recipe(
+            distance=likelihood, step_size=_STEP_SIZE, schedule=cosine_schedule, parametrisation=neighbourhood
+        )
+        restart = Restart(recipe, problem, tuple(start.shape), (), self.refinements, rng)
+        target = likelihood.target(problem)
+        task = InversionTask(
+            recipe=recipe, problem=problem, target=target, restarts=[restart], precision_context=nullcontext
+        )
+
+        def distance_of(values: dict[str, Tensor]) -> Tensor:
+            gradient = recipe.update_model.gradient(problem, values, values["dummy"], problem.labels)
+            return likelihood(problem.apply_defenses(gradient), target)
+
+        try:
+            check_differentiability(problem, {"dummy": start}, problem.labels, distance_of)
+        except AttackError as error:
+            warn(f"{self.title}: the estimate is not refined: {error}")
+            return start
+        trial = restart.make_trial(restart.make_step(task.restart_evaluation(restart)))
+        ends = run_to_end(iterate_descent([trial], self.refinements, progress, where=problem.where))
+        return dummy_data(recipe, problem, trial.point().detach()) if ends else start
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EstimateNeighbourhood:
+    """Parametrisation of dummy data by their distance from an estimate, in its expected errors.
+
+    Attributes:
+        inverter: made the estimate.
+        estimate: `example component`.
+    """
+
+    inverter: MessageInverter
+    estimate: Tensor
+
+    def start(self, problem: InversionProblem, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+        """Return the distance 0."""
+        del problem, shape, rng
+        return torch.zeros_like(self.estimate)
+
+    def dummy_data(self, problem: InversionProblem, coefficients: Tensor) -> Tensor:
+        """Return the dummy data at this distance."""
+        values = self.inverter.components.inputs(self.estimate + coefficients * self.inverter.errors)
+        inputs = values.reshape(len(values), *self.inverter.components.shape)
+        return (inputs - problem.scaling.centre) / problem.scaling.scale
+
+    def penalty(self, problem: InversionProblem, coefficients: Tensor) -> Tensor:
+        """Return half the squared distance, the negative logarithm of a Gaussian prior."""
+        del problem
+        return coefficients.square().sum() / 2

@@ -1,0 +1,208 @@
+"""A network that learns to invert messages from clients that are simulated on public digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adversaries.inversion import learned_inversion
+from adversaries.inversion.example_estimator import ClientMessages, match_errors
+from adversaries.inversion.learned_inversion import LearnedInversion
+from adversaries.inversion.message_inverter import ExampleComponents, MessageInverter
+from adversaries.inversion.message_projection import MessageProjection, choose_numbers
+from clients.defenses.quantise import Quantise
+from clients.defenses.update_noise import UpdateNoise
+from fedsim.base.errors import AttackError, KnowledgeError
+from fedsim.base.metrics import pair_examples
+from fedsim.interfaces.attack import Records
+from fedsim.interfaces.defense import Defense, Participation
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.inversion import public_fits
+from fedsim.recording.wire_format import Update
+from tests.support.digit_clients import COUNT, data, floor, knowledge, make_update, public, quality
+from tests.support.recordings import record_updates, run_attack
+
+NOISE = UpdateNoise(clip=1.0, noise_multiplier=0.004)
+ONLY_NOISE = UpdateNoise(clip=1e-6, noise_multiplier=1e4)
+LEARNED = LearnedInversion(simulated=250, features=150, components=30, hidden=32, epochs=8, refinements=0)
+VICTIMS = range(3)
+
+
+def attack(folder: Path, update: Update, facts: Any, method: LearnedInversion = LEARNED) -> Reconstruction:
+    transcript = record_updates(folder / f"{update.client} {len(list(folder.iterdir()))}", [replace(update, client=0)])
+    finding: Reconstruction = run_attack(method, transcript, facts)
+    return finding
+
+
+def gains(folder: Path, *defenses: Defense, sender: int = 0, **settings: Any) -> list[float]:
+    """Return by how many dB each victim's claim is beyond its floor, with the message of client `sender` further."""
+    method = replace(LEARNED, **settings)
+    results = []
+    for victim in VICTIMS:
+        finding = attack(folder, make_update(victim + sender, *defenses), knowledge(victim, *defenses), method)
+        results.append(quality(finding, victim) - floor(victim))
+    return results
+
+
+def test_one_pass_inverts_messages_of_clients_it_never_saw(tmp_path: Path) -> None:
+    """Of four digits each, which are at the floor without a message, by 2 dB for each victim."""
+    assert min(gains(tmp_path)) > 2
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_few_examples_a_third_of_the_error_is_gone(tmp_path: Path, count: int) -> None:
+    for victim in VICTIMS:
+        inputs, labels = (tensor[:count] for tensor in data(victim))
+        update = make_update(victim, count=count)
+        facts = replace(knowledge(victim), labels=labels.sort().values)
+        finding = attack(tmp_path, update, facts)
+        means = torch.stack([public().inputs[public().labels == label].mean(0) for label in labels])
+        error = (pair_examples(finding.data, inputs) - inputs).square().mean()
+        assert error < 0.65 * (means - inputs).square().mean()
+
+
+def test_refinement_by_matching_comes_closer(tmp_path: Path) -> None:
+    assert sum(gains(tmp_path, refinements=40)) > sum(gains(tmp_path)) + len(VICTIMS) * 0.5
+
+
+def test_it_is_beyond_the_floor_under_noise_and_rounding_it_knows(tmp_path: Path) -> None:
+    for defense in (NOISE, Quantise(bits=4)):
+        found = gains(tmp_path, defense, refinements=30)
+        assert min(found) > 1
+
+
+def test_neither_noise_alone_nor_another_client_leaks(tmp_path: Path) -> None:
+    """The class means and what was learnt are worth no more than the floor without the victim's message."""
+    for found in (gains(tmp_path, ONLY_NOISE), gains(tmp_path, sender=5)):
+        assert max(found) < 0.3
+
+
+def test_who_knows_the_noise_finds_more(tmp_path: Path) -> None:
+    strong, naive, adaptive = UpdateNoise(clip=1.0, noise_multiplier=0.01), [], []
+    for victim in VICTIMS:
+        update = make_update(victim, strong)
+        naive.append(quality(attack(tmp_path, update, knowledge(victim)), victim))
+        adaptive.append(quality(attack(tmp_path, update, knowledge(victim, strong)), victim))
+    assert sum(adaptive) > sum(naive) + len(VICTIMS) * 1.0
+
+
+@pytest.mark.parametrize("defenses", [[], [NOISE]])
+def test_the_expected_error_is_the_actual_one_within_a_quarter(tmp_path: Path, defenses: list[Defense]) -> None:
+    expected, actual = [], []
+    for victim in range(8):
+        finding = attack(tmp_path, make_update(victim, *defenses), knowledge(victim, *defenses))
+        assert finding.spread is not None
+        true = data(victim)[0]
+        expected.append(finding.spread.square().mean())
+        actual.append((pair_examples(finding.data, true) - true).square().mean())
+    ratio = (torch.stack(expected).mean() / torch.stack(actual).mean()).sqrt().item()
+    assert 1 / 1.25 < ratio < 1.25
+
+
+def test_victims_of_one_model_share_one_training_and_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(public_fits, "_fits", {})
+    trained: list[MessageInverter] = []
+    train = learned_inversion.train_inverter
+
+    def count_trainings(*arguments: Any) -> MessageInverter:
+        trained.append(train(*arguments))
+        return trained[-1]
+
+    monkeypatch.setattr(learned_inversion, "train_inverter", count_trainings)
+    small = replace(LEARNED, simulated=40, features=20, epochs=1)
+    for victim in VICTIMS:
+        attack(tmp_path, make_update(victim), knowledge(victim), small)
+    assert len(trained) == 1
+    # Another model, number of examples, defense, rate and other records each ask for another network.
+    moved = make_update(0)
+    attack(tmp_path, replace(moved, before={name: 1.1 * w for name, w in moved.before.items()}), knowledge(0), small)
+    attack(tmp_path, make_update(0, count=2), replace(knowledge(0), labels=data(0)[1][:2].sort().values), small)
+    attack(tmp_path, make_update(0), knowledge(0, NOISE), small)
+    attack(tmp_path, make_update(0), replace(knowledge(0), learning_rate=0.2), small)
+    attack(tmp_path, make_update(0), knowledge(0, auxiliary=first_records(300)), small)
+    assert len(trained) == 6
+
+
+def first_records(count: int) -> Records:
+    return Records(inputs=public().inputs[:count], labels=public().labels[:count])
+
+
+def test_the_same_network_is_trained_again_whoever_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, results = replace(LEARNED, simulated=40, features=20, epochs=1), []
+    for victims in ((0, 1), (1, 0)):
+        monkeypatch.setattr(public_fits, "_fits", {})
+        found = {victim: attack(tmp_path, make_update(victim), knowledge(victim), small).data for victim in victims}
+        results.append(found)
+    for victim in (0, 1):
+        assert torch.equal(results[0][victim], results[1][victim])
+
+
+def test_labels_are_counted_where_they_are_withheld(tmp_path: Path) -> None:
+    finding = attack(tmp_path, make_update(1), replace(knowledge(1), labels=None))
+    assert finding.labels.tolist() == data(1)[1].sort().values.tolist()
+
+
+def test_without_auxiliary_records_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KnowledgeError, match=r"LearnedInversion needs auxiliary, which the threat model withholds"):
+        attack(tmp_path, make_update(0), replace(knowledge(0), auxiliary=None))
+
+
+def test_too_few_auxiliary_records_are_refused(tmp_path: Path) -> None:
+    facts = knowledge(0, auxiliary=first_records(10 * COUNT - 1))
+    with pytest.raises(AttackError, match=r"N = 4 examples each, for which 40 auxiliary records .* 39 are granted"):
+        attack(tmp_path, make_update(0), facts)
+
+
+def test_auxiliary_records_of_another_shape_are_refused(tmp_path: Path) -> None:
+    others = Records(inputs=torch.rand(80, 1, 6, 6), labels=torch.arange(80) % 10)
+    with pytest.raises(AttackError, match=r"auxiliary records are of shape \(1, 6, 6\), and the victim's of"):
+        attack(tmp_path, make_update(0), knowledge(0, auxiliary=others))
+
+
+class StrongerOverRounds(UpdateNoise):
+    """Noise that grows with the number of rounds, of which the server's adversary is told nothing."""
+
+    def of_client(self, participation: Participation) -> UpdateNoise:
+        return replace(self, noise_multiplier=0.01 * participation.rounds)
+
+
+def test_a_defense_that_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
+    defense = StrongerOverRounds(clip=1.0, noise_multiplier=0.01)
+    with pytest.raises(AttackError, match=r"the strength of StrongerOverRounds follows from the number of rounds"):
+        attack(tmp_path, make_update(0), knowledge(0, defense))
+
+
+def test_an_example_is_compared_with_the_most_similar_one_of_its_class() -> None:
+    true = torch.tensor([[[1.0], [5.0], [2.0]]])
+    messages = ClientMessages(features=torch.zeros(1, 1), labels=torch.tensor([[0, 0, 1]]), coefficients=true)
+    estimates = torch.tensor([[[5.5], [1.0], [1.0]]])
+    # The first two change places. The third is nearer to the first, but of another class.
+    assert match_errors(estimates, messages).flatten().tolist() == [0.25, 0.0, 1.0]
+
+
+def test_components_of_messages_keep_what_differs_between_clients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    messages = torch.randn(20, 3, generator=generator) @ torch.randn(3, 50, generator=generator) + 4
+    projection = MessageProjection.fit(torch.arange(50), messages, 10)
+    features = projection.project(messages)
+    assert features.shape == (20, 3)
+    torch.testing.assert_close(features @ projection.basis.T + projection.mean, messages, rtol=1e-3, atol=1e-3)
+
+
+def test_numbers_that_a_defense_never_sends_are_left_out() -> None:
+    clean, defended = torch.randn(10, 4), torch.randn(10, 4)
+    clean[:, 1], defended[:, 2] = 1.0, 0.0
+    assert choose_numbers(clean, defended).tolist() == [0, 3]
+
+
+def test_a_regression_has_one_class() -> None:
+    components = ExampleComponents(
+        shape=(2,), mean=torch.zeros(2), basis=torch.eye(2), class_means=torch.zeros(1, 2), left_out=0.0
+    )
+    assert components.classes(torch.tensor([0.3, -1.0])).tolist() == [0, 0]
