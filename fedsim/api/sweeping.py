@@ -27,8 +27,8 @@ from fedsim.base.randomness import serialize_calls
 from fedsim.base.workers import run_in_processes
 from fedsim.federation import lock
 from fedsim.federation.run_folder import default_folder
-from fedsim.report.defense_outcomes import explain_no_leak
 from fedsim.report.sweep_page import FILE, PAGE, write_sweep_page
+from fedsim.report.undefended_leaks import explain_no_leak
 from fedsim.sweeps.board import SweepBoard
 from fedsim.sweeps.cells import SweepCell
 from fedsim.sweeps.file import SweepFile, SweepTable, parse_sweep, read_sweep
@@ -186,7 +186,7 @@ def _check_folder(folder: Path) -> None:
 def _do_jobs(board: SweepBoard, sweep: SweepTable) -> None:
     """Do all jobs of a plan, those on controls first, and write the tables from time to time."""
     plan = board.plan
-    total, num_done, pause = len(plan.remaining_federations) + len(plan.remaining_cells), 0, 0.0
+    total, num_done, pause = len(plan.remaining_cells), 0, 0.0
     if not total:
         return
     stages = _SweepStages(board, stop_without_leak=sweep.stop_without_leak)
@@ -201,7 +201,7 @@ def _do_jobs(board: SweepBoard, sweep: SweepTable) -> None:
             waiting = queue.record_end(job, well=error is None)
             if (marker := board.record_end(job, error, waiting)) is not None:
                 queue.record_memory(marker.memory)
-            num_done += 1 + len(waiting)
+            num_done += len(waiting) + (not job.federates)
             stages.record_end(job, waiting, queue)
             log.info("%s: %s", job.name, "failed" if marker is None else f"done in {marker.seconds:.1f} s")
             if time.monotonic() > last_write + pause:

@@ -20,6 +20,8 @@ _LONG_PAUSE = 30.0
 """Seconds after which a plain line is due, however little was done."""
 _STEP = 0.1
 """Share of a phase after which a plain line is due."""
+_CLIENT, _NUMBER = re.compile(r"\bclient \d"), re.compile(r"\d+(\.\d+)?")
+"""What names a client in a sentence, and what differs between clients."""
 _ESTIMATE_FROM = 0.05
 """Share of a phase from which the time left is shown; before, one-time work such as compilation is most of it."""
 
@@ -127,6 +129,24 @@ def phase_bars(console: Console) -> Progress:
         expand=True,
         transient=True,
     )
+
+
+class VictimFilter(logging.Filter):
+    """Filter that shows what is said of several clients, rounds or seeds once; `log.txt` has it of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown_sentences: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to show `record`."""
+        message = record.getMessage()
+        if record.levelno < logging.WARNING or not _CLIENT.search(message):
+            return True
+        sentence = _NUMBER.sub("", message)
+        is_new = sentence not in self._shown_sentences
+        self._shown_sentences.add(sentence)
+        return is_new
 
 
 class RoundFilter(logging.Filter):

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from fedsim.api.logs import OnceFilter, listen
 from fedsim.base.progress import listen_to_progress
 from fedsim.cli.options import console, strip_control_characters
-from fedsim.cli.screen import PhaseDisplay, RoundFilter
+from fedsim.cli.screen import PhaseDisplay, RoundFilter, VictimFilter
 from fedsim.report.exposure import mean_quantities
 from fedsim.report.score_ceilings import summarise_ceilings
 
@@ -45,6 +45,7 @@ def show_work(
         screen.setLevel(logging.ERROR)
     if not verbose:
         screen.addFilter(RoundFilter())
+        screen.addFilter(VictimFilter())
     screen.addFilter(OnceFilter())
     with (
         PhaseDisplay(console) as phases,
@@ -85,6 +86,8 @@ def show_sweep_answer(answer: SweepAnswer, steps: Sequence[NextStep]) -> None:
         console.print(table)
     if answer.lead:
         console.print(answer.lead, markup=False, highlight=False)
+    for sentence in answer.failures:
+        console.print(sentence, markup=False, highlight=False)
     show_next_steps(steps)
 
 

@@ -21,7 +21,7 @@ from fedsim.report.verdicts import LEAKS, MIN_VICTIMS, NOT_JUDGED, ScoreReading
 
 EQUAL_SUFFIX = ", naive and adaptive alike"
 """Suffix of the name of an attack whose scores equal those of the adaptive one."""
-_MARGIN = 0.05
+MARGIN = 0.05
 """How far an interval may reach beyond chance and still show that there is hardly any leak."""
 _SAME_UP_TO = 0.01
 """Share of a score by which an adaptive attack may differ from the naive one and still be the same but for rounding."""
@@ -160,7 +160,7 @@ def at_floor(item: Summary) -> bool:
     """Return whether the whole 95 % interval of a score is at or below its floor.
 
     Where examples are matched or candidates ranked, chance is on either side of the floor, and the
-    interval may reach up to `_MARGIN` beyond it; candidates that are ranked worse than by chance are
+    interval may reach up to `MARGIN` beyond it; candidates that are ranked worse than by chance are
     not at it, since the order can be turned round. False where there are too few victims to conclude
     from, or where some have no score.
     """
@@ -176,9 +176,9 @@ def at_floor(item: Summary) -> bool:
         case "matches":
             matches = sum(item.examples[victim] * value for victim, value in item.values.items())
             high = statistics.binomial_interval(round(matches), round(sum(item.examples.values())))[1]
-            return high <= item.floor + _MARGIN
+            return high <= item.floor + MARGIN
         case "candidates":
-            return item.low >= item.floor - _MARGIN and item.high <= item.floor + _MARGIN
+            return item.low >= item.floor - MARGIN and item.high <= item.floor + MARGIN
     return item.high <= item.floor if item.higher_is_better else item.low >= item.floor
 
 

@@ -2,27 +2,26 @@
 
 1. The scores with and without the defense are read by `fedsim.report.verdicts`.
 2. Their differences are paired by victim and seed.
-3. From both follows an outcome for each metric, and the worst one counts: a defense under which
-   examples can still be identified does not pass because PSNR fell.
+3. From both follows an outcome for each metric. `fedsim.report.attack_outcomes` joins those of an attack.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.interfaces.metric import describe_metric, explain_no_verdict, sort_metrics
-from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED, ONLY_NAIVE, NaiveAdaptivePair, at_floor, is_judged
+from fedsim.interfaces.metric import describe_metric, sort_metrics
+from fedsim.report.adaptive import HOLDS, MARGIN, NOT_CONCLUDED, ONLY_NAIVE, NaiveAdaptivePair, at_floor, is_judged
 from fedsim.report.paired_differences import PairedDifference, subtract_control
 from fedsim.report.summary import number_of, summarise
-from fedsim.report.sweep_groups import Row, Unit, mean_by_victim_and_seed
+from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, mean_by_victim_and_seed
 from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, ScoreReading, judge_summary
 
 WEAKENS, NOTHING = "weakens", "does nothing"
 WORST_FIRST = (NOTHING, ONLY_NAIVE, WEAKENS, NOT_CONCLUDED, HOLDS)
+_MARGIN_OF_DECIBELS = 1.0
+"""Difference in dB that is hardly any, as `MARGIN` is of shares."""
 _FAILED, _NOT_COMPUTED = "the attack failed", "not computed"
-REMEDY = "attack more victims, train fewer local epochs, choose another attack, or give the attack more iterations"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +89,18 @@ class DefenseOutcome:
         return any(side is not None and side.reading.verdict == LEAKS for side in sides)
 
     @property
+    def leaks_with_defense(self) -> bool:
+        """Whether the attack is shown to leak with the defense, by either adversary."""
+        return any(side is not None and side.reading.verdict == LEAKS for side in (self.naive, self.adaptive))
+
+    @property
+    def is_weaker(self) -> bool:
+        """Whether what leaks without the defense is shown to leak less with it, whoever attacks."""
+        if self.control is None or self.adaptive is None or self.difference is None:
+            return False
+        return self.control.reading.verdict == LEAKS and self.difference.is_less
+
+    @property
     def badness(self) -> int:
         """Place of the outcome among all, the worst first."""
         return WORST_FIRST.index(self.word)
@@ -114,22 +125,6 @@ def attack_outcomes(rows: Sequence[Row], controls: Sequence[Row], no_control: st
             if any(side is not None and is_judged(side.reading) for side in (naive, adaptive)):
                 outcomes.append(_outcome(attack, metric, control, naive, adaptive, no_control))
     return outcomes
-
-
-def worst_by_attack(outcomes: Iterable[DefenseOutcome]) -> list[DefenseOutcome]:
-    """Return the outcome against each attack that counts, the worst attack first.
-
-    It is the worst of those by metrics by which the attack leaks without the defense or with it,
-    since the others cannot tell anything; of equal ones, that of the preferred metric.
-    """
-    by_attack: dict[str, list[DefenseOutcome]] = defaultdict(list)
-    for outcome in outcomes:
-        by_attack[outcome.attack].append(outcome)
-    worst = []
-    for several in by_attack.values():
-        leaking = [item for item in several if item.leaks_on_any_side]
-        worst.append(min(leaking or several[:1], key=lambda item: item.badness))
-    return sorted(worst, key=lambda item: item.badness)
 
 
 def read_scores(rows: Iterable[Row], metric: str, *, adaptive: bool) -> AttackReading | None:
@@ -182,7 +177,7 @@ def _outcome(
         difference = subtract_control(metric, strongest.values, control.values)
     word, reason = NOT_CONCLUDED, no_control
     if not no_control:
-        word, reason = _judge(control, naive, adaptive, difference)
+        word, reason = _judge(metric, control, naive, adaptive, difference)
     return DefenseOutcome(
         attack=attack,
         metric=metric,
@@ -196,6 +191,7 @@ def _outcome(
 
 
 def _judge(
+    metric: str,
     control: AttackReading | None,
     naive: AttackReading | None,
     adaptive: AttackReading | None,
@@ -206,7 +202,8 @@ def _judge(
         return NOT_CONCLUDED, "the attack has no scores of the same victims without the defense"
     if control.reading.verdict != LEAKS:
         if any(side is not None and side.reading.verdict == LEAKS for side in (naive, adaptive)):
-            return NOTHING, "it leaks with the defense; without it no leak is shown"
+            word = NOTHING if difference.is_more or difference.falls_by_at_most(0.0) else NOT_CONCLUDED
+            return word, "it leaks with the defense; without it no leak is shown"
         return NOT_CONCLUDED, _why_control_says_nothing(control.reading)
     # The adversary who knows the defense.
     if naive is not None and adaptive is not None:
@@ -226,12 +223,38 @@ def _judge(
         )
     if difference.is_less:
         return WEAKENS, _why_it_does_not_hold(sides, leaks=leaks)
-    if leaks:
-        return (
-            NOTHING,
-            "more leaks than without it" if difference.is_more else "no less is shown to leak than without it",
-        )
-    return NOT_CONCLUDED, "neither a leak with the defense nor a difference to no defense is shown"
+    if leaks and difference.is_more:
+        return NOTHING, "more leaks than without it"
+    if leaks and difference.falls_by_at_most(find_margin(metric)):
+        return NOTHING, _explain_equality(metric, difference)
+    return NOT_CONCLUDED, _explain_uncertainty(difference)
+
+
+def find_margin(metric: str) -> float:
+    """Return the difference by a metric that is hardly any; 0 where no such difference is known.
+
+    >>> find_margin("psnr"), find_margin("identified"), find_margin("ssim")
+    (1.0, 0.05, 0.0)
+    """
+    facts = describe_metric(metric)
+    if facts.unit == "dB":
+        return _MARGIN_OF_DECIBELS
+    return MARGIN if facts.is_share or facts.evidence == "candidates" else 0.0
+
+
+def _explain_equality(metric: str, difference: PairedDifference) -> str:
+    if difference.is_equal:
+        return "as much leaks as without it"
+    margin, unit = find_margin(metric), describe_metric(metric).unit
+    shown_margin = f"at most {f'{margin:g} {unit}'.rstrip()}" if margin else "no"
+    return f"{shown_margin} less leaks than without it"
+
+
+def _explain_uncertainty(difference: PairedDifference) -> str:
+    """Say that a difference may be none or a large one, and what tells more."""
+    pairs = f"{number_of(difference.count, 'pair')} in {number_of(difference.num_seeds, 'seed')}"
+    remedy = "add seeds" if difference.num_seeds < MIN_SEEDS else "add seeds or victims"
+    return f"{pairs} are too few to tell whether less leaks than without the defense; {remedy}"
 
 
 def _why_control_says_nothing(control: ScoreReading) -> str:
@@ -248,48 +271,3 @@ def _why_it_does_not_hold(sides: Sequence[ScoreReading], *, leaks: bool) -> str:
             "less leaks than without it; knowing it changed nothing for the attack, so that nobody tried to get past it"
         )
     return "less leaks than without it, but it is not shown that no more than a guess does"
-
-
-def explain_no_leak(rows: Iterable[Row], axes: Sequence[str]) -> str:
-    """Say that no attack is shown to leak without a defense, and what to change; empty where one is.
-
-    Args:
-        rows: rows of `sweep.csv`, of which those without a defense count; empty where there are none.
-        axes: names of the axes, without attack and seed.
-    """
-    readings = list(_undefended_readings(rows, axes))
-    if not readings or any(reading.verdict == LEAKS for reading in readings):
-        return ""
-    names = dict.fromkeys(reading.summary.attack for reading in readings)
-    most = max(reading.summary.count if reading.summary.unit == "victim" else 1 for reading in readings)
-    return (
-        f"without a defense no attack is shown to leak ({', '.join(names)}; {number_of(most, 'victim')}), so that "
-        f"nothing can be concluded about defenses; {REMEDY}"
-    )
-
-
-def find_main_metric(rows: Iterable[Row], axes: Sequence[str]) -> str:
-    """Return the first metric by which something leaks without a defense, or else the first one; empty for none.
-
-    Args:
-        rows: rows of `sweep.csv`.
-        axes: names of the axes, without attack and seed.
-    """
-    several = list(rows)
-    names = sort_metrics({row["metric"] for row in several if row["metric"]})
-    metrics = [metric for metric in names if not explain_no_verdict(metric)]
-    leaking = {reading.summary.metric for reading in _undefended_readings(several, axes) if reading.verdict == LEAKS}
-    return next((metric for metric in metrics if metric in leaking), metrics[0] if metrics else "")
-
-
-def _undefended_readings(rows: Iterable[Row], axes: Sequence[str]) -> Iterator[ScoreReading]:
-    """Yield the readings of all attacks without a defense, by each metric in each setting."""
-    by_attack_and_setting: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["cell"] == row["control"] and row["baseline"] != "1":
-            by_attack_and_setting[row["attack"], *(row[axis] for axis in axes)].append(row)
-    for several in by_attack_and_setting.values():
-        for metric in dict.fromkeys(row["metric"] for row in several if row["metric"]):
-            scores = read_scores(several, metric, adaptive=False)
-            if scores is not None and is_judged(scores.reading):
-                yield scores.reading

@@ -6,24 +6,32 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsim.federation.config import Config
+from fedsim.federation.config import Config, TrainingTable
 from fedsim.interfaces.metric import find_metric
 from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED
 from fedsim.report.headline import most_victims, reported_readings
+from fedsim.report.learning import NoLearning
 from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_answer import SweepAnswer
 from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, NOT_BEYOND, UNDECIDED, ScoreReading
 
 RUN, SWEEP = "RUN", "SWEEP"
 """Names of the folder in the commands of a page, which may have been moved."""
-CERTAINTY = "Where messages say nothing, a leak would be claimed in at most 5 % of cases."
+CERTAINTY = (
+    "Where messages say nothing, each single claim of a leak, by one attack and one metric, would be made in at most "
+    "5 % of cases; that any of several claims is made is likelier."
+)
 """How sure the verdict `leaks` is."""
 _KNOW_DEFENSES = "adversary.knowledge.defenses=true"
 _ALL_VICTIMS = "'adversary.victims=\"all\"'"
 _EXAMPLE_DEFENSE = "'defense=[{name=\"update-noise\", clip=0.5, noise_multiplier=0.05}]'"
 """Defense to begin with: any model and data take it."""
+_MORE_SEEDS = 3
+"""How many seeds are added where there are too few."""
 _TIMES_LONGER = 5
 """How many times as many rounds a model gets that has not learnt."""
+_TIMES_STEP = 10
+"""By what the size of steps is changed where it is on the right side of the default already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +62,7 @@ class AuditedRun:
         has_defense: whether clients have a defense.
         num_recorded: how many clients, or groups of them, were recorded.
         has_failures: whether attacks failed.
-        longer: number of rounds after which a model that has not learnt may have; 0 where it has learnt.
+        learning_changes: settings with which a model that has not learnt may learn; empty where it has learnt.
         folder: the run, as commands name it.
         command: that made the attacks, with `RUN` in place of the folder.
     """
@@ -64,7 +72,7 @@ class AuditedRun:
     has_defense: bool
     num_recorded: int
     has_failures: bool = False
-    longer: int = 0
+    learning_changes: str = ""
     folder: str = RUN
     command: str = f"fedsim attack {RUN}"
 
@@ -96,7 +104,7 @@ def describe_audited_run(
     *,
     num_recorded: int,
     has_failures: bool,
-    no_learning: str,
+    no_learning: NoLearning,
     folder: str = RUN,
     command: str = f"fedsim attack {RUN}",
 ) -> AuditedRun:
@@ -107,22 +115,35 @@ def describe_audited_run(
         config: the experiment; None where the run was recorded elsewhere.
         num_recorded: see `AuditedRun`.
         has_failures: likewise.
-        no_learning: that the model has not learnt; empty where it has.
+        no_learning: whether anything shows that the model has not learnt.
         folder: see `AuditedRun`.
         command: likewise.
     """
     has_defense = config is not None and bool(config.defense or config.secure_aggregation)
-    longer = _TIMES_LONGER * config.federation.rounds if config is not None and no_learning else 0
     return AuditedRun(
         readings=readings,
         has_experiment=config is not None,
         has_defense=has_defense,
         num_recorded=num_recorded,
         has_failures=has_failures,
-        longer=longer,
+        learning_changes=_change_training(config, no_learning) if config is not None else "",
         folder=folder,
         command=command,
     )
+
+
+def _change_training(config: Config, no_learning: NoLearning) -> str:
+    """Return the setting to change so that the model learns; empty where it has learnt."""
+    default = float(TrainingTable.model_fields["learning_rate"].default)
+    rate = config.training.learning_rate
+    match no_learning.remedy:
+        case "train longer":
+            return f"federation.rounds={_TIMES_LONGER * config.federation.rounds}"
+        case "smaller steps":
+            return f"training.learning_rate={min(default, rate / _TIMES_STEP):g}"
+        case "larger steps":
+            return f"training.learning_rate={max(default, rate * _TIMES_STEP):g}"
+    return ""
 
 
 def suggest_after_audit(run: AuditedRun) -> list[NextStep]:
@@ -133,8 +154,8 @@ def suggest_after_audit(run: AuditedRun) -> list[NextStep]:
     if not verdicts:
         return _steps_to_scores(run)
     steps = []
-    if run.longer:
-        command = f"{run.run_command} --set federation.rounds={run.longer} --out {run.name_copy('longer')}"
+    if run.learning_changes:
+        command = f"{run.run_command} --set {run.learning_changes} --out {run.name_copy('longer')}"
         steps.append(NextStep(aim="Let the model learn first", command=command))
     if LEAKS in verdicts:
         return steps + _steps_to_defense(run)
@@ -237,6 +258,8 @@ def suggest_after_sweep(
     if not any(outcome.leaks_on_any_side for row in defended for outcome in row.outcomes):
         with_setting = f"{command} --set training.local_epochs=1 --set {_ALL_VICTIMS}"
         return [NextStep(aim="Make the attack leak without a defense first", command=with_setting)]
+    if any(outcome.needs_seeds for row in defended for outcome in row.outcomes):
+        steps.append(NextStep(aim="Add seeds, for these are too few", command=_add_seeds(command, answer.seeds)))
     if not knows_defenses:
         with_setting = f"{command} --set {_KNOW_DEFENSES}"
         steps.append(NextStep(aim="Attack as adversaries who know the defenses", command=with_setting))
@@ -251,3 +274,10 @@ def suggest_after_sweep(
         aim = "No defense holds; put stronger settings, or others of these, on the axis `defense`, and run it again"
         steps.append(NextStep(aim=aim, command="fedsim list defenses"))
     return [*steps, dossier]
+
+
+def _add_seeds(command: str, seeds: Sequence[str]) -> str:
+    """Return the command of a sweep with further seeds; cells that are done are not run again."""
+    numbers = [int(seed) for seed in seeds]
+    further = range(max(numbers) + 1, max(numbers) + 1 + _MORE_SEEDS)
+    return f"{command} --set 'sweep.seeds={[*numbers, *further]}'"

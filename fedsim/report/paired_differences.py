@@ -25,8 +25,10 @@ class PairedDifference:
         high: where it ends.
         count: how many pairs of victim and seed.
         num_victims: of how many victims.
+        num_seeds: in how many seeds.
         is_less: whether it is below 0 beyond uncertainty.
         is_more: whether it is above 0 beyond uncertainty.
+        is_equal: whether all scores are the same, of at least `FEWEST` pairs.
     """
 
     mean: float
@@ -34,13 +36,19 @@ class PairedDifference:
     high: float
     count: int
     num_victims: int
+    num_seeds: int
     is_less: bool
     is_more: bool
+    is_equal: bool
 
     @property
     def is_measured(self) -> bool:
         """Whether its uncertainty is known."""
         return math.isfinite(self.low) or (not math.isfinite(self.mean) and self.num_victims >= FEWEST)
+
+    def falls_by_at_most(self, margin: float) -> bool:
+        """Return whether it is shown that no more than `margin` less leaks."""
+        return self.is_equal or self.low >= -margin
 
     @property
     def text(self) -> str:
@@ -70,8 +78,10 @@ def subtract_control(
         high=high,
         count=len(differences),
         num_victims=len({victim for victim, _ in differences}),
+        num_seeds=len({seed for _, seed in differences}),
         is_less=is_less,
         is_more=is_more,
+        is_equal=len(differences) >= FEWEST and not any(differences.values()),
     )
 
 

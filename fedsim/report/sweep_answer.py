@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.audit.evaluation import statistics
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.report.adaptive import NOT_CONCLUDED
+from fedsim.report.attack_outcomes import AttackOutcome, judge_attacks
 from fedsim.report.defense_outcomes import (
     DefenseOutcome,
     attack_outcomes,
-    explain_no_leak,
-    find_main_metric,
     read_scores,
-    worst_by_attack,
 )
+from fedsim.report.failed_cells import describe_failed_cells
 from fedsim.report.html import group_digits
 from fedsim.report.learning import explain_low_accuracy
 from fedsim.report.paired_differences import signed_text
 from fedsim.report.setting_names import SettingNames
 from fedsim.report.summary import enumerate_words
+from fedsim.report.sweep_accuracy import describe_accuracy_change, describe_mean_accuracy
 from fedsim.report.sweep_groups import (
     Labels,
     Row,
     Unit,
-    accuracy,
     group_scores,
     mean_by_victim_and_seed,
     paired_interval,
@@ -35,12 +33,9 @@ from fedsim.report.sweep_groups import (
 )
 from fedsim.report.sweep_lead import ONLY_SETTING, SettingRow, write_lead
 from fedsim.report.trade_off import strongest_attacks
+from fedsim.report.undefended_leaks import explain_no_leak, find_main_metric
 from fedsim.report.verdicts import LEAKS, ScoreReading
 
-_MIN_SEEDS = 3
-"""Fewest values that get an interval; that of two reaches from nothing to all."""
-_ROUNDING = 1e-9
-"""Margins up to this are rounding errors of equal values."""
 _PROMISES = ((1.0, "strong"), (10.0, "weak"), (1000.0, "hardly any"), (math.inf, "none"))
 """How much protection an epsilon up to each of these promises."""
 
@@ -55,7 +50,9 @@ class SweepAnswer:
         rows: one for each setting, those without a defense first.
         defended: whether any setting has a defense.
         guess: accuracy of the most frequent class; NaN where it is not known.
+        seeds: in which anything was scored.
         no_controls: why settings have no control, each with its name.
+        failures: sentences on attacks without results in some cells.
     """
 
     lead: str
@@ -63,7 +60,9 @@ class SweepAnswer:
     rows: Sequence[SettingRow]
     defended: bool
     guess: float
+    seeds: Sequence[str]
     no_controls: Sequence[str]
+    failures: Sequence[str]
 
     @property
     def metric_title(self) -> str:
@@ -107,7 +106,9 @@ def answer_sweep(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str])
         rows=sorted(setting_rows, key=lambda row: row.defended),
         defended=is_defended,
         guess=math.fsum(guesses) / len(guesses) if guesses else math.nan,
+        seeds=list(dict.fromkeys(row["seed"] for row in rows)),
         no_controls=no_controls,
+        failures=describe_failed_cells(rows, cells, axes),
     )
 
 
@@ -116,13 +117,13 @@ def _setting_row(
 ) -> SettingRow:
     is_defended = any(row["cell"] != row["control"] for row in rows)
     details = attack_outcomes(rows, controls, no_control) if is_defended else []
-    outcomes = worst_by_attack(details)
+    outcomes = judge_attacks(details)
     leaking: list[ScoreReading] = []
     if is_defended:
         verdict, reason = _defense_verdict(outcomes)
     else:
         verdict, reason, leaking = _leak_verdict(rows)
-    leakage, difference = _leakage_texts(rows, axes, metric, details)
+    leakage, difference = _leakage_texts(rows, controls, axes, metric, details)
     proved = [float(row["proved_epsilon"]) for row in rows if row["proved_epsilon"]]
     return SettingRow(
         name=name,
@@ -134,8 +135,8 @@ def _setting_row(
         reason=reason,
         leakage=leakage,
         difference=difference,
-        accuracy=_accuracy_text(rows),
-        accuracy_change=_accuracy_change(rows, controls) if is_defended else "",
+        accuracy=describe_mean_accuracy(rows),
+        accuracy_change=describe_accuracy_change(rows, controls) if is_defended else "",
         proved=_range_text(row["proved_epsilon"] for row in rows),
         promise=describe_epsilon(max(proved)) if proved else "",
         measured=_range_text(row["measured_epsilon"] for row in rows),
@@ -145,18 +146,18 @@ def _setting_row(
     )
 
 
-def _defense_verdict(outcomes: Sequence[DefenseOutcome]) -> tuple[str, str]:
+def _defense_verdict(outcomes: Sequence[AttackOutcome]) -> tuple[str, str]:
     """Return the verdict on a defense, and the reasons: the worst attack first."""
     if not outcomes:
         return NOT_CONCLUDED, "no attack has a score that says anything about leakage"
-    attacks: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    attacks: dict[tuple[str, str], list[str]] = defaultdict(list)
     for outcome in outcomes:
-        means = f" ({outcome.means_text})" if outcome.means_text else ""
-        attacks[outcome.word, outcome.metric, outcome.reason].append(f"{outcome.attack}{means}")
+        scores = f"{describe_metric(outcome.decisive.metric).title} {outcome.decisive.means_text}".rstrip()
+        attacks[outcome.word, outcome.reason].append(f"{outcome.attack} ({scores})")
     reasons = []
-    for (word, metric, reason), names in attacks.items():
+    for (word, reason), names in attacks.items():
         shown_word = "" if word == outcomes[0].word else f"{word}, "
-        reasons.append(f"{enumerate_words(names)}, by {describe_metric(metric).title}: {shown_word}{reason}")
+        reasons.append(f"{enumerate_words(names)}: {shown_word}{reason}")
     return outcomes[0].word, "; ".join(reasons)
 
 
@@ -187,9 +188,16 @@ def _leak_verdict(rows: Sequence[Row]) -> tuple[str, str, list[ScoreReading]]:
 
 
 def _leakage_texts(
-    rows: Sequence[Row], axes: Sequence[str], metric: str, details: Sequence[DefenseOutcome]
+    rows: Sequence[Row],
+    controls: Sequence[Row],
+    axes: Sequence[str],
+    metric: str,
+    details: Sequence[DefenseOutcome],
 ) -> tuple[str, str]:
-    """Format what the strongest attack gets beyond the guess by the first metric, and the difference to no defense."""
+    """Format what the strongest attack gets beyond the guess by the first metric, and its difference to no defense.
+
+    Where another attack is the strongest one without a defense, the difference names what it is to.
+    """
     groups = group_scores(rows, axes, metric)
     better = next((row["better"] for row in rows if row["metric"] == metric), "higher")
     strongest = strongest_attacks(groups, 1 if better == "higher" else -1)
@@ -202,7 +210,7 @@ def _leakage_texts(
     gains = _gains(of_form, sign=1 if better == "higher" else -1)
     if group.gain <= 0:
         leakage = "at the guess"
-    elif math.isinf(group.gain):
+    elif math.isinf(group.gain) or group.is_exact:
         leakage = "exact"
     else:
         leakage = signed_text(group.gain, *paired_interval(metric, gains), unit)
@@ -210,6 +218,9 @@ def _leakage_texts(
     difference = ""
     if differences and differences[0] is not None:
         difference = signed_text(differences[0].mean, differences[0].low, differences[0].high, unit)
+        undefended = strongest_attacks(group_scores(controls, axes, metric), 1 if better == "higher" else -1)
+        if {control.attack for control in undefended} != {group.attack}:
+            difference += f", to {group.attack} without a defense"
     return f"{leakage} ({group.name})" if leakage else "", difference
 
 
@@ -217,48 +228,6 @@ def _gains(rows: Sequence[Row], sign: int) -> dict[Unit, float]:
     floors = mean_by_victim_and_seed(rows, "floor")
     values = mean_by_victim_and_seed(rows, "value")
     return {unit: sign * (value - floors[unit]) for unit, value in values.items() if unit in floors}
-
-
-def _accuracy_change(rows: Sequence[Row], controls: Sequence[Row]) -> str:
-    """Format the change of accuracy by the defense, paired by seed, and where clients hold out data by them too."""
-    texts = []
-    by_seed, control_by_seed = _accuracies(rows, "accuracy"), _accuracies(controls, "accuracy")
-    if by_seed.keys() & control_by_seed.keys():
-        texts.append(_points_text(by_seed, control_by_seed))
-    by_client, control_by_client = _accuracies(rows, "client_accuracy"), _accuracies(controls, "client_accuracy")
-    if by_client.keys() & control_by_client.keys():
-        texts.append(f"of the attacked clients {_points_text(by_client, control_by_client)}")
-    return "; ".join(texts)
-
-
-def _accuracies(rows: Iterable[Row], column: str) -> dict[Unit, str]:
-    """Return the accuracies by seed alone, or on what clients hold out, by victim and seed."""
-    accuracies = {}
-    for row in rows:
-        if row[column]:
-            accuracies["" if column == "accuracy" else row["victim"], row["seed"]] = row[column]
-    return accuracies
-
-
-def _accuracy_text(rows: Sequence[Row]) -> str:
-    """Format the mean accuracy over seeds with its interval, or with both values of two seeds."""
-    (mean, low, high), seeds = accuracy(rows)
-    if not seeds:
-        return ""
-    text = f"{100 * mean:.1f} %"
-    if seeds >= _MIN_SEEDS and math.isfinite(low):
-        return f"{text} ({100 * low:.1f} to {100 * high:.1f} %, {seeds} seeds)"
-    values = [f"{100 * float(value):.1f}" for value in _accuracies(rows, "accuracy").values()]
-    return f"{text} ({enumerate_words(values)}, {seeds} seeds)" if seeds > 1 else f"{text} (1 seed)"
-
-
-def _points_text(own: Mapping[Unit, str], without: Mapping[Unit, str]) -> str:
-    changes = {unit: 100 * (float(own[unit]) - float(without[unit])) for unit in own if unit in without}
-    mean, margin = statistics.mean_and_margin(changes)
-    if len(changes) < _MIN_SEEDS and margin > _ROUNDING:
-        return f"{mean:+.1f} points, namely {enumerate_words([f'{change:+.1f}' for change in changes.values()])}"
-    text = f"{mean:+.1f} ± {margin:.1f}" if margin > _ROUNDING else f"{mean:+.1f}"
-    return f"{text} points"
 
 
 def describe_epsilon(epsilon: float) -> str:

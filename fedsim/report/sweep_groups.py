@@ -34,6 +34,8 @@ Estimate = tuple[float, float, float]
 
 MIN_VICTIMS = 5
 """Fewest victims whose differences of shares have Student's interval."""
+MIN_SEEDS = 3
+"""Fewest seeds from which it is estimated how much seeds vary; two values hardly tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class ScoreGroup:
 
     Attributes:
         attack: its label.
+        metric: the metric.
         knows_defenses: whether it is the adaptive form of that attack.
         baseline: whether it counts as no attack, see `fedsim.report.verdicts.AttackTraits.baseline`.
         labels: of the axes, without attack and seed.
@@ -59,6 +62,7 @@ class ScoreGroup:
     """
 
     attack: str
+    metric: str
     knows_defenses: bool
     baseline: bool
     labels: Labels
@@ -87,9 +91,14 @@ class ScoreGroup:
         return f"{self.attack}{adaptive}{baseline}"
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the mean is so high that the claims count as exact."""
+        return self.mean >= describe_metric(self.metric).exact_from
+
+    @property
     def text(self) -> str:
         """Mean and interval, as everywhere on the page; and how many victims are without a score."""
-        text = interval_text(self.mean, self.low, self.high)
+        text = "exact" if self.is_exact else interval_text(self.mean, self.low, self.high)
         gaps = []
         if self.failed:
             gaps.append(f"failed on {self.failed}")
@@ -152,6 +161,7 @@ def _group(
     floor = sum(floors.values()) / len(floors) if floors else math.nan
     return ScoreGroup(
         attack=first_row["attack"],
+        metric=first_row["metric"],
         knows_defenses=first_row["knows_defenses"] == "1",
         baseline=first_row["baseline"] == "1",
         labels=labels,
@@ -183,9 +193,11 @@ def _interval(metric: str, values: Mapping[Unit, float]) -> tuple[float, float]:
 
     Where only victims or only seeds vary it is that of a run's report, `summary.interval`. Where both do it is that of
     `mean_and_margin`; of a share, whose margin is too small where few values are equal, it includes that over victims.
+    Of two seeds it is that which reaches over the intervals of both, see `_reach_over_both_seeds`, if that is narrower.
     Where victims of a run are compared with one another, see `are_independent`, it is that over seeds.
     """
-    return _interval_over_units(metric, values, interval, describe_metric(metric).value_range)
+    ends = _interval_over_units(metric, values, interval, describe_metric(metric).value_range)
+    return _choose_narrower(ends, _reach_over_both_seeds(metric, values, _interval))
 
 
 def paired_interval(metric: str, differences: Mapping[Unit, float]) -> tuple[float, float]:
@@ -194,6 +206,11 @@ def paired_interval(metric: str, differences: Mapping[Unit, float]) -> tuple[flo
     Differences of shares vary less than shares do. From five victims on it is therefore that of `mean_and_margin`,
     unless all differences are equal.
     """
+    ends = _interval_of_differences(metric, differences)
+    return _choose_narrower(ends, _reach_over_both_seeds(metric, differences, paired_interval))
+
+
+def _interval_of_differences(metric: str, differences: Mapping[Unit, float]) -> tuple[float, float]:
     lowest, highest = describe_metric(metric).value_range
     num_victims = len({victim for victim, _ in differences})
     if is_share(metric) and are_independent(metric) and num_victims >= MIN_VICTIMS:
@@ -201,6 +218,36 @@ def paired_interval(metric: str, differences: Mapping[Unit, float]) -> tuple[flo
         if margin:
             return max(mean - margin, -1.0), min(mean + margin, 1.0)
     return _interval_over_units(metric, differences, difference_interval, (lowest - highest, highest - lowest))
+
+
+def _reach_over_both_seeds(
+    metric: str,
+    values: Mapping[Unit, float],
+    interval_of_seed: Callable[[str, Mapping[Unit, float]], tuple[float, float]],
+) -> tuple[float, float]:
+    """Return where the intervals over the victims of each of two seeds begin and end.
+
+    Two seeds hardly tell how much seeds vary: Student's interval over them reaches thirteen standard errors to either
+    side. What each shows alone, both show together. The interval is about further victims in these two federations;
+    that it holds the mean over all seeds is as likely only where seeds vary less than victims do, see
+    `docs/explanation/verdicts.md`.
+    It is NaN for more or fewer seeds, or where the victims of a seed have none.
+    """
+    seeds = dict.fromkeys(seed for _, seed in values)
+    if len(seeds) != MIN_SEEDS - 1 or not are_independent(metric):
+        return math.nan, math.nan
+    intervals = []
+    for seed in seeds:
+        of_seed = {unit: value for unit, value in values.items() if unit[1] == seed}
+        intervals.append(interval_of_seed(metric, of_seed))
+    lows, highs = zip(*intervals, strict=True)
+    return float(np.min(lows)), float(np.max(highs))
+
+
+def _choose_narrower(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
+    """Return the narrower of two intervals; the first one where the second is NaN."""
+    width, other_width = (high - low for low, high in (first, second))
+    return second if math.isnan(width) or other_width < width else first
 
 
 def _interval_over_units(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED, ONLY_NAIVE
+from fedsim.report.attack_outcomes import AttackOutcome
 from fedsim.report.defense_outcomes import NOTHING, WEAKENS, DefenseOutcome
 from fedsim.report.summary import enumerate_words
 from fedsim.report.verdicts import UNDECIDED
@@ -18,20 +19,20 @@ _MOST_NAMES = 6
 _SENTENCES = {
     HOLDS: ("{names} holds against {attacks}.", "{names} hold against {attacks}."),
     WEAKENS: (
-        "{names} weakens {attacks}, but is not shown to stop {them}.",
-        "{names} weaken {attacks}, but are not shown to stop {them}.",
+        "{names} weakens {attacks}, but is not shown to stop {them}: {clause}.",
+        "{names} weaken {attacks}, but are not shown to stop {them}: {clause}.",
     ),
     ONLY_NAIVE: (
         "{names} beats only the naive form of {attacks}.",
         "{names} beat only the naive form of {attacks}.",
     ),
     NOTHING: (
-        "{names} is not shown to lessen what {attacks} {gets}.",
-        "{names} are not shown to lessen what {attacks} {gets}.",
+        "{names} does nothing against {attacks}: hardly any less leaks, or no less at all.",
+        "{names} do nothing against {attacks}: hardly any less leaks, or no less at all.",
     ),
     NOT_CONCLUDED: (
-        "Nothing is concluded about {names} against {attacks}, because {reason}.",
-        "Nothing is concluded about {names} against {attacks}, because {reason}.",
+        "Nothing is concluded about {names} against {attacks}, because {clause}.",
+        "Nothing is concluded about {names} against {attacks}, because {clause}.",
     ),
 }
 """What the lead says of one setting, and of several, in this order."""
@@ -63,7 +64,7 @@ class SettingRow:
 
     name: str
     defended: bool
-    outcomes: Sequence[DefenseOutcome]
+    outcomes: Sequence[AttackOutcome]
     details: Sequence[DefenseOutcome]
     leaking: Sequence[str]
     verdict: str
@@ -109,23 +110,22 @@ def write_lead(rows: Sequence[SettingRow], warning: str) -> str:
     for row in rows:
         attacks: dict[tuple[str, str], list[str]] = defaultdict(list)
         for outcome in row.outcomes:
-            attacks[outcome.word, outcome.reason if outcome.word == NOT_CONCLUDED else ""].append(outcome.attack)
-        for (word, reason), several in attacks.items():
+            attacks[outcome.word, outcome.clause].append(outcome.attack)
+        for (word, clause), several in attacks.items():
             name = row.name_and_cost if word in (HOLDS, WEAKENS) else row.name
-            names[word, tuple(several), reason].append(name)
+            names[word, tuple(several), clause].append(name)
     sentences = []
     if leaking := list(dict.fromkeys(attack for row in rows for attack in row.leaking)):
         sentences.append(f"Without a defense {enumerate_words(leaking)} {'leaks' if len(leaking) == 1 else 'leak'}.")
     for word, forms in _SENTENCES.items():
-        for (word_of_settings, attack_names, reason), setting_names in names.items():
+        for (word_of_settings, attack_names, clause), setting_names in names.items():
             if word_of_settings != word:
                 continue
             text = forms[len(setting_names) > 1].format(
                 names=_enumerate_settings(setting_names),
                 attacks=enumerate_words(attack_names),
                 them="it" if len(attack_names) == 1 else "them",
-                gets="gets" if len(attack_names) == 1 else "get",
-                reason=reason,
+                clause=clause,
             )
             sentences.append(f"{text[0].upper()}{text[1:]}" if text.startswith(ONLY_SETTING) else text)
     return " ".join(sentences)

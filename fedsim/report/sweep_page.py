@@ -19,7 +19,6 @@ from fedsim.report.html import render_page
 from fedsim.report.next_steps import suggest_after_sweep
 from fedsim.report.reproduction_needs import metric_origins, sweep_origins
 from fedsim.report.setting_names import SettingNames, is_number
-from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_answer import answer_sweep
 from fedsim.report.sweep_groups import Labels, Row, ScoreGroup, group_scores, report_address
 from fedsim.report.trade_off import draw_trade_off, strongest_attacks
@@ -97,7 +96,6 @@ def write_sweep_page(folder: Path) -> Path:
         axes=[*scores.axes, "attack", "seed"],
         sections=sections,
         states=_count_states(cells.rows),
-        failures=_describe_failures(cells.rows),
         added=sum(row["added"] == "1" for row in cells.rows),
         answer=answer,
         next_steps=suggest_after_sweep(answer, knows_defenses=knows_defenses(scores.rows)),
@@ -112,16 +110,6 @@ def write_sweep_page(folder: Path) -> Path:
 def knows_defenses(rows: Sequence[Row]) -> bool:
     """Return whether any adversary of a sweep knows the defenses."""
     return any(row["knows_defenses"] == "1" for row in rows)
-
-
-def _describe_failures(cells: Sequence[Row]) -> str:
-    """Say which attacks the answer lacks in part; empty where no cell failed."""
-    failed = Counter(row["attack"] for row in cells if row["state"] == "failed")
-    if not failed:
-        return ""
-    totals = Counter(row["attack"] for row in cells if row["state"] != "does not apply")
-    attacks = [f"{attack} in {count} of {totals[attack]}" for attack, count in failed.items()]
-    return f"The answer lacks cells that failed: {enumerate_words(attacks)}. The list of all cells says why."
 
 
 def _count_states(cells: Sequence[Row]) -> list[tuple[str, int]]:

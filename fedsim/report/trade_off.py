@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from fedsim.report.charts import NO_GUIDE, ChartPoint, Guide, Look, draw_points
 from fedsim.report.setting_names import SettingNames
-from fedsim.report.sweep_groups import Estimate, Labels, ScoreGroup
+from fedsim.report.sweep_groups import MIN_SEEDS, Estimate, Labels, ScoreGroup
 
 
 def draw_trade_off(
@@ -60,7 +60,8 @@ def draw_trade_off(
                 look=look,
                 x=group.accuracy[0],
                 y=group.mean,
-                x_interval=group.accuracy[1:],
+                # Of two seeds it would reach from nothing to all.
+                x_interval=group.accuracy[1:] if group.count[1] >= MIN_SEEDS else (math.nan, math.nan),
                 y_interval=(group.low, group.high),
                 label=names(group.labels, without=colour_axis) + star,
                 marked=on_front,

@@ -17,7 +17,7 @@ from fedsim.api.logs import OnceFilter
 from fedsim.base import progress
 from fedsim.base.progress import ROUNDS, listen_to_progress, report_progress, track
 from fedsim.cli import screen
-from fedsim.cli.screen import PhaseDisplay, RoundFilter, phase_bars
+from fedsim.cli.screen import PhaseDisplay, RoundFilter, VictimFilter, phase_bars
 from fedsim.federation.engines.cohort import CohortGrid
 from fedsim.federation.engines.deployed import ServerAppRelay
 from fedsim.federation.engines.serial import InProcessGrid
@@ -97,6 +97,20 @@ def test_fast_rounds_print_few_lines_and_the_last(clock: Clock) -> None:
         shown += [number] if filter.filter(record) else []
     assert shown == [1, 41, 81, 121, 161, 200]
     assert filter.filter(logging.LogRecord("fedsim.audit.audit", logging.INFO, "", 0, "something else", (), None))
+
+
+def test_what_is_said_of_each_client_is_shown_once() -> None:
+    def make_record(text: str, level: int = logging.WARNING) -> logging.LogRecord:
+        return logging.LogRecord("fedsim.adversaries", level, "", 0, text, (), None)
+
+    once = VictimFilter()
+    lines = [
+        f"seed={seed}: spear-ica, round 1, client {client}: gap 1.{client}" for seed in (1, 2) for client in (0, 5)
+    ]
+    assert [once.filter(make_record(line)) for line in lines] == [True, False, False, False]
+    assert once.filter(make_record("sme, round 1, client 0: gap 1.0"))  # another attack
+    assert all(once.filter(make_record("round 3 was not attacked")) for _ in range(2))  # of no client
+    assert all(once.filter(make_record("client 3: done", logging.INFO)) for _ in range(2))
 
 
 def test_of_the_first_few_steps_no_time_left_is_told(clock: Clock) -> None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED, ONLY_NAIVE
+from fedsim.report.attack_outcomes import judge_attacks
 from fedsim.report.defense_outcomes import (
     NOTHING,
     WEAKENS,
     DefenseOutcome,
     attack_outcomes,
-    explain_no_leak,
-    find_main_metric,
-    worst_by_attack,
 )
 from fedsim.report.paired_differences import subtract_control
 from fedsim.report.sweep_groups import paired_interval
+from fedsim.report.undefended_leaks import explain_no_leak, find_main_metric
+from tests.support.paired_seeds import measure_coverage
 from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, make_rows
 
 LOWER = [value - 0.5 for value in AT_FLOOR]
@@ -106,9 +107,75 @@ def test_seeds_are_paired_with_their_own_control() -> None:
 def test_an_interval_accounts_for_victims_and_seeds() -> None:
     by_seed = {(str(victim), str(seed)): -1.0 + 4 * seed + 0.1 * victim for victim in range(6) for seed in range(2)}
     low, high = paired_interval("psnr", by_seed)
-    assert low < -1 < 3 < high  # two seeds that differ by 4 dB tell little, however many victims there are
+    assert low < -0.75 < 3.25 < high  # two seeds that differ by 4 dB tell little, however many victims there are
     one_seed = {key: value for key, value in by_seed.items() if key[1] == "0"}
     assert paired_interval("psnr", one_seed)[1] < 0
+
+
+def shares_of_two_seeds(changes: Sequence[Sequence[float]]) -> DefenseOutcome:
+    """Return what a defense is worth by identification that changes so much for each victim in each seed."""
+    shares: dict[str, Any] = {"metric": "identified", "floor": 0.05, "examples": 10.0}
+    rows, controls = [], []
+    for seed, of_seed in enumerate(changes):
+        controls += make_rows([0.9] * len(of_seed), seed=seed, **shares)
+        defended = [0.9 + change for change in of_seed]
+        rows += make_both({False: defended, True: defended}, "noise", seed=seed, **shares)
+    [found] = attack_outcomes(rows, controls, "")
+    return found
+
+
+def test_what_two_seeds_show_alone_they_show_together() -> None:
+    """All twelve pairs are lower; Student's interval over two seeds would reach from nothing to all."""
+    found = shares_of_two_seeds([[-0.8, -0.5, -0.5, -0.6, -0.3, -0.5], [-0.2, -0.3, -0.3, -0.5, -0.3, -0.5]])
+    assert found.difference is not None
+    assert (found.difference.low, found.difference.high) == (
+        pytest.approx(-0.70, abs=0.01),
+        pytest.approx(-0.22, abs=0.01),
+    )
+    assert (found.word, found.leaks_with_defense) == (WEAKENS, True)
+
+
+def test_where_two_seeds_disagree_they_are_too_few() -> None:
+    found = shares_of_two_seeds([[-0.8, -0.5, -0.5, -0.6, -0.3, -0.5], [-0.1, 0.1, 0.0, -0.1, 0.1, 0.0]])
+    assert (found.word, found.reason) == (
+        NOT_CONCLUDED,
+        "12 pairs in 2 seeds are too few to tell whether less leaks than without the defense; add seeds",
+    )
+    [judged] = judge_attacks([found])
+    assert judged.needs_seeds
+    assert not judge_attacks([shares_of_two_seeds([[-0.5, -0.4] * 3] * 2)])[0].needs_seeds
+
+
+@pytest.mark.parametrize(
+    ("change", "spread", "word", "reason"),
+    [
+        (-0.2, 0.4, NOTHING, "at most 1 dB less leaks than without it"),
+        (-0.6, 1.5, NOT_CONCLUDED, "6 pairs in 1 seed are too few to tell whether"),
+        (-0.6, 0.1, WEAKENS, "less leaks than without it"),
+        (0.0, 0.0, NOTHING, "as much leaks as without it"),
+        (0.6, 0.1, NOTHING, "more leaks than without it"),
+    ],
+)
+def test_nothing_is_said_only_of_differences_that_are_shown_to_be_small(
+    change: float, spread: float, word: str, reason: str
+) -> None:
+    shifts = [-spread, spread] * 3
+    values = [value + change + shift for value, shift in zip(LEAKING, shifts, strict=True)]
+    found = outcome(values, values)
+    assert found.word == word
+    assert found.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(("seeds", "spread"), [(1, 0.0), (2, 0.0), (2, 0.5), (3, 0.5), (3, 2.0)])
+def test_intervals_of_differences_hold_the_mean_of_all_seeds(seeds: int, spread: float) -> None:
+    coverage = measure_coverage(seeds, spread, draws=400)
+    assert coverage.of_all >= 0.93
+    assert coverage.less <= 0.05
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+def test_those_of_two_seeds_hold_the_mean_of_these_two_however_much_seeds_vary(spread: float) -> None:
+    assert measure_coverage(2, spread, draws=400).of_these >= 0.97
 
 
 def test_a_defense_that_does_nothing_is_seldom_said_to_weaken() -> None:
@@ -156,22 +223,23 @@ def test_a_defense_does_not_pass_because_psnr_fell_while_examples_are_identified
     controls = make_rows(LEAKING) + make_rows([0.5] * 6, metric="identified", floor=0.05, examples=10.0)
     outcomes = attack_outcomes(rows, controls, "")
     assert [(item.metric, item.word) for item in outcomes] == [("psnr", HOLDS), ("identified", NOTHING)]
-    [worst] = worst_by_attack(outcomes)
-    assert (worst.metric, worst.word) == ("identified", NOTHING)
+    [judged] = judge_attacks(outcomes)
+    assert (judged.word, judged.less_by, judged.still_by) == (WEAKENS, ("PSNR",), ("identification",))
+    assert judged.reason == "less leaks by PSNR, and still more than a guess gets by identification"
 
 
 def test_a_metric_by_which_nothing_leaks_without_the_defense_does_not_count() -> None:
     rows = make_both({False: AT_FLOOR, True: LOWER}, "noise")
     rows += make_both({False: [0.05] * 6, True: [0.04] * 6}, "noise", metric="identified", floor=0.05)
     controls = make_rows(LEAKING) + make_rows([0.05] * 6, metric="identified", floor=0.05)
-    [worst] = worst_by_attack(attack_outcomes(rows, controls, ""))
-    assert (worst.metric, worst.word) == ("psnr", HOLDS)
+    [judged] = judge_attacks(attack_outcomes(rows, controls, ""))
+    assert (judged.decisive.metric, judged.word) == ("psnr", HOLDS)
 
 
 def test_the_worst_attack_comes_first() -> None:
     rows = make_both({False: AT_FLOOR, True: LOWER}, "noise") + make_rows(LEAKING, "noise", attack="dlg")
     controls = make_rows(LEAKING) + make_rows(LEAKING, attack="dlg")
-    assert [(item.attack, item.word) for item in worst_by_attack(attack_outcomes(rows, controls, ""))] == [
+    assert [(item.attack, item.word) for item in judge_attacks(attack_outcomes(rows, controls, ""))] == [
         ("dlg", NOTHING),
         ("sme", HOLDS),
     ]
@@ -181,9 +249,10 @@ def test_a_defense_does_not_hold_while_the_attack_leaks_by_a_metric_that_shows_n
     rows = make_both({False: AT_FLOOR, True: LOWER}, "noise")
     rows += make_both({False: [0.9] * 6, True: [0.9] * 6}, "noise", metric="label_accuracy", floor=0.5)
     controls = make_rows(LEAKING) + make_rows([0.4] * 6, metric="label_accuracy", floor=0.5)
-    [outcome] = worst_by_attack(attack_outcomes(rows, controls, ""))
-    assert (outcome.metric, outcome.word) == ("label_accuracy", NOTHING)
-    assert outcome.reason == "it leaks with the defense; without it no leak is shown"
+    outcomes = attack_outcomes(rows, controls, "")
+    assert outcomes[1].reason == "it leaks with the defense; without it no leak is shown"
+    [judged] = judge_attacks(outcomes)
+    assert (judged.word, judged.less_by, judged.still_by) == (WEAKENS, ("PSNR",), ("label accuracy",))
 
 
 def test_victims_on_whom_an_attack_failed_count_as_no_leak() -> None:

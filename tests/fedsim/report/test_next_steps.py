@@ -10,7 +10,9 @@ import pytest
 
 from fedsim.audit.evaluation.score import Score
 from fedsim.federation.config import Config, validate_tables
+from fedsim.recording.reported_accuracy import ReportedAccuracy
 from fedsim.report.headline import describe_accuracy
+from fedsim.report.learning import NoLearning, Remedy
 from fedsim.report.next_steps import describe_audited_run, suggest_after_audit, suggest_after_sweep
 from fedsim.report.sweep_answer import answer_sweep
 from fedsim.report.verdicts import ScoreReading, score_readings
@@ -34,7 +36,12 @@ def make_readings(psnr: Sequence[float]) -> list[ScoreReading]:
 def list_commands(psnr: Sequence[float], tables: dict[str, Any] | None = None, **keys: Any) -> list[str]:
     """Return the commands after an audit of a run in `runs/a`; `tables` is None for a recording."""
     config = None if tables is None else validate_tables(Config, tables, "x")
-    situation: dict[str, Any] = {"num_recorded": 6, "has_failures": False, "no_learning": "", "folder": "runs/a"}
+    situation: dict[str, Any] = {
+        "num_recorded": 6,
+        "has_failures": False,
+        "no_learning": NoLearning(),
+        "folder": "runs/a",
+    }
     return [
         step.command
         for step in suggest_after_audit(describe_audited_run(make_readings(psnr), config, **situation | keys))
@@ -84,7 +91,9 @@ def test_settings_are_looked_for_where_attacks_claim_examples_alone() -> None:
         rows.append(row_of(Score.against_guesses("linked", float(victim % 2), {"chance": 0.5}), victim, 4))
     readings = score_readings(rows, {})
     config = validate_tables(Config, {}, "x")
-    run = describe_audited_run(readings, config, num_recorded=6, has_failures=False, no_learning="", folder="runs/a")
+    run = describe_audited_run(
+        readings, config, num_recorded=6, has_failures=False, no_learning=NoLearning(), folder="runs/a"
+    )
     assert not any("fedsim tune" in step.command for step in suggest_after_audit(run))
     assert suggest_after_audit(run)
 
@@ -92,19 +101,33 @@ def test_settings_are_looked_for_where_attacks_claim_examples_alone() -> None:
 def test_without_scores_the_truth_is_asked_for_unless_attacks_failed() -> None:
     [truth] = suggest_after_audit(
         describe_audited_run(
-            [], None, num_recorded=2, has_failures=False, no_learning="", command="fedsim attack RUN x"
+            [], None, num_recorded=2, has_failures=False, no_learning=NoLearning(), command="fedsim attack RUN x"
         )
     )
     assert truth.text == "Name what the clients held in [truth] of the attack file, then: fedsim attack RUN x"
     [failure] = suggest_after_audit(
-        describe_audited_run([], None, num_recorded=2, has_failures=True, no_learning="", command="fedsim attack RUN x")
+        describe_audited_run(
+            [], None, num_recorded=2, has_failures=True, no_learning=NoLearning(), command="fedsim attack RUN x"
+        )
     )
     assert failure.aim.startswith("Mend what made the attacks fail")
 
 
-def test_a_model_that_has_not_learnt_is_trained_longer_first() -> None:
-    first = list_commands(LEAKING, {"federation": {"rounds": 3}}, no_learning="it has not learnt")[0]
-    assert "--set federation.rounds=15 --out runs/a-longer" in first
+@pytest.mark.parametrize(
+    ("remedy", "rate", "change"),
+    [
+        ("train longer", 0.1, "federation.rounds=15"),
+        ("smaller steps", 1000.0, "training.learning_rate=0.01"),
+        ("smaller steps", 0.1, "training.learning_rate=0.01"),
+        ("larger steps", 1e-9, "training.learning_rate=0.01"),
+        ("larger steps", 0.5, "training.learning_rate=5"),
+    ],
+)
+def test_a_model_that_has_not_learnt_is_trained_otherwise_first(remedy: Remedy, rate: float, change: str) -> None:
+    tables = {"federation": {"rounds": 3}, "training": {"learning_rate": rate}}
+    no_learning = NoLearning(sentence="it has not learnt", remedy=remedy)
+    first = list_commands(LEAKING, tables, no_learning=no_learning)[0]
+    assert f"--set {change} --out runs/a-longer" in first
 
 
 def test_a_folder_with_spaces_is_quoted() -> None:
@@ -138,6 +161,16 @@ def test_after_a_sweep_that_does_not_hold_come_other_defenses(knows_defenses: bo
     assert commands[-2:] == ["fedsim list defenses", "fedsim dossier runs/s"]
 
 
+def test_where_seeds_are_too_few_more_of_them_come_first() -> None:
+    rows = [*make_rows(LEAKING, seed=1), *make_rows(LEAKING, seed=2)]
+    for seed, change in ((1, -2.0), (2, 0.3)):
+        changed = [value + change for value in LEAKING]
+        rows += make_both({False: changed, True: changed}, "noise", seed=seed)
+    aim, command = list_sweep_steps(rows, knows_defenses=True)[0]
+    assert aim == "Add seeds, for these are too few"
+    assert command == "fedsim sweep s.toml --set 'sweep.seeds=[1, 2, 3, 4, 5]'"
+
+
 def test_where_nothing_leaks_without_a_defense_the_attack_is_helped_first() -> None:
     [(_, command)] = list_sweep_steps([*make_rows(AT_FLOOR), *make_rows(AT_FLOOR, "noise")], knows_defenses=True)
     assert command.startswith("fedsim sweep s.toml --set training.local_epochs=1")
@@ -146,3 +179,14 @@ def test_where_nothing_leaks_without_a_defense_the_attack_is_helped_first() -> N
 def test_of_an_app_is_said_where_its_accuracy_is_found() -> None:
     assert describe_accuracy([], None).endswith("the app's own evaluation does.")
     assert describe_accuracy([], validate_tables(Config, {}, "x")) == ""
+
+
+def test_of_an_app_the_accuracy_that_its_clients_reported_is_quoted() -> None:
+    reported = ReportedAccuracy(accuracy=0.119, clients=7, examples=42, round=3)
+    assert describe_accuracy([], None, reported) == (
+        "By what 7 clients reported in round 3, the model's accuracy on their 42 examples is 11.9%."
+    )
+    alone = ReportedAccuracy(accuracy=0.5, clients=1, examples=0, round=0)
+    assert describe_accuracy([], None, alone) == (
+        "By what 1 client reported, the model's accuracy on its examples is 50.0%."
+    )

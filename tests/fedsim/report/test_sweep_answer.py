@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED
-from fedsim.report.defense_outcomes import NOTHING
+from fedsim.report.defense_outcomes import WEAKENS
 from fedsim.report.sweep_answer import SweepAnswer, answer_sweep, describe_epsilon
 from fedsim.report.sweep_lead import SettingRow
 from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, make_rows
@@ -36,9 +36,10 @@ def test_the_lead_says_which_defense_holds_weakens_and_does_nothing() -> None:
     )
     assert found.lead == (
         "Without a defense sme leaks. strong (accuracy -20.0 points) holds against sme. middling (accuracy -5.0 "
-        "points) weakens sme, but is not shown to stop it. weak is not shown to lessen what sme gets. Nothing is "
-        "concluded about naive only against sme, because less leaks, but only the naive attack was made; grant "
-        "defenses = true in [adversary.knowledge]."
+        "points) weakens sme, but is not shown to stop it: less leaks by PSNR, and still more than a guess gets. weak "
+        "does nothing against sme: hardly any less leaks, or no less at all. Nothing is concluded about naive only "
+        "against sme, because less leaks, but only the naive attack was made; grant defenses = true in "
+        "[adversary.knowledge]."
     )
     assert found.rows[0].name == "none"  # what the others are compared with
 
@@ -47,12 +48,15 @@ def test_defenses_and_attacks_of_one_outcome_share_a_sentence() -> None:
     both = {False: LEAKING, True: LEAKING}
     parts = [make_both(both, name, attack=attack) for name in ("a", "b") for attack in ("sme", "dlg")]
     found = answer(*parts, make_rows(LEAKING), make_rows(LEAKING, attack="dlg"))
-    assert found.lead == "Without a defense sme and dlg leak. a and b are not shown to lessen what sme and dlg get."
+    assert found.lead == (
+        "Without a defense sme and dlg leak. a and b do nothing against sme and dlg: hardly any less leaks, or no less "
+        "at all."
+    )
 
 
 def test_many_defenses_are_not_all_named() -> None:
     parts = [make_both({False: LEAKING, True: LEAKING}, f"d{number}") for number in range(9)]
-    assert "d0, d1, d2, d3, d4 and 4 other settings are not shown" in answer(*parts, make_rows(LEAKING)).lead
+    assert "d0, d1, d2, d3, d4 and 4 other settings do nothing" in answer(*parts, make_rows(LEAKING)).lead
 
 
 def test_where_nothing_leaks_without_a_defense_the_lead_says_what_to_change() -> None:
@@ -67,7 +71,7 @@ def test_a_row_has_leakage_beyond_the_guess_and_its_difference_to_no_defense() -
     assert noise.leakage == "+2.62 ± 0.35 dB (sme)"
     assert noise.difference.startswith("-2.72 ± ")
     assert noise.difference.endswith(" dB")
-    assert noise.reason.startswith("sme (15.3 without, 12.6 with, guess 10), by PSNR: less leaks than without it")
+    assert noise.reason.startswith("sme (PSNR 15.3 without, 12.6 with, guess 10): less leaks by PSNR, and still more")
 
 
 def test_what_is_below_the_guess_is_at_the_guess() -> None:
@@ -76,7 +80,45 @@ def test_what_is_below_the_guess_is_at_the_guess() -> None:
     assert row_of(found, "noise").verdict == HOLDS
 
 
-def test_the_worst_metric_decides_and_is_named() -> None:
+def test_exact_claims_are_called_exact_and_a_difference_names_its_attack() -> None:
+    """Without a defense another attack is the strongest one, which the defense stops from being made."""
+    exact = make_rows([140.0, 138.0, 141.0, 139.0, 140.0, 142.0], attack="spear")
+    failed = make_rows(LEAKING, "noise", attack="spear", metric="", value="")
+    found = answer(make_both({False: HALVED, True: HALVED}, "noise"), failed, make_rows(LEAKING), exact)
+    assert row_of(found, "none").leakage == "exact (spear)"
+    assert row_of(found, "noise").difference.endswith(" dB, to sme without a defense")
+
+
+def make_cells(states: Sequence[tuple[str, str, str]]) -> Rows:
+    """Return rows of `cells.csv` by defense, attack and state."""
+    cells = []
+    for defense, attack, state in states:
+        cell, control = f"{defense} {attack}", f"none {attack}"
+        cells.append({
+            "cell": cell, "control": control, "defense": defense, "attack": attack, "state": state, "no_control": "",
+        })  # fmt: skip
+    return cells
+
+
+def test_an_attack_that_fails_under_a_defense_alone_has_met_the_defense() -> None:
+    cells = make_cells([("none", "sme", "done"), ("noise", "sme", "failed"), ("top-k", "sme", "failed")])
+    rows = [row | {"cell": "none sme"} for row in make_rows(LEAKING)]
+    assert answer(rows, cells=cells).failures == [
+        "Under noise and top-k sme failed in 2 of 3 cells, and without a defense it did not: the defense leaves it "
+        "nothing to work with, which says nothing of other attacks."
+    ]
+
+
+def test_other_cells_without_results_are_lacking() -> None:
+    cells = make_cells([("none", "sme", "failed"), ("noise", "sme", "failed"), ("top-k", "sme", "not done")])
+    cells += make_cells([("none", "dlg", "done"), ("noise", "dlg", "does not apply"), ("top-k", "dlg", "failed")])
+    rows = [row | {"cell": "top-k dlg"} for row in make_rows(LEAKING, "top-k", attack="dlg")]
+    assert answer(rows, cells=cells).failures == [
+        "The answer lacks results of cells (failed, not done and failed in part): sme in 3 of 3 and dlg in 1 of 2."
+    ]
+
+
+def test_the_metrics_by_which_less_leaks_and_by_which_it_still_leaks_are_named() -> None:
     identified: dict[str, Any] = {"metric": "identified", "floor": 0.05, "examples": 10.0}
     found = answer(
         make_both({False: AT_FLOOR, True: LOWER}, "noise"),
@@ -85,9 +127,10 @@ def test_the_worst_metric_decides_and_is_named() -> None:
         make_rows([0.5] * 6, **identified),
     )
     noise = row_of(found, "noise")
-    assert (noise.verdict, noise.css) == (NOTHING, "leaks")
+    assert (noise.verdict, noise.css) == (WEAKENS, "undecided")
     assert noise.reason == (
-        "sme (0.5 without, 0.5 with, guess 0.05), by identification: no less is shown to leak than without it"
+        "sme (PSNR 15.3 without, 9.25 with, guess 10): less leaks by PSNR, and still more than a guess gets by "
+        "identification"
     )
 
 
@@ -119,7 +162,8 @@ def test_accuracy_is_paired_by_seed_and_by_client() -> None:
 
 def test_why_there_is_no_control_is_said() -> None:
     rows = make_rows(LEAKING, "noise", control="")
-    cells = [{"cell": rows[0]["cell"], "no_control": "without the defense it reads tokens"}]
+    cells = make_cells([("noise", "sme", "done")])
+    cells[0] |= {"cell": rows[0]["cell"], "no_control": "without the defense it reads tokens"}
     found = answer(rows, make_rows(LEAKING, "other", control=""), cells=cells)
     assert found.no_controls == ["noise has no control: without the defense it reads tokens."]
     assert row_of(found, "noise").verdict == NOT_CONCLUDED

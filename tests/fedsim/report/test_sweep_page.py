@@ -269,7 +269,7 @@ def test_perfect_claims_and_unmeasured_accuracy_are_told_and_not_drawn(tmp_path:
     found = list(rows({("none", "1", 1): math.inf, ("noise", "1", 1): 12.0}, {"none": 0.9, "noise": 0.8}))
     text = write(tmp_path, found)
     assert "the mean is infinite: none (sme)" in text
-    assert ">inf</a>" in text
+    assert ">exact</a>" in text
     unmeasured = write(tmp_path, [{**row, "accuracy": ""} for row in found])
     assert "no setting has both as finite numbers" in unmeasured
 
@@ -283,7 +283,7 @@ def test_what_does_not_apply_and_failed_is_told_and_escaped(grid: list[dict[str,
     text = write(tmp_path, [{**row, "defense": f"<i>{row['defense']}"} for row in grid], cells)
     assert "needs &lt;attention&gt;" in text
     assert "1 cell left out, which cannot be made, 1 cell failed" in " ".join(text.split())
-    assert f"The answer lacks cells that failed: {place['attack']} in 1 of 1." in text
+    assert f"The answer lacks results of cells (failed): {place['attack']} in 1 of 1." in text
     assert "<b>x" not in text
     assert "<i>n" not in text
 

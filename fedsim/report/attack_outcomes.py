@@ -1,0 +1,122 @@
+"""What defenses are worth against an attack by all metrics together.
+
+A defense under which examples can still be identified does not hold because PSNR fell; but neither does
+it do nothing: it weakens the attack, and a sentence names the metrics.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedsim.interfaces.metric import describe_metric
+from fedsim.report.adaptive import NOT_CONCLUDED
+from fedsim.report.defense_outcomes import NOTHING, WEAKENS, WORST_FIRST, DefenseOutcome
+from fedsim.report.summary import enumerate_words
+from fedsim.report.sweep_groups import MIN_SEEDS
+from fedsim.report.verdicts import LEAKS
+
+_MOST_METRICS = 3
+"""Most metrics that a sentence names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackOutcome:
+    """What the defense of a setting is worth against one attack, by all metrics together.
+
+    Attributes:
+        attack: its label.
+        decisive: the outcome by the metric that decides.
+        less_by: titles of the metrics by which less leaks, and
+        still_by: of those by which it leaks all the same; both where it weakens the attack, else empty.
+        leaks_on_any_side: whether the attack is shown to leak by any metric, without the defense or with it.
+        word: one of `WORST_FIRST`.
+        reason: why.
+    """
+
+    attack: str
+    decisive: DefenseOutcome
+    less_by: tuple[str, ...]
+    still_by: tuple[str, ...]
+    leaks_on_any_side: bool
+    word: str
+    reason: str
+
+    @property
+    def clause(self) -> str:
+        """What a sentence adds to the word: why nothing is concluded, or by which metrics less leaks.
+
+        It names the first metric alone, so that settings and attacks share a sentence; `reason` names more.
+        """
+        if self.word == NOT_CONCLUDED:
+            return self.reason
+        return _describe_metrics(self.less_by, self.still_by, most=1) if self.less_by else ""
+
+    @property
+    def needs_seeds(self) -> bool:
+        """Whether nothing is concluded of an attack that leaks without the defense, from few seeds."""
+        control, difference = self.decisive.control, self.decisive.difference
+        if self.word != NOT_CONCLUDED or control is None or difference is None:
+            return False
+        return control.reading.verdict == LEAKS and not difference.is_less and difference.num_seeds < MIN_SEEDS
+
+    @property
+    def badness(self) -> int:
+        """Place of the outcome among all, the worst first."""
+        return WORST_FIRST.index(self.word)
+
+
+def judge_attacks(outcomes: Iterable[DefenseOutcome]) -> list[AttackOutcome]:
+    """Return the outcome against each attack by all metrics together, the worst attack first.
+
+    It is the worst of those by metrics by which the attack leaks without the defense or with it,
+    since the others cannot tell anything; of equal ones, that of the preferred metric. Where less
+    leaks by any of these, however, the defense does something: it weakens the attack.
+    """
+    by_attack: dict[str, list[DefenseOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        by_attack[outcome.attack].append(outcome)
+    judged = [_judge_attack(several) for several in by_attack.values()]
+    return sorted(judged, key=lambda item: item.badness)
+
+
+def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
+    leaking = [item for item in outcomes if item.leaks_on_any_side]
+    worst = min(leaking or outcomes[:1], key=lambda item: item.badness)
+    weaker = [item for item in leaking if item.is_weaker]
+    word, reason, less_by, still_by = worst.word, worst.reason, list[str](), list[str]()
+    if weaker and word in (NOTHING, WEAKENS, NOT_CONCLUDED):
+        word = WEAKENS
+        less_by = [describe_metric(item.metric).title for item in weaker]
+        still_by = [describe_metric(item.metric).title for item in leaking if item.leaks_with_defense]
+        if still_by:
+            reason = _describe_metrics(less_by, still_by)
+        elif worst.word != WEAKENS:
+            reason = "less leaks than without it, but by another metric it is not shown that no more than a guess does"
+        # The means that are shown are those of a metric that tells both, where there is one.
+        worst = next((item for item in weaker if item.leaks_with_defense), worst if worst in weaker else weaker[0])
+    return AttackOutcome(
+        attack=worst.attack,
+        decisive=worst,
+        less_by=tuple(less_by),
+        still_by=tuple(still_by),
+        leaks_on_any_side=bool(leaking),
+        word=word,
+        reason=reason,
+    )
+
+
+def _describe_metrics(less_by: Sequence[str], still_by: Sequence[str], most: int = _MOST_METRICS) -> str:
+    """Say by which metrics less leaks, and by which there still is a leak; name at most so many."""
+    text = f"less leaks by {_enumerate_metrics(less_by, most)}"
+    if not still_by:
+        return text
+    text += ", and still more than a guess gets"
+    return text if tuple(less_by) == tuple(still_by) else f"{text} by {_enumerate_metrics(still_by, most)}"
+
+
+def _enumerate_metrics(titles: Sequence[str], most: int) -> str:
+    if len(titles) <= most:
+        return enumerate_words(titles)
+    return enumerate_words([*titles[:most], "others"])

@@ -1,0 +1,66 @@
+"""Cells of a sweep without results, as what they are: an attack that a defense stopped, or one that is lacking."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence, Set
+
+from fedsim.report.setting_names import SettingNames
+from fedsim.report.summary import enumerate_words
+from fedsim.report.sweep_groups import Row
+from fedsim.report.sweep_lead import ONLY_SETTING
+
+
+def describe_failed_cells(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str]) -> list[str]:
+    """Say of which cells there are no results, or not all.
+
+    An attack that can be made without a defense, and cannot with it, has met the defense at work.
+
+    Args:
+        rows: rows of `sweep.csv`.
+        cells: rows of `cells.csv`.
+        axes: names of the axes, without attack and seed.
+    """
+    asked = [row for row in cells if row["state"] != "does not apply"]
+    names = SettingNames.from_labels(axes, [tuple(row[axis] for axis in axes) for row in asked])
+    scored = {row["cell"] for row in rows if row["value"]}
+    sentences, others = [], list[Row]()
+    for attack, of_attack in _group_by_attack(asked).items():
+        lacking = [row for row in of_attack if row["state"] != "done"]
+        stopped = [row for row in lacking if _is_stopped(row, scored)]
+        others += [row for row in lacking if row not in stopped]
+        if stopped:
+            settings = dict.fromkeys(names(tuple(row[axis] for axis in axes)) or ONLY_SETTING for row in stopped)
+            sentences.append(
+                f"Under {enumerate_words(list(settings))} {attack} failed in {len(stopped)} of {len(of_attack)} cells, "
+                "and without a defense it did not: the defense leaves it nothing to work with, which says nothing of "
+                "other attacks."
+            )
+    if others:
+        sentences.append(_describe_others(others, asked, scored))
+    return sentences
+
+
+def _group_by_attack(cells: Sequence[Row]) -> dict[str, list[Row]]:
+    by_attack: dict[str, list[Row]] = defaultdict(list)
+    for row in cells:
+        by_attack[row["attack"]].append(row)
+    return by_attack
+
+
+def _is_stopped(row: Row, scored: Set[str]) -> bool:
+    """Return whether an attack failed on all victims of a cell, and not on all of its control."""
+    return row["state"] == "failed" and row["cell"] not in scored and row["control"] in scored
+
+
+def _describe_others(cells: Sequence[Row], asked: Sequence[Row], scored: Set[str]) -> str:
+    """Say which attacks lack results in how many cells, and why."""
+    states = []
+    for row in cells:
+        states.append("failed in part" if row["state"] == "failed" and row["cell"] in scored else row["state"])
+    by_attack = _group_by_attack(asked)
+    counts = []
+    for attack, lacking in _group_by_attack(cells).items():
+        counts.append(f"{attack} in {len(lacking)} of {len(by_attack[attack])}")
+    why = enumerate_words(list(dict.fromkeys(states)))
+    return f"The answer lacks results of cells ({why}): {enumerate_words(counts)}."
