@@ -12,7 +12,7 @@ from fedsim.audit.audit import Audit, make_audit
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import serialize_calls
 from fedsim.dossier.contents import NOT_REACHED, Dossier, ThresholdResult
-from fedsim.dossier.files import write_dossier_files
+from fedsim.dossier.files import JSON_FILE, write_dossier_files
 from fedsim.dossier.run_dossier import DossierOptions, collect_run_dossier
 from fedsim.dossier.sweep_dossier import collect_sweep_dossier
 from fedsim.dossier.thresholds import judge_thresholds
@@ -96,7 +96,7 @@ def verify_dossier(
     """Compute every number of a dossier again from its run or sweep, and compare; nothing is written.
 
     Args:
-        path: `dossier.json`, or its folder.
+        path: `dossier.json`, its folder, or one in which a Flower app recorded one run.
         run: the folder of the run or sweep, where that was moved.
         attack_files: with which a run was attacked besides its own file; they say where the truth is.
         trust: import code that a run folder names.
@@ -116,11 +116,18 @@ def verify_dossier(
         return audits
 
     return verify_dossier_file(
-        Path(path),
-        None if run is None else Path(run),
+        _find_dossier(Path(path)),
+        None if run is None else find_run(Path(run)),
         open_audits=open_audits if attack_files else None,
         trust=trust,
     )
+
+
+def _find_dossier(path: Path) -> Path:
+    """Return the only run with a dossier in a folder where a Flower app records its runs; any other path itself."""
+    if not path.is_dir() or (path / JSON_FILE).is_file():
+        return path
+    return find_run(path)
 
 
 def _check_run(folder: Path) -> Path:

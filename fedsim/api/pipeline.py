@@ -31,12 +31,13 @@ from fedsim.federation.run_folder import RunFolder, read_exposures, read_metrics
 from fedsim.federation.simulation import run_federation
 from fedsim.recording.header import NODE_FAILED
 from fedsim.report.adaptive import defense_remarks
-from fedsim.report.headline import describe_accuracy, describe_recovery, headline
-from fedsim.report.learning import explain_no_learning
+from fedsim.report.headline import describe_accuracy, headline
 from fedsim.report.next_steps import CERTAINTY, NextStep, describe_audited_run, suggest_after_audit
 from fedsim.report.page import write_report
+from fedsim.report.recovery import describe_recovery
 from fedsim.report.round_leakage import split_by_round
 from fedsim.report.run_contents import read_attack_traits
+from fedsim.report.run_learning import examine_learning, find_reported_accuracy
 from fedsim.report.score_ceilings import compute_score_ceilings
 from fedsim.report.summary import number_of
 from fedsim.report.tensorboard import check_installed
@@ -122,7 +123,7 @@ def _run(
         audit.log_refusals()  # now, because training may take hours
     with folder.hold_lock(), log_to_file(folder.log):
         run_federation(config, folder, resume=resume, overwrite=overwrite)
-        no_learning = explain_no_learning(read_metrics(folder))
+        no_learning = examine_learning(folder, read_metrics(folder)).sentence
         if no_learning:
             log.warning("%s", no_learning)  # now, because attacks may take hours
         failures = _lost_clients(folder) + _measure_epsilon(config, folder) + unmeasured(read_exposures(folder))
@@ -238,7 +239,11 @@ def _write_answer(audit: Audit, readings: Sequence[ScoreReading]) -> str:
     if any(reading.verdict == LEAKS and not reading.baseline for reading in readings):
         sentences.append(CERTAINTY)
     if readings:
-        sentences.append(describe_accuracy(read_metrics(audit.folder), audit.config))
+        rows = read_metrics(audit.folder)
+        reported = None if rows else find_reported_accuracy(audit.folder)
+        sentences.append(describe_accuracy(rows, audit.config, reported))
+        if audit.config is None:  # of an own run it is said as a remark
+            sentences.append(examine_learning(audit.folder, rows).sentence)
     return " ".join(filter(None, sentences))
 
 
@@ -251,7 +256,7 @@ def _suggest_next_steps(audit: Audit, readings: Sequence[ScoreReading]) -> list[
         audit.config,
         num_recorded=num_recorded,
         has_failures=bool(read_failed_attacks(audit.folder)),
-        no_learning=explain_no_learning(read_metrics(audit.folder)),
+        no_learning=examine_learning(audit.folder, read_metrics(audit.folder)),
         folder=str(audit.folder.path),
         command=audit.command,
     )

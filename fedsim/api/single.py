@@ -70,13 +70,20 @@ def single_attack_file(
     single_attack = validate_tables(AttackFile, {"attack": [table]}, _WHERE)
     [(attack_table, built)] = build_attacks(single_attack)
     adversary["rounds"] = _rounds(base, transcript, rounds, built)
-    base_victims = base.adversary.victims
-    default = base_victims[0] if isinstance(base_victims, list) else transcript.clients(adversary["rounds"][0])[0]
-    adversary["victims"] = [default if victim is None else victim]
+    adversary["victims"] = [_default_victim(base, transcript, adversary) if victim is None else victim]
     attack_tables = [*_sources(base, built.builds_on), attack_table]
     dumped = [item.model_dump(mode="json", exclude_unset=True) for item in attack_tables]
     recording = {"app": base.app.model_dump(mode="json", exclude_unset=True), "truth": base.truth}
     return validate_tables(AttackFile, {"adversary": adversary, "attack": dumped, **recording}, _WHERE)
+
+
+def _default_victim(base: AttackFile, transcript: Transcript, adversary: Mapping[str, Any]) -> int:
+    """Return the first victim of the file, or the first that is recorded, who is not among those who attack."""
+    victims = base.adversary.victims
+    candidates = victims if isinstance(victims, list) else transcript.clients(adversary["rounds"][0])
+    attackers = adversary.get("who", "server")
+    others = [client for client in candidates if isinstance(attackers, str) or client not in attackers]
+    return (others or candidates)[0]
 
 
 def make_finding(

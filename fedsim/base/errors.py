@@ -117,6 +117,10 @@ def join_first(things: Iterable[object], most: int, separator: str = ", ") -> st
     return f"{text} and {len(texts) - most} more" if len(texts) > most else text
 
 
+_LEAST_SIMILARITY = 0.6
+"""Least ratio of difflib of a name that is proposed; below it, names have little but single letters in common."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a remark with the most similar known name, or with all of them.
 
@@ -124,7 +128,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     "did you mean 'fedavg'?"
     """
     names = sorted(known)
-    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(name, names, n=1, cutoff=_LEAST_SIMILARITY)
     if similar:
         return f"did you mean '{similar[0]}'?"
     return f"known: {', '.join(names)}" if names else "there are none"

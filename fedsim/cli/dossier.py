@@ -54,7 +54,7 @@ def _show_dossier(written: WrittenDossier) -> None:
 
 
 def verify(
-    dossier: Annotated[Path, typer.Argument(metavar="DOSSIER", help="dossier.json, or its folder.")],
+    dossier: Annotated[Path, typer.Argument(metavar="DOSSIER", help="dossier.json, its folder, or a recording.")],
     run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The run or sweep, where it was moved.")] = None,
     attack: Annotated[
         list[Path] | None,

@@ -39,8 +39,8 @@ def inspect(
 
     use_key(key)
     folder = OpenRun(run)
-    if run.is_dir():
-        folder.check_kinds()
+    folder.check_exists()
+    folder.check_kinds()
     try:
         transcript = folder.recording
     except TranscriptError as error:
@@ -98,7 +98,7 @@ class _Totals:
 
     Attributes:
         clients: that sent updates.
-        sizes: N of each update.
+        sizes: N of each update; 0 where it is not known.
         norms: of each update that has a finite one.
         broken: number of updates with NaN or infinite values.
         sent: bytes by client, for each round; of sums those of the sums, for what clients sent is not recorded.
@@ -161,7 +161,7 @@ def _describe_reply(reply: Reply, *, show_message: bool) -> tuple[str, str, str]
     if show_message:
         name += f", message {reply.message}"
     metrics = ", ".join(f"{key} {value:.4g}" for key, value in reply.metrics.items())
-    return name, str(reply.num_examples), escape(one_line(metrics))
+    return name, str(reply.num_examples or "-"), escape(one_line(metrics))
 
 
 def _show_clear_text(exchanges_read: Iterable[RecordedExchange], *, rows: bool) -> None:
@@ -236,7 +236,10 @@ def _summary_table(transcript: Transcript, totals: _Totals) -> Table:
     table.add_row("sums over groups" if sums else "updates", f"{len(totals.sizes)}, and {failures}")
     if totals.left_out:
         table.add_row("by recipe", f"{number_of(totals.left_out, 'update')}, computed again when they are read")
-    table.add_row("N", _range_and_mean(totals.sizes))
+    known_sizes = [count for count in totals.sizes if count]
+    unknown = len(totals.sizes) - len(known_sizes)
+    remark = f"; not known of {number_of(unknown, 'update')}" if unknown and known_sizes else ""
+    table.add_row("N", f"{_range_and_mean(known_sizes)}{remark}")
     table.add_row("update norm", _range_and_mean(totals.norms))
     if totals.broken:
         broken = f"[bold red]{number_of(totals.broken, 'update')} with NaN or infinite values[/]"

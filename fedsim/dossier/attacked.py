@@ -24,6 +24,7 @@ from fedsim.dossier.contents import (
 from fedsim.dossier.openness import NO_LEAK_VERDICTS, UNJUDGED, explain_openness, list_open_reasons, name_result
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report import verdicts
+from fedsim.report.headline import says_more
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.run_contents import attack_classes, read_attack_names, read_metadata
 from fedsim.report.summary import enumerate_words, number_of
@@ -219,15 +220,41 @@ def describe_failures(missing: Sequence[MissingAttack]) -> list[str]:
     ]
 
 
-def describe_worst(results: Iterable[Result], limit: int = 3) -> Iterator[str]:
-    """Yield sentences on the client that each attack tells most of, by its first metric; leaks come first.
+def list_reported(results: Iterable[Result]) -> list[list[Result]]:
+    """Return for each attack its results that the headline reports: by its first metric, and by which more leaks.
 
-    An attack that tells no more of that client than a guess does is left out.
+    Baselines and attacks without a verdict have none.
     """
-    ordered = sorted(results, key=lambda result: result.verdict != verdicts.LEAKS)
+    results_by_name: dict[str, list[Result]] = {}
+    for result in results:
+        if not result.is_baseline and result.verdict not in UNJUDGED:
+            results_by_name.setdefault(name_result(result), []).append(result)
+    reported = []
+    for judged in results_by_name.values():
+        first = next((result for result in judged if result.is_first), None)
+        if first is None:
+            continue
+        further = []
+        for result in judged:
+            if result is not first and says_more(first.verdict, result.verdict, result.metric):
+                further.append(result)
+        reported.append([first, *further])
+    return reported
+
+
+def describe_worst(results: Iterable[Result], limit: int = 3) -> Iterator[str]:
+    """Yield sentences on the client that each attack tells most of; leaks come first.
+
+    Each is by the first metric that shows a leak, or else by the attack's first one. An attack that tells no more of
+    that client than a guess does is left out.
+    """
+    chosen = []
+    for reported in list_reported(results):
+        leaking = [result for result in reported if result.verdict == verdicts.LEAKS]
+        chosen.append(leaking[0] if leaking else reported[0])
     count = 0
-    for result in ordered:
-        if count < limit and result.is_first and not result.is_baseline and _is_beyond_floor(result):
+    for result in sorted(chosen, key=lambda result: result.verdict != verdicts.LEAKS):
+        if count < limit and _is_beyond_floor(result):
             yield describe_worst_case(result)
             count += 1
 
@@ -245,17 +272,16 @@ def describe_worst_case(result: Result) -> str:
     worst = result.worst
     assert worst is not None
     metric = describe_metric(result.metric)
-    value = f"is {_quantity(worst.value, metric.unit)}"
+    what = f"{metric.title} is {_quantity(worst.value, metric.unit)}"
+    guess = f", where a guess without any message gets {_quantity(worst.floor, metric.unit)}"
     if worst.is_exact and metric.exact_from < math.inf:
-        value = "is exact"
-    guess = ""
-    if worst.floor is not None:
-        guess = f", where a guess without any message gets {_quantity(worst.floor, metric.unit)}"
+        what = "all its examples came back exactly"
+        guess = f"; by {metric.title}, a guess without any message gets {_quantity(worst.floor, metric.unit)}"
     where = f" ({result.setting})" if result.setting else ""
     rounds = "rounds" if "-" in worst.round else "round"
     return (
         f"Most exposed to {result.attack}{where} is client {worst.client}, in {rounds} {worst.round}: "
-        f"{metric.title} {value}{guess}."
+        f"{what}{guess if worst.floor is not None else ''}."
     )
 
 

@@ -215,7 +215,7 @@ class Accuracy(Part):
     """What the model is worth."""
 
     sentence: str
-    accuracy: Number = Field(description="on public test examples, at the last evaluation")
+    accuracy: Number = Field(description="on public test examples, or as clients reported it, at the last evaluation")
     guess: Number = Field(description="what always answering the most frequent class gets")
     examples: int | None
     no_learning: str = Field(description="that the model has not learnt; empty where it has")
@@ -287,6 +287,7 @@ class Dossier(Part):
     exposed: list[ExposedClient]
     accuracy: Accuracy | None = Field(description="None for a sweep, whose settings have it")
     cautions: list[Caution]
+    no_cautions: str = Field(description="why pitfalls were not looked for; empty where they were")
     changes: list[str] = Field(description="what would change the verdict")
     validity: list[str]
     references: list[Reference]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from fedsim.base.errors import ConfigError, RunError, first_line
 from fedsim.base.files import check_no_link, parse_json, write_text
+from fedsim.dossier.attacked import list_reported
 from fedsim.dossier.contents import (
     CANNOT_DECIDE,
     REACHED,
@@ -22,6 +24,7 @@ from fedsim.dossier.contents import (
     ThresholdResult,
     format_number,
     start_sentence,
+    to_float,
 )
 from fedsim.interfaces.metric import describe_metric
 from fedsim.recording.seals import require_seal, seal_text, signing_key
@@ -87,15 +90,15 @@ def _sealed_text(content: object) -> str:
 
 def render_dossier(dossier: Dossier, seal: Mapping[str, str]) -> str:
     """Render the page: two pages in plain words, and an annex."""
-    first_results = [result for result in dossier.results if result.is_first and not result.is_baseline]
     return render_page(
         "dossier.html.j2",
         dossier=dossier,
-        first_results=first_results,
+        reported_results=list(itertools.chain.from_iterable(list_reported(dossier.results))),
         is_signed=len(seal) > 1,
         digest=seal["sha256"],
         sentence=start_sentence,
         number=format_number,
+        mean_score=_format_mean,
         worst_score=_format_worst,
         explanations=_explain_metrics(dossier),
     )
@@ -122,6 +125,13 @@ def _explain_metrics(dossier: Dossier) -> dict[str, list[str]]:
         explained.update(metric.explanations)
         explanations.setdefault(metric.title, list(filter(None, sentences)))
     return explanations
+
+
+def _format_mean(result: Result) -> str:
+    """Format the mean over victims; one that only exact claims have is called so."""
+    if to_float(result.mean) >= describe_metric(result.metric).exact_from:
+        return "exact"
+    return format_number(result.mean)
 
 
 def _format_worst(result: Result) -> str:

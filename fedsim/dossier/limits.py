@@ -24,6 +24,9 @@ from fedsim.pitfalls.find import find_pitfalls
 from fedsim.report.summary import enumerate_words, number_of
 from fedsim.report.verdicts import MIN_VICTIMS
 
+_SWEEP_COMPARES = "`fedsim sweep` compares them with these"
+_APP_IS_RECORDED_AGAIN = "the app has to be run and recorded with them, and that recording attacked in the same way"
+
 
 def describe_extent(coverage: Coverage) -> list[str]:
     """Say which part of clients and rounds was attacked."""
@@ -51,14 +54,28 @@ def _was(count: int) -> str:
 
 
 def describe_changes(
-    verdict: DossierVerdict, results: Sequence[Result], missing: Sequence[MissingAttack], aims: Sequence[Aim]
+    verdict: DossierVerdict,
+    results: Sequence[Result],
+    missing: Sequence[MissingAttack],
+    aims: Sequence[Aim],
+    *,
+    can_sweep: bool = True,
 ) -> list[str]:
-    """Say what would change the verdict."""
+    """Say what would change the verdict.
+
+    Args:
+        verdict: on all attacks.
+        results: of all attacks by all metrics.
+        missing: attacks without a result.
+        aims: what attacks can be after.
+        can_sweep: whether there is an experiment that a sweep can change; otherwise another's app was recorded.
+    """
     changes = []
     if verdict == LEAKS:
+        further = _SWEEP_COMPARES if can_sweep else _APP_IS_RECORDED_AGAIN
         changes.append(
             "A leak that was shown stays shown for these settings. Other settings, such as a defense, secure "
-            "aggregation or longer local training, have to be attacked again; `fedsim sweep` compares them with these."
+            f"aggregation or longer local training, have to be attacked again; {further}."
         )
     if verdict == NO_LEAK:
         changes.append(

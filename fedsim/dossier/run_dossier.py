@@ -41,13 +41,16 @@ from fedsim.dossier.privacy_facts import (
     describe_accuracy,
     describe_proofs,
 )
+from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.settings import versions
+from fedsim.federation.trust import check_trust
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.recording.manifest import Manifest
 from fedsim.report.adaptive import defense_remarks
-from fedsim.report.headline import describe_recovery, headline
+from fedsim.report.headline import headline
+from fedsim.report.recovery import describe_recovery
 from fedsim.report.reported_run import ReportedRun, open_reported_run
 from fedsim.report.reproduction_needs import strip_folders
 from fedsim.report.run_facts import run_facts
@@ -58,6 +61,7 @@ _VICTIM_IS_GROUP = (
     "The number of a client may stand for its group, of which the server saw the sum alone: what is got back is of "
     "some member."
 )
+_NOTHING_ATTACKED = "Nothing was attacked, so that pitfalls of the attacks were not looked for."
 _NOT_AN_ATTACK_FILE = (
     "Findings are of attacks that the run's own file does not name, so that its pitfalls were not looked for."
 )
@@ -115,7 +119,7 @@ def collect_run_dossier(path: Path, options: DossierOptions) -> Dossier:
         accuracy.no_learning,
     ]
     facts = run_facts(run)
-    cautions, no_cautions = _list_cautions(run, {str(finding["title"]) for finding in findings})
+    cautions, no_cautions = _list_cautions(run, findings)
     return Dossier(
         kind="run",
         name=run.name,
@@ -125,7 +129,7 @@ def collect_run_dossier(path: Path, options: DossierOptions) -> Dossier:
         verdict=verdict,
         answer=list(filter(None, answer)),
         facts=facts,
-        observers=list_observers(holds_sums=run.recording.holds_sums, is_attacked=bool(findings)),
+        observers=list_observers(findings, holds_sums=run.recording.holds_sums),
         coverage=coverage,
         aims=aims,
         missing=missing,
@@ -137,8 +141,9 @@ def collect_run_dossier(path: Path, options: DossierOptions) -> Dossier:
         exposed=collect_exposed_clients(run),
         accuracy=accuracy,
         cautions=cautions,
+        no_cautions=strip_folders(" ".join(no_cautions)),
         changes=[
-            *describe_changes(verdict, results, missing, aims),
+            *describe_changes(verdict, results, missing, aims, can_sweep=run.config is not None),
             *defense_remarks(run.readings, run.audit),
         ],
         validity=describe_validity(options.review_by),
@@ -205,12 +210,46 @@ def _describe_leakage(
     return sentences + describe_openness(results) + describe_failures(missing)
 
 
-def _list_cautions(run: ReportedRun, titles: set[str]) -> tuple[list[Caution], list[str]]:
-    """Return the pitfalls of the run's experiment, and why they were not looked for."""
+def _list_cautions(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -> tuple[list[Caution], list[str]]:
+    """Return the pitfalls of the run's experiment, or of how another's app was attacked, and why there are none."""
     config = run.config
     if config is None:
-        return [], []
+        return _list_cautions_of_attacks(run, findings)
+    titles = {str(finding["title"]) for finding in findings}
     planned = {table.title for table in config.attack}
     if not titles <= planned | {f"{title} {ADAPTIVE}" for title in planned}:
         return [], [_NOT_AN_ATTACK_FILE]
     return list_pitfalls(lambda: EvaluationDesign(specs=[config]))
+
+
+def _list_cautions_of_attacks(
+    run: ReportedRun, findings: Sequence[Mapping[str, Any]]
+) -> tuple[list[Caution], list[str]]:
+    """Return the pitfalls of attacks on another's app, whose attack file is read from what their findings say."""
+    if not findings:
+        return [], [_NOTHING_ATTACKED]
+    attacks: dict[str, dict[str, Any]] = {}
+    rounds, knowledge = set[int](), dict[str, Any]()
+    for finding in findings:
+        name, title = str(finding["plugin"]), str(finding["title"])
+        attacks[title] = {"name": name, **({"label": title} if title != name else {}), **finding["changed"]}
+        rounds.update(int(number) for number in finding["rounds"])
+        knowledge |= dict(finding["knowledge"])
+    # No pitfall depends on which network or loss it is, and those are code of the app.
+    for fact in ("model", "loss"):
+        knowledge[fact] = bool(knowledge.get(fact, False))
+    adversary: dict[str, Any] = {
+        "victims": sorted({int(finding["victim"]) for finding in findings}),
+        "knowledge": knowledge,
+    }
+    recorded = sorted(header.round for header in run.recording.headers)
+    if sorted(rounds) != recorded[:1]:  # the first one is attacked by default
+        adversary["rounds"] = "all" if sorted(rounds) == recorded else sorted(rounds)
+
+    def read_design() -> EvaluationDesign:
+        tables = {"adversary": adversary, "attack": list(attacks.values())}
+        spec = validate_tables(AttackFile, tables, run.name)
+        check_trust(spec, run.folder.path, run.trust)
+        return EvaluationDesign(specs=[spec])
+
+    return list_pitfalls(read_design)

@@ -55,7 +55,8 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
     facts = read_cell_facts(path, rows_by_name, trust=options.trust)
     results = _collect_results(rows_by_name, answer.metric)
     missing = _list_missing_cells(cells.rows, (*table.axes, "attack", "seed"))
-    missing += _list_unscored_settings(rows_by_name, answer.metric)
+    unscored = _list_unscored_settings(rows_by_name, answer.metric)
+    missing += unscored
     judged = [result for result in results if result.is_defended] or results
     verdict = conclude(judged, is_complete=not missing) if not facts.problems else NOTHING_KNOWN
     aims = list_aims(facts.findings)
@@ -69,7 +70,8 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
         *answer.no_controls,
         *describe_worst(judged),
         *describe_openness(judged),
-        *describe_failures(missing),
+        *answer.failures,
+        *describe_failures(unscored),
         *describe_extent(coverage),
         *(describe_proofs(proofs) or ["Nothing is proved of any setting."]),
         _describe_learning(answer),
@@ -87,9 +89,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
             "Cells": _count_states(cells.rows),
             **facts.settings,
         },
-        observers=list_observers(
-            holds_sums=bool(facts.holds_sums) and all(facts.holds_sums), is_attacked=bool(facts.findings)
-        ),
+        observers=list_observers(facts.findings, holds_sums=bool(facts.holds_sums) and all(facts.holds_sums)),
         coverage=coverage,
         aims=aims,
         missing=missing,
@@ -101,6 +101,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
         exposed=[],
         accuracy=None,
         cautions=cautions,
+        no_cautions=strip_folders(" ".join(notes)),
         changes=describe_changes(verdict, judged, missing, aims),
         validity=describe_validity(options.review_by),
         references=list(REFERENCES),

@@ -245,7 +245,7 @@ def _accuracy_quantity(dossier: Dossier) -> dict[str, Quantity]:
     if dossier.accuracy is None:
         return {}
     value = dossier.accuracy.accuracy
-    reason = "" if value is not None else "nobody evaluated the model on public test examples"
-    where = f"of {number_of(dossier.accuracy.examples or 0, 'test example')}"
+    reason = "" if value is not None else "neither the run nor its clients evaluated the model"
+    where = f"of {number_of(dossier.accuracy.examples, 'example')}" if dossier.accuracy.examples else ""
     accuracy = Quantity(value=value, where=where, higher_is_worse=False, open_reason=reason, value_range=(0.0, 1.0))
     return {"accuracy": accuracy}

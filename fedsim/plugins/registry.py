@@ -178,8 +178,18 @@ def find_groups(name: str, tables: Iterable[str] = ()) -> list[Group]:
     groups = [group for group in GROUPS if name in registered_names(group)]
     if not groups and name not in tables:
         all_names = [known for group in GROUPS for known in registered_names(group)]
-        raise PluginError(f"nothing is called '{name}', {did_you_mean(name, [*all_names, *tables])}")
+        raise PluginError(f"nothing is called '{name}', {_say_what_is_meant(name, [*all_names, *tables])}")
     return groups
+
+
+def _say_what_is_meant(name: str, known: Iterable[str]) -> str:
+    """Say how a package of this name in the working folder is installed, which name is similar, or where all are."""
+    package = Path(name.replace("-", "_"))
+    if (package / "pyproject.toml").is_file():
+        return f"but a folder {package} is here; if that is its package, `pip install --no-deps -e ./{package}`"
+    remark = did_you_mean(name, known)
+    # So many names would hide the sentence.
+    return remark if remark.startswith("did") else "`fedsim list` lists all names; a class in a file is module:Class"
 
 
 def is_builtin(group: Group, name: str) -> bool:

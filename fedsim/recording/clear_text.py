@@ -70,7 +70,7 @@ def find_clear_texts(exchanges: Iterable[RecordedExchange]) -> list[ClearText]:
     num_rows: dict[tuple[str, str], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for exchange in exchanges:
         for reply in exchange.replies:
-            count = _num_examples(reply)
+            count = count_examples(reply)
             for name, value in _iterate_values(reply):
                 key = exchange.kind, name
                 clear_text = texts_by_key.setdefault(key, ClearText(kind=exchange.kind, name=name))
@@ -103,7 +103,7 @@ def _iterate_values(reply: RecordedMessage) -> Iterable[tuple[str, Any]]:
                     yield f"{record}.{key}" if record else key, value
 
 
-def _num_examples(reply: RecordedMessage) -> int:
+def count_examples(reply: RecordedMessage) -> int:
     """Return N as the client reports it; 0 where it does not."""
     for metrics in reply.metrics.values():
         for name, value in metrics.items():

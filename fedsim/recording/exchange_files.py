@@ -8,7 +8,8 @@ Such a server writes a folder for each round, and a file for each state::
         broadcast-7.npz    w_t, as it sent it to client 7, where that differs
         client-7.npz       what client 7 answered: its weights, a delta or a gradient
         client-7.json      {"num_examples": 50}, and other numbers that client 7 told in clear;
-                           with "members": [7, 8, 9], client-7.npz is the sum over these clients
+                           with "members": [7, 8, 9], client-7.npz is the mean over these clients,
+                           weighted by N, which their secure sum gives
         config.json        {"local_epochs": 1}, what the server told all clients; may be missing
 
 A state is a file of NumPy (`.npz`), safetensors, PyTorch (`.pt`, `.pth`) or Flax (`.msgpack`).
@@ -35,6 +36,7 @@ from torch import Tensor
 from fedsim.base.errors import ConfigError, TranscriptError, TrustError, first_line
 from fedsim.base.files import parse_json
 from fedsim.plugins.packed_arrays import read_arrays
+from fedsim.recording.exchange_checks import check_reply
 from fedsim.recording.header import (
     MAX_CLIENT_ID,
     MAX_NUM_EXAMPLES,
@@ -126,7 +128,14 @@ def _find_rounds(source: Path) -> list[_RoundFiles]:
     rounds = dict[int, _RoundFiles]()
     for folder in sorted(source.iterdir()):
         match = _ROUND_FOLDER.fullmatch(folder.name)
-        if match is None or not folder.is_dir():
+        if not folder.is_dir():
+            continue
+        if match is None:
+            if folder.name.lower().startswith("round"):  # round-0 would be missing in silence
+                raise ConfigError(
+                    f"{folder}: is no round, which are round-1, round-2 and so on, counted from 1; rename the rounds, "
+                    "or remove it"
+                )
             continue
         number = int(match[1])
         if number in rounds:
@@ -213,12 +222,13 @@ def _read_updates(files: _RoundFiles, id_of: Mapping[str, int]) -> Iterator[Upda
     for name in sorted(files.replies, key=lambda name: (*members_of[name], id_of.get(name, 0))[0]):
         facts = files.facts.get(name, _ReplyFacts())
         before = _read_state(files.broadcasts[name]) if name in files.broadcasts else to_all
-        payload = Payload.from_dense(_read_state(files.replies[name]), "weights")
+        sent = _read_state(files.replies[name])
+        check_reply(before, sent, len(members_of[name]), files.replies[name])
         yield Update(
             round=files.number,
             client=members_of[name][0] if members_of[name] else id_of[name],
             before=before,
-            payload=payload,
+            payload=Payload.from_dense(sent, "weights"),
             num_examples=facts.num_examples,
             metrics=facts.metrics,
             members=members_of[name],
@@ -235,19 +245,28 @@ def _read_config(path: Path) -> dict[str, object]:
 
 def _read_facts(path: Path) -> _ReplyFacts:
     facts = _read_object(path)
-    count, members = facts.pop("num_examples", 0), facts.pop("members", [])
-    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_NUM_EXAMPLES:
-        raise ConfigError(f"{path}: num_examples is {count!r}, expected a whole number from 0 on")
+    count, members = facts.pop("num_examples", None), facts.pop("members", [])
+    if count is not None and (
+        not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_NUM_EXAMPLES
+    ):
+        raise ConfigError(
+            f"{path}: num_examples is {count!r}, expected a whole number from 1 on; leave it out where it is not known"
+        )
     if not isinstance(members, list):
         raise ConfigError(f"{path}: members is {_type_of(members)}, expected the list of clients whose sum it is")
+    names = [str(member) for member in members]
+    if not all(isinstance(member, int | str) and not isinstance(member, bool) for member in members):
+        raise ConfigError(f"{path}: members is {members}, expected names or whole numbers of clients")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{path}: members names a client twice; name each client of the sum once")
     for key, value in facts.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
             raise ConfigError(f"{path}: {key} is {value!r}, expected a finite number")
     return _ReplyFacts(
-        num_examples=count,
+        num_examples=count or 0,
         metrics={key: float(value) for key, value in facts.items()},
-        members=tuple(str(member) for member in members),
+        members=tuple(names),
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from fedsim.federation.config import Config
 from fedsim.interfaces.metric import describe_metric
+from fedsim.recording.reported_accuracy import ReportedAccuracy
 from fedsim.report.curves import column_title, epsilon_columns
-from fedsim.report.summary import Summary, enumerate_words, join_titles, number_of
+from fedsim.report.summary import enumerate_words, join_titles, number_of
 from fedsim.report.verdicts import (
     BEYOND,
     GUESSING,
@@ -41,51 +41,6 @@ def headline(readings: Sequence[ScoreReading]) -> str:
     return " ".join(sentences)
 
 
-_ROUNDING = 1e-9
-_RECOVERED_HOW = {
-    "exact": "exactly",
-    "recovered": "so well that they can be recognised",
-    "identified": "well enough to tell them from those of others",
-}
-"""How well examples are got back, by the metric that says so, the best first."""
-
-
-def describe_recovery(readings: Sequence[ScoreReading], plural: str, *, are_texts: bool = False) -> str:
-    """Say for a lay reader how many of the victims' examples were got back, and how well; empty where none were.
-
-    The attack that got back most is told.
-
-    Args:
-        readings: of all scores.
-        plural: what several examples are called.
-        are_texts: whether they are texts, which are recovered whole or not at all.
-    """
-    for metric, how in (_RECOVERED_HOW | ({"recovered": "word for word"} if are_texts else {})).items():
-        recoveries = []
-        for reading in readings:
-            item = reading.summary
-            if item.metric == metric and reading.verdict == LEAKS and not reading.baseline:
-                recoveries.append((_count_matches(item), item))
-        if recoveries:
-            (matches, total), item = max(recoveries, key=lambda recovery: recovery[0])
-            # Of one victim, one message is told, since the others may be about the same examples.
-            victims = number_of(item.count, "victim") if item.unit == "victim" else "1 victim, in one of them"
-            if item.unit == "victim" and item.num_missing:
-                victims += f" (of {item.count + item.num_missing})"
-            quantity = f"all {total}" if matches == total else f"{matches} of {total}"
-            return f"From the messages of {victims}, the server got back {quantity} {plural} {how} (by {item.attack})."
-    return ""
-
-
-def _count_matches(item: Summary) -> tuple[int, int]:
-    """Return how many examples of all victims are matched, and of how many; of one victim, by its best message."""
-    matches = [item.examples[unit] * value for unit, value in item.values.items()]
-    if item.unit == "victim":
-        return math.floor(sum(matches) + _ROUNDING), round(sum(item.examples.values()))
-    best = max(range(len(matches)), key=lambda number: matches[number])
-    return math.floor(matches[best] + _ROUNDING), round(list(item.examples.values())[best])
-
-
 def most_victims(readings: Iterable[ScoreReading]) -> int:
     """Return the largest number of victims that any score is about."""
     counts = [reading.summary.count if reading.summary.unit == "victim" else 1 for reading in readings]
@@ -113,14 +68,23 @@ def reported_readings(readings: Sequence[ScoreReading]) -> dict[str, list[ScoreR
     for title in _titles(readings):
         judged = _judged_readings(readings, title)
         reported[title] = judged[:1]
-        # What is worse than the verdict by the first metric.
-        first_verdict = judged[0].verdict if judged else LEAKS
-        worse_verdicts = {LEAKS: (), BEYOND: (LEAKS,)}.get(first_verdict, (LEAKS, BEYOND))
         for reading in judged[1:]:
-            shows_matches = describe_metric(reading.summary.metric).evidence == "matches" and reading.verdict == LEAKS
-            if reading.verdict in worse_verdicts or shows_matches:
+            if says_more(judged[0].verdict, reading.verdict, reading.summary.metric):
                 reported[title].append(reading)
     return reported
+
+
+def says_more(first_verdict: str, verdict: str, metric: str) -> bool:
+    """Return whether a verdict by `metric` is reported beside that by an attack's first metric.
+
+    It is where it is worse, or says that examples are matched.
+
+    >>> says_more("no better than guessing", "leaks", "ssim"), says_more("leaks", "undecided", "ssim")
+    (True, False)
+    """
+    worse_verdicts = {LEAKS: (), BEYOND: (LEAKS,)}.get(first_verdict, (LEAKS, BEYOND))
+    shows_matches = describe_metric(metric).evidence == "matches" and verdict == LEAKS
+    return verdict in worse_verdicts or shows_matches
 
 
 def _first_readings(readings: Sequence[ScoreReading]) -> list[list[ScoreReading]]:
@@ -227,17 +191,38 @@ def _describe_own_models(
     return " ".join(sentences)
 
 
-def describe_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None) -> str:
+def describe_accuracy(
+    rows: Sequence[Mapping[str, str]], config: Config | None, reported: ReportedAccuracy | None = None
+) -> str:
     """Say how good the recorded model is, or where to look for that, as of somebody's app.
 
     Args:
         rows: rows of `metrics.csv`.
         config: settings of the experiment; None where the run was recorded elsewhere.
+        reported: what clients of such a run told the server.
     """
     sentence = final_accuracy(rows, config)
-    if not sentence and config is None:
-        return "How accurate the model is, the recording does not say; the app's own evaluation does."
-    return sentence
+    if sentence or config is not None:
+        return sentence
+    if reported is not None:
+        return describe_reported_accuracy(reported)
+    return "How accurate the model is, the recording does not say; the app's own evaluation does."
+
+
+def describe_reported_accuracy(reported: ReportedAccuracy) -> str:
+    """Say which accuracy clients reported when the server asked them to evaluate the model.
+
+    >>> from fedsim.recording.reported_accuracy import ReportedAccuracy
+    >>> describe_reported_accuracy(ReportedAccuracy(accuracy=0.5, clients=7, examples=42, round=3))
+    "By what 7 clients reported in round 3, the model's accuracy on their 42 examples is 50.0%."
+    """
+    when = f" in round {reported.round}" if reported.round else ""
+    whose = "its" if reported.clients == 1 else "their"
+    held = f"{whose} {number_of(reported.examples, 'example')}" if reported.examples else f"{whose} examples"
+    if not reported.examples and reported.clients > 1:
+        held += ", on average over clients,"
+    clients = number_of(reported.clients, "client")
+    return f"By what {clients} reported{when}, the model's accuracy on {held} is {reported.accuracy:.1%}."
 
 
 def final_epsilon(rows: Sequence[Mapping[str, str]]) -> str:

@@ -27,11 +27,12 @@ from fedsim.plugins import registry
 from fedsim.recording.manifest import MANIFEST_FILE, Manifest
 from fedsim.recording.sealed import read_header
 from fedsim.report.failed_attacks import describe_failed_attacks
-from fedsim.report.headline import describe_recovery, headline, reported_readings
+from fedsim.report.headline import headline, reported_readings
 from fedsim.report.index_entry import FAILED, FINISHED, RUNNING, UNFINISHED, IndexEntry
-from fedsim.report.learning import explain_no_learning
+from fedsim.report.recovery import describe_recovery
 from fedsim.report.run_contents import read_scores
 from fedsim.report.run_facts import local_training
+from fedsim.report.run_learning import examine_learning
 from fedsim.report.summary import enumerate_words
 from fedsim.report.verdicts import (
     BEYOND,
@@ -171,7 +172,7 @@ def _describe_learning(folder: OpenRun, noted: Manifest, entry: IndexEntry) -> N
     if not _check_intact(folder, noted, folder.metrics):
         return
     rows = read_metrics(folder)
-    entry.no_learning = explain_no_learning(rows)
+    entry.no_learning = examine_learning(folder, rows).sentence
     for row in rows:  # the last evaluation counts
         if row["client"] == "server" and row["accuracy"]:
             entry.accuracy, entry.guess = float(row["accuracy"]), float(row["guess"] or "nan")

@@ -17,10 +17,10 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.modalities import find_modality
 from fedsim.report import tensorboard
 from fedsim.report.cards import attack_cards
-from fedsim.report.headline import describe_accuracy, describe_recovery, final_accuracy, final_epsilon, headline
+from fedsim.report.headline import describe_accuracy, final_accuracy, final_epsilon, headline
 from fedsim.report.html import render_page
-from fedsim.report.learning import explain_no_learning
 from fedsim.report.next_steps import CERTAINTY, RUN, NextStep, describe_audited_run, suggest_after_audit
+from fedsim.report.recovery import describe_recovery
 from fedsim.report.reported_run import ReportedRun, open_reported_run
 from fedsim.report.round_leakage import draw_rounds, split_by_round
 from fedsim.report.run_facts import describe_setting
@@ -60,7 +60,7 @@ def write_report(
         recovery=_describe_recovery(run),
         headline=headline(run.readings),
         accuracy=_write_accuracy(run),
-        no_learning=explain_no_learning(run.metrics),
+        no_learning=run.no_learning.sentence,
         epsilon=final_epsilon(run.metrics),
         certainty=CERTAINTY if any(_is_leak(reading) for reading in run.readings) else "",
         next_steps=_suggest_next_steps(run),
@@ -75,9 +75,10 @@ def write_report(
 
 
 def _write_accuracy(run: ReportedRun) -> str:
-    """Say how good the model is; of a bare recording only beside scores."""
-    write = describe_accuracy if run.readings else final_accuracy
-    return write(run.metrics, run.config)
+    """Say how good the model is; that nobody knows it of a bare recording only beside scores."""
+    if run.readings or run.reported_accuracy is not None:
+        return describe_accuracy(run.metrics, run.config, run.reported_accuracy)
+    return final_accuracy(run.metrics, run.config)
 
 
 def _is_leak(reading: ScoreReading) -> bool:
@@ -91,7 +92,7 @@ def _suggest_next_steps(run: ReportedRun) -> list[NextStep]:
         run.config,
         num_recorded=len({reply.client for header in run.recording.headers for reply in header.replies}),
         has_failures=bool(read_failed_attacks(run.folder)),
-        no_learning=explain_no_learning(run.metrics),
+        no_learning=run.no_learning,
         command=commands[0] if commands else f"fedsim attack {RUN}",
     )
     return suggest_after_audit(situation)

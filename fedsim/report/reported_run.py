@@ -18,10 +18,14 @@ from fedsim.federation.failed_attacks import read_failed_attacks
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_metrics, read_refusals
+from fedsim.recording.observed import describe_observer
+from fedsim.recording.reported_accuracy import ReportedAccuracy
 from fedsim.report import adaptive, image_scores
 from fedsim.report.cards import choose_examples, examples_by_finding
 from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.image_scores import ExampleScores, ExtremeExample
+from fedsim.report.learning import NoLearning
+from fedsim.report.observers import SERVER, list_attackers
 from fedsim.report.pictures import Gallery
 from fedsim.report.run_contents import (
     FindingView,
@@ -33,7 +37,9 @@ from fedsim.report.run_contents import (
     read_recording,
     read_scores,
 )
+from fedsim.report.run_learning import examine_learning, find_reported_accuracy
 from fedsim.report.score_ceilings import compute_score_ceilings
+from fedsim.report.summary import enumerate_words
 from fedsim.report.threats import GrantedFact, list_granted_facts
 from fedsim.report.verdicts import AttackTraits, ScoreReading, score_readings
 
@@ -87,6 +93,16 @@ class ReportedRun:
     def metrics(self) -> Sequence[Mapping[str, str]]:
         """Return the rows of `metrics.csv`: accuracy, loss and spent privacy by round."""
         return read_metrics(self.folder)
+
+    @cached_property
+    def reported_accuracy(self) -> ReportedAccuracy | None:
+        """Return the accuracy that clients of another's app reported last; None where the run has its own figures."""
+        return None if self.metrics else find_reported_accuracy(self.folder)
+
+    @cached_property
+    def no_learning(self) -> NoLearning:
+        """Return what shows that the model has not learnt, if anything does."""
+        return examine_learning(self.folder, self.metrics)
 
     @cached_property
     def epsilon_audits(self) -> Sequence[EpsilonComparison]:
@@ -159,6 +175,18 @@ class ReportedRun:
     def attacks(self) -> Mapping[str, Any]:
         """Return by title the class of each attack, None where nobody knows it."""
         return attack_classes(self.audit, [finding.about for finding in self.findings], trust=self.trust)
+
+    @cached_property
+    def other_attackers(self) -> Sequence[str]:
+        """Return who made findings beside the server, in words; empty where it made all."""
+        attackers = list_attackers(finding.about for finding in self.findings)
+        return [describe_observer(who) for who in attackers if who != "server"]
+
+    @property
+    def attackers(self) -> str:
+        """Name all who made findings; the server where there are none."""
+        has_server = any(finding.about["attacker"] == "server" for finding in self.findings) or not self.other_attackers
+        return enumerate_words([*([SERVER] if has_server else []), *self.other_attackers])
 
     @cached_property
     def granted_facts(self) -> Sequence[GrantedFact]:

@@ -344,6 +344,7 @@ def _page_metadata(about: Mapping[str, Any]) -> dict[str, Any]:
         value = about.get(key)
         optional[key] = value if isinstance(value, dict) else None
     optional["tuned"] = str(about.get("tuned") or "")
+    optional["attacker"] = about.get("attacker", "server")
     return {key: about[key] for key in _REQUIRED_KEYS} | optional | {"title": about["attack"], "who": who}
 
 

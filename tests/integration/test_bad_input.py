@@ -86,6 +86,9 @@ def sentence(result: tuple[int, str, str], code: int = 2) -> str:
         ("run x.toml --set federation.clients=5000", "federation.clients: 5000 clients for 1438 examples; lower it"),
         ("run x.toml --out x.toml", "x.toml: is a file; choose another --out"),
         ("attack none", "none: no such run folder"),
+        ("inspect none", "none: no such run folder"),
+        ("inspect --hash none", "none: no such run folder"),
+        ("inspect x.toml", "x.toml: no such run folder"),
         ("attack none x.toml", "none: no such run folder"),
         ("attack none --set attack.sme.iterations=3", "cannot be read (No such file or directory)"),
         ("attack .", "was recorded elsewhere, so it names no attacks; give an attack file"),
@@ -97,7 +100,7 @@ def test_a_wrong_request_is_one_sentence_with_code_2(call: Call, words: str, exp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.toml"]  # nothing was begun
 
 
-@pytest.mark.parametrize("words", ["inspect none", "inspect --hash none", "inspect ."])
+@pytest.mark.parametrize("words", ["inspect .", "inspect --hash ."])
 def test_a_recording_that_is_not_there_is_one_sentence_with_code_1(call: Call, words: str) -> None:
     assert "holds no recording; expected round-000001.safetensors or the like in it" in sentence(
         call(*words.split()), 1

@@ -26,6 +26,7 @@ from fedsim.dossier.limits import describe_validity
 from fedsim.dossier.missing import list_missing_attacks
 from fedsim.dossier.recomputation import judge_findings_again
 from fedsim.federation.open_run import OpenRun
+from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages
 from fedsim.recording.seals import KEY_VARIABLE, seal_text
 from fedsim.report.reported_run import open_reported_run
 from tests.support.commands import Call
@@ -512,25 +513,61 @@ def test_a_finding_without_a_score_is_missed(run: Path) -> None:
 
 
 def test_scores_of_an_attack_file_are_judged_again_with_that_file(run: Path, tmp_path: Path, call: Call) -> None:
-    shutil.copytree(run / "transcript", tmp_path / "app" / "transcript")
+    app = tmp_path / "recording" / "run-1"
+    shutil.copytree(run / "transcript", app / "transcript")
     truth = open_audit(run, None).case.truth(0, 1)
     assert truth is not None
     save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "zero.safetensors")
     (tmp_path / "net_of_dossier.py").write_text(NET)
     (tmp_path / "attack.toml").write_text(ATTACK_FILE)
-    call("attack", tmp_path / "app", tmp_path / "attack.toml", "-q")
-    fedsim.write_dossier(tmp_path / "app")
-    done = call("verify", tmp_path / "app")
+    call("attack", app, tmp_path / "attack.toml", "-q")
+    contents = fedsim.write_dossier(app).contents
+    # The pitfalls are those of the attack file.
+    pitfalls = [pitfall.title for pitfall in fedsim.lint(tmp_path / "attack.toml")]
+    assert "fresh weights only: round 1 alone is attacked" in pitfalls
+    assert [caution.title for caution in contents.cautions] == pitfalls
+    done = call("verify", app)
     assert done.returncode == 1
     assert done.stdout.startswith("result: no score was judged again: the run does not say where the clients' data are")
-    done = call("verify", tmp_path / "app", "--attack", tmp_path / "attack.toml")
+    done = call("verify", app.parent, "--attack", tmp_path / "attack.toml")
     assert done.returncode == 0, done.stderr
-    rewrite(tmp_path / "app" / "scores.csv", lambda row: row | ({"value": "1.0"} if row["metric"] == "psnr" else {}))
-    reseal(tmp_path / "app", "scores.csv")
-    fedsim.write_dossier(tmp_path / "app")
-    done = call("verify", tmp_path / "app", "--attack", tmp_path / "attack.toml")
+    rewrite(app / "scores.csv", lambda row: row | ({"value": "1.0"} if row["metric"] == "psnr" else {}))
+    reseal(app, "scores.csv")
+    fedsim.write_dossier(app)
+    done = call("verify", app, "--attack", tmp_path / "attack.toml")
     assert done.returncode == 1
     assert "differs from the run: analytic, client 0, round 1, psnr, value is 1.0 there" in done.stderr
+
+
+def test_of_a_recorded_app_the_accuracy_that_clients_reported_is_quoted(run: Path, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    shutil.copytree(run / "transcript", app / "transcript")
+    nobody = fedsim.write_dossier(app).contents
+    assert nobody.accuracy is not None
+    assert nobody.accuracy.sentence == (
+        "How accurate the model is, the recording does not say; the app's own evaluation does."
+    )
+    assert nobody.no_cautions == "Nothing was attacked, so that pitfalls of the attacks were not looked for."
+    replies = []
+    for client, accuracy in enumerate((0.2, 0.0)):
+        metrics = {"metrics": {"num-examples": 20, "accuracy": accuracy}}
+        replies.append(RecordedMessage(node=client, client=client, metrics=metrics))
+    evaluation = RecordedExchange(number=1, kind="evaluate", round=2, recorded_as=0, sent=[], replies=replies)
+    write_messages(app / "messages", evaluation)
+    contents = fedsim.write_dossier(app, fail_if=["accuracy<0.5"]).contents
+    assert contents.accuracy is not None
+    assert (contents.accuracy.accuracy, contents.accuracy.examples) == (pytest.approx(0.1), 40)
+    sentence = "By what 2 clients reported in round 2, the model's accuracy on their 40 examples is 10.0%."
+    assert contents.accuracy.sentence == sentence
+    assert sentence in contents.answer
+    assert contents.accuracy.no_learning.startswith("The model has not learnt: the accuracy that its clients reported")
+    assert contents.accuracy.no_learning.endswith(
+        "is not beyond the 10.0% that guessing among the 10 outputs of the model gets."
+    )
+    # Without a manifest nothing is decided.
+    assert [(item.observed, item.outcome) for item in contents.thresholds] == [
+        (pytest.approx(0.1), "cannot be decided")
+    ]
 
 
 def test_a_run_without_its_manifest_is_said_to_be_so_in_whole_sentences(run: Path, call: Call) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.sweeps.table import read_table, write_table
+from fedsim.sweeps.table import read_cells, read_table, write_cells, write_table
 from tests.fedsim.api.test_sweeping import stay_here
 from tests.support.commands import Call
 
@@ -110,6 +111,20 @@ def test_a_row_that_was_taken_out_is_missed(sweep: Path) -> None:
     differences = fedsim.verify_dossier(sweep).differences
     assert differences
     assert all("client 3" in value.where for value in differences)
+
+
+def test_exact_claims_are_called_exact(original: Path) -> None:
+    page = (original / "sweep" / "dossier.html").read_text(encoding="utf-8")
+    assert re.search(r'>analytic <span class="small">none</span>.*?<td class="number">exact</td>', page)
+
+
+def test_cells_without_all_results_get_one_sentence(sweep: Path) -> None:
+    table = read_cells(sweep)
+    cells = [row | ({"state": "failed"} if row["defense"] != "none" else {}) for row in table.rows]
+    write_cells(sweep, table.axes, cells)
+    sentences = fedsim.write_dossier(sweep).contents.answer
+    assert "The answer lacks results of cells (failed in part): analytic in 2 of 3." in sentences
+    assert not any("lack results" in sentence for sentence in sentences)
 
 
 def test_without_a_cell_there_is_no_verdict(sweep: Path, call: Call) -> None:

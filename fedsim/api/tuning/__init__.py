@@ -13,7 +13,7 @@ from fedsim.api.tuning.simulated_clients import simulated_experiment
 from fedsim.api.tuning.trials import SimulatedTrials, TunedAttack, explain_refusal
 from fedsim.api.tuning.tuned_file import write_tuned_file
 from fedsim.audit.audit import ReportJobProgress
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.build import build_attacks, resolve
@@ -142,6 +142,18 @@ def read_experiment(path: Path, *, trust: bool) -> tuple[Config, OpenRun | None,
     return config, run, run.path.resolve().name
 
 
+def _make_folder(folder: Path, file: Path) -> None:
+    """Make the folder of the trials beside the attack file, before hours are spent.
+
+    Raises:
+        RunError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{file}: cannot be written ({error.strerror}); choose another --out") from error
+
+
 def tune_attacks(
     config: Config,
     run: OpenRun | None,
@@ -161,6 +173,7 @@ def tune_attacks(
     # Train the simulated clients, unless that is done.
     broadcast, victim, start = _find_start(config, run)
     folder = path.parent / default_folder(path)
+    _make_folder(folder, path)
     simulated = simulated_experiment(config, broadcast, victim, clients, folder)
     trial_run = OpenRun(folder / "trials")
     is_there = trial_run.experiment.is_file()

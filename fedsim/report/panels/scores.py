@@ -33,6 +33,7 @@ class ScoresPanel(Panel):
             fewest=MIN_VICTIMS if most_victims(run.readings) < MIN_VICTIMS else 0,
             can_attack_more=most_victims(run.readings) < _count_recorded(run.recording),
             groups=any(finding.about["members"] for finding in run.findings),
+            others=run.other_attackers,
             single=_example_noun(run.findings),
             remarks=adaptive.defense_remarks(run.readings, run.audit),
             pairs=_pairs_by_attack(pairs),

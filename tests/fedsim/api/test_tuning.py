@@ -17,7 +17,7 @@ from fedsim.api.tuning import trials as trials_module
 from fedsim.api.tuning.simulated_clients import simulated_experiment
 from fedsim.api.tuning.trials import SettingTrial, finalist_changes, find_best_trial, prior_changes, step_size_changes
 from fedsim.audit.finding_files import read_facts
-from fedsim.base.errors import ConfigError, DataError, FedsimError, KnowledgeError
+from fedsim.base.errors import ConfigError, DataError, FedsimError, KnowledgeError, RunError
 from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import Config
 from fedsim.federation.states import read_state
@@ -203,6 +203,11 @@ def test_what_cannot_be_tuned_is_refused_in_a_sentence(
     with pytest.raises(kind, match=sentence):
         fedsim.tune(make_config(**tables), "tuned.toml", attack=attack)
     assert not Path("tuned.toml").exists()
+
+
+def test_a_file_that_cannot_be_written_is_named_before_any_trial() -> None:
+    with pytest.raises(RunError, match=r"^/proc/tuned.toml: cannot be written .*; choose another --out"):
+        fedsim.tune(make_config(), "/proc/tuned.toml")
 
 
 def test_without_public_data_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""How long lists are cut in sentences."""
+"""How long lists are cut in sentences, and which names are proposed."""
 
 from __future__ import annotations
 
 import pytest
 
-from fedsim.base.errors import join_first
+from fedsim.base.errors import did_you_mean, join_first
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,15 @@ from fedsim.base.errors import join_first
 def test_of_many_things_the_first_few_are_named_and_the_others_counted(things: list[int], told: str) -> None:
     assert join_first(things, 3) == told
     assert join_first(things, 3, "; ") == told.replace(",", ";")
+
+
+@pytest.mark.parametrize(
+    ("name", "remark"),
+    [
+        ("sotera", "did you mean 'soteria'?"),
+        ("nothere", "known: npz, soteria"),  # four letters in common with soteria, in order
+        ("nope", "known: npz, soteria"),
+    ],
+)
+def test_a_name_is_proposed_only_where_it_is_similar(name: str, remark: str) -> None:
+    assert did_you_mean(name, ["soteria", "npz"]) == remark

@@ -202,3 +202,20 @@ def test_sys_exit_in_a_plug_in_is_a_sentence(tmp_path: Path, monkeypatch: pytest
     refused = r"^attack\.x: 'leaves_later:Leaves' refuses these settings: it called sys\.exit\(0\)$"
     with pytest.raises(ConfigError, match=refused):
         registry.build("attacks", "leaves_later:Leaves", {}, "attack.x")
+
+
+def test_where_no_name_is_similar_the_package_here_or_the_list_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PluginError) as refused:
+        registry.find_groups("zzz")
+    assert str(refused.value) == (
+        "nothing is called 'zzz', `fedsim list` lists all names; a class in a file is module:Class"
+    )
+    with pytest.raises(PluginError, match="did you mean 'quantity-skew'"):
+        registry.find_groups("my-quantity")
+    (tmp_path / "my_quantity").mkdir()
+    (tmp_path / "my_quantity" / "pyproject.toml").touch()
+    with pytest.raises(PluginError, match=r"a folder my_quantity is here; .*`pip install --no-deps -e ./my_quantity`"):
+        registry.find_groups("my-quantity")

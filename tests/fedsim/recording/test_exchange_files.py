@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pickle
+import re
 from pathlib import Path
 
 import msgpack
@@ -163,6 +164,41 @@ def write_list(folder):
     (folder / "client-3.json").write_text("[]")
 
 
+def count_rounds_from_0(folder):
+    write_round(folder.parent, number=0)
+
+
+def name_round_otherwise(folder):
+    folder.with_name("round_2").mkdir()
+
+
+def name_member_twice(folder):
+    (folder / "client-3.json").write_text('{"members": [3, 4, "3"]}')
+
+
+def name_members_by_fractions(folder):
+    (folder / "client-3.json").write_text('{"members": [3.0, 4]}')
+
+
+def write_sum_of_models(folder):
+    write_npz(folder / "client-3.npz", {name: 3 * tensor + 0.01 for name, tensor in BEFORE.items()})
+    (folder / "client-3.json").write_text('{"members": [3, 4, 5]}')
+    (folder / "client-5.npz").unlink()
+    (folder / "client-5.json").unlink()
+
+
+def write_integers(folder):
+    write_npz(folder / "client-3.npz", {name: (1000 * tensor).int() for name, tensor in AFTER.items()})
+
+
+def write_count_of_0(folder):
+    (folder / "client-3.json").write_text('{"num_examples": 0}')
+
+
+def write_other_shape(folder):
+    write_npz(folder / "client-3.npz", AFTER | {"fc.weight": torch.zeros(2, 4)})
+
+
 def write_two_spellings(folder):
     write_npz(folder / "client-03.npz", AFTER)
 
@@ -175,9 +211,17 @@ def write_two_spellings(folder):
         (add_second_reply, r"client-3.safetensors: says the same as client-3.npz; remove one of them"),
         (remove_replies, r"holds no reply, a file client-CLIENT.npz; remove it, or add what clients sent"),
         (add_facts_of_nobody, r"holds a broadcast or facts of client 8, which sent nothing"),
-        (write_negative_count, r"client-3.json: num_examples is -1, expected a whole number from 0 on"),
+        (write_negative_count, r"client-3.json: num_examples is -1, expected a whole number from 1 on"),
+        (write_count_of_0, r"client-3.json: num_examples is 0, .* from 1 on; leave it out where it is not known"),
+        (write_other_shape, r"client-3.npz: 'fc.weight' is 2 x 4, and 2 x 3 was sent to the client, .* no reply"),
         (write_metric_that_is_no_number, r"client-3.json: loss is nan, expected a finite number"),
         (write_list, r"client-3.json: holds a list, expected an object"),
+        (count_rounds_from_0, r"round-0: is no round, which are round-1, round-2 and so on, counted from 1"),
+        (name_round_otherwise, r"round_2: is no round"),
+        (name_member_twice, r"client-3.json: members names a client twice"),
+        (name_members_by_fractions, r"client-3.json: members is \[3.0, 4\], expected names or whole numbers"),
+        (write_sum_of_models, r"client-3.npz: is about 3 times what the server sent, .* write their mean"),
+        (write_integers, r"client-3.npz: 'fc.weight' is of torch.int32, and real numbers were sent to the client"),
         (write_two_spellings, r"two names of clients are the same number \(1 and 01\)"),
     ],
 )
@@ -237,6 +281,16 @@ def test_a_folder_without_rounds_is_named(tmp_path):
         import_exchange(tmp_path / "nowhere", tmp_path / "run")
 
 
+def test_a_reply_with_nan_is_imported_and_said_to_have_it(tmp_path, caplog):
+    folder = write_round(tmp_path / "exchange")
+    write_npz(folder / "client-3.npz", {name: tensor * torch.nan for name, tensor in AFTER.items()})
+    transcript = import_exchange(tmp_path / "exchange", tmp_path / "run")
+    assert transcript.update(1, 3).after["fc.bias"].isnan().all()
+    assert [record.message for record in caplog.records] == [
+        f"{folder / 'client-3.npz'}: 'fc.weight' and 1 more hold NaN or infinite values, which no attack can use"
+    ]
+
+
 def test_the_command_says_what_it_wrote_and_what_is_missing(tmp_path, capfd):
     folder = write_round(tmp_path / "exchange")
     (folder / "client-5.json").unlink()
@@ -244,7 +298,10 @@ def test_the_command_says_what_it_wrote_and_what_is_missing(tmp_path, capfd):
     assert done.returncode == 0
     assert "2 updates in 1 round written" in done.stdout
     assert "1 of them without N, which an attack file states as [app] num_examples" in done.stdout
-    assert "intact: 2 updates of 1 round" in call_fedsim("inspect", tmp_path / "run", capfd=capfd).stdout
+    shown = call_fedsim("inspect", tmp_path / "run", "--rows", capfd=capfd).stdout
+    assert "intact: 2 updates of 1 round" in shown
+    assert "20 to 20, 20 on average; not known of 1 update" in shown
+    assert re.search(r"│ 1 +│ 5 +│ - +│", shown)
     again = call_fedsim("import", tmp_path / "exchange", tmp_path / "run", capfd=capfd)
     assert again.returncode == 2
     assert "is not empty" in again.stderr

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.report.learning import explain_low_accuracy, explain_no_learning
+from fedsim.report.learning import NoLearning, examine_evaluations, explain_low_accuracy
 from fedsim.training.loop import evaluate_constant
 
 
@@ -20,7 +20,7 @@ def rows(**columns: Any) -> list[dict[str, str]]:
 
 
 def test_the_sentence_says_what_the_model_and_a_guess_get_and_what_to_try() -> None:
-    assert explain_no_learning(rows(accuracy=0.101, guess=0.103)) == (
+    assert examine_evaluations(rows(accuracy=0.101, guess=0.103)).sentence == (
         "The model has not learnt: its accuracy on 1000 test examples, 10.1% (95 % interval 8.3% to 12.1%), is not "
         "beyond the 10.3% that always answering the most frequent class gets; try another "
         "training.learning_rate, more federation.rounds or more training.local_epochs."
@@ -40,13 +40,13 @@ def test_the_sentence_says_what_the_model_and_a_guess_get_and_what_to_try() -> N
 def test_it_depends_on_the_interval_around_the_accuracy(
     accuracy: float, guess: float, count: int, has_learnt: bool
 ) -> None:
-    sentence = explain_no_learning(rows(accuracy=accuracy, guess=guess, num_examples=count))
+    sentence = examine_evaluations(rows(accuracy=accuracy, guess=guess, num_examples=count)).sentence
     assert (sentence == "") == has_learnt
 
 
 @pytest.mark.parametrize(("loss", "has_learnt"), [(1.02, False), (0.99, False), (0.5, True)])
 def test_a_regression_has_to_beat_the_mean_target(loss: float, has_learnt: bool) -> None:
-    sentence = explain_no_learning(rows(accuracy="", loss=loss, guess=1.0))
+    sentence = examine_evaluations(rows(accuracy="", loss=loss, guess=1.0)).sentence
     assert (sentence == "") == has_learnt
     assert has_learnt or "that always answering the mean target gets" in sentence
 
@@ -62,7 +62,7 @@ def test_a_regression_has_to_beat_the_mean_target(loss: float, has_learnt: bool)
     ],
 )
 def test_nothing_is_said_where_it_is_not_known(table: list[dict[str, str]]) -> None:
-    assert explain_no_learning(table) == ""
+    assert examine_evaluations(table) == NoLearning()
 
 
 def test_one_model_that_learnt_is_enough() -> None:
@@ -78,3 +78,21 @@ def test_a_constant_answer_is_the_most_frequent_class_or_the_mean_target() -> No
 def test_a_value_within_its_interval_of_a_guess_is_not_called_a_failure() -> None:
     sentence = explain_low_accuracy([0.8], 0.76, 200)
     assert sentence.startswith("It is not shown that the model has learnt: its accuracy on 200 test examples, 80.0%")
+
+
+@pytest.mark.parametrize(
+    ("columns", "remedy"),
+    [
+        ({"accuracy": 0.1, "loss": 2.3}, "train longer"),
+        ({"accuracy": 0.1, "loss": 8.2e27}, "smaller steps"),
+        ({"accuracy": 0.1, "loss": "nan"}, "smaller steps"),
+        ({"accuracy": "", "loss": 1.02, "guess": 1.0}, "train longer"),
+        ({"accuracy": "", "loss": 11.0, "guess": 1.0}, "smaller steps"),
+        ({"accuracy": 0.9, "loss": 25.0}, ""),  # sure of a few wrong answers, and right of the others
+    ],
+)
+def test_where_the_loss_has_diverged_smaller_steps_are_the_remedy(columns: dict[str, Any], remedy: str) -> None:
+    result = examine_evaluations(rows(**columns))
+    assert result.remedy == remedy
+    assert ("so try a smaller training.learning_rate" in result.sentence) == (remedy == "smaller steps")
+    assert ("more federation.rounds" in result.sentence) == (remedy == "train longer")

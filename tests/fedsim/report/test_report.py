@@ -215,8 +215,9 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     for words in (
         "mlp; 2 clients; 3 rounds; N at most",
         "From the messages of 1 victim, the server got back all 3 images exactly (by sme). "
-        "By exact, sme leaks. By PSNR, sme is beyond the floor. Where messages say nothing, a leak would be claimed in "
-        "at most 5 % of cases. The model",
+        "By exact, sme leaks. By PSNR, sme is beyond the floor. Where messages say nothing, each single claim of a "
+        "leak, by one attack and one metric, would be made in at most 5 % of cases; that any of several claims is made "
+        "is likelier. The model",
         "From fewer than 5 victims, only examples that are matched",
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",

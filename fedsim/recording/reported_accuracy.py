@@ -1,0 +1,87 @@
+"""Accuracy that the clients of a recorded app told the server when it asked them to evaluate the model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.recording.clear_text import count_examples
+from fedsim.recording.messages import RecordedExchange, RecordedMessage, read_messages
+
+EVALUATION_KIND = "evaluate"
+"""Kind of the messages by which Flower's servers ask clients to evaluate; apps may add `.name` to it."""
+_ACCURACY_NAMES = re.compile(
+    r"((eval|evaluation|val|valid|validation|test|centralized|distributed)[-_ ]?)?acc(uracy)?", re.IGNORECASE
+)
+_PERCENT = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedAccuracy:
+    """Mean accuracy that clients reported of one model.
+
+    Attributes:
+        accuracy: mean over clients, weighted by their examples where all say how many these are.
+        clients: number of clients that reported one.
+        examples: on which they evaluated; 0 where one of them does not say how many these are.
+        round: that the messages name; 0 where they name none.
+    """
+
+    accuracy: float
+    clients: int
+    examples: int
+    round: int
+
+
+def read_reported_accuracy(folder: Path) -> ReportedAccuracy | None:
+    """Return the accuracy that clients reported last; None where none reported any.
+
+    Values above 1 anywhere in a recording are percentages, and so are all others there.
+
+    Args:
+        folder: of the recorded messages, `messages` in a run folder.
+
+    Raises:
+        TranscriptError: a file is damaged.
+    """
+    last: list[tuple[float, int]] = []
+    last_round, largest = 0, 0.0
+    for exchange in read_messages(folder):
+        reports = list(_read_reports(exchange))
+        if reports:
+            last, last_round = reports, exchange.round
+            largest = max(largest, *(value for value, _ in reports))
+    if not last or largest > _PERCENT:
+        return None
+    scale = _PERCENT if largest > 1 else 1.0
+    counts = [count for _, count in last]
+    weights = counts if all(counts) else [1] * len(last)
+    mean = math.fsum(value * weight for (value, _), weight in zip(last, weights, strict=True)) / sum(weights)
+    return ReportedAccuracy(
+        accuracy=mean / scale, clients=len(last), examples=sum(counts) if all(counts) else 0, round=last_round
+    )
+
+
+def _read_reports(exchange: RecordedExchange) -> Iterator[tuple[float, int]]:
+    """Yield the accuracy of each reply to an evaluation that has one, and its number of examples."""
+    if exchange.kind.partition(".")[0] != EVALUATION_KIND:
+        return
+    for reply in exchange.replies:
+        value = _find_accuracy(reply)
+        if value is not None:
+            yield value, count_examples(reply)
+
+
+def _find_accuracy(reply: RecordedMessage) -> float | None:
+    """Return the first number in a reply whose name is that of an accuracy."""
+    # Flower's legacy layer puts metrics among the config.
+    for records in (reply.metrics, reply.config):
+        for values in records.values():
+            for name, value in values.items():
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if is_number and _ACCURACY_NAMES.fullmatch(name) and math.isfinite(value) and value >= 0:
+                    return float(value)
+    return None
