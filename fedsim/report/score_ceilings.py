@@ -18,10 +18,14 @@ from fedsim.audit.evaluation.proved_ceilings import (
 )
 from fedsim.federation.run_folder import RunFolder, read_ledger
 from fedsim.privacy.ceilings import TradeOff
+from fedsim.recording.observed import describe_observer
 from fedsim.report.run_contents import read_metadata
 
-Curves = dict[tuple[str, str, str], TradeOff | str]
-"""Trade-off curve by victim, last round and attacker, or why there is none."""
+Curves = dict[tuple[tuple[int, ...], int, str], TradeOff | str]
+"""Trade-off curve by clients, last round and attacker, or why there is none."""
+_FINDING_KEYS = ("attack", "variant", "victim", "round")
+"""Columns that a score has in common with its finding. Of one attack and victim there may be several: by
+others than the server, or of other rounds, in which the group of the victim was another."""
 
 
 def compute_score_ceilings(
@@ -41,16 +45,20 @@ def compute_score_ceilings(
     ledger = read_ledger(folder)
     if not ledger:
         return []
-    abouts = {(str(about["attack"]), str(about["victim"])): about for about in read_metadata(folder)}
+    abouts = {_finding_key(about): about for about in read_metadata(folder)}
     curves: Curves = {}
     ceilings = []
     for row in scores:
-        about = abouts.get((str(row["attack"]), str(row["victim"])))
+        about = abouts.get(_finding_key(row))
         if about is None or math.isnan(float(row["value"] or "nan")):
             continue
         ceilings.append(_compute_score_ceiling(row, about, partition, ledger, curves))
     tests = sum(not math.isnan(item.ceiling) for item in ceilings)
     return [replace(item, tests=max(1, tests)) for item in ceilings]
+
+
+def _finding_key(about: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(about[key]) for key in _FINDING_KEYS)
 
 
 def _compute_score_ceiling(
@@ -60,20 +68,21 @@ def _compute_score_ceiling(
     ledger: Sequence[Mapping[str, Any]],
     curves: Curves,
 ) -> ProvedCeiling:
-    """Return one score beside its ceiling; the curve is computed once for each victim and round."""
-    victim, last_round = str(row["victim"]), str(row["round"]).rpartition("-")[2]
+    """Return one score beside its ceiling; the curve is computed once for the same clients and round."""
+    victim, last_round = str(row["victim"]), int(str(row["round"]).rpartition("-")[2])
     attacker = about.get("attacker", "server")
-    key = victim, last_round, str(attacker)
+    clients = tuple(group_members(about)) or (int(victim),)
+    key = clients, last_round, str(attacker)
     if key not in curves:
-        clients = group_members(about) or (int(victim),)
-        curves[key] = find_trade_off(ledger, clients, int(last_round), attacker)
+        curves[key] = find_trade_off(ledger, clients, last_round, attacker)
     curve = curves[key]
     ceiling, reason = compute_ceiling(row, about.get("knowledge", {}), partition, curve)
     chance = 1.0
     if not reason and isinstance(curve, TradeOff):
         chance = compute_chance(row, ceiling, curve)
+    by_whom = "" if attacker == "server" else f" by {describe_observer(attacker)}"
     return ProvedCeiling(
-        attack=str(row["attack"]),
+        attack=f"{row['attack']}{by_whom}",
         victim=victim,
         round=str(row["round"]),
         metric=str(row["metric"]),

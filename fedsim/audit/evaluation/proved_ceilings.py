@@ -39,7 +39,7 @@ class ProvedCeiling:
     """One score beside the most that its defense lets any attack reach.
 
     Attributes:
-        attack: title of the attack.
+        attack: title of the attack, and who made it where that was not the server.
         victim: id of the attacked client, or of its group.
         round: as in `scores.csv`.
         metric: name of the metric.

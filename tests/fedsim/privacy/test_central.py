@@ -158,22 +158,38 @@ def test_a_dossier_proves_nothing_by_it_against_the_server_and_composes_it_again
     assert [value.state for value in compose_epsilons_again(reported)] == ["equal"] * 8
 
 
-@pytest.mark.parametrize("attacker", ["server", "outsider"])
 def test_a_score_has_a_ceiling_by_it_where_others_than_the_server_attack(
-    attacker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where both made the same attack on the same client, and whoever did so last."""
     folder = run_serial(make_config(), tmp_path / "run")
-    about = {"attack": "guess", "victim": "0", "round": "2", "knowledge": {}, "settings": {}}
-    about |= {} if attacker == "server" else {"attacker": attacker}
-    monkeypatch.setattr(score_ceilings, "read_metadata", lambda folder: [about])
-    score = {"attack": "guess", "victim": "0", "round": "2", "metric": "identified", "value": "0.2", "floor": "0.1"}
-    [ceiling] = score_ceilings.compute_score_ceilings(folder, [score | {"examples": "9"}], "iid")
-    if attacker == "server":
-        assert "this adversary is the server" in ceiling.reason
-    else:
-        curve = compute_trade_off([Mechanism(scale=1.0, releases=2)])
-        assert curve is not None
-        assert ceiling.ceiling == float(curve.true_positive_rate(0.1))
+    common = {"attack": "guess", "victim": "0", "round": "2"}
+    server = common | {"variant": "a", "knowledge": {}, "settings": {}}
+    abouts = [server, server | {"variant": "b", "attacker": "outsider"}]
+    score = common | {"metric": "identified", "value": "0.2", "floor": "0.1", "examples": "9"}
+    scores = [score | {"variant": "a"}, score | {"variant": "b"}]
+    curve = compute_trade_off([Mechanism(scale=1.0, releases=2)])
+    assert curve is not None
+    for order in (1, -1):
+        monkeypatch.setattr(score_ceilings, "read_metadata", lambda folder, order=order: abouts[::order])
+        of_server, of_outsider = score_ceilings.compute_score_ceilings(folder, scores, "iid")
+        assert "this adversary is the server" in of_server.reason
+        assert of_outsider.ceiling == float(curve.true_positive_rate(0.1))
+        # A table of both shows each.
+        names = [item.attack for item in score_ceilings.summarise_ceilings([of_server, of_outsider])]
+        assert names == ["guess", "guess by an outsider who gets each model"]
+
+
+def test_the_ceiling_of_a_sum_is_that_of_its_own_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_serial(make_config(), tmp_path / "run")
+    about = {"attack": "guess", "variant": "a", "victim": "0", "knowledge": {}, "settings": {}, "attacker": "outsider"}
+    abouts = [about | {"round": "1", "members": [0, 1]}, about | {"round": "2", "members": [0, 2]}]
+    monkeypatch.setattr(score_ceilings, "read_metadata", lambda folder: abouts)
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(score_ceilings, "find_trade_off", lambda ledger, *key: asked.append(key) or "none")
+    score = {"attack": "guess", "variant": "a", "victim": "0", "metric": "identified", "value": "0.2"}
+    score_ceilings.compute_score_ceilings(folder, [score | {"round": number} for number in "12"], "iid")
+    assert asked == [((0, 1), 1, "outsider"), ((0, 2), 2, "outsider")]
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
