@@ -25,6 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
+from fedsim.base.errors import RunError
 from fedsim.base.randomness import numpy_generator
 from fedsim.federation.build import Experiment
 from fedsim.privacy.central import CentralPrivacy
@@ -172,13 +173,23 @@ class CentrallyPrivate(Strategy):
         return growth
 
     def _adapt_clip(self, count: float, server_round: int) -> None:
-        """Move the clip towards the quantile, by the noisy share of updates that were not clipped."""
+        """Move the clip towards the quantile, by the noisy share of updates that were not clipped.
+
+        Raises:
+            RunError: noise moves it out of the range of numbers.
+        """
         privacy = self._privacy
         if privacy.quantile is None or privacy.count_noise is None:
             return
         rng = numpy_generator(self._seed, "count noise", server_round)
         share = 0.5 + (count + rng.normal(0.0, privacy.count_noise)) / privacy.expected
-        self.clip *= math.exp(-privacy.clip_learning_rate * (share - privacy.quantile))
+        with np.errstate(over="ignore"):
+            self.clip *= float(np.exp(-privacy.clip_learning_rate * (share - privacy.quantile)))
+        if not 0 < self.clip < math.inf:
+            raise RunError(
+                f"central_privacy: after round {server_round} the clip is {self.clip:g}, moved by the noise of the "
+                "count; lower central_privacy.count_noise or clip_learning_rate"
+            )
         log.info("the clip of the next round is %.4g", self.clip)
 
     def _make_reply(self, broadcast: ArrayRecord, before: Vector, mean: Vector) -> Message:

@@ -45,7 +45,7 @@ class DistributedPrivacy(FederationPrivacy):
 
     name: ClassVar[str] = DISTRIBUTED_PRIVACY
     trusted: ClassVar[str] = OTHER_CLIENTS
-    in_clear: ClassVar[str] = "who answered, and the sum of N"
+    in_clear: ClassVar[str] = "who answered, the sum of N, and metrics of evaluation"
     clip: float
     noise_multiplier: float
     step: float
@@ -86,8 +86,9 @@ class DistributedPrivacy(FederationPrivacy):
         return (
             "the unit is a client, whose update is taken for zeros; it holds against the server and all who see the "
             f"sums, as long as the protocol hides single updates and at least {self.shares} clients of each sum add "
-            "their share of noise, those who work with the server not counted; who answered and the sum of N are in "
-            "clear; no amplification is claimed; Rényi divergences of the Skellam mechanism (dp-accounting)"
+            "their share of noise, those who work with the server not counted; who answered, the sum of N, and what "
+            "clients measure on held-out examples are in clear; no amplification is claimed; Rényi divergences of the "
+            "Skellam mechanism (dp-accounting)"
         )
 
 

@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
+from fedsim.base.errors import RunError
 from fedsim.privacy.central import CentralPrivacy, count_nodes
 from strategies.central_privacy import CentrallyPrivate
 from strategies.fedsgd import FedSgd
@@ -141,6 +142,14 @@ def test_clients_are_drawn_independently_each_with_the_same_probability() -> Non
         for message in private(rate=0.3).configure_train(7, record(a=np.zeros(1)), ConfigRecord(), AllNodes())  # type: ignore[arg-type]
     ]
     assert again == drawn[7].nonzero()[0].tolist()
+
+
+@pytest.mark.parametrize(("seed", "clip"), [(5, "inf"), (1, "0")])
+def test_a_clip_beyond_all_numbers_ends_the_run(seed: int, clip: str) -> None:
+    settings = {"quantile": 0.5, "clip_learning_rate": 10.0, "count_noise": 1e6, "noise_multiplier": 1.0}
+    strategy = CentrallyPrivate(FedAvg(), CentralPrivacy(**{**FAINT, **settings}), seed=seed)
+    with pytest.raises(RunError, match=f"the clip is {clip}, moved by the noise of the count; lower"):
+        release(strategy, record(a=np.zeros(2)), [make_reply(0, 1, a=np.zeros(2))])
 
 
 def test_gradients_are_clipped_and_integers_stay() -> None:

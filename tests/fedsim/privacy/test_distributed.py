@@ -102,7 +102,7 @@ def test_the_ledger_says_what_it_holds_for_and_a_ceiling_follows_from_it(tmp_pat
     for row in rows:
         assert (row["defense"], row["unit"], row["noise"]) == ("distributed_privacy", "client", "skellam")
         assert row["trusted"] == "other clients of a sum, to add their noise"
-        assert row["in_clear"] == "who answered, and the sum of N"
+        assert row["in_clear"] == "who answered, the sum of N, and metrics of evaluation"
         rounds = int(row["round"])
         mechanism = make_mechanism(
             releases=rounds, distance=float(row["noise_distance"]), dimension=int(row["noise_dimension"])
