@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateScorer, score_victim
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import ALL, CLIENT, GROUP, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
 
 
@@ -28,7 +28,7 @@ class MembershipCosine(Attack):
 
     paper: ClassVar[Paper] = PASSIVE_INFERENCE_PAPER
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
-    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def _run(self, target: Target, progress: Progress) -> Finding:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from adversaries.inference.membership import CandidateScorer, score_victim
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import ALL, CLIENT, GROUP, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
 
 
@@ -17,7 +17,8 @@ class MembershipLoss(Attack):
 
     A model fits the examples that it was trained on better than others. The score of a candidate is
     minus its loss on the returned model (`CandidateScorer.negative_losses`), averaged over rounds
-    (`score_victim`).
+    (`score_victim`). Where a sum over clients is seen, it is whether any of them trained on a
+    candidate, by the model that is the mean of theirs.
 
     References:
         [Yeom2018], Adversary 1; over rounds as the loss series of [Zhu2025] (FedMIA), Table 1.
@@ -27,7 +28,7 @@ class MembershipLoss(Attack):
 
     paper: ClassVar[Paper] = cite("Yeom2018")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
-    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def _run(self, target: Target, progress: Progress) -> Finding:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.errors import AttackError, ConfigError, join_first
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AdversaryTable, Who
 from fedsim.federation.open_run import OpenRun
@@ -20,6 +20,7 @@ from fedsim.recording.wire_format import State
 
 _PLAIN_STRATEGIES = ("fedavg", "fedprox", "fedsgd")
 """Strategies that add the mean of the updates, or a step by the mean gradient, to the model."""
+_MAX_NAMED_CLIENTS = 10
 
 
 def observe_run(
@@ -34,7 +35,8 @@ def observe_run(
         message_format: format of the messages.
 
     Raises:
-        ConfigError: `adversary.who` sees nothing of this recording, or what it sees is not there.
+        ConfigError: `adversary.who` sees nothing of this recording, or what it sees is not there, or names a
+            client that does not exist.
         TranscriptError: nothing is recorded.
         RunError: the model after the last round is damaged.
     """
@@ -47,10 +49,33 @@ def observe_run(
             "known to see whole models alone; leave out those keys of [app], or attack as the server"
         )
     who = adversary.who if isinstance(adversary.who, str) else tuple(sorted(adversary.who))
+    _check_clients_exist(recording, experiment, who)
     if experiment is None:
         return ObservedTranscript(recording, who, final=None)
+    if experiment.config.recording.clients is not None:
+        raise ConfigError(
+            "adversary.who: whoever sees models sees the sum over all clients, and this run recorded some of them "
+            "alone (recording.clients); attack as the server, or record all"
+        )
     final = _read_final_model(folder, recording)
     return ObservedTranscript(recording, who, final, _count_equal_clients(experiment, who))
+
+
+def _check_clients_exist(recording: Transcript, experiment: Experiment | None, who: Observer) -> None:
+    """Raise ConfigError where a client that is to attack is not of this federation, as far as it is known."""
+    if isinstance(who, str):
+        return
+    clients: set[int] = set()
+    if experiment is not None:
+        clients.update(range(experiment.config.federation.clients))
+    else:
+        for number in recording.rounds:
+            clients |= recording.header(number).asked_clients
+    if unknown := [client for client in who if client not in clients]:
+        raise ConfigError(
+            f"adversary.who: client {unknown[0]} is not of this federation, whose clients are "
+            f"{join_first(sorted(clients), _MAX_NAMED_CLIENTS)}; name some of these"
+        )
 
 
 def _count_equal_clients(experiment: Experiment, who: Observer) -> float | None:

@@ -27,7 +27,7 @@ _SUMS_OF_OTHERS = (
 )
 _EACH_MODEL = (
     "Attacks were made by somebody who gets the model of each round, and so sees the sum of what all clients sent in "
-    "it, which is more."
+    "it, under central privacy clipped and with noise; which is more than the last model tells."
 )
 _SEES_UPDATES = (
     "every message of every client: the model or update that it sends, how many examples it holds, and the metrics "

@@ -514,12 +514,16 @@ class AdversaryTable(Table):
     def _check_who(cls, who: str | list[int]) -> str | list[int]:
         if isinstance(who, list) and (not who or min(who) < 0 or len(set(who)) < len(who)):
             raise ValueError(f"expected the ids of colluding clients, each once, got {who}")
-        return who
+        return sorted(who) if isinstance(who, list) else who
 
     @model_validator(mode="after")
-    def _check_time(self) -> AdversaryTable:
+    def _check_values(self) -> AdversaryTable:
         if self.who != "server" and self.when == "in-round":
             raise ValueError("who: others than the server learn from the next round's model; take when = 'at-end'")
+        named_victims = self.victims if isinstance(self.victims, list) else []
+        attackers = self.who if isinstance(self.who, list) else []
+        if colluders := [client for client in named_victims if client in attackers]:
+            raise ValueError(f"victims: client {colluders[0]} is among those who attack (who); name another")
         return self
 
 

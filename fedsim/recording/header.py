@@ -136,6 +136,11 @@ class Header:
     config: Mapping[str, object]
     recipe: Mapping[str, int | str] = field(default_factory=dict)
 
+    @property
+    def asked_clients(self) -> set[int]:
+        """Return the clients that were sent the model, whether or not they answered."""
+        return {*self.failures, *(client for reply in self.replies for client in reply.senders)}
+
     def find_reply(self, client: int) -> Reply | None:
         """Return the first reply of `client`, or else of a group with it, or None."""
         for reply in self.replies:

@@ -20,6 +20,12 @@ class ThreatsPanel(Panel):
         """Return the threat model in sentences and as a table; None where nobody knows it."""
         if not run.granted_facts:
             return None
+        config = run.config
+        is_noisy = config is not None and bool(config.central_privacy or config.distributed_privacy)
         return render_fragment(
-            "threats.html.j2", threats=run.granted_facts, sums=run.recording.holds_sums, others=run.other_attackers
+            "threats.html.j2",
+            threats=run.granted_facts,
+            sums=run.recording.holds_sums,
+            others=run.other_attackers,
+            noisy=is_noisy,
         )

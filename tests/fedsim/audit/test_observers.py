@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedsim.api.runs import Run
 from fedsim.audit.audit import make_audit
+from fedsim.audit.observers import observe_run
 from fedsim.base.errors import ConfigError, KnowledgeError
+from fedsim.federation.config import AdversaryTable, validate_tables
 from fedsim.federation.open_run import OpenRun
+from fedsim.recording.message_format import MessageFormat
 from fedsim.report.page import write_report
+from fedsim.report.run_contents import read_metadata
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 
 TINY = {"partition": {"samples_per_client": 4}, "training": {"batch_size": 4}}
@@ -54,6 +59,13 @@ def test_clients_that_collude_against_one_get_back_its_images(run: OpenRun) -> N
 def test_python_says_who_attacks(run: OpenRun) -> None:
     finding = Run(run.path).attack("analytic", who=[0, 1, 2], victim=3)
     assert finding.tensors["data"].shape[0] == 4
+    # In any order they are the same clients, and the victim is another.
+    same = Run(run.path).attack("analytic", who=(2, 0, 1), victim=3)
+    assert torch.equal(same.tensors["data"], finding.tensors["data"])
+    Run(run.path).attack("analytic", who=[0])
+    attackers = [about["attacker"] for about in read_metadata(run) if "attacker" in about]
+    assert [0] in attackers
+    assert [2, 0, 1] not in attackers
 
 
 def test_attacks_on_single_clients_are_refused_where_sums_are_seen(run: OpenRun) -> None:
@@ -78,11 +90,32 @@ def test_a_server_with_momentum_is_refused_before_any_attack(tmp_path: Path) -> 
         ({"adversary": {"who": "clients"}}, "adversary.who"),
         ({"adversary": {"who": [1], "when": "in-round"}}, "take when = 'at-end'"),
         ({"adversary": {"who": [1]}, "recording": {"clients": [0, 1]}}, "recording.clients"),
+        ({"adversary": {"who": [1, 2], "victims": [0, 2]}}, "client 2 is among those who attack"),
     ],
 )
 def test_an_adversary_that_sees_nothing_is_named(tables: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_tiny_config(**tables)
+
+
+def test_clients_that_do_not_exist_are_named(run: OpenRun) -> None:
+    with pytest.raises(ConfigError, match="client 99 is not of this federation, whose clients are 0, 1, 2, 3"):
+        attack(run, "analytic", who=[0, 99])
+
+
+def test_of_a_foreign_recording_the_clients_are_those_in_it(run: OpenRun) -> None:
+    adversary = validate_tables(AdversaryTable, {"who": [0, 99]}, "adversary")
+    with pytest.raises(ConfigError, match="client 99 is not of this federation, whose clients are 0, 1, 2, 3"):
+        observe_run(run, None, adversary, MessageFormat())
+    adversary = validate_tables(AdversaryTable, {"who": [0, 1]}, "adversary")
+    assert observe_run(run, None, adversary, MessageFormat()).rounds == [1]
+
+
+@pytest.mark.parametrize("table", [{}, {"central_privacy": {"clip": 1.0, "noise_multiplier": 1.0}}])
+def test_a_recording_of_some_clients_is_not_taken_for_one_of_all(table: dict[str, Any], tmp_path: Path) -> None:
+    run = run_serial(make_tiny_config(recording={"clients": [0, 1]}, **table, **TINY), tmp_path / "run")
+    with pytest.raises(ConfigError, match="this run recorded some of them alone"):
+        attack(run, "analytic", who="outsider")
 
 
 def test_central_privacy_protects_from_an_outsider_and_clients_cannot_subtract(tmp_path: Path) -> None:
@@ -92,6 +125,7 @@ def test_central_privacy_protects_from_an_outsider_and_clients_cannot_subtract(t
     scores = Run(run.path).scores
     psnr = scores[scores.metric == "psnr"]
     assert (psnr.value < psnr.floor).all()
+    assert "all others in it, each clipped and under noise." in write_report(run, None, []).read_text()
     with pytest.raises(ConfigError, match="clients do not know what to subtract"):
         attack(run, "analytic", who=[0])
 
@@ -101,3 +135,12 @@ def test_central_privacy_of_a_strategy_with_momentum_is_refused(tmp_path: Path) 
     run = run_serial(make_tiny_config(**tables, **TINY), tmp_path / "run")
     with pytest.raises(ConfigError, match="fedadam makes more of the noisy sum than a step"):
         attack(run, "analytic", who="outsider")
+
+
+def test_membership_is_told_from_the_models_alone(run: OpenRun) -> None:
+    assert (
+        attack(run, "membership-loss", "membership-cosine", who="outsider", knowledge={"candidates": "held-out"}) == []
+    )
+    scores = Run(run.path).scores
+    counts = scores[scores.metric == "membership_auc"].set_index("attack").examples
+    assert dict(counts) == {"membership-loss": 32, "membership-cosine": 32}  # half are those of all four clients

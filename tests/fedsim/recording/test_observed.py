@@ -34,8 +34,13 @@ def average(states: Mapping[int, State]) -> dict[str, Tensor]:
     return {"w": (torch.stack(weighted).sum(0) / total).float(), "count": torch.tensor(9)}
 
 
-def record_rounds(folder: Path, rounds: Sequence[Sequence[int]], **fields: Any) -> tuple[Transcript, dict[Any, Any]]:
-    """A federation of FedAvg, with the clients of each round; also what each sent, by round."""
+def record_rounds(
+    folder: Path,
+    rounds: Sequence[Sequence[int]],
+    failures: Mapping[int, Sequence[int]] | None = None,
+    **fields: Any,
+) -> tuple[Transcript, dict[Any, Any]]:
+    """A federation of FedAvg, with the clients of each round, and those that fail; also what each sent, by round."""
     recorder, model = Recorder(folder), draw_state(0)
     sent: dict[Any, Any] = {}
     for number, clients in enumerate(rounds, 1):
@@ -54,8 +59,9 @@ def record_rounds(folder: Path, rounds: Sequence[Sequence[int]], **fields: Any) 
                     **fields,
                 )
             )
-        recorder.write(number, updates, config={"learning-rate": 0.5})
-        model = average(sent[number])
+        failed = dict.fromkeys((failures or {}).get(number, ()), "straggler")
+        recorder.write(number, updates, failed, config={"learning-rate": 0.5})
+        model = average(sent[number]) if clients else model
     sent["final"] = model
     return Transcript(folder), sent
 
@@ -94,6 +100,20 @@ def test_a_client_sees_the_rounds_of_which_it_gets_both_models(tmp_path: Path) -
         observe(transcript, sent, (2,)).update(2, 5)
 
 
+def test_a_client_that_fails_was_sent_the_model_all_the_same(tmp_path: Path) -> None:
+    transcript, sent = record_rounds(tmp_path / "a", [(2, 3), (3, 5), (3, 5), (3, 5)], failures={2: [2], 3: [2]})
+    observed = observe(transcript, sent, (2,))
+    assert observed.rounds == [1, 2]  # both models of these; it is not asked for the last one
+    assert [tuple(observed.header(number).replies[0].senders) for number in (1, 2)] == [(3,), (3, 5)]
+    observed.check_mean(2)
+
+
+def test_a_round_that_nobody_answers_holds_no_model(tmp_path: Path) -> None:
+    transcript, sent = record_rounds(tmp_path, [(2, 3), ()], failures={2: [2, 3]})
+    with pytest.raises(ConfigError, match="round 1: the model after it is not recorded, since nobody answered it"):
+        observe(transcript, sent, "outsider")
+
+
 def test_gradients_are_read_from_the_step_of_the_server(tmp_path: Path) -> None:
     before, buffer = draw_state(0), torch.ones(3)
     gradients = {client: draw_state(client)["w"] for client in EXAMPLES}
@@ -121,6 +141,28 @@ def test_a_server_that_does_not_average_is_found_by_what_it_did(tmp_path: Path) 
     sent["final"]["w"] += 0.01
     with pytest.raises(ConfigError, match="the model after round 1 is not the mean of its replies"):
         observe(transcript, sent, (2,)).check_mean(1)
+
+
+def test_roundings_of_the_model_are_not_taken_for_another_server(tmp_path: Path) -> None:
+    """Small updates, and one client that is left of many examples: rounding is a tenth of what it sent."""
+    weights = {"w": draw_state(0)["w"]}
+    updates, moves = [], {2: 1e-5, 3: 2e-5, 5: 3e-5}
+    counts = {2: 1, 3: 1000, 5: 1000}
+    for client, move in moves.items():
+        payload = Payload.from_dense({"w": weights["w"] + move}, "weights")
+        updates.append(Update(round=1, client=client, before=weights, payload=payload, num_examples=counts[client]))
+    Recorder(tmp_path).write(1, updates)
+    sums = sum(counts[update.client] * update.after["w"].double() for update in updates)
+    mean = torch.as_tensor(sums / 2001).float()
+    observed = ObservedTranscript(Transcript(tmp_path), (3, 5), FinalModel(1, {"w": mean}, "0" * 64))
+    true_move = observed._recording.recorded_update(1, 2).after["w"] - weights["w"]
+    seen_move = observed.update(1, 2).after["w"] - weights["w"]
+    assert (seen_move - true_move).norm() > 0.1 * true_move.norm()
+    observed.check_mean(1)
+    # Ten times the update is more than roundings leave.
+    wrong = FinalModel(1, {"w": weights["w"] + 10 * (mean - weights["w"])}, "0" * 64)
+    with pytest.raises(ConfigError, match="is not the mean of its replies"):
+        ObservedTranscript(Transcript(tmp_path), "outsider", wrong).check_mean(1)
 
 
 def test_a_copy_for_attacks_holds_no_update_of_a_single_client(tmp_path: Path) -> None:
