@@ -290,7 +290,7 @@ def _run_round(
         answers = track(grid.send_and_receive(messages, timeout=federation.timeout), "clients", len(messages))
         valid_replies = check_replies(answers, messages, experiment.model, grid.client_state, protocol)
         replies: Iterable[Message] = valid_replies
-        if messages:  # clients that are drawn independently may all be left out
+        if messages or experiment.central_privacy is None:  # else all may be left out by independent draws
             replies = _note_failures(valid_replies, number, failed)
         if protocol is not None:
             replies = protocol.sum_groups(replies, messages, number)

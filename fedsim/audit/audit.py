@@ -155,7 +155,7 @@ class Audit:
     @cached_property
     def transcript(self) -> Transcript:
         """Return what the adversary sees of the recorded messages, read in the format that the file states."""
-        return observe_run(self.folder, self.experiment, self.spec.adversary, self.spec.app)
+        return observe_run(self.folder, self.case, self.spec.adversary, self.spec.app)
 
     @cached_property
     def example_counts(self) -> dict[str, set[int]]:
@@ -363,7 +363,7 @@ class Audit:
         if key not in self._evaluation_contexts:
             self._evaluation_contexts[key] = EvaluationContext(
                 case=self.case,
-                open_recording=partial(observe_run, self.folder, self.experiment, adversary, app),
+                open_recording=partial(observe_run, self.folder, self.case, adversary, app),
                 knowledge=full_knowledge(adversary, self.case, self.base_folder, app),
                 optimum=self.optimum,
                 weights=find_weights_folder(),

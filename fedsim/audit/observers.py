@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from fedsim.audit.evaluation.case import Case
 from fedsim.base.errors import AttackError, ConfigError, join_first
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AdversaryTable, Who
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.message_format import MessageFormat
@@ -18,19 +18,15 @@ from fedsim.recording.sealed import read_seal, read_sealed_file
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 
-_PLAIN_STRATEGIES = ("fedavg", "fedprox", "fedsgd")
-"""Strategies that add the mean of the updates, or a step by the mean gradient, to the model."""
 _MAX_NAMED_CLIENTS = 10
 
 
-def observe_run(
-    folder: OpenRun, experiment: Experiment | None, adversary: AdversaryTable, message_format: MessageFormat
-) -> Transcript:
+def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_format: MessageFormat) -> Transcript:
     """Return the messages of a run that an adversary sees.
 
     Args:
         folder: the run.
-        experiment: the federation behind it; None where it was recorded elsewhere.
+        case: what is known of it.
         adversary: says who attacks.
         message_format: format of the messages.
 
@@ -49,26 +45,16 @@ def observe_run(
             "known to see whole models alone; leave out those keys of [app], or attack as the server"
         )
     who = adversary.who if isinstance(adversary.who, str) else tuple(sorted(adversary.who))
-    _check_clients_exist(recording, experiment, who)
-    if experiment is None:
-        return ObservedTranscript(recording, who, final=None)
-    if experiment.config.recording.clients is not None:
-        raise ConfigError(
-            "adversary.who: whoever sees models sees the sum over all clients, and this run recorded some of them "
-            "alone (recording.clients); attack as the server, or record all"
-        )
-    final = _read_final_model(folder, recording)
-    return ObservedTranscript(recording, who, final, _count_equal_clients(experiment, who))
+    _check_clients_exist(recording, case, who)
+    return ObservedTranscript(recording, who, _read_final_model(folder, recording), case.count_equal_clients(who))
 
 
-def _check_clients_exist(recording: Transcript, experiment: Experiment | None, who: Observer) -> None:
+def _check_clients_exist(recording: Transcript, case: Case, who: Observer) -> None:
     """Raise ConfigError where a client that is to attack is not of this federation, as far as it is known."""
     if isinstance(who, str):
         return
-    clients: set[int] = set()
-    if experiment is not None:
-        clients.update(range(experiment.config.federation.clients))
-    else:
+    clients = set(range(case.clients or 0))
+    if not clients:
         for number in recording.rounds:
             clients |= recording.header(number).asked_clients
     if unknown := [client for client in who if client not in clients]:
@@ -76,29 +62,6 @@ def _check_clients_exist(recording: Transcript, experiment: Experiment | None, w
             f"adversary.who: client {unknown[0]} is not of this federation, whose clients are "
             f"{join_first(sorted(clients), _MAX_NAMED_CLIENTS)}; name some of these"
         )
-
-
-def _count_equal_clients(experiment: Experiment, who: Observer) -> float | None:
-    """Return by how many clients central privacy divides the sum; None where there is none.
-
-    Raises:
-        ConfigError: who attacks cannot read the sum.
-    """
-    privacy = experiment.central_privacy
-    if privacy is None:
-        return None
-    if who != "outsider":
-        raise ConfigError(
-            "adversary.who: under central_privacy the server clips what each client sends, to a norm that it does not "
-            "tell them, so that clients do not know what to subtract; take who = 'outsider'"
-        )
-    strategy = experiment.config.strategy.name
-    if strategy not in _PLAIN_STRATEGIES:
-        raise ConfigError(
-            f"adversary.who: strategy {strategy} makes more of the noisy sum than a step by it, so that models do not "
-            f"show it; take one of {', '.join(_PLAIN_STRATEGIES)}, or attack as the server"
-        )
-    return privacy.expected
 
 
 def check_observed_rounds(transcript: Transcript, rounds: Iterable[int]) -> None:

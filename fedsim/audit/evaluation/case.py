@@ -26,6 +26,7 @@ from fedsim.interfaces.knowledge import Knowledge, KnownCandidates, Records
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
+from fedsim.recording.observed import Observer
 from fedsim.training.settings import LocalTraining
 
 
@@ -93,6 +94,14 @@ class Case(ABC):
     @abstractmethod
     def shows_sums_alone(self) -> bool:
         """Return whether the server is known to see sums over groups alone."""
+
+    @abstractmethod
+    def count_equal_clients(self, who: Observer) -> float | None:
+        """Return by how many clients the server divides a sum in which all count alike; None elsewhere.
+
+        Raises:
+            ConfigError: models do not show `who` the sum of what was recorded.
+        """
 
     @abstractmethod
     def public(self) -> PublicExamples | None:

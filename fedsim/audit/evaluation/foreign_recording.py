@@ -17,6 +17,7 @@ from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import TRAINING_FACTS, Knowledge, Records
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
+from fedsim.recording.observed import Observer
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class ForeignRecording(Case):
     def require_experiment(self) -> NoReturn:
         """Raise UnknownTruthError."""
         raise UnknownTruthError("only an experiment says what the victim held")
+
+    def count_equal_clients(self, who: Observer) -> None:
+        """Return None: whether the server averages by N is found by what it did."""
 
     def public(self) -> None:
         """Return None: no public data of the kind are known."""

@@ -30,7 +30,11 @@ from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, KnownC
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
+from fedsim.recording.observed import Observer
 from fedsim.training.settings import LocalTraining
+
+_PLAIN_STRATEGIES = ("fedavg", "fedprox", "fedsgd")
+"""Strategies that add the mean of the updates, or a step by the mean gradient, to the model."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,28 @@ class OwnRun(Case):
     def shows_sums_alone(self) -> bool:
         """Return whether secure aggregation hides single updates from the server."""
         return self.own_experiment.config.secure_aggregation is not None
+
+    def count_equal_clients(self, who: Observer) -> float | None:
+        """Return by how many clients central privacy divides a sum; None without it."""
+        config, privacy = self.own_experiment.config, self.own_experiment.central_privacy
+        if config.recording.clients is not None:
+            raise ConfigError(
+                "adversary.who: whoever sees models sees the sum over all clients, and this run recorded some of them "
+                "alone (recording.clients); attack as the server, or record all"
+            )
+        if privacy is None:
+            return None
+        if who != "outsider":
+            raise ConfigError(
+                "adversary.who: under central_privacy the server clips what each client sends, to a norm that it does "
+                "not tell them, so that clients do not know what to subtract; take who = 'outsider'"
+            )
+        if config.strategy.name not in _PLAIN_STRATEGIES:
+            raise ConfigError(
+                f"adversary.who: strategy {config.strategy.name} makes more of the noisy sum than a step by it, so "
+                f"that models do not show it; take one of {', '.join(_PLAIN_STRATEGIES)}, or attack as the server"
+            )
+        return privacy.expected
 
     def public(self) -> PublicExamples:
         """Return the first examples of the test set."""

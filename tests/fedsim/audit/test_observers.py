@@ -10,6 +10,7 @@ import torch
 
 from fedsim.api.runs import Run
 from fedsim.audit.audit import make_audit
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.observers import observe_run
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.config import AdversaryTable, validate_tables
@@ -106,9 +107,9 @@ def test_clients_that_do_not_exist_are_named(run: OpenRun) -> None:
 def test_of_a_foreign_recording_the_clients_are_those_in_it(run: OpenRun) -> None:
     adversary = validate_tables(AdversaryTable, {"who": [0, 99]}, "adversary")
     with pytest.raises(ConfigError, match="client 99 is not of this federation, whose clients are 0, 1, 2, 3"):
-        observe_run(run, None, adversary, MessageFormat())
+        observe_run(run, ForeignRecording({}), adversary, MessageFormat())
     adversary = validate_tables(AdversaryTable, {"who": [0, 1]}, "adversary")
-    assert observe_run(run, None, adversary, MessageFormat()).rounds == [1]
+    assert observe_run(run, ForeignRecording({}), adversary, MessageFormat()).rounds == [1, 2]
 
 
 @pytest.mark.parametrize("table", [{}, {"central_privacy": {"clip": 1.0, "noise_multiplier": 1.0}}])

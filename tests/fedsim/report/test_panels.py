@@ -205,6 +205,7 @@ def test_all_victims_are_asked_for_only_where_not_all_were_attacked(num_recorded
         merged_readings=readings,
         recording=recording,
         findings=[],
+        other_attackers=[],
         experiment=None,
         audit=None,
         attack_files=[],
