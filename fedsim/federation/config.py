@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args, get_type_hints
 
 from annotated_types import Ge, Le
 from pydantic import (
@@ -288,7 +288,25 @@ class SecureAggregationTable(Table):
         return max(round(self.threshold * size), 2)
 
 
-class CentralPrivacyTable(Table):
+class ClientPrivacyTable(Table):
+    """Table of a mechanism that protects whole clients by noise of which the strength or the budget is set."""
+
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="Largest privacy loss of a client that may be asked in all rounds, from which the noise follows.",
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="Probability bound, below 1 / `federation.clients`.")
+
+    @model_validator(mode="after")
+    def _check_noise(self) -> Self:
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise ValueError("noise_multiplier: set it, or epsilon, from which it follows, and not both")
+        return self
+
+
+class CentralPrivacyTable(ClientPrivacyTable):
     """[central_privacy]: the server clips each client's update and adds noise to their sum.
 
     This promises (epsilon, delta)-differential privacy of each client to those who see the models
@@ -304,12 +322,6 @@ class CentralPrivacyTable(Table):
         description="Standard deviation of the noise of the sum, divided by the clip; with `quantile` that of a single "
         "release that tells as much as the sum and the count together.",
     )
-    epsilon: float | None = Field(
-        default=None,
-        gt=0,
-        description="Largest privacy loss of a client that may be asked in all rounds, from which the noise follows.",
-    )
-    delta: float = Field(default=1e-5, gt=0, lt=1, description="Probability bound, below 1 / `federation.clients`.")
     sampling: Literal["fixed", "poisson", "cyclic"] = Field(
         default="fixed",
         description="Whether a round has a fixed number of clients, for which no amplification is claimed; each client "
@@ -339,8 +351,6 @@ class CentralPrivacyTable(Table):
 
     @model_validator(mode="after")
     def _check_values(self) -> CentralPrivacyTable:
-        if (self.noise_multiplier is None) == (self.epsilon is None):
-            raise ValueError("noise_multiplier: set it, or epsilon, from which it follows, and not both")
         if self.count_noise is not None and self.quantile is None:
             raise ValueError("count_noise: a clip that stays counts nothing; set quantile, or leave it out")
         if self.noise == "tree" and self.sampling != "cyclic":
@@ -356,7 +366,7 @@ class CentralPrivacyTable(Table):
         return self
 
 
-class DistributedPrivacyTable(Table):
+class DistributedPrivacyTable(ClientPrivacyTable):
     """[distributed_privacy]: each client adds a share of noise to what it sends for a sum.
 
     This promises (epsilon, delta)-differential privacy of each client to the server, which sees
@@ -370,18 +380,6 @@ class DistributedPrivacyTable(Table):
         description="Standard deviation of the noise of the smallest sum that can be unmasked, divided by the largest "
         "length of a clipped and rounded update.",
     )
-    epsilon: float | None = Field(
-        default=None,
-        gt=0,
-        description="Largest privacy loss of a client that is asked in all rounds, from which the noise follows.",
-    )
-    delta: float = Field(default=1e-5, gt=0, lt=1, description="Probability bound, below 1 / `federation.clients`.")
-
-    @model_validator(mode="after")
-    def _check_values(self) -> DistributedPrivacyTable:
-        if (self.noise_multiplier is None) == (self.epsilon is None):
-            raise ValueError("noise_multiplier: set it, or epsilon, from which it follows, and not both")
-        return self
 
 
 class CanariesTable(Table):
