@@ -160,7 +160,7 @@ class Audit:
     @cached_property
     def example_counts(self) -> dict[str, set[int]]:
         """Map each client, in order of appearance, to the numbers of examples N it reported."""
-        return count_examples(self.transcript)
+        return count_examples(self.folder.recording.in_format(self.spec.app))  # the case is made of them
 
     @cached_property
     def cache(self) -> FindingCache:
