@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import ConfigError, TranscriptError, join_first
-from fedsim.recording.control_variates import holds_controls
 from fedsim.recording.header import FORMAT_VERSION, Header, Reply
 from fedsim.recording.payloads import Dense, Form, Kind, Payload, State
 from fedsim.recording.recorder import Recorder
@@ -169,27 +168,24 @@ class ObservedTranscript(Transcript):
         """
         reply = self._find_reply(round, client, message)
         before, following = self.broadcast(round, client), self._following_model(round)
-        mean_moves = self._mean_moves(round, before, following)
-        header = self.header(round)
-        total = sum(recorded.num_examples for recorded in self._recording.header(round).replies)
-        # Subtract what the colluders sent themselves.
-        rest = {name: total * move for name, move in mean_moves.items()}
-        for colluder in self._colluders_in(round):
-            update = self._recording.recorded_update(round, colluder.client, colluder.message)
-            for name, move in _moves(update).items():
-                if name in rest:
-                    rest[name] -= update.num_examples * move
-        moves = {name: move / reply.num_examples for name, move in rest.items()}
-        if self.equal_clients is not None:  # nobody colludes
-            scale = self.equal_clients / len(reply.senders)
-            moves = {name: scale * move for name, move in mean_moves.items()}
+        colluders = self._colluders_in(round)
+        # The sum over all, and by what the rest's share of it is divided.
+        if self.equal_clients is None:
+            total: float = reply.num_examples + _count_examples(colluders)
+            rest_total: float = reply.num_examples
+        else:  # nobody colludes
+            total, rest_total = self.equal_clients, len(reply.senders)
+        own = self._sum_moves(round, colluders)
+        moves = {}
+        for name, mean_move in self._mean_moves(round, before, following).items():
+            moves[name] = (total * mean_move - own.get(name, 0)) / rest_total
         return Update(
             round=round,
             client=reply.client,
             before=before,
             payload=_make_payload(before, following, moves, self._gradient_names(round)),
             num_examples=reply.num_examples,
-            config=header.config,
+            config=self.header(round).config,
             members=tuple(reply.members),
         )
 
@@ -200,16 +196,8 @@ class ObservedTranscript(Transcript):
             ConfigError: it is not, so that models do not show the sum of the updates.
             TranscriptError: the round is damaged.
         """
-        header = self.header(number)
-        seen = self.recorded_update(number, header.replies[0].client)
-        colluders = {(reply.client, reply.message) for reply in self._colluders_in(number)}
-        sums: dict[str, Tensor] = {}
-        for reply in self._recording.header(number).replies:
-            if (reply.client, reply.message) in colluders:
-                continue
-            update = self._recording.recorded_update(number, reply.client, reply.message)
-            for name, move in _moves(update).items():
-                sums[name] = sums.get(name, 0) + update.num_examples * move
+        seen = self.recorded_update(number, self.header(number).replies[0].client)
+        sums = self._sum_moves(number, self._rest_of(number))
         sizes, errors = 0.0, 0.0
         for name, move in _moves(seen).items():
             true_move = sums[name] / seen.num_examples
@@ -232,8 +220,7 @@ class ObservedTranscript(Transcript):
             if tensor.is_floating_point():
                 scale = self._step_size(number) if name in gradient_names else 1.0
                 total += (torch.finfo(tensor.dtype).eps * float(tensor.double().norm()) / scale) ** 2
-        all_examples = sum(reply.num_examples for reply in self._recording.header(number).replies)
-        return math.sqrt(total) * all_examples / rest_examples
+        return math.sqrt(total) * _count_examples(self._recording.header(number).replies) / rest_examples
 
     def _check_is_seen(self, number: int) -> None:
         if number not in self._paths:
@@ -248,7 +235,7 @@ class ObservedTranscript(Transcript):
             return "nobody sent anything"
         if len(header.broadcasts) != 1:
             return "clients were sent different models"
-        if any(reply.records for reply in header.replies) or holds_controls(self.broadcast(number, 0)):
+        if any(reply.records for reply in header.replies) or self._recording._sends_controls(number):
             return "control variates, or other records, are sent beside the model"
         if not all(reply.num_examples for reply in header.replies):
             return "clients told no number of examples"
@@ -261,7 +248,7 @@ class ObservedTranscript(Transcript):
             return "none of these clients takes part"
         if not senders - colluders:
             return "nobody else takes part"
-        if self._final is not None and self._final.round == number:
+        if self._final_after(number) is not None:
             return ""
         if number + 1 not in self._recording.rounds:
             return "the model after it is not recorded"
@@ -277,16 +264,27 @@ class ObservedTranscript(Transcript):
     def _colluders_in(self, number: int) -> list[Reply]:
         return [reply for reply in self._recording.header(number).replies if reply.client in self._colluders]
 
+    def _rest_of(self, number: int) -> list[Reply]:
+        return [reply for reply in self._recording.header(number).replies if reply.client not in self._colluders]
+
+    def _sum_moves(self, number: int, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        """Return by name the sum of what these replies add to w_t, each times its N."""
+        sums: dict[str, Tensor] = {}
+        for reply in replies:
+            update = self._recording.recorded_update(number, reply.client, reply.message)
+            for name, move in _moves(update).items():
+                sums[name] = sums.get(name, 0) + update.num_examples * move
+        return sums
+
     def _make_header(self, number: int) -> Header:
         recorded = self._recording.header(number)
-        colluders = self._colluders_in(number)
-        replies = [reply for reply in recorded.replies if reply not in colluders]
+        colluders, replies = self._colluders_in(number), self._rest_of(number)
         senders = sorted({client for reply in replies for client in reply.senders})
         # The hash stands for what the sum is computed from.
         sources = [recorded.broadcasts[0], self._following_hash(number), *(reply.sha256 for reply in colluders)]
         reply = Reply(
             client=senders[0],
-            num_examples=sum(reply.num_examples for reply in replies),
+            num_examples=_count_examples(replies),
             broadcast=0,
             sha256=hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
             kind="gradient" if replies[0].kind == "gradient" else "weights",
@@ -302,15 +300,19 @@ class ObservedTranscript(Transcript):
             config=recorded.config,
         )
 
+    def _final_after(self, number: int) -> FinalModel | None:
+        """Return the last model if it is the one after this round."""
+        return self._final if self._final is not None and self._final.round == number else None
+
     def _following_hash(self, number: int) -> str:
-        if self._final is not None and self._final.round == number:
-            return self._final.sha256
+        if (final := self._final_after(number)) is not None:
+            return final.sha256
         return self._recording.header(number + 1).broadcasts[0]
 
     def _following_model(self, number: int) -> State:
         """Return the model after a round."""
-        if self._final is not None and self._final.round == number:
-            return self._final.state
+        if (final := self._final_after(number)) is not None:
+            return final.state
         replies = self._recording.header(number + 1).replies
         return self._recording.broadcast(number + 1, replies[0].client, replies[0].message)
 
@@ -335,6 +337,10 @@ class ObservedTranscript(Transcript):
     def _step_size(self, number: int) -> float:
         """Return the step size of a server that averages gradients, which it tells all clients."""
         return float(str(self._recording.header(number).config["learning-rate"]))
+
+
+def _count_examples(replies: Iterable[Reply]) -> int:
+    return sum(reply.num_examples for reply in replies)
 
 
 def _moves(update: Update) -> dict[str, Tensor]:

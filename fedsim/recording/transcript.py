@@ -146,11 +146,10 @@ class Transcript:
                 withhold_facts(copy)
 
     def _sends_controls(self, number: int) -> bool:
-        """Tell whether the server sent control variates in round `number`."""
-        clients = self.clients(number)
-        return bool(clients) and holds_controls(
-            self.broadcast(number, clients[0], self.messages(number, clients[0])[0])
-        )
+        """Tell whether the server sent control variates in round `number`, without reading a tensor."""
+        index = self._read_index(number)
+        sent = (index.get(f"broadcast/{position}", []) for position in range(len(self.header(number).broadcasts)))
+        return any(holds_controls(name for _, name, _ in entries) for entries in sent)
 
     def round_path(self, number: int) -> Path:
         """Return the path of the file of round `number`."""
@@ -187,10 +186,10 @@ class Transcript:
 
     def holds_arrays(self, number: int, reply: Reply) -> bool:
         """Return whether the file of a round has the arrays of a reply, not their hash alone."""
-        return not reply.num_bytes or reply.key_prefix in self._held_prefixes(number)
+        return not reply.num_bytes or reply.key_prefix in self._read_index(number)
 
-    def _held_prefixes(self, number: int) -> Container[str]:
-        """Return the prefixes of the states whose arrays the file of a round has."""
+    def _read_index(self, number: int) -> Index:
+        """Return the tensors that the file of a round has, by the prefixes of their states."""
         try:
             _, index = self._open_file(self._paths[number])
         except (OSError, SafetensorError, ValueError) as error:
@@ -203,8 +202,8 @@ class Transcript:
         Raises:
             TranscriptError: the file is truncated or its header was altered.
         """
-        replies, held_prefixes = self._recorded_header(number).replies, self._held_prefixes(number)
-        return sum(bool(reply.num_bytes) and reply.key_prefix not in held_prefixes for reply in replies)
+        replies, index = self._recorded_header(number).replies, self._read_index(number)
+        return sum(bool(reply.num_bytes) and reply.key_prefix not in index for reply in replies)
 
     def header(self, number: int) -> Header:
         """Return the header of round `number`, without reading a tensor.
@@ -405,9 +404,9 @@ class Transcript:
         Raises:
             TranscriptError: the file is damaged, or was altered.
         """
-        header, held_prefixes = self._recorded_header(number), self._held_prefixes(number)
+        header, held_states = self._recorded_header(number), self._read_index(number)
         for reply in header.replies:
-            if reply.key_prefix in held_prefixes or not reply.num_bytes:
+            if reply.key_prefix in held_states or not reply.num_bytes:
                 self.recorded_update(number, reply.client, reply.message)
         if header.recipe:  # perhaps no update was read
             for index, digest in enumerate(header.broadcasts):

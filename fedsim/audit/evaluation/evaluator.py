@@ -110,7 +110,7 @@ class EvaluationContext:
         """
         return self.public or self.case.examples_in_files(clients)
 
-    @property
+    @cached_property
     def transcript(self) -> Transcript:
         """Messages as the finding's adversary saw them.
 
