@@ -16,7 +16,7 @@ from fedsim.privacy.central import (
     count_nodes,
     make_central_mechanism,
 )
-from fedsim.privacy.federation_privacy import find_least_noise
+from fedsim.privacy.federation_privacy import check_delta, find_least_noise
 from fedsim.training.model_state import running_statistics
 
 if TYPE_CHECKING:
@@ -41,11 +41,7 @@ def make_central_privacy(
         ConfigError: delta promises nothing, clients are not drawn as the table says, or no noise
             keeps to epsilon.
     """
-    if table.delta * clients >= 1:
-        raise ConfigError(
-            f"{CENTRAL_PRIVACY}.delta: {table.delta:g} promises nothing to one of {clients} clients: to publish all of "
-            f"one at random would be allowed; set it below {1 / clients:.3g}"
-        )
+    check_delta(table.delta, clients, CENTRAL_PRIVACY)
     rate = _read_rate(settings) if table.sampling == "poisson" else None
     expected = float(sample_size(settings, clients)) if rate is None else rate * clients
     cycle = _count_cycle(int(expected), clients) if table.sampling == "cyclic" else None

@@ -15,7 +15,7 @@ from fedsim.privacy.distributed import (
     bound_grid_length,
     make_distributed_mechanism,
 )
-from fedsim.privacy.federation_privacy import find_least_noise
+from fedsim.privacy.federation_privacy import check_delta, find_least_noise
 
 if TYPE_CHECKING:
     from fedsim.federation.build import Experiment
@@ -38,7 +38,12 @@ class SumGroups:
     @property
     def step(self) -> float:
         """Return the step of the grid, in units of the update."""
-        return 2 * self.table.clip / (1 << self.table.bits)
+        return grid_step(self.table.clip, self.table.bits)
+
+
+def grid_step(clip: float, bits: int) -> float:
+    """Return the step of the grid to which secure aggregation rounds numbers from -clip to clip."""
+    return 2 * clip / (1 << bits)
 
 
 def make_distributed_privacy(
@@ -56,11 +61,7 @@ def make_distributed_privacy(
         ConfigError: delta promises nothing, no noise keeps to epsilon, or a sum with its noise does
             not fit into the modulus.
     """
-    if table.delta * clients >= 1:
-        raise ConfigError(
-            f"{DISTRIBUTED_PRIVACY}.delta: {table.delta:g} promises nothing to one of {clients} clients: to publish "
-            f"all of one at random would be allowed; set it below {1 / clients:.3g}"
-        )
+    check_delta(table.delta, clients, DISTRIBUTED_PRIVACY)
     sizes = group_sizes(groups.table.groups, groups.num_asked)
     distance = bound_grid_length(table.clip, groups.step, groups.dimension)
     noise = table.noise_multiplier
@@ -88,7 +89,7 @@ def make_distributed_privacy(
 def _check_modulus(privacy: DistributedPrivacy, table: SecureAggregationTable, largest_group: int) -> None:
     """Raise ConfigError where a sum with its noise would not fit, and name the bits that do."""
     for bits in range(table.bits, MIN_BITS - 1, -1):
-        coarser = replace(privacy, step=2 * table.clip / (1 << bits))
+        coarser = replace(privacy, step=grid_step(table.clip, bits))
         if coarser.find_largest_sum(1 << bits, largest_group) >= MODULUS / 2:
             continue
         if bits == table.bits:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from fedsim.base.errors import ConfigError
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import compute_tight_epsilon
+from fedsim.privacy.mechanism_columns import describe_mechanism
 
 SERVER = "server"
 """Value of the ledger's column `trusted` where the promise does not hold against the server."""
@@ -76,6 +77,15 @@ class FederationPrivacy(ABC):
 def compute_cached_epsilon(mechanism: Mechanism, delta: float) -> float:
     """Compute the epsilon of a mechanism; many clients share one."""
     return compute_tight_epsilon(mechanism, delta)
+
+
+def check_delta(delta: float, clients: int, table_name: str) -> None:
+    """Raise ConfigError where `delta` lets all of one of the clients be published at random."""
+    if delta * clients >= 1:
+        raise ConfigError(
+            f"{table_name}.delta: {delta:g} promises nothing to one of {clients} clients: to publish all of one at "
+            f"random would be allowed; set it below {1 / clients:.3g}"
+        )
 
 
 def find_least_noise(make_mechanism: Callable[[float], Mechanism], epsilon: float, delta: float, where: str) -> float:
@@ -163,14 +173,7 @@ class FederationLedger:
             "counts": int(counts),
             "epsilon": epsilon,
             "delta": privacy.delta,
-            "unit": mechanism.unit,
-            "neighbours": mechanism.neighbours,
-            "noise": mechanism.noise,
-            "noise_scale": mechanism.scale,
-            "noise_rate": mechanism.rate,
-            "releases": mechanism.releases,
-            "noise_distance": mechanism.distance or "",
-            "noise_dimension": mechanism.dimension or "",
+            **describe_mechanism(mechanism),
             "trusted": privacy.trusted,
             "in_clear": privacy.in_clear,
         }

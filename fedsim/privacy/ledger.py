@@ -17,8 +17,8 @@ from typing import Any
 
 from fedsim.base.errors import RunError
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, Setting, overrides
-from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.federation_privacy import OTHER_CLIENTS, SERVER, FederationLedger, FederationPrivacy
+from fedsim.privacy.mechanism_columns import describe_mechanism
 from fedsim.training.settings import LocalTraining
 
 DELTA = 1e-5
@@ -48,10 +48,6 @@ COLUMNS = (
 )
 """`trusted` is who has to be trusted for epsilon to hold: `nobody`, or the `server`. `in_clear` is what
 epsilon does not cover."""
-_MECHANISM_COLUMNS = (
-    "unit", "neighbours", "noise", "noise_scale", "noise_rate", "releases", "noise_distance", "noise_dimension",
-)  # fmt: skip
-"""The mechanism of the row's round as the defense declares it; empty where it declares none."""
 NUMERIC_COLUMNS = (
     "num_examples",
     "batch_size",
@@ -257,7 +253,7 @@ class Ledger:
             "counts": int(counts),
             "epsilon": epsilon,
             "delta": delta,
-            **_describe_mechanism(defense.mechanism(participation)),
+            **describe_mechanism(defense.mechanism(participation)),
             "trusted": "nobody",
             "in_clear": "N and metrics",
         }
@@ -388,43 +384,6 @@ def guarantee_delta(defense: Defense) -> float:
     """Return the delta at which the guarantee of `defense` is stated."""
     delta = getattr(defense, "delta", None)
     return delta if isinstance(delta, float) and 0 < delta < 1 else DELTA
-
-
-def _describe_mechanism(mechanism: Mechanism | None) -> Row:
-    """Return the columns that say which mechanism a client used."""
-    if mechanism is None:
-        return dict.fromkeys(_MECHANISM_COLUMNS, "")
-    values = (
-        mechanism.unit,
-        mechanism.neighbours,
-        mechanism.noise,
-        mechanism.scale,
-        mechanism.rate,
-        mechanism.releases,
-        mechanism.distance or "",
-        mechanism.dimension or "",
-    )
-    return dict(zip(_MECHANISM_COLUMNS, values, strict=True))
-
-
-def read_mechanism(row: Row) -> Mechanism | None:
-    """Return the mechanism of a row's round; None where its defense declares none.
-
-    Raises:
-        ConfigError: a value is out of range, as in a damaged ledger.
-    """
-    if not row["noise"]:
-        return None
-    return Mechanism(
-        noise=row["noise"],
-        scale=float(row["noise_scale"]),
-        releases=int(row["releases"]),
-        rate=float(row["noise_rate"]),
-        unit=row["unit"],
-        neighbours=row["neighbours"],
-        distance=float(row["noise_distance"]) if row["noise_distance"] else None,
-        dimension=int(row["noise_dimension"]) if row["noise_dimension"] else None,
-    )
 
 
 def _compose_guarantee(defense: Defense, rounds: Counter[Participation]) -> Guarantee | None:

@@ -16,7 +16,8 @@ from fedsim.audit.evaluation.memberships import RATES
 from fedsim.interfaces.knowledge import HELD_OUT
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import TradeOff, compute_trade_off
-from fedsim.privacy.ledger import Row, is_central, is_shared_noise, read_mechanism
+from fedsim.privacy.ledger import Row, is_central, is_shared_noise
+from fedsim.privacy.mechanism_columns import read_mechanism
 
 FALSE_ALARMS = 1e-3
 """Probability that any score of a run is said to be above a ceiling that it keeps."""
