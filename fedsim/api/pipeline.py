@@ -32,6 +32,7 @@ from fedsim.federation.simulation import run_federation
 from fedsim.recording.header import NODE_FAILED
 from fedsim.report.adaptive import defense_remarks
 from fedsim.report.headline import describe_accuracy, headline
+from fedsim.report.learning import NoLearning
 from fedsim.report.next_steps import CERTAINTY, NextStep, describe_audited_run, suggest_after_audit
 from fedsim.report.page import write_report
 from fedsim.report.recovery import describe_recovery
@@ -218,6 +219,7 @@ def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditRe
             f"Findings of {number_of(further_victims, 'further victim')}, from earlier attacks, are in the report and "
             "not counted here."
         )
+    learning = examine_learning(audit.folder, read_metrics(audit.folder))
     ceilings: Sequence[ProvedCeiling] = ()
     if audit.experiment is not None:
         ceilings = compute_score_ceilings(audit.folder, asked_rows, audit.experiment.config.partition.name)
@@ -225,15 +227,15 @@ def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditRe
         folder=audit.folder,
         readings=readings,
         remarks=remarks,
-        answer=_write_answer(audit, readings),
-        next_steps=_suggest_next_steps(audit, readings),
+        answer=_write_answer(audit, readings, learning),
+        next_steps=_suggest_next_steps(audit, readings, learning),
         failures=failures,
         planned_jobs=planned,
         ceilings=ceilings,
     )
 
 
-def _write_answer(audit: Audit, readings: Sequence[ScoreReading]) -> str:
+def _write_answer(audit: Audit, readings: Sequence[ScoreReading], learning: NoLearning) -> str:
     """Say what leaked, how sure that is, and at which accuracy, as the report does."""
     sentences = [describe_recovery(readings, "examples"), headline(readings)]
     if any(reading.verdict == LEAKS and not reading.baseline for reading in readings):
@@ -243,11 +245,11 @@ def _write_answer(audit: Audit, readings: Sequence[ScoreReading]) -> str:
         reported = None if rows else find_reported_accuracy(audit.folder)
         sentences.append(describe_accuracy(rows, audit.config, reported))
         if audit.config is None:  # of an own run it is said as a remark
-            sentences.append(examine_learning(audit.folder, rows).sentence)
+            sentences.append(learning.sentence)
     return " ".join(filter(None, sentences))
 
 
-def _suggest_next_steps(audit: Audit, readings: Sequence[ScoreReading]) -> list[NextStep]:
+def _suggest_next_steps(audit: Audit, readings: Sequence[ScoreReading], learning: NoLearning) -> list[NextStep]:
     num_recorded = 0
     with suppress(FedsimError):  # a round is damaged, which is a failure already
         num_recorded = len(audit.example_counts)
@@ -256,7 +258,7 @@ def _suggest_next_steps(audit: Audit, readings: Sequence[ScoreReading]) -> list[
         audit.config,
         num_recorded=num_recorded,
         has_failures=bool(read_failed_attacks(audit.folder)),
-        no_learning=examine_learning(audit.folder, read_metrics(audit.folder)),
+        no_learning=learning,
         folder=str(audit.folder.path),
         command=audit.command,
     )
