@@ -5,13 +5,17 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSIM_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow lint docs benchmark benchmark-engines benchmark-inversion setup clean
+.PHONY: demo test test-thorough test-slow lint docs benchmark benchmark-engines benchmark-inversion setup clean
 
 demo: .venv/ready
 	.venv/bin/fedsim run examples/quickstart.toml --overwrite
 
 test: .venv/ready
-	.venv/bin/pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal
+	.venv/bin/pytest -m "not slow and not thorough" -n auto --maxprocesses 4 --dist worksteal
+
+# The claims of the fast suite over more settings, strategies and networks.
+test-thorough: .venv/ready
+	.venv/bin/pytest -m "thorough and not slow" -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: .venv/ready
 	.venv/bin/pytest

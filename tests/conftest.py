@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import itertools
 import os
 import signal
@@ -31,6 +30,7 @@ from hypothesis import settings
 
 from tests.support.commands import Call, call_fedsim
 from tests.support.forks import ForkedInterpreter
+from tests.support.garbage import freeze_existing_objects
 
 # What takes seconds to import is imported where tests run: pytest-xdist's own process, which reads
 # this file before any worker starts, runs none.
@@ -60,9 +60,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_garbage_collection() -> None:
-    """Leave tests, libraries and what earlier modules made out of garbage collection: they are many and stay."""
-    gc.collect()
-    gc.freeze()
+    """Leave out of garbage collection what exists before a module of tests."""
+    freeze_existing_objects()
 
 
 @pytest.fixture

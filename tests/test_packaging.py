@@ -180,6 +180,7 @@ sys.meta_path.insert(0, Refuse())
 """Code after which whoever imports torch's compiler, or torchvision, which does, gets an error."""
 
 
+@pytest.mark.thorough
 def test_nothing_but_compile_imports_torchs_compiler(tmp_path: Path) -> None:
     """It takes seconds in each process."""
     (tmp_path / "experiment.toml").write_text(
@@ -214,6 +215,7 @@ main()
     assert "refused: torch._dynamo" in result.stdout, "the code to refuse imports refuses none"
 
 
+@pytest.mark.thorough
 def test_importing_changes_nothing_global(tmp_path: Path) -> None:
     code = """
 import torch, numpy, logging, os

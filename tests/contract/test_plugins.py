@@ -78,10 +78,28 @@ def ours(group: registry.Group) -> list[str]:
     return [name for name, owner in owners.items() if owner is not None and owner.name == HOUSE]
 
 
-MARKS = {"ray": (pytest.mark.ray, pytest.mark.slow), "flower": pytest.mark.slow}
-"""Of engines that start processes."""
+THOROUGH = {
+    "attacks": "aia-gradient cocktail-party dlfa dlg dlg-text fedmia idlg inverting-gradients-text label-counts lamp "
+    "learned-inversion lmra-dummy-data long-strides map membership-cosine membership-white-box property-inference "
+    "sapag see-through-gradients spear-ica spear-ica-rounds sra-gradient tableak tag tgias-ro tgias-ro-text unmixing",
+    "datasets": "adult att-faces cifar10 femnist image-folder mnist reuters-r8",
+    "measures": "expected-error jacobian-norm lavp lipschitz spectrum",
+    "models": "alexnet resnet18 resnet8 shufflenet-v2 torchvision vgg9",
+    "panels": "attacks ceilings displays drawings epsilons exposure memberships recording records run texts threats",
+    "strategies": "bulyan fedadagrad fedadam fedmedian fedyogi multikrum qfedavg",
+}
+"""Of each group, the plug-ins whose checks take long; the fast suite checks the others, which take the same paths."""
+
+
+def list_marks(group: registry.Group, name: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of the checks of a plug-in."""
+    if group == "engines" and name in ("ray", "flower"):  # these start processes
+        return [pytest.mark.slow]
+    return [pytest.mark.thorough] if name in THOROUGH.get(group, "").split() else []
+
+
 PLUGINS = [
-    pytest.param(group, name, id=f"{group}-{name}", marks=MARKS.get(name, ()) if group == "engines" else ())
+    pytest.param(group, name, id=f"{group}-{name}", marks=list_marks(group, name))
     for group in registry.GROUPS
     for name in ours(group)
 ]
@@ -116,7 +134,7 @@ def test_a_plugin_of_ours_keeps_to_the_contract(
     assert "passed" in [outcome.verdict for outcome in found]
 
 
-@pytest.mark.parametrize(("group", "name"), PLUGINS)
+@pytest.mark.parametrize(("group", "name"), [plugin.values for plugin in PLUGINS])
 def test_a_plugin_of_ours_is_in_the_style_of_the_house(group: registry.Group, name: str) -> None:
     cls = registry.load(group, name)
     assert is_metric_name(name) if group == "metrics" else KEBAB.fullmatch(name)

@@ -54,6 +54,13 @@ SLOW = {
     "measures": {"angular-lipschitz", "expected-error", "jacobian-norm", "lavp", "lipschitz", "spectrum"},
     "models": {"alexnet", "convnet", "resnet18", "shufflenet-v2", "torchvision", "vit-april"},
 }
+THOROUGH = {
+    "attacks": {
+        *("dager", "dlg", "dlg-text", "idlg", "label-counts", "lmra-dummy-data", "map", "see-through-gradients"),
+        *("spear-ica", "spear-ica-rounds", "tag", "unmixing"),
+    },
+    "models": {"lstm", "resnet8", "transformer-decoder", "transformer-encoder", "vgg9", "vit"},
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp-sgd": {"epsilon": 5.0},
     "gate": {"measure": "gradient-norm", "above": 0.0},
@@ -93,8 +100,9 @@ def ours(group: registry.Group) -> list[str]:
 
 
 def subjects(group: registry.Group) -> list[Any]:
-    slow = SLOW.get(group, set())
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in ours(group)]
+    marks = dict.fromkeys(THOROUGH.get(group, ()), pytest.mark.thorough)
+    marks |= dict.fromkeys(SLOW.get(group, ()), pytest.mark.slow)
+    return [pytest.param(name, marks=marks.get(name, ())) for name in ours(group)]
 
 
 def build(group: registry.Group, name: str) -> Any:

@@ -39,6 +39,7 @@ def fedavg(golden: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return folder, golden.figures(folder)
 
 
+@pytest.mark.thorough
 def test_fedavg_and_a_foreign_recording_of_it_have_not_moved(
     golden: ModuleType,
     fedavg: tuple[Path, dict[str, Any]],
@@ -50,7 +51,13 @@ def test_fedavg_and_a_foreign_recording_of_it_have_not_moved(
     compare("foreign", golden.foreign(folder, tmp_path / "foreign"))
 
 
-@pytest.mark.parametrize("name", ["fedsgd", "one-example", "batch-norm", "defended", "tables", "linear", "texts"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("one-example", "defended", "linear", "texts"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedsgd", "batch-norm", "tables")),
+    ],
+)
 def test_runs_have_not_moved(
     name: str, golden: ModuleType, compare: Callable[[str, dict[str, Any]], None], tmp_path: Path
 ) -> None:

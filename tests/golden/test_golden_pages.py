@@ -13,7 +13,9 @@ from tests.support.scripts import load_script
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["list", "show", "errors", "report", "sweep"])
+@pytest.mark.parametrize(
+    "name", ["list", "show", "errors", "report", pytest.param("sweep", marks=pytest.mark.thorough)]
+)
 def test_what_people_read_has_not_moved(name: str, tmp_path: Path) -> None:
     golden = load_script(HERE / "golden.py")
     same_machine = json.loads(golden.EXPECTED.read_text())["machine"] == golden.machine()
