@@ -15,7 +15,6 @@ from fedsim.report.adaptive import NOT_CONCLUDED
 from fedsim.report.defense_outcomes import NOTHING, WEAKENS, WORST_FIRST, DefenseOutcome
 from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_groups import MIN_SEEDS
-from fedsim.report.verdicts import LEAKS
 
 _MOST_METRICS = 3
 """Most metrics that a sentence names."""
@@ -56,10 +55,11 @@ class AttackOutcome:
     @property
     def needs_seeds(self) -> bool:
         """Whether nothing is concluded of an attack that leaks without the defense, from few seeds."""
-        control, difference = self.decisive.control, self.decisive.difference
-        if self.word != NOT_CONCLUDED or control is None or difference is None:
+        decisive, difference = self.decisive, self.decisive.difference
+        if self.word != NOT_CONCLUDED or difference is None or not decisive.leaks_without_defense:
             return False
-        return control.reading.verdict == LEAKS and not difference.is_less and difference.num_seeds < MIN_SEEDS
+        lacks_adaptive_attack = difference.is_less and decisive.adaptive is None
+        return difference.num_seeds < MIN_SEEDS and not lacks_adaptive_attack
 
     @property
     def badness(self) -> int:
@@ -72,7 +72,9 @@ def judge_attacks(outcomes: Iterable[DefenseOutcome]) -> list[AttackOutcome]:
 
     It is the worst of those by metrics by which the attack leaks without the defense or with it,
     since the others cannot tell anything; of equal ones, that of the preferred metric. Where less
-    leaks by any of these, however, the defense does something: it weakens the attack.
+    leaks by any of these, however, the defense does something: it weakens the attack. Several metrics
+    are several chances to see that where nothing is to be seen: less has to leak by all of them, or by
+    one beyond what Bonferroni's correction for their number allows.
     """
     by_attack: dict[str, list[DefenseOutcome]] = defaultdict(list)
     for outcome in outcomes:
@@ -86,7 +88,13 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
     worst = min(leaking or outcomes[:1], key=lambda item: item.badness)
     weaker = [item for item in leaking if item.is_weaker]
     word, reason, less_by, still_by = worst.word, worst.reason, list[str](), list[str]()
-    if weaker and word in (NOTHING, WEAKENS, NOT_CONCLUDED):
+    if weaker and word in (NOTHING, WEAKENS, NOT_CONCLUDED) and not _is_weaker_beyond_chance(weaker, leaking):
+        titles = enumerate_words([describe_metric(item.metric).title for item in weaker])
+        word = NOT_CONCLUDED
+        reason = (
+            f"less leaks by {titles}, as happens by chance where several metrics are compared; add seeds or victims"
+        )
+    elif weaker and word in (NOTHING, WEAKENS, NOT_CONCLUDED):
         word = WEAKENS
         less_by = [describe_metric(item.metric).title for item in weaker]
         still_by = [describe_metric(item.metric).title for item in leaking if item.leaks_with_defense]
@@ -105,6 +113,15 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
         word=word,
         reason=reason,
     )
+
+
+def _is_weaker_beyond_chance(weaker: Sequence[DefenseOutcome], leaking: Sequence[DefenseOutcome]) -> bool:
+    """Return whether less leaks by all metrics, or by one beyond what so many metrics show by chance."""
+    num_compared = sum(item.leaks_without_defense for item in leaking)
+    if len(weaker) == num_compared:
+        return True
+    differences = [item.difference for item in weaker if item.difference is not None]
+    return any(difference.is_less_among(num_compared) for difference in differences)
 
 
 def _describe_metrics(less_by: Sequence[str], still_by: Sequence[str], most: int = _MOST_METRICS) -> str:

@@ -83,10 +83,14 @@ class DefenseOutcome:
         return f"{without:.3g} without, {item.mean:.3g} with, guess {item.floor:.3g}"
 
     @property
+    def leaks_without_defense(self) -> bool:
+        """Whether the attack is shown to leak without the defense."""
+        return self.control is not None and self.control.reading.verdict == LEAKS
+
+    @property
     def leaks_on_any_side(self) -> bool:
         """Whether the attack is shown to leak without the defense, or with it by either adversary."""
-        sides = (self.control, self.naive, self.adaptive)
-        return any(side is not None and side.reading.verdict == LEAKS for side in sides)
+        return self.leaks_without_defense or self.leaks_with_defense
 
     @property
     def leaks_with_defense(self) -> bool:
@@ -96,9 +100,9 @@ class DefenseOutcome:
     @property
     def is_weaker(self) -> bool:
         """Whether what leaks without the defense is shown to leak less with it, whoever attacks."""
-        if self.control is None or self.adaptive is None or self.difference is None:
+        if self.adaptive is None or self.difference is None:
             return False
-        return self.control.reading.verdict == LEAKS and self.difference.is_less
+        return self.leaks_without_defense and self.difference.is_less
 
     @property
     def badness(self) -> int:

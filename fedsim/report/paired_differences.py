@@ -20,17 +20,21 @@ class PairedDifference:
     """Mean difference to no defense, over victims and seeds.
 
     Attributes:
-        mean: towards leakage, so that a negative one is less leakage; for accuracy as it is.
+        metric: the metric.
+        differences: by victim and seed, towards leakage.
+        mean: of them, towards leakage, so that a negative one is less leakage; for accuracy as it is.
         low: where its 95 % interval begins; NaN where there is none.
         high: where it ends.
         count: how many pairs of victim and seed.
         num_victims: of how many victims.
         num_seeds: in how many seeds.
-        is_less: whether it is below 0 beyond uncertainty.
+        is_less: whether it is below 0 beyond uncertainty, see also `is_less_among`.
         is_more: whether it is above 0 beyond uncertainty.
         is_equal: whether all scores are the same, of at least `FEWEST` pairs.
     """
 
+    metric: str
+    differences: Mapping[Unit, float]
     mean: float
     low: float
     high: float
@@ -49,6 +53,13 @@ class PairedDifference:
     def falls_by_at_most(self, margin: float) -> bool:
         """Return whether it is shown that no more than `margin` less leaks."""
         return self.is_equal or self.low >= -margin
+
+    def is_less_among(self, count: int) -> bool:
+        """Return whether it is below 0 beyond uncertainty as one of `count` differences (Bonferroni's correction)."""
+        level = 1 - statistics.SIGNIFICANCE / count
+        if not all(map(math.isfinite, self.differences.values())):
+            return _compare_signs(self.differences, ONE_SIDED_LEVEL / count)[0]
+        return paired_interval(self.metric, self.differences, level)[1] < 0
 
     @property
     def text(self) -> str:
@@ -71,8 +82,10 @@ def subtract_control(
     low, high = paired_interval(metric, differences)
     is_less, is_more = high < 0, low > 0
     if not all(map(math.isfinite, differences.values())):
-        is_less, is_more = _compare_signs(differences)
+        is_less, is_more = _compare_signs(differences, ONE_SIDED_LEVEL)
     return PairedDifference(
+        metric=metric,
+        differences=differences,
         mean=float(np.mean(list(differences.values()))),
         low=low,
         high=high,
@@ -85,16 +98,14 @@ def subtract_control(
     )
 
 
-def _compare_signs(differences: Mapping[Unit, float]) -> tuple[bool, bool]:
+def _compare_signs(differences: Mapping[Unit, float], chance: float) -> tuple[bool, bool]:
     """Return whether significantly many victims leak less, and more (sign test), where a difference is infinite."""
     by_victim: dict[str, list[float]] = defaultdict(list)
     for (victim, _), value in differences.items():
         by_victim[victim].append(value)
     means = [float(np.mean(several)) for several in by_victim.values()]
     num_less, num_more = sum(mean < 0 for mean in means), sum(mean > 0 for mean in means)
-    is_less, is_more = (
-        statistics.is_more_than_half(number, len(means), ONE_SIDED_LEVEL) for number in (num_less, num_more)
-    )
+    is_less, is_more = (statistics.is_more_than_half(number, len(means), chance) for number in (num_less, num_more))
     return is_less, is_more
 
 

@@ -284,13 +284,16 @@ def interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> 
     return statistics.confidence_interval(values, share=is_share(metric), lowest=lowest, highest=highest)
 
 
-def difference_interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> tuple[float, float]:
-    """Compute the 95 % confidence interval of the mean of paired differences of a metric, see `interval`."""
+def difference_interval(
+    metric: str, values: NDArray[np.float64], unit: str = "victim", level: float = statistics.CONFIDENCE
+) -> tuple[float, float]:
+    """Compute the confidence interval of the mean of paired differences of a metric, see `interval`."""
     if compares_victims(metric, unit):
         return math.nan, math.nan
     if not is_share(metric):
-        return statistics.confidence_interval(values)
-    low, high = statistics.confidence_interval((values + 1) / 2, share=True)  # differences of shares lie in [-1, 1]
+        return statistics.confidence_interval(values, level=level)
+    # Differences of shares lie in [-1, 1].
+    low, high = statistics.confidence_interval((values + 1) / 2, share=True, level=level)
     return 2 * low - 1, 2 * high - 1
 
 

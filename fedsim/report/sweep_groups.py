@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import quote
 
 import numpy as np
@@ -200,24 +201,27 @@ def _interval(metric: str, values: Mapping[Unit, float]) -> tuple[float, float]:
     return _choose_narrower(ends, _reach_over_both_seeds(metric, values, _interval))
 
 
-def paired_interval(metric: str, differences: Mapping[Unit, float]) -> tuple[float, float]:
-    """Compute the 95 % interval of the mean of paired differences of a metric over victims and seeds, likewise.
+def paired_interval(
+    metric: str, differences: Mapping[Unit, float], level: float = statistics.CONFIDENCE
+) -> tuple[float, float]:
+    """Compute the interval of the mean of paired differences of a metric over victims and seeds, likewise.
 
     Differences of shares vary less than shares do. From five victims on it is therefore that of `mean_and_margin`,
     unless all differences are equal.
     """
-    ends = _interval_of_differences(metric, differences)
-    return _choose_narrower(ends, _reach_over_both_seeds(metric, differences, paired_interval))
+    ends = _interval_of_differences(metric, differences, level)
+    return _choose_narrower(ends, _reach_over_both_seeds(metric, differences, partial(paired_interval, level=level)))
 
 
-def _interval_of_differences(metric: str, differences: Mapping[Unit, float]) -> tuple[float, float]:
+def _interval_of_differences(metric: str, differences: Mapping[Unit, float], level: float) -> tuple[float, float]:
     lowest, highest = describe_metric(metric).value_range
     num_victims = len({victim for victim, _ in differences})
     if is_share(metric) and are_independent(metric) and num_victims >= MIN_VICTIMS:
-        mean, margin = statistics.mean_and_margin(differences)
+        mean, margin = statistics.mean_and_margin(differences, level)
         if margin:
             return max(mean - margin, -1.0), min(mean + margin, 1.0)
-    return _interval_over_units(metric, differences, difference_interval, (lowest - highest, highest - lowest))
+    interval_of = partial(difference_interval, level=level)
+    return _interval_over_units(metric, differences, interval_of, (lowest - highest, highest - lowest), level)
 
 
 def _reach_over_both_seeds(
@@ -255,6 +259,7 @@ def _interval_over_units(
     values: Mapping[Unit, float],
     interval_of: Callable[[str, NDArray[np.float64], str], tuple[float, float]],
     value_range: tuple[float, float],
+    level: float = statistics.CONFIDENCE,
 ) -> tuple[float, float]:
     if not all(map(math.isfinite, values.values())):
         return math.nan, math.nan
@@ -264,7 +269,7 @@ def _interval_over_units(
     low, high = interval_of(metric, victims if len(victims) > 1 else seeds, "victim")
     if len(victims) == 1 or len(seeds) == 1:
         return low, high
-    mean, margin = statistics.mean_and_margin(values)
+    mean, margin = statistics.mean_and_margin(values, level)
     begin, end = max(mean - margin, value_range[0]), min(mean + margin, value_range[1])
     return (min(low, begin), max(high, end)) if is_share(metric) else (begin, end)
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.report.paired_differences import PairedDifference, subtract_control
 from fedsim.report.sweep_groups import paired_interval
 
-VICTIMS = 6
+METRICS, VICTIMS = 6, 6
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,37 @@ def measure_coverage(seeds: int, spread: float, draws: int) -> Coverage:
         num_held_of_all += low <= 0 <= high
         num_less += high < 0
     return Coverage(num_held / draws, num_held_of_all / draws, num_less / draws)
+
+
+def measure_false_falls(seeds: int, spread: float, shared: float, draws: int) -> tuple[float, float]:
+    """Draw differences of six metrics under a defense that does nothing, and return in which share less leaks by any.
+
+    Args:
+        seeds: number of seeds.
+        spread: of the means of seeds, as a multiple of that of the victims of a seed.
+        shared: part of the variance that all metrics have in common.
+        draws: number of draws.
+
+    Returns:
+        By the 95 % interval of each metric alone, and corrected for their number.
+    """
+    generator = np.random.default_rng(0)
+    num_alone, num_corrected = 0, 0
+    for _ in range(draws):
+        effects = generator.normal(0, spread, (METRICS + 1, seeds, 1))
+        values = effects + generator.normal(size=(METRICS + 1, seeds, VICTIMS))
+        differences = []
+        for own_part in values[1:]:
+            table = np.sqrt(shared) * values[0] + np.sqrt(1 - shared) * own_part
+            differences.append(_subtract_nothing(table))
+        num_alone += any(item.is_less for item in differences)
+        all_are_less = all(item.is_less for item in differences)
+        num_corrected += all_are_less or any(item.is_less_among(METRICS) for item in differences)
+    return num_alone / draws, num_corrected / draws
+
+
+def _subtract_nothing(table: np.ndarray) -> PairedDifference:
+    values = {(str(victim), str(seed)): float(value) for (seed, victim), value in np.ndenumerate(table)}
+    difference = subtract_control("psnr", values, dict.fromkeys(values, 0.0))
+    assert difference is not None
+    return difference

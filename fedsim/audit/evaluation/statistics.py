@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIGNIFICANCE = 0.05
+CONFIDENCE = 1 - SIGNIFICANCE
+"""Level of an interval unless another is named."""
 """How often a test may find what is not there."""
 _BOOTSTRAP_DRAWS = 4000
 Values = NDArray[np.float64]
@@ -41,9 +43,14 @@ def mean(values: Values) -> float:
 
 
 def confidence_interval(
-    values: Values, *, share: bool = False, lowest: float = -math.inf, highest: float = math.inf
+    values: Values,
+    *,
+    share: bool = False,
+    lowest: float = -math.inf,
+    highest: float = math.inf,
+    level: float = CONFIDENCE,
 ) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the mean of `values`.
+    """Return the confidence interval of the mean of `values`.
 
     For a share it is Gaffke's bound, see `share_interval`. Otherwise it is Student's, cut where the
     range of the values ends. It is NaN for fewer than two values, or where one is not finite: a
@@ -53,17 +60,18 @@ def confidence_interval(
         share: values are shares, in [0, 1].
         lowest: end of the range of the values.
         highest: likewise.
+        level: how often it holds the true mean.
     """
     if len(values) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     if share:
-        return share_interval(values)
-    margin = float(values.std(ddof=1) / math.sqrt(len(values))) * _student_quantile(len(values) - 1)
+        return share_interval(values, level)
+    margin = float(values.std(ddof=1) / math.sqrt(len(values))) * _student_quantile(len(values) - 1, level)
     return max(float(values.mean()) - margin, lowest), min(float(values.mean()) + margin, highest)
 
 
-def share_interval(values: Values) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the mean of values in [0, 1] (Gaffke's bound).
+def share_interval(values: Values, level: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the confidence interval of the mean of values in [0, 1] (Gaffke's bound).
 
     It is a bootstrap over the values and the two ends of the range: means of the values and 0 under
     random weights (Dirichlet, all 1) give the lower limit, those of the values and 1 the upper one
@@ -73,11 +81,11 @@ def share_interval(values: Values) -> tuple[float, float]:
     clusters; this one has neither fault, at the price of being wide for few values.
     """
     if np.isin(values, (0, 1)).all():
-        return binomial_interval(int(values.sum()), len(values))
+        return binomial_interval(int(values.sum()), len(values), level)
     weights = _draw_weights(len(values) + 1)
     ordered = np.sort(values)
-    low = float(np.quantile(weights @ np.append(ordered, 0.0), 0.025))
-    high = float(np.quantile(weights @ np.append(ordered, 1.0), 0.975))
+    low = float(np.quantile(weights @ np.append(ordered, 0.0), (1 - level) / 2))
+    high = float(np.quantile(weights @ np.append(ordered, 1.0), (1 + level) / 2))
     return max(low, 0.0), min(high, 1.0)  # rounding may put them outside
 
 
@@ -87,15 +95,15 @@ def _draw_weights(count: int) -> Values:
     return np.random.default_rng(0).dirichlet(np.ones(count), _BOOTSTRAP_DRAWS)
 
 
-def binomial_interval(successes: int, count: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share of which `successes` of `count` were seen (Clopper and Pearson).
+def binomial_interval(successes: int, count: int, level: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the confidence interval of a share of which `successes` of `count` were seen (Clopper and Pearson).
 
     >>> tuple(round(limit, 3) for limit in binomial_interval(0, 4))
     (0.0, 0.602)
     """
     from scipy.special import betaincinv  # takes a quarter of a second, which workers save
 
-    failures, tail = count - successes, (1 - 0.95) / 2
+    failures, tail = count - successes, (1 - level) / 2
     low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
     return low, high
@@ -126,8 +134,8 @@ def is_fewer_than_half(ahead: int, count: int) -> bool:
     return float(bdtr(ahead, count, 0.5)) <= SIGNIFICANCE
 
 
-def mean_and_margin(values: Mapping[tuple[str, str], float]) -> tuple[float, float]:
-    """Return the mean of values by (client, run), and half the width of its 95 % interval.
+def mean_and_margin(values: Mapping[tuple[str, str], float], level: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the mean of values by (client, run), and half the width of its confidence interval.
 
     Clients and seeds both vary, and a client holds much the same data in each run: three runs of it
     are not three clients. So the squared standard errors of two means are added, that over clients
@@ -149,14 +157,14 @@ def mean_and_margin(values: Mapping[tuple[str, str], float]) -> tuple[float, flo
     for squared_error, means in zip(squared_errors, varying, strict=True):
         terms.append(squared_error**2 / (len(means) - 1))
     freedom = squared_errors.sum() ** 2 / sum(terms)
-    return centre, _student_quantile(freedom) * float(np.sqrt(squared_errors.sum()))
+    return centre, _student_quantile(freedom, level) * float(np.sqrt(squared_errors.sum()))
 
 
-def _student_quantile(freedom: float) -> float:
-    """Return the half width of 95 % of Student's distribution, in standard errors."""
+def _student_quantile(freedom: float, level: float) -> float:
+    """Return the half width of the central part of Student's distribution, in standard errors."""
     from scipy.special import stdtrit  # likewise
 
-    return float(stdtrit(freedom, 0.975))
+    return float(stdtrit(freedom, (1 + level) / 2))
 
 
 def format_mean(values: Mapping[tuple[str, str], float]) -> str:

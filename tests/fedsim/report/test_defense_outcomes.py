@@ -21,7 +21,7 @@ from fedsim.report.defense_outcomes import (
 from fedsim.report.paired_differences import subtract_control
 from fedsim.report.sweep_groups import paired_interval
 from fedsim.report.undefended_leaks import explain_no_leak, find_main_metric
-from tests.support.paired_seeds import measure_coverage
+from tests.support.paired_seeds import measure_coverage, measure_false_falls
 from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, make_rows
 
 LOWER = [value - 0.5 for value in AT_FLOOR]
@@ -189,6 +189,25 @@ def test_a_defense_that_does_nothing_is_seldom_said_to_weaken() -> None:
         assert difference is not None
         num_less += difference.is_less
     assert 0 < num_less <= 0.05 * 400
+
+
+def test_several_metrics_are_no_more_chances_to_be_said_to_weaken() -> None:
+    alone, corrected = measure_false_falls(seeds=1, spread=0.0, shared=0.0, draws=200)
+    assert alone > 0.08
+    assert 0 < corrected <= 0.04
+
+
+@pytest.mark.parametrize(("ssim", "word"), [([0.76, 0.82, 0.76, 0.8, 0.76, 0.81], NOT_CONCLUDED), ([0.5] * 6, WEAKENS)])
+def test_a_small_fall_by_one_of_several_metrics_may_be_chance(ssim: Sequence[float], word: str) -> None:
+    controls, rows = make_rows(LEAKING), make_both({False: LEAKING, True: LEAKING}, "noise")
+    controls += make_rows([0.8, 0.82, 0.81, 0.8, 0.79, 0.83], metric="ssim", floor=0.1)
+    rows += make_both({False: ssim, True: ssim}, "noise", metric="ssim", floor=0.1)
+    [judged] = judge_attacks(attack_outcomes(rows, controls, ""))
+    assert judged.word == word
+    assert judged.less_by == (() if word == NOT_CONCLUDED else ("SSIM",))
+    if word == NOT_CONCLUDED:
+        assert judged.reason.startswith("less leaks by SSIM, as happens by chance where several metrics are compared")
+        assert judged.needs_seeds
 
 
 def test_equal_differences_of_shares_are_not_sure() -> None:
