@@ -32,6 +32,7 @@ from fedsim.federation.engines.engine import JobContext, build_engine
 from fedsim.federation.engines.gc_pause import exclude_existing_objects
 from fedsim.federation.engines.lent_experiments import lend_experiment
 from fedsim.federation.engines.readiness import check_nodes, wait_for_nodes
+from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config
 from fedsim.federation.run_folder import read_exposures, read_ledger, read_metrics
@@ -245,7 +246,8 @@ def _client_grid(
 ) -> CohortGrid:
     """Return a grid with one node for each client, over physical nodes that are ready."""
     federation = experiment.config.federation
-    nodes = wait_for_nodes(grid, expected)
+    # Those in this process are all there from the beginning.
+    nodes = list(grid.get_node_ids()) if isinstance(grid, InProcessGrid) else wait_for_nodes(grid, expected)
     check_nodes(grid, nodes, simulation)
     steps = _PROGRESS_STEPS if build_engine(federation).splits_rounds else 0
     # Under secure aggregation, no update of a single client may be written to disk.
@@ -457,6 +459,7 @@ def _training_config(experiment: Experiment) -> ConfigRecord:
         del settings["batches"]  # the clients' default
     if not settings["label_smoothing"]:
         del settings["label_smoothing"]  # the clients' default
+    settings |= experiment.algorithm.message_facts()
     return ConfigRecord({key.replace("_", "-"): value for key, value in settings.items() if value is not None})
 
 

@@ -40,6 +40,7 @@ class Analytic(Attack):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
+    uses: ClassVar[frozenset[str]] = frozenset({"private_parts"})
     paper: ClassVar[Paper] = cite("Phong2018")
 
     def _run(self, target: Target, progress: Progress) -> Finding:

@@ -25,7 +25,6 @@ from fedsim.interfaces.attack import (
     warn,
 )
 from fedsim.interfaces.findings import Linkage, client_ids
-from fedsim.recording.control_variates import holds_controls
 from fedsim.recording.wire_format import State
 
 _SKETCH_SIZE = 1 << 16
@@ -49,7 +48,8 @@ class Linkability(Attack):
        message of anybody else, who would explain it better.
 
     The ids in a recording only name messages here: no score depends on them. So recordings with
-    control variates are refused, as removing these takes all that a client sent before.
+    control variates or a linear term (SCAFFOLD, FedDyn) are refused, as removing these takes all
+    that a client sent before.
 
     References:
         [Orekondy2018]: updates of one user are alike. Differs: they train a classifier of users on
@@ -129,14 +129,12 @@ class Linkability(Attack):
 
 
 def _check_sends_model_alone(target: Target, number: int) -> None:
-    """Raise AttackError where control variates are sent, which depend on what a client sent before."""
-    transcript = target.transcript
-    message = transcript.messages(number, target.victim)[0]
-    if holds_controls(transcript.broadcast(number, target.victim, message)):
+    """Raise AttackError where clients add terms that depend on what each sent before."""
+    if target.transcript.adds_known_terms(number):
         raise AttackError(
-            f"round {number}: control variates are sent beside the model, and what a client's gradient was without "
-            "them is known only to whoever knows which messages it sent before, which is what is to be found; link "
-            "messages of another algorithm"
+            f"round {number}: clients add control variates, or a linear term, to their gradients, and what a gradient "
+            "was without them is known only to whoever knows which messages a client sent before, which is what is to "
+            "be found; link messages of another algorithm"
         )
 
 

@@ -34,6 +34,9 @@ class InvertingGradients(GradientInversion):
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
         compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
+        unknown_step_size: Adam's, for parts of the model that never left the client, as a private
+            head: they begin random and are optimised along, and labels too, unless they are
+            granted.                                                           [ours: 0.01]
 
     References:
         [Geiping2020], as run in [Zhu2023] (SME), Sect. 3.1 and App. D. Differs: the defaults are
@@ -45,6 +48,7 @@ class InvertingGradients(GradientInversion):
     tv_weight: NonNegativeFloat = 0.01
     signed: bool = False
     decay: bool = True
+    unknown_step_size: PositiveFloat = 0.01
 
     paper: ClassVar[Paper] = cite("Geiping2020")
 
@@ -52,6 +56,7 @@ class InvertingGradients(GradientInversion):
         return Recipe(
             priors=[(self.tv_weight, TotalVariation())],
             step_size=self.step_size,
+            unknown_step_size=self.unknown_step_size,
             signed=self.signed,
             schedule=step_decay_schedule if self.decay else constant_schedule,
         )

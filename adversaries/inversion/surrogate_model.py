@@ -38,6 +38,9 @@ class SurrogateModelExtension(GradientInversion):
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
         compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
         precision: `bfloat16` computes convolutions and linear layers in it.
+        unknown_step_size: Adam's, for parts of the model that never left the client, as a private
+            head: they begin random and are optimised along, and labels too, unless they are
+            granted.                                                           [ours: 0.01]
         alpha: start, 1 is the broadcast model.                                  [Algorithm 1: 0.5]
         alpha_step_size: Adam's, for alpha.                                      [App. D: 0.001]
         alpha_every: compute alpha's gradient only every so many iterations; in between Adam reuses
@@ -53,6 +56,7 @@ class SurrogateModelExtension(GradientInversion):
     tv_weight: NonNegativeFloat = 0.01
     signed: bool = False
     decay: bool = True
+    unknown_step_size: PositiveFloat = 0.01
     alpha: Share = 0.5
     alpha_step_size: PositiveFloat = 0.001
     alpha_every: PositiveInt = 1
@@ -66,6 +70,7 @@ class SurrogateModelExtension(GradientInversion):
             ),
             priors=[(self.tv_weight, TotalVariation())],
             step_size=self.step_size,
+            unknown_step_size=self.unknown_step_size,
             signed=self.signed,
             schedule=step_decay_schedule if self.decay else constant_schedule,
         )

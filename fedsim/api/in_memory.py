@@ -29,6 +29,7 @@ from fedsim.training.model_state import copy_state, running_statistics
 from fedsim.training.models.checks import lazy_layer_complaint
 
 _OBJECT_FACTS: Mapping[str, tuple[type, str]] = {
+    "private_parts": (dict, "a dict of tensors by name"),
     "labels": (Tensor, "a tensor of one label for each example"),
     "records": (Records, "fedsim.interfaces.knowledge.Records"),
     "candidates": (Records, "fedsim.interfaces.knowledge.Records"),

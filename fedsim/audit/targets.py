@@ -101,6 +101,14 @@ class TargetMaker:
             self.transcript.update(job.rounds[0], job.victim)
         raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")
 
+    def _is_first_participation(self, victim: int, number: int) -> bool:
+        """Tell whether the recording shows that `victim` took part in no round before `number`."""
+        recorded = set(self.transcript.rounds)
+        for earlier in range(1, number):
+            if earlier not in recorded or self.transcript.header(earlier).find_reply(victim) is not None:
+                return False
+        return True
+
     def _group_members(self, number: int, job: AttackJob) -> tuple[int, ...]:
         """Return the group that the victim stands for; empty where it stands for itself.
 
@@ -132,7 +140,9 @@ class TargetMaker:
         # What headers state goes before the experiment; what is private to the victim comes last.
         stated = apply_headers(self.granted, adversary, headers, declared)
         common = scale_to_group(stated, len(members))
-        knowledge = grant_private(common, adversary, self.case, job.victim, truth, declared, members)
+        begins = "private_parts" in reads_private and self._is_first_participation(job.victim, first)
+        first_round = first if begins else None
+        knowledge = grant_private(common, adversary, self.case, job.victim, truth, declared, members, first_round)
         knowledge = knowledge.restrict_to(declared)
         source = job.attack.builds_on
         if source is None:

@@ -270,6 +270,8 @@ def check_private_facts(adversary: AdversaryTable, case: Case) -> None:
         if not fact.is_valid(non_members):
             raise ConfigError(f"adversary.knowledge.candidates: expected {fact.expected}, got '{non_members}'")
         case.check_candidate_source()
+    if "private_parts" in names:
+        case.check_private_parts()
 
 
 def grant_private(
@@ -280,6 +282,7 @@ def grant_private(
     truth: Truth | None,
     declared: Set[str] = frozenset(PRIVATE),
     members: Sequence[int] = (),
+    first_round: int | None = None,
 ) -> Knowledge:
     """Add what is granted of this `victim`: labels, records, records without a column, candidates.
 
@@ -287,6 +290,7 @@ def grant_private(
         truth: the victim's data in the attacked round; None where they are not known.
         declared: what the attack reads; nothing else is added.
         members: of the group that the victim stands for, whose labels and records are granted then.
+        first_round: the first in which the victim takes part; None where the attacked one is another.
 
     Raises:
         ConfigError, DataError: there is no source for these facts.
@@ -300,6 +304,8 @@ def grant_private(
     values: dict[str, Any] = {}
     if "labels" in names:
         values["labels"] = truth.labels.sort().values
+    if "private_parts" in names:
+        values["private_parts"] = case.private_parts(victim, first_round)
     if "candidates" in names:
         values["candidates"] = case.candidates(adversary, clients)
     if "known_candidates" in names:

@@ -106,6 +106,11 @@ def _check_defense(defense: Defense, algorithm: ClientAlgorithm, name: str) -> N
             f"defense: {defense_name} accounts for the local steps of [training], and '{name}' takes more; leave one "
             "of them out"
         )
+    if algorithm.adds_to_loss and (overrides(defense, "on_examples") or overrides(defense, "sampling")):
+        raise ConfigError(
+            f"defense: {defense_name} bounds the gradients of single examples, and '{name}' adds a term to their "
+            "losses; leave one of them out"
+        )
 
 
 def _check_evaluation(experiment: Experiment, name: str) -> None:

@@ -23,6 +23,7 @@ _SINGLE_UPDATE_STRATEGIES = {
     **dict.fromkeys(("Krum", "MultiKrum", "Bulyan"), "chooses among the updates of single clients"),
     **dict.fromkeys(("FedMedian", "FedTrimmedAvg"), "sorts the updates of single clients"),
     "QFedAvg": "weights each client by its own loss",
+    "FedDyn": "counts the moves of all clients alike",
     "DifferentialPrivacyServerSideFixedClipping": "clips the update of each client",
     "DifferentialPrivacyServerSideAdaptiveClipping": "clips the update of each client",
 }

@@ -14,7 +14,7 @@ others are sent. So no algorithm can send a part that it declares to be private.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 WHOLE_MODEL = "model"
 """Name of the only part of a model that is not divided."""
+
+FeatureLoss = Callable[[Tensor, Tensor], Tensor]
+"""`(inputs, features) -> term`: a term of the loss, from a batch and its representation.
+
+Both have one row for each example, and the term is a mean over them.
+"""
 
 
 class LocalClient(Protocol):
@@ -71,6 +77,7 @@ class LocalClient(Protocol):
         proximal_mu: float = 0.0,
         anchor: State | None = None,
         correction: State | None = None,
+        feature_loss: FeatureLoss | None = None,
         local_epochs: int | None = None,
         defended: bool = True,
     ) -> dict[str, Tensor]:
@@ -88,9 +95,18 @@ class LocalClient(Protocol):
             proximal_mu: weight of the proximal term.
             anchor: weights to which the proximal term pulls; by default `start`.
             correction: is added to the gradient of each step, by name of a parameter.
+            feature_loss: is added to the loss of each batch; its features are what enters the last
+                linear layer.
             local_epochs: passes over the data, in place of what `[training]` says.
             defended: whether the client's defenses act on this pass. What is sent must not follow
                 from one on which they do not.
+        """
+
+    def make_representation(self, model: State) -> Callable[[Tensor], Tensor]:
+        """Return a function that computes the representation of inputs by a fixed model.
+
+        The representation, `example feature`, is what enters the last linear layer, in evaluation
+        mode.
         """
 
 
@@ -120,6 +136,8 @@ class ClientAlgorithm(CheckedSettings, ABC):
             does whose clients send weights.
         private_parts: names of the parts of the model that never leave the client.
         personal: whether each client has a model of its own, with which it is evaluated.
+        adds_to_loss: whether it adds a term to the losses of examples, which defenses that bound the
+            gradients of single examples would not bound.
         counts_steps: whether what is sent follows from exactly the local steps that `[training]`
             says, for which privacy accountants account.
         keeps: what a client keeps from round to round, in a few words.
@@ -130,6 +148,7 @@ class ClientAlgorithm(CheckedSettings, ABC):
     strategies: ClassVar[tuple[str, ...]] = ()
     private_parts: ClassVar[frozenset[str]] = frozenset()
     personal: ClassVar[bool] = False
+    adds_to_loss: ClassVar[bool] = False
     counts_steps: ClassVar[bool] = True
     keeps: ClassVar[str] = "nothing"
     sends: ClassVar[str] = "the whole model"
@@ -150,6 +169,13 @@ class ClientAlgorithm(CheckedSettings, ABC):
         """Return facts of local training that every server knows who knows the algorithm.
 
         Names are those of `fedsim.interfaces.knowledge.Knowledge`, such as `proximal_mu`.
+        """
+        return {}
+
+    def message_facts(self) -> Mapping[str, float]:
+        """Return numbers that the server sends to each client along with the settings of training.
+
+        They stand in the recording, for what attacks have to know of the messages themselves.
         """
         return {}
 

@@ -332,6 +332,11 @@ class Knowledge:
         (lambda name: "=" in name, "column=category, as sex=Female, or group=name"),
         granted=False,
     )
+    private_parts: State | None = _fact(
+        "the parts of the model that stay with the victim, as they were when it began the round",
+        granted=False,
+        victim_data="the parts of its model that it never sends",
+    )
     defenses: Sequence[Defense] | None = _fact(
         "the defenses of the clients with their settings, for an attack that passes its dummy gradients through them; "
         "each such attack is then made twice, without them (naive) and with them (adaptive)",

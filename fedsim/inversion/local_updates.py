@@ -97,7 +97,7 @@ def read_updates(target: Target) -> LocalUpdates:
     for index, number in enumerate(rounds):
         update = check_update(target.transcript.update(number, client), update)
         rows = {"before": flatten_state(update, update.before), "after": flatten_state(update, update.after)}
-        if update.sends_delta:
+        if update.states_move:
             rows["deltas"] = -flatten_state(update, update.pseudo_gradient)
         if not tables:
             for name, row in rows.items():

@@ -36,6 +36,7 @@ from fedsim.inversion.compiled import compile_objective
 from fedsim.inversion.descent import Step, Trial, divergence_error, iterate_descent, run_to_end
 from fedsim.inversion.differentiability import check_differentiability, check_inputs
 from fedsim.inversion.labels.updates import count_labels
+from fedsim.inversion.named_states import missing_part_error, running_statistic_names
 from fedsim.inversion.problem import (
     OPTIMIZER_FACTS,
     InversionProblem,
@@ -51,6 +52,7 @@ from fedsim.inversion.restart import (
     Restart,
     dummy_data,
     dummy_labels,
+    guess_unknown_parts,
     objective_and_gradients,
 )
 from fedsim.inversion.round_robin import run_round_robin
@@ -89,7 +91,9 @@ class GradientInversion(Attack):
     precision: Literal["float32", "bfloat16"] = "float32"
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
-    uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels", "defenses"}
+    uses: ClassVar[frozenset[str]] = (
+        INPUT_MOMENTS | MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels", "defenses", "private_parts"}
+    )
 
     # What a subclass may override.
 
@@ -105,8 +109,11 @@ class GradientInversion(Attack):
         return target.read_update()
 
     def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
-        """Build the inversion problem, without labels."""
-        return build_problem(update, knowledge)
+        """Build the inversion problem, without labels.
+
+        A part of the model that never left the client is left out; see `Recipe.unknown_step_size`.
+        """
+        return build_problem(update, knowledge, body_alone=True)
 
     def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
         """Return the labels that are granted, or count them from the last layer."""
@@ -215,6 +222,8 @@ class GradientInversion(Attack):
         """Do all that comes before the first iteration."""
         problem = self._problem(update, knowledge)
         recipe = self._recipe(problem)
+        if problem.has_unknown_part or knowledge.private_parts:
+            recipe = _match_private_parts(recipe, problem, update, knowledge)
         self._warn_of_mismatch(recipe, problem, update, knowledge)
         if recipe.normalised_by_batch:
             model = copy_with_batch_statistics(problem.model)
@@ -242,8 +251,9 @@ class GradientInversion(Attack):
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:
             labels = dummy_labels(recipe, problem, values)
-            gradient = recipe.update_model.gradient(problem, values, values["dummy"], labels)
-            return recipe.distance(problem.apply_defenses(gradient), target)
+            guess = guess_unknown_parts(problem, values)
+            gradient = recipe.update_model.gradient(guess, values, values["dummy"], labels)
+            return recipe.distance(guess.apply_defenses(gradient), target)
 
         start = restarts[0].values()
         start["dummy"] = dummy_data(recipe, problem, start["dummy"]).detach()
@@ -392,6 +402,25 @@ def find_labels(problem: InversionProblem, update: Update, knowledge: Knowledge,
 def best_restart(ends: Sequence[tuple[Restart, Trial]]) -> tuple[Restart, Trial]:
     """Return the restart with the smallest objective at its end."""
     return min(ends, key=lambda end: end[1].objective)
+
+
+def _match_private_parts(recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge) -> Recipe:
+    """Return the recipe for a client that keeps a part of the model, which may be granted.
+
+    Labels cannot be counted then, and are optimised with the data unless they are granted. Layers
+    whose running statistics stay with the client normalise by the batch, as they do in training.
+
+    Raises:
+        AttackError: the part is not granted, and the attack needs all of the model.
+    """
+    if problem.has_unknown_part and recipe.unknown_step_size is None:
+        raise missing_part_error(problem.unknown_names, problem.where)
+    if any(name not in update.before for name in running_statistic_names(problem.model)):
+        recipe = replace(recipe, normalised_by_batch=True)
+    if knowledge.labels is None and recipe.label_step_size is None:
+        warn(f"{problem.where}: a part of the model stays with the client, so labels are optimised with the data")
+        recipe = replace(recipe, label_step_size=recipe.step_size)
+    return recipe
 
 
 def _match_mixtures(

@@ -23,7 +23,8 @@ class NamedStates(NamedTuple):
         before: w_0.
         after: w_T; only buffers if a gradient was sent.
         gradient: sent instead of weights, or None.
-        delta: w_T - w_0 if it was sent instead of weights, or None.
+        delta: w_T - w_0 if it was sent instead of weights, or is known otherwise, see
+            `Update.states_move`; or None.
     """
 
     shapes: Mapping[str, torch.Size]
@@ -36,7 +37,7 @@ class NamedStates(NamedTuple):
     def direction(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Return w_0 - w_T of a parameter in `dtype`, or the gradient that was sent.
 
-        If the delta was sent, the result is minus the delta, to the bit.
+        If the delta was sent, or is known otherwise, the result is minus the delta, to the bit.
         """
         if self.gradient is not None:
             return self.gradient[name].to(dtype)
@@ -70,11 +71,7 @@ def named_states(update: Update, model: nn.Module, where: str, *, body_alone: bo
     orders = sendable_shapes(model)
     if absent := find_absent_names(update.before, model):
         if not body_alone:
-            missing = join_first([repr(name) for name in absent], 3)
-            raise AttackError(
-                f"{where}: {missing} of the model are in no message, as of a part that stays with the clients, "
-                "and this attack needs all of it; choose one that reads the first layer alone, such as analytic"
-            )
+            raise missing_part_error(absent, where)
         orders = tuple({name: shape for name, shape in names.items() if name in update.before} for names in orders)
     floating_shapes, shapes = orders[1], orders[-1]
     buffer_names = [name for name, _ in model.named_buffers() if name in floating_shapes]
@@ -93,7 +90,7 @@ def named_states(update: Update, model: nn.Module, where: str, *, body_alone: bo
     if after is None:
         content = "weights w_T" if update.gradient is None else "buffers beside the gradient"
         raise _model_mismatch_error(where, content, update.after, returned_orders)
-    if update.sends_delta:
+    if update.states_move:
         pseudo_gradient = match_any_names(update.pseudo_gradient, orders)
         assert pseudo_gradient is not None  # it has the names and shapes of w_0
         delta = {name: -tensor for name, tensor in pseudo_gradient.items()}
@@ -105,6 +102,16 @@ def named_states(update: Update, model: nn.Module, where: str, *, body_alone: bo
         after=after,
         gradient=gradient,
         delta=delta,
+    )
+
+
+def missing_part_error(names: Sequence[str], where: str) -> AttackError:
+    """Return the error of an attack that needs all of a model, of which these parameters were not sent."""
+    missing = join_first([repr(name) for name in names], 3)
+    return AttackError(
+        f"{where}: {missing} of the model are in no message, as of a part that stays with the clients, and this "
+        "attack needs all of it; choose one that reads the first layer alone, such as analytic, or that finds the "
+        "part along, such as sme"
     )
 
 

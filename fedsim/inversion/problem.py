@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -125,6 +125,8 @@ class InversionProblem:
         uses_func_transforms: gradients are computed by torch.func, as they must be inside `vmap`.
         auxiliary: public records of the same kind, inputs in model units, from which priors are
             fitted; None if withheld.
+        unknown_parts: guesses of the parameters that never left the client, by name; those of
+            `model` where they are left out.
         noise: what is known of how far the message may be from its expectation; None where an attack
             does not ask.
         where: names the update in errors.
@@ -156,6 +158,7 @@ class InversionProblem:
     uses_func_transforms: bool = False
     smooth_dimensions: Sequence[int] = ()
     auxiliary: Records | None = None
+    unknown_parts: State = field(default_factory=dict)
     noise: MessageNoise | None = None
     num_clients: int = 1
     where: str = ""
@@ -205,7 +208,8 @@ class InversionProblem:
         return self._forward(weights, self.scaling.to_model(dummy))
 
     def _forward(self, weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        state = {**dict(zip(self.parameter_names, weights, strict=True)), **self.buffers}
+        known_state = {**dict(zip(self.parameter_names, weights, strict=True)), **self.buffers}
+        state = {**known_state, **self.unknown_parts}
         outputs: Tensor = functional_call(self.model, state, (inputs,))
         return outputs
 
@@ -251,10 +255,15 @@ class InversionProblem:
         return [defended[name] / scale for name in self.parameter_names]
 
     @property
-    def has_unknown_part(self) -> bool:
-        """Tell whether parameters of `model` never left the client, so that their values mean nothing."""
+    def unknown_names(self) -> list[str]:
+        """Return the parameters that never left the client, whose values in `model` mean nothing."""
         known_names = {*self.parameter_names, *self.buffers}
-        return any(name not in known_names for name, _ in self.model.named_parameters())
+        return [name for name, _ in self.model.named_parameters() if name not in known_names]
+
+    @property
+    def has_unknown_part(self) -> bool:
+        """Tell whether parameters of `model` never left the client."""
+        return bool(self.unknown_names)
 
     @property
     def examples_per_client(self) -> int:
@@ -279,7 +288,7 @@ def build_problem(
         use_batch_statistics: the model will be one of `with_batch_statistics`, which needs no
             running statistics.
         body_alone: accept updates of which a part of the model never left the clients; the problem
-            then is of the other parameters.
+            then is of the other parameters. So it is where that part is granted, which is fixed.
 
     Raises:
         AttackError: a part of the model never left the clients; w_T equals w_0, the gradient is zero
@@ -291,7 +300,8 @@ def build_problem(
     assert knowledge.model is not None
     assert knowledge.loss is not None
     model = knowledge.model().to(knowledge.device).eval()
-    states = named_states(update, model, where, body_alone=body_alone)
+    private_parts = knowledge.private_parts or {}
+    states = named_states(update, model, where, body_alone=body_alone or bool(private_parts))
     shapes, buffer_names, before, after, gradient, delta = states
     _check_buffers(model, buffer_names, before, use_batch_statistics)
     _check_num_examples(update, knowledge, where)
@@ -311,7 +321,7 @@ def build_problem(
         parameter_names=tuple(trained),
         before=[before[name].to(device) for name in trained],
         after=[] if gradient is not None else [after[name].to(device) for name in trained],
-        buffers={name: before[name].to(device) for name in unmoved_names},
+        buffers={name: {**before, **private_parts}[name].to(device) for name in (*unmoved_names, *private_parts)},
         returned_buffers={name: after[name].to(device) for name in returned_names},
         labels=torch.empty(0, dtype=torch.int64, device=device),
         scaling=InputScaling.from_knowledge(knowledge, before[next(iter(shapes))].to(device)),

@@ -78,6 +78,8 @@ class Recipe:
         bounded: clamp pixels to the valid range after each step.
         label_step_size: step size of label logits that are optimised together with the data; None
             uses the labels that are granted or counted.
+        unknown_step_size: of Adam for parts of the model that never left the client, which are
+            optimised together with the data; None for an attack that needs all of the model.
         epochs: number of dummy images for each example, one an epoch.
         normalised_by_batch: BatchNorm layers normalise the dummy data by their own statistics, as
             those of clients do in training, instead of by the running ones of w_0.
@@ -97,6 +99,7 @@ class Recipe:
     distance_schedule: Schedule = constant_schedule
     bounded: bool = True
     label_step_size: float | None = None
+    unknown_step_size: float | None = None
     epochs: int = 1
     normalised_by_batch: bool = False
     one_step: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ IterationInputs = tuple[Tensor, Tensor]
 """The factor of the distance and the restarts' consensus, which change with the iteration."""
 GradientNames = tuple[str, ...]
 """Names of the values whose gradients are computed in an iteration."""
+UNKNOWN_PREFIX = "unknown/"
+"""Beginning of the names of values that stand for parameters which never left the client."""
 Evaluate = Callable[[int], list[Tensor]]
 """`iteration -> [objective, distance, L_sim, gradients of GradientNames]`, at the present
 values of a restart."""
@@ -58,6 +60,7 @@ def objective_terms(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the objective, differentiable in `values`, the distance and L_sim."""
     distance_factor, consensus = iteration_inputs
+    problem = guess_unknown_parts(problem, values)
     dummy, labels = dummy_data(recipe, problem, values["dummy"]), dummy_labels(recipe, problem, values)
     gradient = problem.apply_defenses(recipe.update_model.gradient(problem, values, dummy, labels))
     distance = recipe.distance(gradient, target)
@@ -74,6 +77,38 @@ def objective_terms(
             direction = target[: len(gradient)]  # what follows it, if anything, is of other use
             l_sim = 1 - (1 - Cosine()(gradient, direction)) / global_norm(direction)
     return objective, distance.detach(), l_sim.detach()
+
+
+def guess_unknown_parts(problem: InversionProblem, values: Mapping[str, Tensor]) -> InversionProblem:
+    """Return the problem with the present guesses of the parts that never left the client."""
+    guesses: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if name.startswith(UNKNOWN_PREFIX):
+            guesses[name.removeprefix(UNKNOWN_PREFIX)] = value
+    return replace(problem, unknown_parts=guesses) if guesses else problem
+
+
+def draw_unknown_parts(
+    problem: InversionProblem, step_size: float, rng: torch.Generator
+) -> dict[str, OptimisedVariable]:
+    """Return variables for the parameters that never left the client, by the names of their values.
+
+    Matrices are drawn, with the deviation of fresh ones; biases and scales begin as in a fresh
+    network. So nothing of the client is in them.
+    """
+    parameters = dict(problem.model.named_parameters())
+    variables: dict[str, OptimisedVariable] = {}
+    for name in problem.unknown_names:
+        start = parameters[name].detach().to(problem.before[0])
+        if start.ndim > 1:
+            start = torch.randn(start.shape, generator=rng).to(start) * start.std()
+        variables[f"{UNKNOWN_PREFIX}{name}"] = OptimisedVariable(start, step_size, -math.inf, math.inf)
+    return variables
+
+
+def is_curve(name: str) -> bool:
+    """Return whether the report shows the value of this name as a curve."""
+    return name not in ("dummy", "label_logits") and not name.startswith(UNKNOWN_PREFIX)
 
 
 def dummy_data(recipe: Recipe, problem: InversionProblem, dummy: Tensor) -> Tensor:
@@ -143,6 +178,8 @@ class Restart:
             logits = torch.randn((shape[0], *classes), generator=rng).to(like)
             label_variable = OptimisedVariable(logits, recipe.label_step_size, -math.inf, math.inf)
             self._variables["label_logits"] = label_variable
+        if recipe.unknown_step_size is not None:
+            self._variables |= draw_unknown_parts(problem, recipe.unknown_step_size, rng)
         self._variable_values = {name: variable.start.clone() for name, variable in self._variables.items()}
 
     def values(self) -> dict[str, Tensor]:
@@ -204,7 +241,7 @@ class Restart:
             set_gradients(self._recipe, values, dict(zip(names, gradients, strict=True)))
             means = {}
             for name, value in self._variable_values.items():
-                if name != "label_logits":
+                if is_curve(name):
                     means[name] = value.mean()
             return report_curves(self._recipe, objective, distance, l_sim, means)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.inversion.recipe import Recipe
-from fedsim.inversion.restart import Restart, set_gradients
+from fedsim.inversion.restart import Restart, is_curve, set_gradients
 from fedsim.training.optimizers import Optimizer
 
 
@@ -62,7 +62,7 @@ class StackedRestarts:
         """Return `restart` means of the variables that the report shows as curves, by name."""
         means = {}
         for name, value in self.values.items():
-            if name not in ("dummy", "label_logits"):
+            if is_curve(name):
                 means[name] = value.reshape(len(value), -1).mean(1)
         return means
 

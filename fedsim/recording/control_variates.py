@@ -6,13 +6,13 @@ with c + (c_i+ - c_i), so whoever saw all its messages knows c_i, the sum of the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fedsim.recording.known_terms import read_distance
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.wire_format import Update
 
@@ -59,12 +59,12 @@ def sum_changes(updates: Iterable[Update]) -> dict[str, Tensor]:
 
 
 def remove_controls(update: Update, own_control: State) -> Update:
-    """Return the update as the same local gradients would have given it without control variates.
+    """Return the update of the model alone, with the move that the local gradients made.
 
     Each of the K steps added c - c_i to its gradient, so a client moves by K eta (g + c - c_i),
     where g is its mean gradient, and changes its control variate by g - c_i. Both are read, because
     a defense changes both alike: where K eta is small, noise that hides the move hides little of
-    the other.
+    the other. w_T stays the model that the client returned, whose losses tell on what it trained.
 
     Args:
         update: as it was recorded.
@@ -77,27 +77,16 @@ def remove_controls(update: Update, own_control: State) -> Update:
     for name in server_control:
         moves[name] = before[name].double() - after[name].double()
         mean_steps[name] = sent[name].double()  # c + (g - c_i)
-    distance = _told_distance(update) or _fit_distance(moves, mean_steps)
+    gradient_move: dict[str, Tensor] = {}
+    distance = read_distance(update.config, update.num_examples) or _fit_distance(moves, mean_steps)
     if distance:
         for name, control in server_control.items():
             # The estimate of least variance from both, whose noise is of one size.
             mean_step = (mean_steps[name] + distance * moves[name]) / (1 + distance**2)
             mean_gradient = mean_step - control.double() + own_control.get(name, torch.zeros(())).double()
-            after[name] = (before[name].double() - distance * mean_gradient).to(after[name].dtype)
-    return replace(update, before=before, payload=Payload.from_dense(after, "weights"))
-
-
-def _told_distance(update: Update) -> float | None:
-    """Return K eta by what the server told the client, and N; None where it told no such settings."""
-    told = {key: value for key, value in update.config.items() if isinstance(value, int | float)}
-    if "learning-rate" not in told:
-        return None
-    if "local-steps" in told:
-        return told["local-steps"] * told["learning-rate"]
-    if "local-epochs" not in told or "batch-size" not in told:
-        return None
-    steps = told["local-epochs"] * math.ceil(update.num_examples / told["batch-size"])
-    return steps * told["learning-rate"]
+            gradient_move[name] = (distance * mean_gradient).to(after[name].dtype)
+    payload = Payload.from_dense(after, "weights")
+    return replace(update, before=before, payload=payload, gradient_move=gradient_move or None)
 
 
 def _fit_distance(moves: State, mean_steps: State) -> float:

@@ -110,9 +110,14 @@ class MessageFormat(BaseModel):
             names = broadcast_names if arrays.keys() <= update.before.keys() else list(arrays)
             before = self._to_model(update.before, where, broadcast_names)
             payload = self._to_payload(self._to_model(arrays, where, names), before)
-            update = replace(update, before=before, payload=payload)
+            move = update.gradient_move
+            if move is not None:
+                move = self._to_model(move, where, broadcast_names)
+            update = replace(update, before=before, payload=payload, gradient_move=move)
+        move = update.gradient_move
         return replace(
             update,
+            gradient_move=None if move is None else to_working_type(move),
             before=to_working_type(update.before),
             payload=update.payload.to_working_type(update.before),
             num_examples=self.num_examples_of(update.client, update.num_examples),

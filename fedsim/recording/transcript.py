@@ -30,6 +30,13 @@ from fedsim.recording.header import (
     read_header,
     withhold_facts,
 )
+from fedsim.recording.known_terms import (
+    LINEAR_KEY,
+    pack_move,
+    remove_linear_term,
+    sum_moves,
+    unpack_move,
+)
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.payloads import Payload, State
@@ -132,8 +139,9 @@ class Transcript:
         """
         folder.mkdir(parents=True)
         for number, path in self._paths.items():
-            if self.message_format.changes_updates or self._sends_controls(number):
-                header, updates = self.header(number), [self.update(number, client) for client in self.clients(number)]
+            if self.message_format.changes_updates or self.adds_known_terms(number):
+                header = self.header(number)
+                updates = [pack_move(self.update(number, client)) for client in self.clients(number)]
                 Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
                 continue
             self.header(number)  # verify it before, because rewriting would hide an alteration
@@ -150,6 +158,13 @@ class Transcript:
         index = self._read_index(number)
         sent = (index.get(f"broadcast/{position}", []) for position in range(len(self.header(number).broadcasts)))
         return any(holds_controls(name for _, name, _ in entries) for entries in sent)
+
+    def adds_known_terms(self, number: int) -> bool:
+        """Tell whether clients added terms to their gradients that follow from earlier messages.
+
+        Such are control variates and FedDyn's linear term.
+        """
+        return LINEAR_KEY in self._recorded_header(number).config or self._sends_controls(number)
 
     def round_path(self, number: int) -> Path:
         """Return the path of the file of round `number`."""
@@ -293,14 +308,31 @@ class Transcript:
                 "is an update of its own; name one with [app] message"
             )
         update = self.recorded_update(round, client, message or 1)
-        if not update.records and holds_controls(update.before):
-            update = remove_controls(update, self._own_control(round, client))
+        if not update.records:
+            update = self._remove_known_terms(update)
         return self.message_format.read(update)
 
-    def _own_control(self, round: int, client: int) -> State:
-        """Return the control variate with which `client` began `round`, the sum of what it sent before.
+    def _remove_known_terms(self, update: Update) -> Update:
+        """Return the update with the move of the client's gradients alone, where it added other terms."""
+        unpacked_update = unpack_move(update)
+        if unpacked_update.gradient_move is not None:  # in a copy, whose rounds may not be all
+            return unpacked_update
+        if holds_controls(update.before):
+            earlier_updates = self._earlier_updates(update.round, update.client, "control variate")
+            return remove_controls(update, sum_changes(earlier_updates))
+        config = self._recorded_header(update.round).config
+        if LINEAR_KEY in config and not update.members:
+            earlier_updates = self._earlier_updates(update.round, update.client, "linear term")
+            return remove_linear_term(update, sum_moves(earlier_updates), config)
+        return update
 
-        All that a server saw before counts, also rounds that are not to be attacked.
+    def _earlier_updates(self, round: int, client: int, term: str) -> Iterator[Update]:
+        """Yield all that `client` sent before `round`, also in rounds that are not to be attacked.
+
+        Args:
+            round: the attacked round.
+            client: its id.
+            term: what follows from it, for errors.
 
         Raises:
             TranscriptError: not all rounds before are recorded.
@@ -309,11 +341,12 @@ class Transcript:
         for number in range(1, round):
             if number not in everything.rounds:
                 raise TranscriptError(
-                    f"round {round}, client {client}: its control variate is the sum of what it sent from round 1 on, "
+                    f"round {round}, client {client}: its {term} is the sum of what it sent from round 1 on, "
                     f"and round {number} is not recorded; record every round, or attack the first"
                 )
-        rounds = [number for number in range(1, round) if client in everything.clients(number)]
-        return sum_changes(everything.recorded_update(number, client) for number in rounds)
+        for number in range(1, round):
+            if client in everything.clients(number):
+                yield everything.recorded_update(number, client)
 
     def recorded_update(self, round: int, client: int, message: int = 1) -> Update:
         """Return the verified update of `client` in round `round`, as it was recorded.

@@ -36,6 +36,9 @@ class Update:
         message: number, from 1, of the server's message to this client in this round that it
             answers.
         remarks: sentences on unexpected shapes or types of its tensors; see `Payload.remarks`.
+        gradient_move: by name, w_t - w_T as the client's local gradients alone would have given it,
+            without what its algorithm added to them and the server knows, such as control variates;
+            None where it added nothing of that kind.
     """
 
     round: int
@@ -49,6 +52,7 @@ class Update:
     members: tuple[int, ...] = ()
     message: int = 1
     remarks: tuple[str, ...] = ()
+    gradient_move: State | None = None
 
     @cached_property
     def after(self) -> State:
@@ -69,11 +73,20 @@ class Update:
         """Return whether the client sent w_T - w_t instead of w_T."""
         return self.payload.kind == "delta"
 
+    @property
+    def states_move(self) -> bool:
+        """Return whether `pseudo_gradient` is more than the difference of w_t and w_T.
+
+        It is where the client sent a delta, and where a `gradient_move` is known.
+        """
+        return self.sends_delta or self.gradient_move is not None
+
     @cached_property
     def pseudo_gradient(self) -> State:
         """Return w_t - w_T: the sum of the local gradients, scaled by the step size.
 
         For a client that sent a gradient, it is that gradient; for a delta, its exact negative.
+        What a client's algorithm added to its gradients is left out, see `gradient_move`.
 
         Raises:
             TranscriptError: w_T is not of the same tensors as w_t.
@@ -89,10 +102,15 @@ class Update:
                     "module or names can say which, or leave this update out"
                 )
         deltas = self.payload.values("delta", self.before)
-        return {
-            name: -deltas[name] if name in deltas else _subtract(tensor, self.after[name])
-            for name, tensor in self.before.items()
-        }
+        moves: dict[str, Tensor] = {}
+        for name, tensor in self.before.items():
+            if self.gradient_move is not None and name in self.gradient_move:
+                moves[name] = self.gradient_move[name]
+            elif name in deltas:
+                moves[name] = -deltas[name]
+            else:
+                moves[name] = _subtract(tensor, self.after[name])
+        return moves
 
 
 def _subtract(before: Tensor, after: Tensor) -> Tensor:

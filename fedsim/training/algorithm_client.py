@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from fedsim.base.errors import RunError
 from fedsim.base.task import Loss
-from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult
+from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, FeatureLoss
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import ClientRound, Memory
 from fedsim.recording.control_variates import join_controls
 from fedsim.recording.wire_format import State
 from fedsim.training.canaries import Canaries
 from fedsim.training.cohort import LocalData
+from fedsim.training.features import make_representation
 from fedsim.training.loop import local_update
 from fedsim.training.penalties import LocalObjective
 from fedsim.training.settings import LocalTraining
@@ -76,6 +77,7 @@ class TrainingClient:
         proximal_mu: float = 0.0,
         anchor: State | None = None,
         correction: State | None = None,
+        feature_loss: FeatureLoss | None = None,
         local_epochs: int | None = None,
         defended: bool = True,
     ) -> dict[str, Tensor]:
@@ -106,10 +108,20 @@ class TrainingClient:
             loss=self.loss,
             order=share.order,
             canaries=self.canaries,
-            objective=LocalObjective(trained=trained, proximal_mu=proximal_mu, anchor=anchor, correction=correction),
+            objective=LocalObjective(
+                trained=trained,
+                proximal_mu=proximal_mu,
+                anchor=anchor,
+                correction=correction,
+                feature_loss=feature_loss,
+            ),
         )
         # What a client keeps is on the CPU, as is what the server sent.
         return {tensor_name: tensor.cpu() for tensor_name, tensor in after.items()}
+
+    def make_representation(self, model: State) -> Callable[[Tensor], Tensor]:
+        """Return a function that computes representations by a fixed model; see `LocalClient`."""
+        return make_representation(self.network, model)
 
 
 def run_algorithm(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from fedsim.base.errors import RunError
-from fedsim.training.modes import forward
+from fedsim.base.errors import ConfigError, RunError
+from fedsim.recording.wire_format import State
+from fedsim.training.model_state import load_state
+from fedsim.training.modes import forward, set_evaluation_modes
 
 Replace = Callable[[Tensor, Tensor], Tensor]
 """`(features, inputs) -> features`; returns the same tensor where nothing is to be replaced."""
@@ -26,6 +30,73 @@ def find_last_linear(model: nn.Module) -> tuple[str, nn.Linear] | None:
         if matrices and layer.weight is matrices[-1]:
             return name, layer
     return None
+
+
+def check_representation(model: nn.Module, name: str) -> None:
+    """Check that a trained layer lies before the last linear one, whose inputs are the representation.
+
+    Args:
+        model: the network.
+        name: of the algorithm that needs it, for errors.
+
+    Raises:
+        ConfigError: none does.
+    """
+    named_layer = find_last_linear(model)
+    if named_layer is None:
+        raise ConfigError(
+            f"algorithm: '{name}' compares representations, which enter the last linear layer, and the last matrix of "
+            "the model belongs to no such layer; choose another model or algorithm"
+        )
+    last_parameters = {id(parameter) for parameter in named_layer[1].parameters()}
+    if all(id(parameter) in last_parameters for parameter in model.parameters() if parameter.requires_grad):
+        raise ConfigError(
+            f"algorithm: '{name}' compares representations, and no trained layer of the model lies before the last "
+            "linear one; choose another model or algorithm"
+        )
+
+
+def forward_with_features(
+    model: nn.Module, inputs: Tensor, compute: Callable[[nn.Module, Tensor], Tensor] = forward
+) -> tuple[Tensor, Tensor]:
+    """Compute the outputs of `model` and the features that enter its last linear layer.
+
+    Args:
+        model: the network.
+        inputs: `example ...`.
+        compute: computes its outputs.
+
+    Raises:
+        RunError: the layer is not used exactly once, on features `example feature`.
+    """
+    named_layer = find_last_linear(model)
+    assert named_layer is not None
+    name, layer = named_layer
+    captured: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, arguments: captured.append(arguments[0]))
+    try:
+        outputs = compute(model, inputs)
+    finally:
+        hook.remove()
+    if len(captured) != 1 or captured[0].ndim != 2:
+        raise RunError(
+            f"algorithm: representations are what enters '{name}', once and as `example feature`, and this model gives "
+            f"it {[tuple(features.shape) for features in captured]}; choose another model or algorithm"
+        )
+    return outputs, captured[0]
+
+
+def make_representation(network: nn.Module, state: State) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes the features of inputs by a fixed model, in evaluation mode."""
+    fixed_network = deepcopy(network)
+    load_state(fixed_network, state)
+    set_evaluation_modes(fixed_network, state)
+
+    @torch.no_grad()
+    def represent(inputs: Tensor) -> Tensor:
+        return forward_with_features(fixed_network, inputs)[1]
+
+    return represent
 
 
 def outputs_with_features(model: nn.Module, inputs: Tensor, replace: Replace) -> Tensor:

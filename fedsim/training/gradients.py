@@ -10,6 +10,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedsim.base.errors import RunError, first_line
 from fedsim.base.task import Loss
+from fedsim.interfaces.algorithm import FeatureLoss
+from fedsim.training.features import forward_with_features
 from fedsim.training.ghost_clipping import clipped_sum
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.local_step import ModelStep
@@ -28,6 +30,7 @@ def put_gradient(
     loss: Loss,
     hooks: TrainingHooks,
     penalties: Callable[[], Sequence[Tensor]] = tuple,
+    feature_loss: FeatureLoss | None = None,
 ) -> Tensor | None:
     """Compute the gradient of a batch, with defenses, and store it in the parameters of `model`.
 
@@ -39,9 +42,10 @@ def put_gradient(
         inputs: `example ...` in model units.
         labels: `example`.
         penalties: returns further terms of the objective, functions of the parameters alone.
+        feature_loss: computes a further term from the batch and its representation.
 
     Returns:
-        The batch's mean loss without penalties; None for an empty batch.
+        The batch's mean loss without these terms; None for an empty batch.
 
     Raises:
         RunError: a defense failed, BatchNorm was to normalise a batch of one example, or the
@@ -51,7 +55,7 @@ def put_gradient(
     with hooks.local_step(step):
         if len(inputs):
             inputs, labels = step.batch = hooks.replace_batch(inputs, labels)
-        mean = _put_batch_gradient(model, inputs, labels, loss, hooks, penalties)
+        mean = _put_batch_gradient(model, inputs, labels, loss, hooks, penalties, feature_loss)
         hooks.replace_gradient(model)
     return mean
 
@@ -63,8 +67,14 @@ def _put_batch_gradient(
     loss: Loss,
     hooks: TrainingHooks,
     penalties: Callable[[], Sequence[Tensor]],
+    feature_loss: FeatureLoss | None,
 ) -> Tensor | None:
     """Store the gradient before `on_gradient`; return the batch's mean loss, if it has examples."""
+    if feature_loss is not None and (hooks.sees_examples or hooks.sampling is not None):
+        raise RunError(
+            "algorithm: it adds a term to the losses of examples, and a defense bounds their gradients, or samples "
+            "them, without it; leave one of them out"
+        )
     if hooks.sees_examples:
         mean = _put_example_gradients(model, inputs, labels, loss, hooks)
         _backward(penalties())
@@ -74,11 +84,17 @@ def _put_batch_gradient(
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         _backward(penalties())
         return None
-    objective = loss(hooks.compute_outputs(model, inputs), labels)
+    terms = list(penalties())
+    if feature_loss is None:
+        outputs = hooks.compute_outputs(model, inputs)
+    else:
+        outputs, features = forward_with_features(model, inputs, hooks.compute_outputs)
+        terms.append(feature_loss(inputs, features))
+    objective = loss(outputs, labels)
     mean = objective.detach()
     if hooks.sampling is not None:
         objective = objective * (len(inputs) / hooks.expected_batch_size(len(inputs)))
-    _backward((objective, *penalties()))
+    _backward((objective, *terms))
     return mean
 
 

@@ -90,7 +90,7 @@ def local_update(
                 before_step()
             optimizer.zero_grad()
             batch = inputs[index], labels[index]
-            losses.append(put_gradient(model, *batch, smoothed_loss, hooks, penalties))
+            losses.append(put_gradient(model, *batch, smoothed_loss, hooks, penalties, objective.feature_loss))
             optimizer.step()
     after = copy_state(model, statistics=settings.batch_norm_statistics == "shared")
     _check_weights(before, after, len(losses), canaries)

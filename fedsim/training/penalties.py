@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from fedsim.interfaces.algorithm import FeatureLoss
 from fedsim.recording.wire_format import State
 from fedsim.training.settings import LocalTraining
 
@@ -20,12 +21,14 @@ class LocalObjective:
         proximal_mu: weight of a proximal term.
         anchor: weights to which it pulls; None for those at the start.
         correction: is added to the gradient of each step, by name of a parameter.
+        feature_loss: is added to the loss of each batch.
     """
 
     trained: Collection[str] | None = None
     proximal_mu: float = 0.0
     anchor: State | None = None
     correction: State | None = None
+    feature_loss: FeatureLoss | None = None
 
 
 def make_penalties(model: nn.Module, settings: LocalTraining, objective: LocalObjective) -> Callable[[], list[Tensor]]:

@@ -13,12 +13,16 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from adversaries.inference.source_inference import SourceInference
+from adversaries.local_models.shared_model import SharedModel
 from clients.algorithms.ditto import Ditto
 from clients.algorithms.fedavg import FedAvgClient
 from clients.algorithms.fedbn import FedBn
+from clients.algorithms.feddyn import FedDynClient
 from clients.algorithms.fedper import FedPer
 from clients.algorithms.fedprox import FedProxClient
 from clients.algorithms.fedrep import FedRep
+from clients.algorithms.moon import Moon
 from clients.algorithms.scaffold import ScaffoldClient
 from fedsim.base.errors import AttackError, ConfigError, FedsimError, RunError, TranscriptError
 from fedsim.base.randomness import generator, seed_globals
@@ -29,7 +33,7 @@ from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_metrics
 from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Knowledge, Records, Target
 from fedsim.interfaces.local_context import ClientRound
 from fedsim.inversion.named_states import named_states
 from fedsim.inversion.problem import build_problem
@@ -41,6 +45,7 @@ from fedsim.training.loop import local_update
 from fedsim.training.model_parts import find_private_names
 from fedsim.training.model_state import copy_state, load_state
 from fedsim.training.models.mlp import Mlp
+from fedsim.training.penalties import LocalObjective
 from fedsim.training.settings import LocalTraining
 from strategies.checkpoint import Checkpoint
 from tests.support.experiments import make_tiny_config, run_serial
@@ -89,9 +94,25 @@ def train(
     """Return what a client sends, in one round; `memory` and `private` get what it keeps."""
     on = on or network()
     private_names = find_private_names(algorithm, on, "it")
+    training_client = make_client(
+        algorithm, model, client=client, memory=memory, controls=controls, settings=settings, on=on
+    )
+    return run_algorithm(algorithm, training_client, private_names, {} if private is None else private)[0]
+
+
+def make_client(
+    algorithm: ClientAlgorithm,
+    model: State,
+    *,
+    client: int = 0,
+    memory: dict[str, Tensor] | None = None,
+    controls: State | None = None,
+    settings: LocalTraining = SETTINGS,
+    on: nn.Module,
+) -> TrainingClient:
     key = (1, "train", 1, client)
     inputs, labels = batch(client)
-    training_client = TrainingClient(
+    return TrainingClient(
         network=on,
         model=model,
         controls=controls or {},
@@ -103,7 +124,6 @@ def train(
         client_round=ClientRound(key=key),
         loss=cross_entropy,
     )
-    return run_algorithm(algorithm, training_client, private_names, {} if private is None else private)[0]
 
 
 def assert_close(state: State, expected: State) -> None:
@@ -217,6 +237,83 @@ def test_ditto_sends_what_fedavg_sends_and_pulls_its_own_model_to_what_it_got() 
         start = sent
 
 
+def test_feddyn_adds_the_gradient_at_its_last_model_and_a_pull_for_three_rounds() -> None:
+    model, alpha = network(), 0.4
+    start, memory = copy_state(model), dict[str, Tensor]()
+    last_gradient: State = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+    for _ in range(3):
+        weights: State = start
+        for _ in range(STEPS):
+            slope = gradient(model, weights)
+            weights = descend(
+                weights,
+                {n: slope[n] - last_gradient[n] + alpha * (weights[n] - start[n]) for n in weights},
+            )
+        sent = train(FedDynClient(alpha=alpha), start, memory=memory)
+        assert_close(sent, weights)
+        last_gradient = {name: last_gradient[name] - alpha * (sent[name] - start[name]) for name in start}
+        assert_close(memory, last_gradient)
+        start = {name: tensor + 0.1 for name, tensor in sent.items()}  # what a server makes of it
+
+
+def test_the_linear_term_of_feddyn_is_the_gradient_where_a_client_reached_its_minimum() -> None:
+    with seed_globals("algorithms"):  # one minimum, and no kinks
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    memory: dict[str, Tensor] = {}
+    settings = dataclasses.replace(SETTINGS, local_steps=150)
+    sent = train(FedDynClient(alpha=2.0), copy_state(model), memory=memory, settings=settings, on=model)
+    for name, slope in gradient(model, sent).items():
+        torch.testing.assert_close(memory[name], slope, rtol=1e-4, atol=1e-9)
+
+
+def test_moon_contrasts_representations_from_its_second_round_on() -> None:
+    model, mu, temperature = network(), 0.8, 0.5
+    start, memory = copy_state(model), dict[str, Tensor]()
+    start["1.bias"] += 1.0  # so that no example has a representation of zeros
+    inputs, labels = batch()
+
+    def represent(weights: State) -> Tensor:
+        return torch.relu(inputs.flatten(1) @ weights["1.weight"].T + weights["1.bias"])
+
+    def cosines(weights: State, features: Tensor) -> Tensor:
+        own = represent(weights)
+        return (own * features).sum(1) / own.norm(dim=1) / features.norm(dim=1)
+
+    algorithm = Moon(mu=mu, temperature=temperature)
+    previous = train(algorithm, start, memory=memory)
+    assert_close(previous, train(FedAvgClient(), start))  # it has sent nothing before
+    start = {name: 0.7 * tensor + 0.2 for name, tensor in start.items()}
+    for _ in range(2):
+        to_global, to_previous = represent(start).detach(), represent(previous).detach()
+        weights: State = start
+        for _ in range(STEPS):
+            leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+            logits = represent(leaves) @ leaves["3.weight"].T + leaves["3.bias"]
+            towards = (cosines(leaves, to_global) / temperature).exp()
+            away = (cosines(leaves, to_previous) / temperature).exp()
+            objective = cross_entropy(logits, labels) - mu * (towards / (towards + away)).log().mean()
+            slopes = torch.autograd.grad(objective, [*leaves.values()])
+            weights = descend(weights, dict(zip(leaves, slopes, strict=True)))
+        sent = train(algorithm, start, memory=memory)
+        assert_close(sent, weights)
+        assert_close(memory, sent)
+        previous, start = sent, {name: 0.9 * tensor for name, tensor in sent.items()}
+
+
+def test_moon_compares_with_fixed_models_in_evaluation_mode() -> None:
+    """A model that drops half of its features has one representation, and its training moves no other."""
+    model = network(dropout=0.5)
+    start = copy_state(model)
+    client = make_client(Moon(), start, on=model)
+    represent = client.make_representation(start)
+    inputs, _ = batch()
+    assert torch.equal(represent(inputs), represent(inputs))
+    expected = represent(inputs)
+    load_state(client.network, {name: tensor + 1 for name, tensor in start.items()})
+    assert torch.equal(represent(inputs), expected)
+    assert not expected.requires_grad
+
+
 # In a federation.
 
 BASE: dict[str, Any] = {"partition": {"test_fraction": 0.25}}
@@ -225,6 +322,8 @@ ALGORITHMS: Mapping[str, dict[str, Any]] = {
     "scaffold": {"strategy": {"name": "scaffold"}},
     "fedrep": {"algorithm": {"name": "fedrep", "head_epochs": 1}},
     "ditto": {},
+    "feddyn": {"strategy": {"name": "feddyn"}},
+    "moon": {},
 }
 
 
@@ -306,9 +405,79 @@ def test_attacks_read_the_gradient_that_noise_leaves_in_control_variates(tmp_pat
     assert torch.cosine_similarity(true_gradient, torch.cat([move.flatten() for move in moves]), dim=0) < 0.2
 
 
-def test_a_control_that_a_recording_does_not_tell_is_refused(tmp_path: Path) -> None:
-    run = run_serial(config_of("scaffold", recording={"rounds": [2]}), tmp_path / "run")
-    with pytest.raises(TranscriptError, match=r"round 2, client 0: its control variate is .* and round 1 is not"):
+def test_attacks_are_given_updates_without_the_linear_term_of_feddyn(runs: dict[str, OpenRun]) -> None:
+    """The server knows a client's earlier moves, so that what it reads are those of FedProx."""
+    run, client = runs["feddyn"], 1
+    transcript = Transcript(run.path)
+    experiment = Experiment(config_of("feddyn"))
+    for number in (1, 2):
+        recorded = transcript.recorded_update(number, client)
+        (share,) = experiment.local_data([client], number, experiment.training)
+        pulled, _ = local_update(
+            experiment.new_model(),
+            recorded.before,
+            share.inputs,
+            share.labels,
+            experiment.training,
+            key=share.key,
+            objective=LocalObjective(proximal_mu=0.1),
+        )
+        update = transcript.restrict_to([number]).update(number, client)
+        moves = {name: recorded.before[name] - recorded.after[name] for name in recorded.before}
+        for name, tensor in update.pseudo_gradient.items():
+            if number == 1:
+                torch.testing.assert_close(tensor, recorded.before[name] - pulled[name], rtol=1e-4, atol=1e-6)
+            else:
+                # Its steps took another path, so gradients differ a little, and by less than the term.
+                error = (tensor - (recorded.before[name] - pulled[name])).norm()
+                assert error < 0.2 * (moves[name] - tensor).norm()
+        assert are_equal(update.after, recorded.after)
+
+
+def test_an_attack_is_told_the_pull_of_feddyn_and_the_linear_term_is_taken_off() -> None:
+    experiment = Experiment(config_of("feddyn", algorithm={"name": "feddyn", "alpha": 0.3}))
+    assert experiment.algorithm.training_facts() == {"proximal_mu": 0.3}
+    assert experiment.algorithm.message_facts() == {"linear-alpha": 0.3}
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_a_copy_of_some_rounds_has_the_moves_and_the_models_of_the_whole(
+    name: str, runs: dict[str, OpenRun], tmp_path: Path
+) -> None:
+    whole = Transcript(runs[name].path).restrict_to([2])
+    whole.copy_to(tmp_path / "copy")
+    update, copied = whole.update(2, 3), Transcript(tmp_path / "copy").update(2, 3)
+    assert are_equal(copied.pseudo_gradient, update.pseudo_gradient)
+    assert are_equal(copied.after, update.after)
+    assert not are_equal(update.pseudo_gradient, {n: update.before[n] - update.after[n] for n in update.before})
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_the_returned_model_is_the_one_that_the_client_returned(name: str, runs: dict[str, OpenRun]) -> None:
+    """Attacks on losses read it; the gradient alone is freed from what the algorithm added."""
+    transcript = Transcript(runs[name].path)
+    recorded, _ = split_controls(transcript.recorded_update(2, 1).after)
+    attacked = transcript.restrict_to([1, 2])
+    rng, records = generator("target"), Records(inputs=torch.rand(5, 1, 8, 8), labels=torch.arange(5))
+    knowledge = Knowledge(
+        model=lambda: Mlp(hidden=(16,)).build(Task((1, 8, 8), 10)), loss=cross_entropy, records=records
+    )
+    target = Target(transcript=attacked, victim=1, knowledge=knowledge, rng=rng)
+    finding = SharedModel().run(target)
+    assert are_equal(finding.state, recorded)
+    claim = SourceInference(source="last-returned").run(target)
+    network_ = Mlp(hidden=(16,)).build(Task((1, 8, 8), 10))
+    for position, client in enumerate(claim.candidates.tolist()):
+        returned, _ = split_controls(transcript.recorded_update(2, client).after)
+        load_state(network_, returned)
+        losses = cross_entropy(network_(records.inputs), records.labels, reduction="none")
+        torch.testing.assert_close(claim.scores[:, position], -losses.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "term"), [("scaffold", "control variate"), ("feddyn", "linear term")])
+def test_a_term_that_a_recording_does_not_tell_is_refused(name: str, term: str, tmp_path: Path) -> None:
+    run = run_serial(config_of(name, recording={"rounds": [2]}), tmp_path / "run")
+    with pytest.raises(TranscriptError, match=rf"round 2, client 0: its {term} is .* and round 1 is not"):
         Transcript(run.path).update(2, 0)
 
 
@@ -424,6 +593,15 @@ def test_the_body_alone_is_an_inversion_problem(runs: dict[str, OpenRun]) -> Non
             {"algorithm": {"name": "fedper", "head": ["1", "3"]}},
             "algorithm: 'fedper' would keep the whole model on the clients",
         ),
+        ("feddyn", {"strategy": {"name": "fedavg"}}, "strategy.name: algorithm 'feddyn' goes with 'feddyn', got"),
+        ("feddyn", {"training": {"optimizer": "adam"}}, "training.optimizer: feddyn is for plain steps, .* got 'adam'"),
+        ("feddyn", {"secure_aggregation": {"groups": "all"}}, "strategy: FedDyn counts the moves of all clients alike"),
+        (
+            "moon",
+            {"defense": [{"name": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0}]},
+            "defense: dp-sgd bounds the gradients of single examples, and 'moon' adds a term to their losses",
+        ),
+        ("moon", {"model": {"name": "linear"}}, "'moon' compares representations, and no trained layer of the model"),
         ("scafold", {}, "nothing is called 'scafold', did you mean 'scaffold'"),
     ],
 )  # fmt: skip

@@ -27,6 +27,7 @@ from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.observed import Observer
+from fedsim.recording.wire_format import State
 from fedsim.training.settings import LocalTraining
 
 
@@ -159,6 +160,22 @@ class Case(ABC):
     @abstractmethod
     def check_candidate_source(self) -> None:
         """Raise ConfigError where nobody knows which records a victim does not hold."""
+
+    @abstractmethod
+    def check_private_parts(self) -> None:
+        """Raise ConfigError where no part of the model is known that stays with the clients."""
+
+    @abstractmethod
+    def private_parts(self, client: int, first_round: int | None) -> State:
+        """Return the parts of the model that stay with `client`, as they are before it trains.
+
+        Args:
+            client: the victim.
+            first_round: the attacked round, where it is the first in which the victim takes part.
+
+        Raises:
+            DataError: it is another round, in which they have been trained.
+        """
 
     @abstractmethod
     def client_records(self, knowledge: Knowledge, clients: Sequence[int], truth: Truth) -> Records:

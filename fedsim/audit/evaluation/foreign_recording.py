@@ -18,6 +18,7 @@ from fedsim.interfaces.knowledge import TRAINING_FACTS, Knowledge, Records
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.observed import Observer
+from fedsim.recording.wire_format import State
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,17 @@ class ForeignRecording(Case):
             "adversary.knowledge.candidates: it is not known which records the victim of a "
             "recording made elsewhere does not hold; attack the run of an experiment"
         )
+
+    def check_private_parts(self) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(
+            "adversary.knowledge.private_parts: a recording made elsewhere does not have what clients keep; leave the "
+            "key out"
+        )
+
+    def private_parts(self, client: int, first_round: int | None) -> State:
+        """Raise ConfigError; see `check_private_parts`."""
+        self.check_private_parts()
 
     def client_records(self, knowledge: Knowledge, clients: Sequence[int], truth: Truth) -> Records:
         """Return the examples of a truth file in model units."""

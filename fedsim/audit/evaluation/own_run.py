@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsim.audit.architecture import Architecture
 from fedsim.audit.evaluation.case import Case
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import ConfigError, KnowledgeError, did_you_mean
+from fedsim.base.errors import ConfigError, DataError, KnowledgeError, did_you_mean
 from fedsim.base.randomness import derive_seed
 from fedsim.base.task import Task
 from fedsim.data import Column
@@ -31,6 +31,7 @@ from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.observed import Observer
+from fedsim.recording.wire_format import State
 from fedsim.training.settings import LocalTraining
 
 _PLAIN_STRATEGIES = ("fedavg", "fedprox", "fedsgd")
@@ -175,7 +176,7 @@ class OwnRun(Case):
         Candidates and auxiliary records do not: they change with the number of them that is
         granted.
         """
-        return replace(knowledge, records=None, partial_records=None)
+        return replace(knowledge, records=None, partial_records=None, private_parts=None)
 
     def protocol_facts(self) -> dict[str, Any]:
         """Return what the server of a federation knows anyway, because it wrote the protocol.
@@ -244,6 +245,28 @@ class OwnRun(Case):
 
     def check_candidate_source(self) -> None:
         """Do nothing: the experiment says which records no client holds."""
+
+    def check_private_parts(self) -> None:
+        """Raise ConfigError where clients send the whole model."""
+        if not self.own_experiment.private_names:
+            raise ConfigError(
+                "adversary.knowledge.private_parts: clients of this run send the whole model, so that no part stays "
+                "with them; leave the key out"
+            )
+
+    def private_parts(self, client: int, first_round: int | None) -> State:
+        """Return the parts that `client` keeps, as they are before its first round.
+
+        Raises:
+            DataError: another round is attacked, in which they have been trained.
+        """
+        if first_round is None:
+            raise DataError(
+                f"adversary.knowledge.private_parts: client {client} took part before, or the recording does not say, "
+                "and what it has trained since is not kept; attack the first round in which it takes part, or leave "
+                "the key out"
+            )
+        return self.own_experiment.initial_private_state(client)
 
     def client_records(self, knowledge: Knowledge, clients: Sequence[int], truth: Truth) -> Records:
         """Return all training examples of these clients in model units."""

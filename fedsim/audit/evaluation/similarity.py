@@ -209,7 +209,7 @@ class AttackedUpdate:
     def _pseudo_gradient(self) -> State:
         """w_t - w_T, or the gradient that was sent, under the names of the model's parameters."""
         if self.update.gradient is None:
-            if self.update.sends_delta:
+            if self.update.states_move:
                 pseudo_gradient = self._state_of_model(self.update.pseudo_gradient)
                 if pseudo_gradient:
                     return pseudo_gradient

@@ -87,7 +87,9 @@ def test_no_score_depends_on_the_ids_in_the_recording(tmp_path):
 
 
 def test_control_variates_take_the_answer_to_remove_and_are_refused(tmp_path):
-    with pytest.raises(AttackError, match=r"round 1: control variates are sent .*; link messages of another algorithm"):
+    with pytest.raises(
+        AttackError, match=r"round 1: clients add control variates.*; link messages of another algorithm"
+    ):
         Linkability().run(target(record(tmp_path, controls=True)))
 
 

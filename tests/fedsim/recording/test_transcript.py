@@ -104,7 +104,7 @@ def states(draw: st.DrawFn) -> dict[str, Tensor]:
     return {key: tensor(draw(shapes), draw(dtypes), draw(st.integers(0, 99))) for key in keys}
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     before=states(),
     after=st.lists(states(), min_size=1, max_size=3),
@@ -394,7 +394,7 @@ def test_a_recording_of_a_later_format_is_told_apart_from_damage(tmp_path: Path,
         Transcript(tmp_path).header(1)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_no_flipped_bit_anywhere_in_a_file_goes_unnoticed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -754,7 +754,7 @@ def test_a_stream_and_a_list_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "stream" / PATH.format(1)).read_bytes() == (tmp_path / "list" / PATH.format(1)).read_bytes()
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(states=st.lists(states(), min_size=1, max_size=4), expected=st.integers(0, 5))
 def test_types_of_all_widths_come_back_to_the_bit_and_where_their_width_wants_them(
     tmp_path_factory: pytest.TempPathFactory, states: list[dict[str, Tensor]], expected: int
@@ -860,7 +860,7 @@ def mutated(value: Any, place: list[int], action: int, odd: Any) -> Any:
     return inner
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(changes=st.lists(mutations(), min_size=1, max_size=2))
 def test_whatever_a_header_says_it_is_read_or_named_as_damaged(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[list[int], int, Any]]
