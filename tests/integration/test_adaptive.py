@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.federation.config import AttackFile, validate_tables
 from tests.support.experiments import make_tiny_config, run_serial
 
-INVERTING = {"name": "inverting-gradients", "iterations": 5}
+INVERTING = {"name": "inverting-gradients", "iterations": 3}
 DECODING = {"name": "strangers_who_adapt:Decoder", "label": "decoder"}
 STRANGERS = '''
 """Attacks of somebody else."""
@@ -61,12 +63,16 @@ class Sizes(Attack):
 @pytest.fixture(scope="module")
 def record_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     """A new run folder with the same recording of defended clients each time."""
-
-    def make(**tables: Any) -> Path:
-        config = make_tiny_config(defense=[{"name": "random-mask"}], federation={"rounds": 1}, attack=[], **tables)
-        return run_serial(config, tmp_path_factory.mktemp("runs") / "run").path
-
-    return make
+    config = make_tiny_config(
+        defense=[{"name": "random-mask"}],
+        partition={"samples_per_client": 8},
+        federation={"rounds": 1},
+        attack=[],
+    )
+    folder = tmp_path_factory.mktemp("runs")
+    run = run_serial(config, folder / "run").path
+    numbers = itertools.count()
+    return lambda: Path(shutil.copytree(run, folder / f"copy-{next(numbers)}"))
 
 
 def spec(*attacks: dict[str, Any], defenses: bool = True, **adversary: Any) -> AttackFile:
@@ -89,7 +95,7 @@ def granted(run: Path) -> dict[str, list[str]]:
 
 
 def test_an_attack_is_made_without_and_with_the_defenses_and_only_the_one_is_handed_them(
-    record_run: Callable[..., Path],
+    record_run: Callable[[], Path],
 ) -> None:
     run = record_run()
     assert open_audit(run, spec(INVERTING)).run() == []
@@ -121,7 +127,7 @@ def test_who_knows_a_defense_whose_view_is_the_gradient_itself_finds_the_same_to
 
 
 def test_without_the_grant_or_a_defense_each_attack_is_made_once(
-    record_run: Callable[..., Path], tmp_path: Path
+    record_run: Callable[[], Path], tmp_path: Path
 ) -> None:
     withheld = record_run()
     assert open_audit(withheld, spec(INVERTING, defenses=False)).run() == []
@@ -131,7 +137,7 @@ def test_without_the_grant_or_a_defense_each_attack_is_made_once(
     assert granted(bare).keys() == {"inverting-gradients"}
 
 
-def test_workers_find_the_same_and_nothing_is_made_twice(record_run: Callable[..., Path]) -> None:
+def test_workers_find_the_same_and_nothing_is_made_twice(record_run: Callable[[], Path]) -> None:
     alone, together = record_run(), record_run()
     assert open_audit(alone, spec(INVERTING)).run() == []
     assert open_audit(together, spec(INVERTING, workers=2)).run() == []
@@ -146,7 +152,7 @@ def test_workers_find_the_same_and_nothing_is_made_twice(record_run: Callable[..
     assert len(list(together.glob("findings/*/*.safetensors"))) == 4
 
 
-def test_a_naive_finding_stays_when_the_defenses_are_granted_later(record_run: Callable[..., Path]) -> None:
+def test_a_naive_finding_stays_when_the_defenses_are_granted_later(record_run: Callable[[], Path]) -> None:
     run = record_run()
     assert open_audit(run, spec(INVERTING, defenses=False)).run() == []
     before = {path: path.stat().st_mtime_ns for path in run.glob("findings/*/*.safetensors")}
@@ -159,10 +165,10 @@ def test_a_naive_finding_stays_when_the_defenses_are_granted_later(record_run: C
     assert not [row for row in rows if row.get("outdated")]
 
 
-def test_a_program_gets_what_the_one_who_knows_found(record_run: Callable[..., Path]) -> None:
+def test_a_program_gets_what_the_one_who_knows_found(record_run: Callable[[], Path]) -> None:
     run = fedsim.open(record_run())
-    naive = run.attack("inverting-gradients", victim=0, iterations=5)
-    adaptive = run.attack("inverting-gradients", victim=0, iterations=5, knowledge={"defenses": True})
+    naive = run.attack("inverting-gradients", victim=0, iterations=3)
+    adaptive = run.attack("inverting-gradients", victim=0, iterations=3, knowledge={"defenses": True})
     kept = {path.parent.name: load_claim(path)[0] for path in run.path.glob("findings/*/*.safetensors")}
     assert kept.keys() == {"inverting-gradients", "inverting-gradients adaptive"}
     assert torch.equal(naive.data, kept["inverting-gradients"].data)  # type: ignore[attr-defined]
@@ -172,7 +178,7 @@ def test_a_program_gets_what_the_one_who_knows_found(record_run: Callable[..., P
 
 @pytest.mark.isolated
 def test_a_stranger_is_handed_the_defenses_in_a_process_of_its_own(
-    record_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record_run: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And who builds on local models builds on those of the attack that it names."""
     (tmp_path / "strangers_who_adapt.py").write_text(STRANGERS)
@@ -192,7 +198,7 @@ def test_a_stranger_is_handed_the_defenses_in_a_process_of_its_own(
     assert grey == {"sizes": 1, "sizes adaptive": 0.5, "sizes of who knows": 0, "sizes of who knows adaptive": 0}
 
 
-def test_a_label_that_the_adaptive_attack_would_have_is_refused(record_run: Callable[..., Path]) -> None:
+def test_a_label_that_the_adaptive_attack_would_have_is_refused(record_run: Callable[[], Path]) -> None:
     taken = {**INVERTING, "label": "inverting-gradients adaptive"}
     with pytest.raises(ConfigError, match="is what 'inverting-gradients' is called where it knows the defenses"):
         open_audit(record_run(), spec(INVERTING, taken)).run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -26,8 +25,6 @@ from strategies import reply_checks
 from strategies.checkpoint import Checkpoint
 from strategies.curious import Curious
 from tests.support.experiments import make_tiny_config, run_serial
-from tests.support.forks import ForkedCommand
-from tests.support.processes import wait_until
 from tests.support.runs import assert_same_runs, hash_recording
 
 PLUGINS = '''
@@ -243,18 +240,6 @@ def test_a_round_that_did_not_end_changes_no_memory(
             run_serial(remembering(), tmp_path / "run")
     assert Transcript(tmp_path / "run").rounds == [1, 2, 3]
     assert_same_runs(run_serial(remembering(), tmp_path / "run", resume=True), serial)
-
-
-def test_a_run_killed_without_warning_goes_on_from_what_its_clients_kept(tmp_path: Path) -> None:
-    config, folder = remembering(rounds=30), tmp_path / "run"
-    process = ForkedCommand("run", write_experiment(config, tmp_path), "--out", folder, folder=tmp_path)
-    recording = folder / "transcript"
-    wait_until(lambda: process.poll() is not None or len(list(recording.glob("round-*"))) >= 4, 120)
-    process.kill()
-    code, *output = process.finish()
-    assert code == -signal.SIGKILL, output
-    assert 4 <= len(Transcript(folder).rounds) < 30
-    assert_same_runs(run_serial(config, folder, resume=True), run_serial(config, tmp_path / "whole"))
 
 
 def test_a_resume_without_what_clients_kept_is_refused(tmp_path: Path) -> None:

@@ -77,12 +77,15 @@ def asking(grid: Grid, content: RecordDict, kind: str = "train", group: str = ""
 # The same with it and without it.
 
 
-LONG = {"QFedAvg", "Bulyan"}
-"""Strategies whose aggregation takes half a minute here."""
+OF_OWN_STATE = {
+    "FedAvg", "FedAvgM", "FedAdam", "FedAdagrad", "FedYogi", "QFedAvg", "Bulyan", "FedXgbBagging", "FedXgbCyclic",
+    "DifferentialPrivacyServerSideFixedClipping", "DifferentialPrivacyServerSideAdaptiveClipping",
+}  # fmt: skip
+"""Strategies that remember something, or change what they are given; and the plainest one."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in STRATEGIES]
+    "name", [pytest.param(name, marks=() if name in OF_OWN_STATE else pytest.mark.thorough) for name in STRATEGIES]
 )
 def test_aggregates_of_all_strategies_are_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
     start = start_of(name)

@@ -130,7 +130,7 @@ def test_a_supernode_that_dies_at_start_is_quoted(tmp_path: Path, monkeypatch: p
 FLWR = """
 case $1 in
   run) test "$3" = elsewhere || exit 9; echo 'a notice'; echo '{"success": %s, "run-id": "7", "error-message": "no"}' ;;
-  log) sleep 0.2; %s ;;
+  log) sleep 0.1; %s ;;
   ls) echo '{"success": true, "runs": [{"status": "%s", "status-details": "why not"}]}' ;;
   stop) echo stopped $2 ;;
 esac
@@ -160,9 +160,12 @@ def test_only_the_status_says_whether_a_run_failed(
     stand_ins(tmp_path, monkeypatch, flwr=FLWR % ("true", "", status))
     with pytest.raises(RunError, match=expected):
         elsewhere(tmp_path / "run")
+
+
+def test_a_run_that_was_not_started_did_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_ins(tmp_path, monkeypatch, flwr=FLWR % ("true", "", "finished:completed"))
     elsewhere(tmp_path / "run")
-    stand_ins(tmp_path, monkeypatch, flwr=FLWR % ("false", "", status))
+    stand_ins(tmp_path, monkeypatch, flwr=FLWR % ("false", "", "finished:completed"))
     with pytest.raises(RunError, match=r"^flwr run: no$"):
         elsewhere(tmp_path / "run")
 
@@ -184,7 +187,7 @@ def test_a_superlink_that_is_gone_for_good_ends_the_run_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flower, "_BETWEEN_STREAMS", 0.1)
-    monkeypatch.setattr(flower, "_PATIENCE", 2.0)
+    monkeypatch.setattr(flower, "_PATIENCE", 0.5)
     script = (FLWR % ("true", "", "")).replace(
         "  ls) ", """  ls) echo '{"success": false, "error-message": "no route"}'; exit; """
     )

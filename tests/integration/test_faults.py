@@ -12,17 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 
-import fedsim.federation.engines.readiness
 import fedsim.recording.round_file
 import fedsim.recording.sealed
-import strategies.app
-from clients.app import app as client_app
 from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.base.files import write_text
 from fedsim.federation.engines.arrays import make_record
-from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.recording.transcript import Transcript
 from tests.support.experiments import make_tiny_config, run_serial
@@ -132,16 +127,16 @@ def test_a_client_with_broken_data_fails_alone_in_every_round(tmp_path: Path) ->
     config = make_tiny_config(
         data={"name": "faulty_plugins:OneRareLabel"},
         partition={"samples_per_client": None},
-        federation={"rounds": 3},
+        training={"batch_size": 32},
         defense=[{"name": "faulty_plugins:Allergic"}],
     )
     transcript = Transcript((folder := run_serial(config, tmp_path / "run")).path)
     failing = {frozenset(transcript.header(number).failures) for number in transcript.rounds}
     assert len(failing) == 1
     (client,) = failing.pop()
-    assert all(transcript.clients(n) == [c for c in range(4) if c != client] for n in (1, 2, 3))
+    assert all(transcript.clients(n) == [c for c in range(4) if c != client] for n in (1, 2))
     assert "IndexError" in transcript.header(1).failures[client]
-    assert [row["failed"] for row in read_rows(folder.metrics)] == ["1", "1", "1"]
+    assert [row["failed"] for row in read_rows(folder.metrics)] == ["1", "1"]
 
 
 def test_stragglers_fail_now_and_then_and_are_told_apart(tmp_path: Path) -> None:
@@ -348,12 +343,19 @@ def test_a_link_to_a_run_is_not_followed_to_remove_it(tmp_path: Path) -> None:
     assert Transcript(run.path).rounds == [1, 2]
 
 
+THREE_ROUNDS = make_tiny_config(federation={"rounds": 3}, strategy={"name": "fedavgm", "server_momentum": 0.9})
+
+
+@pytest.fixture(scope="module")
+def whole_hash(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of the recording of three rounds that nothing went wrong with."""
+    return Transcript(run_serial(THREE_ROUNDS, tmp_path_factory.mktemp("whole") / "run").path).hash()
+
+
 @pytest.mark.parametrize("where", ["transcript", "checkpoint", "metrics"])
 def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, whole_hash: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_tiny_config(federation={"rounds": 4}, strategy={"name": "fedavgm", "server_momentum": 0.9})
-    whole = Transcript(run_serial(config, tmp_path / "whole").path).hash()
     writes = {"n": 0}
 
     def full(real: Callable[..., Any], place: int = 3) -> Callable[..., Any]:
@@ -381,12 +383,12 @@ def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
         else:
             patch.setattr(Path, "write_text", full(Path.write_text, place=5))  # after experiment and versions
         with pytest.raises(RunError, match="No space left on device") as caught:
-            run_serial(config, tmp_path / "run")
+            run_serial(THREE_ROUNDS, tmp_path / "run")
     assert_one_sentence(caught.value)
     assert Transcript(tmp_path / "run").rounds[:2] == [1, 2]
     assert not list((tmp_path / "run").rglob("*.tmp")), "half a file is left on a full disk"
-    run_serial(config, tmp_path / "run", resume=True)
-    assert Transcript(tmp_path / "run").hash() == whole
+    run_serial(THREE_ROUNDS, tmp_path / "run", resume=True)
+    assert Transcript(tmp_path / "run").hash() == whole_hash
 
 
 def test_a_file_written_on_a_full_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,19 +404,6 @@ def test_a_file_written_on_a_full_disk_leaves_the_old_one(tmp_path: Path, monkey
         write_text(tmp_path / "a.txt", "new and longer")
     assert (tmp_path / "a.txt").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-
-
-# Engines.
-
-
-def test_no_nodes_in_time_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InProcessGrid, "get_node_ids", lambda self: [])
-    monkeypatch.setattr(fedsim.federation.engines.readiness, "_TO_CONNECT", 0.3)
-    config = make_tiny_config()
-    settings: Any = {"experiment": config.model_dump_json(), "out": str(tmp_path / "run"), "resume": False}
-    with pytest.raises(RunError, match="0 of 1 nodes connected within") as caught:
-        strategies.app.main(InProcessGrid(client_app), Context(1, 1, {}, RecordDict(), settings))
-    assert_one_sentence(caught.value)
 
 
 def test_clients_who_fail_alike_share_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -466,27 +455,33 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize(("wrong", "vectorise"), [*((wrong, True) for wrong in WRONG), ("one element", False)])
-def test_a_reply_that_does_not_fit_is_a_failure_of_its_client_and_the_run_goes_on_and_resumes(
-    wrong: str, vectorise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("vectorise", [True, False])
+def test_replies_that_do_not_fit_are_failures_of_their_clients_and_the_run_goes_on(
+    vectorise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import clients.app
 
-    change, reason = WRONG[wrong]
+    senders = dict(enumerate(WRONG.values(), start=1))
     real = clients.app._defended_reply
 
     def reply(experiment: Any, client: int, num_examples: int, payload: Any, loss: float, client_round: Any) -> Any:
         records = real(experiment, client, num_examples, payload, loss, client_round)
-        if client == 1:
+        if client in senders:
+            change, _ = senders[client]
             records["arrays"] = make_record({k: v.contiguous() for k, v in change(dict(payload.arrays())).items()})
         return records
 
     monkeypatch.setattr(clients.app, "_defended_reply", reply)
-    config = make_tiny_config(federation={"rounds": 2, "vectorise": vectorise})
+    last = len(senders) + 1
+    config = make_tiny_config(
+        federation={"clients": last + 1, "vectorise": vectorise}, partition={"samples_per_client": 8}
+    )
     transcript = Transcript(run_serial(config, tmp_path / "run").path)
     for number in (1, 2):
-        assert transcript.clients(number) == [0, 2, 3]
-        assert re.search(reason, transcript.header(number).failures[1])
+        assert transcript.clients(number) == [0, last]
+        failures = transcript.header(number).failures
+        for client, (_, reason) in senders.items():
+            assert re.search(reason, failures[client]), (client, failures[client])
 
 
 def test_a_strategy_that_asks_for_something_else_than_its_class_declares_is_stopped(tmp_path: Path) -> None:

@@ -130,7 +130,11 @@ def test_the_recording_says_what_the_protocol_was(plain: tuple[Config, Path]) ->
 
 
 def test_a_federation_of_gradients_learns(tmp_path: Path) -> None:
-    config = of_gradients(federation={"rounds": 20, "evaluate_every": 20}, training={"batch_size": 10})
+    config = of_gradients(
+        federation={"rounds": 8, "evaluate_every": 8},
+        training={"batch_size": 10},
+        strategy={"name": "fedsgd", "learning_rate": 0.5},
+    )
     rows = [row for row in read_rows(run_serial(config, tmp_path / "run").metrics) if row["client"] == "server"]
     assert float(rows[-1]["accuracy"]) > 0.4
 
@@ -173,7 +177,13 @@ def test_supernodes_record_the_same_bytes(tmp_path: Path) -> None:
     assert_same_runs(OpenRun(tmp_path / "deployed"), run_serial(config, tmp_path / "serial"))
 
 
-@pytest.mark.parametrize(("fraction", "expected"), [(1.0, 20), (0.8, 16), (0.5, 10), (0.2, 4), (0.1, 2)])
+@pytest.mark.parametrize(
+    ("fraction", "expected"),
+    [
+        (0.1, 2),
+        *(pytest.param(*shares, marks=pytest.mark.thorough) for shares in [(1.0, 20), (0.8, 16), (0.5, 10), (0.2, 4)]),
+    ],
+)
 def test_a_share_of_twenty_clients_is_sampled_anew_each_round(fraction: float, expected: int, tmp_path: Path) -> None:
     """TGIAs-RO, Table VI."""
     config = of_gradients(
@@ -351,7 +361,11 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("strangers")
 @pytest.mark.parametrize(
     ("name", "settings", "rates"),
-    [("Plain", {"learning_rate": RATE}, [RATE, RATE]), ("Halving", {}, [0.2, 0.1]), ("Own", {}, [None, None])],
+    [
+        pytest.param("Plain", {"learning_rate": RATE}, [RATE, RATE], marks=pytest.mark.thorough),
+        ("Halving", {}, [0.2, 0.1]),
+        ("Own", {}, [None, None]),
+    ],
 )
 def test_a_strangers_strategy_of_gradients_is_attacked_with_the_facts_of_gradients(
     name: str, settings: dict[str, Any], rates: list[float | None], tmp_path: Path

@@ -6,13 +6,14 @@ import csv
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation import local_models
 from fedsim.audit.finding_files import load_finding, save_finding
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation import lock
@@ -26,6 +27,7 @@ from fedsim.recording import manifest
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
 from tests.support.commands import call_fedsim
+from tests.support.experiments import run_serial
 from tests.support.recordings import build_update
 
 Run = Callable[..., OpenRun]
@@ -50,6 +52,15 @@ rounds = [1, 2]
 [[attack]]
 name = "shared-model"
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shortest_explanations() -> Iterator[None]:
+    """How good the finding is, which takes the longest to judge, matters to no test here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in {"REFERENCES": 2, "DRAWS": 1}.items():
+            patch.setattr(local_models, name, count)
+        yield
 
 
 @pytest.fixture
@@ -97,10 +108,8 @@ def test_an_untouched_run_is_intact_and_the_report_quotes_its_id(
 def other_seed(run: Path) -> None:
     config = OpenRun(run).read_experiment()
     assert config is not None
-    from fedsim.federation.simulation import run_federation
-
     federation = config.federation.model_copy(update={"seed": 4})
-    run_federation(config.model_copy(update={"federation": federation}), OpenRun(run.parent / "other"))
+    run_serial(config.model_copy(update={"federation": federation}), run.parent / "other")
     name = "transcript/round-000002.safetensors"
     shutil.copy(run.parent / "other" / name, run / name)
 
@@ -283,13 +292,14 @@ def test_a_writer_killed_between_announcing_and_writing_leaves_a_run_that_is_int
 
 @pytest.mark.parametrize("name", ["metrics.csv", "checkpoint.safetensors"])
 def test_what_was_right_a_round_before_is_right_no_more(
-    name: str, finished_run: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+    name: str, run: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
 ) -> None:
-    for rounds in (2, 3):
-        (tmp_path / "x.toml").write_text(FILE.replace("rounds = 3", f"rounds = {rounds}").replace("[1, 2]", "[1]"))
-        assert call("run", tmp_path / "x.toml", "--out", tmp_path / f"run-{rounds}")[0] == 0
-    shutil.copy(tmp_path / "run-2" / name, tmp_path / "run-3" / name)
-    code, said = call("inspect", tmp_path / "run-3")
+    config = OpenRun(run).read_experiment()
+    assert config is not None
+    federation = config.federation.model_copy(update={"rounds": 2})
+    shorter = run_serial(config.model_copy(update={"federation": federation}), tmp_path / "shorter")
+    shutil.copy(shorter.path / name, run / name)
+    code, said = call("inspect", run)
     assert (code, f"{name} is not what was written" in said) == (1, True), said
 
 

@@ -255,7 +255,7 @@ def test_an_address_of_another_kind_is_one_sentence(address: str, more: str, tmp
 
 
 def test_what_listens_but_is_no_ray_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedsim.federation.engines.ray, "_PATIENCE", 1.0)
+    monkeypatch.setattr(fedsim.federation.engines.ray, "_PATIENCE", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as other:
         place = f"127.0.0.1:{other.getsockname()[1]}"
         config = make_tiny_config(federation={"engine": "ray", "address": place})

@@ -392,9 +392,9 @@ def attacked(config: Config, path: Path) -> pipeline.AuditResult:
 def test_a_group_is_attacked_as_one_client_that_holds_all(tmp_path: Path) -> None:
     config = secure(
         partition={"samples_per_client": 2},
-        federation={"clients": 6, "rounds": 2, "straggler_probability": 0.0},
-        adversary={"when": "at-end", "victims": [5, 2], "rounds": [1, 2], "workers": 1, "knowledge": {"labels": True}},
-        attack=[{"name": "inverting-gradients", "iterations": 3}],
+        federation={"clients": 6, "rounds": 1, "straggler_probability": 0.0},
+        adversary={"when": "at-end", "victims": [5, 2], "rounds": [1], "workers": 1, "knowledge": {"labels": True}},
+        attack=[{"name": "inverting-gradients", "iterations": 2}],
     )
     done = attacked(config, tmp_path / "run")
     assert done.failures == []
@@ -463,10 +463,11 @@ def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tmp_path: Path
                     "local_epochs": None,
                     "local_steps": 1,
                     "learning_rate": 0.1,
-                    "batch_size": 24,
+                    "batch_size": 4,
                     "batches": "fixed",
                 },
-                federation={"clients": 4, "straggler_probability": 0.0},
+                partition={"samples_per_client": 4},
+                federation={"clients": 4, "rounds": 2, "straggler_probability": 0.0},
                 adversary={"when": "at-end", "rounds": "all", "victims": [1], "workers": 1},
                 attack=[{"name": "tgias-ro", "iterations": 2, "fewest": 2}],
             ),
@@ -533,9 +534,9 @@ def test_inspect_and_the_report_tell_sums_from_updates_of_clients(
 def test_disaggregated_models_are_models_that_others_build_on(tmp_path: Path) -> None:
     config = secure(
         table={"groups": 2},
-        federation={"clients": 5, "rounds": 12, "straggler_probability": 0.0, "evaluate_every": 0},
+        federation={"clients": 5, "rounds": 8, "straggler_probability": 0.0, "evaluate_every": 0},
         adversary={
-            "when": "at-end", "victims": "all", "rounds": "all", "workers": 1, "knowledge": {"records": True},
+            "when": "at-end", "victims": [0, 3], "rounds": "all", "workers": 1, "knowledge": {"records": True},
         },
         attack=[{"name": "disaggregation"}, {"name": "sia", "source": "disaggregation"}],
     )  # fmt: skip
@@ -544,7 +545,7 @@ def test_disaggregated_models_are_models_that_others_build_on(tmp_path: Path) ->
     rows = read_rows(done.folder.scores, ("attack",), ("value", "floor"))
     for attack, metric in (("disaggregation", "parameter_distance"), ("sia", "source_accuracy")):
         mine = [row for row in rows if row["attack"] == attack and row["metric"] == metric]
-        assert sorted(row["victim"] for row in mine) == list("01234")
+        assert sorted(row["victim"] for row in mine) == ["0", "3"]
         assert all(float(row["floor"]) > 0 for row in mine)
     abouts = [read_facts(path) for path in done.folder.findings.rglob("*.safetensors")]
     assert all(about["members"] == [] for about in abouts)

@@ -70,10 +70,9 @@ def test_an_actor_plays_clients_without_what_takes_long_to_import(shared_ray: li
 @pytest.mark.parametrize(
     ("make_config", "actors"),
     [
-        pytest.param(test_engines.busy, 1, id="everything on 1", marks=pytest.mark.slow),
-        pytest.param(test_engines.busy, 2, id="everything on 2"),
-        pytest.param(test_client_memory.remembering, 1, id="memories on 1", marks=pytest.mark.slow),
-        pytest.param(test_client_memory.remembering, 2, id="memories on 2"),
+        pytest.param(test_engines.busy, 1, id="everything on 1"),
+        pytest.param(test_engines.busy, 2, id="everything on 2", marks=pytest.mark.thorough),
+        pytest.param(test_client_memory.remembering, 2, id="memories on 2", marks=pytest.mark.thorough),
         pytest.param(test_fedsgd.busy, 2, id="gradients", marks=pytest.mark.slow),
         pytest.param(test_gate.many, 2, id="gates", marks=pytest.mark.slow),
         pytest.param(secure, 2, id="secure aggregation", marks=pytest.mark.slow),
@@ -87,6 +86,7 @@ def test_ray_writes_the_same_bytes_as_serial(make_config: Callable[[], Config], 
     assert_same_runs(ray, serial)
 
 
+@pytest.mark.thorough
 def test_a_killed_actor_comes_back_and_nobody_is_missed(tmp_path: Path) -> None:
     undisturbed = run_serial(make_tiny_config(federation={"vectorise": False}), tmp_path / "undisturbed")
     defense = {"name": "deadly_plugins:DiesOnce", "note": str(tmp_path / "note")}
@@ -96,6 +96,7 @@ def test_a_killed_actor_comes_back_and_nobody_is_missed(tmp_path: Path) -> None:
     assert Transcript(disturbed.path).hash() == Transcript(undisturbed.path).hash()
 
 
+@pytest.mark.thorough
 def test_a_failing_round_is_the_same_one_sentence_as_on_serial(tmp_path: Path) -> None:
     config = make_tiny_config(federation={"engine": "ray", "actors": 1, "straggler_probability": 1.0})
     with pytest.raises(RunError, match=r"round 1: all 4 clients failed .*straggler") as caught:
@@ -144,6 +145,7 @@ def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.thorough
 def test_nobody_else_gets_into_the_ray_that_is_started_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every socket is on loopback, where other users of this machine may come from, so a token is wanted there."""
     sockets: list[tuple[str, int]] = []

@@ -7,6 +7,7 @@ import os
 import textwrap
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from fedsim.training.cohort import TOLERANCE
 from strategies.app import app as server_app
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.runs import read_checkpoint, read_metrics
+
+thorough = partial(pytest.param, marks=pytest.mark.thorough)
 
 PLUGINS = """
 from dataclasses import dataclass, replace
@@ -86,8 +89,14 @@ def farthest(left: OpenRun, right: OpenRun) -> float:
 # On disk instead of in memory.
 
 
-@pytest.mark.parametrize("vectorise", [True, False])
-@pytest.mark.parametrize("strategy", ["fedavg", "bulyan", "krum", "fedadam", "qfedavg", "fedmedian"])
+@pytest.mark.parametrize(
+    ("strategy", "vectorise"),
+    [
+        ("fedavg", True),
+        ("bulyan", False),
+        *(thorough(strategy, False) for strategy in ("fedavg", "krum", "fedadam", "qfedavg", "fedmedian")),
+    ],
+)
 def test_replies_that_waited_on_disk_give_the_same_bytes(
     strategy: str, vectorise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +106,7 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
         "qfedavg": {"client_learning_rate": 0.1},
     }
     config = make_tiny_config(
-        federation={"clients": 9, "rounds": 3, "vectorise": vectorise},
+        federation={"clients": 7, "rounds": 2, "vectorise": vectorise},
         strategy={"name": strategy, **special.get(strategy, {})},
     )
     usual = run_serial(config, tmp_path / "usual")
@@ -112,7 +121,7 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
     monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda: 0)
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 9000)
     streamed = run_serial(config, tmp_path / "streamed")
-    assert len(moved) == 3 * 9 * 4
+    assert len(moved) == 2 * 7 * 4
     assert file_bytes(streamed) == file_bytes(usual)
     assert read_checkpoint(streamed) == read_checkpoint(usual)
     assert read_metrics(streamed) == read_metrics(usual)
@@ -125,8 +134,8 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
 
 SKEWED: dict[str, Any] = {
     "partition": {"name": "dirichlet", "alpha": 0.5, "samples_per_client": 40},
-    "federation": {"clients": 20, "rounds": 4, "straggler_probability": 0.25},
-    "training": {"local_epochs": 2, "momentum": 0.5, "weight_decay": 0.001},
+    "federation": {"clients": 12, "rounds": 2, "straggler_probability": 0.25},
+    "training": {"momentum": 0.5, "weight_decay": 0.001},
 }
 
 
@@ -140,7 +149,7 @@ def both(path: Path, **tables: Any) -> tuple[OpenRun, OpenRun]:
     return runs[0], runs[1]
 
 
-TOGETHER = 16
+TOGETHER = 8
 
 
 @pytest.fixture(autouse=True)
@@ -168,9 +177,9 @@ def test_a_vectorised_run_is_the_loops_run_within_tolerance_and_the_same_clients
     tmp_path: Path, at_once: list[int]
 ) -> None:
     vectorised, loop = both(tmp_path)
-    assert len(at_once) == 4 * -(-20 // TOGETHER)
+    assert len(at_once) == 2 * -(-12 // TOGETHER)
     assert 0 < farthest(vectorised, loop) < TOLERANCE
-    assert sum(map(len, failures(loop).values())) == 80 - sum(at_once) > 5
+    assert sum(map(len, failures(loop).values())) == 24 - sum(at_once) > 2
 
 
 def test_convolutions_train_at_once_where_products_pay_and_end_where_the_loop_ends(
@@ -180,7 +189,7 @@ def test_convolutions_train_at_once_where_products_pay_and_end_where_the_loop_en
     model = {"name": "sme-cnn", "channels": [2, 3], "hidden": 4}
     vectorised, loop = both(tmp_path, model=model, federation={**SKEWED["federation"], "rounds": 1})
     assert len(at_once) == 1
-    assert sum(at_once) > 10
+    assert sum(at_once) > 5
     assert 0 < farthest(vectorised, loop) < TOLERANCE
 
 
@@ -189,36 +198,36 @@ def test_convolutions_train_at_once_where_products_pay_and_end_where_the_loop_en
     [
         {"name": "fedprox", "proximal_mu": 1.0},
         {"name": "fedadam", "eta": 0.01},
-        {"name": "fedadagrad", "eta": 0.01},
-        {"name": "fedyogi", "eta": 0.01},
-        {"name": "fedavgm"},
-        {"name": "fedmedian"},
-        {"name": "qfedavg", "client_learning_rate": 0.1},
+        thorough({"name": "fedadagrad", "eta": 0.01}),
+        thorough({"name": "fedyogi", "eta": 0.01}),
+        thorough({"name": "fedavgm"}),
+        thorough({"name": "fedmedian"}),
+        thorough({"name": "qfedavg", "client_learning_rate": 0.1}),
     ],
     ids=lambda strategy: strategy["name"],
 )
 def test_whatever_a_strategy_broadcasts_its_clients_train_at_once(
     strategy: dict[str, Any], tmp_path: Path, at_once: list[int]
 ) -> None:
-    federation = {"clients": 5, "rounds": 3}
+    federation = {"clients": 5, "rounds": 2}
     vectorised, loop = both(tmp_path, federation=federation, strategy=strategy)
-    assert at_once == [5, 5, 5]
+    assert at_once == [5, 5]
     assert 0 < farthest(vectorised, loop) < 10 * TOLERANCE
 
 
 def test_noise_on_the_update_is_the_loops_noise(tmp_path: Path, at_once: list[int]) -> None:
     defense = [{"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.1}]
     vectorised, loop = both(tmp_path, defense=defense)
-    assert sum(at_once) > 40
+    assert sum(at_once) > 12
     assert 0 < farthest(vectorised, loop) < TOLERANCE
 
 
-@pytest.mark.parametrize("nodes", [2, 5])
+@pytest.mark.parametrize("nodes", [2, thorough(5)])
 def test_a_vectorised_run_has_the_same_bytes_on_any_number_of_nodes(
     nodes: int, tmp_path: Path, at_once: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_tiny_config(
-        federation={"clients": 40, "rounds": 2, "straggler_probability": 0.1},
+        federation={"clients": 24, "rounds": 2, "straggler_probability": 0.1},
         partition={"name": "dirichlet", "alpha": 1.0, "samples_per_client": 30},
         strategy={"name": "fedavg", "fraction_train": 0.9},
     )
@@ -233,7 +242,7 @@ def test_a_vectorised_run_has_the_same_bytes_on_any_number_of_nodes(
         InProcessGrid(client_app, nodes),
         Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings),  # type: ignore[arg-type]
     )
-    assert max(groups) > 10
+    assert max(groups) > 4
     assert sorted(at_once) == sorted(groups)
     assert file_bytes(folder) == file_bytes(usual)
     assert read_checkpoint(folder) == read_checkpoint(usual)
@@ -249,7 +258,7 @@ def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
     tables = {
         "data": {"name": "one_bad_label:OneBadLabel"},
         "partition": {"samples_per_client": None},
-        "federation": {"clients": TOGETHER + 4, "rounds": 2},
+        "federation": {"clients": TOGETHER + 4, "rounds": 1},
     }
     vectorised, loop = both(tmp_path, **tables)
     assert farthest(vectorised, loop) < TOLERANCE
@@ -323,13 +332,16 @@ def test_the_replies_of_a_round_do_not_outlive_it(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(LazyArray, "__init__", track_array)
     monkeypatch.setattr(CohortGrid, "_exchange", watched)
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_COLLECT_FROM_BYTES", 0)
-    run_serial(make_tiny_config(federation={"rounds": 5, "clients": 10}), tmp_path / "run")
-    assert len(born) >= 5 * 10 * 4
-    assert alive == [0] * 5
+    run_serial(make_tiny_config(federation={"rounds": 3, "clients": 5}), tmp_path / "run")
+    assert len(born) >= 3 * 5 * 4
+    assert alive == [0] * 3
 
 
-def test_clients_with_very_unequal_amounts_of_data_train_in_the_loop(tmp_path: Path, at_once: list[int]) -> None:
+def test_clients_with_very_unequal_amounts_of_data_train_in_the_loop(
+    tmp_path: Path, at_once: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else all would wait for the one who has most."""
+    monkeypatch.setattr(fedsim.training.cohort, "_MAX_CLIENTS", 12)
     partition = {"name": "dirichlet", "alpha": 0.1, "samples_per_client": None}
     run_serial(make_tiny_config(partition=partition, federation={"clients": 12, "rounds": 1}), tmp_path / "run")
     assert at_once == []

@@ -29,21 +29,21 @@ from tests.support.shared import make_once
 
 TABLES = """
 [adversary]
-victims = "all"
+victims = [2, 3]
 rounds = "all"
 repeats = 2
 workers = 1
 
 [[attack]]
 name = "sme"
-iterations = 4
+iterations = 3
 
 [[attack]]
 name = "sapag"
-iterations = 3
+iterations = 2
 restarts = 2
 """
-CLIENTS, ROUNDS, REPEATS = 4, 2, 2
+CLIENTS, VICTIMS, ROUNDS, REPEATS = 4, 2, 2, 2
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +106,10 @@ def test_the_findings_and_scores_are_those_of_one_after_the_other(
     began = time.monotonic()
     find_claims(other, file)
     passed = time.monotonic() - began
-    assert max(sizes) == CLIENTS * ROUNDS * REPEATS * 2
+    assert max(sizes) == VICTIMS * ROUNDS * REPEATS * 2
     apart, whole = claims(run), claims(other)
     assert list(whole) == list(apart)
-    assert len(whole) == 2 * CLIENTS * ROUNDS * REPEATS
+    assert len(whole) == 2 * VICTIMS * ROUNDS * REPEATS
     for name, (finding, about) in apart.items():
         again, said = whole[name]
         for tensor, value in finding.tensors.items():
@@ -174,7 +174,7 @@ def test_what_was_found_before_an_interrupt_is_kept(
     begun += [0] * 10
     find_claims(run, file)
     assert kept.keys() < claims(run).keys()
-    assert len(begun) == 14 + 2 * CLIENTS * ROUNDS * REPEATS - len(kept)
+    assert len(begun) == 14 + 2 * VICTIMS * ROUNDS * REPEATS - len(kept)
 
 
 def test_a_victim_that_fails_is_one_sentence_and_the_others_are_found(

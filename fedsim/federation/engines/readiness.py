@@ -6,6 +6,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -25,7 +26,12 @@ _MAX_REASON_LENGTH = 300
 def host_versions() -> dict[str, str]:
     """Return the versions that have to be the same on all hosts for the same recording."""
     major, minor, _ = platform.python_version_tuple()  # a patch of Python changes no number
-    return {"python": f"{major}.{minor}", **{name: version(name) for name in _COMPARED_PACKAGES}}
+    return {"python": f"{major}.{minor}", **{name: _installed_version(name) for name in _COMPARED_PACKAGES}}
+
+
+@cache
+def _installed_version(package: str) -> str:
+    return version(package)  # it parses all of the metadata each time
 
 
 def explain_difference(remote: Mapping[str, object]) -> str | None:

@@ -125,12 +125,12 @@ def check_exact(finding: Reconstruction, inputs: Tensor, at_least: float = 60) -
 @pytest.mark.parametrize(
     "how",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.thorough),
         {"epochs": 1, "batch": 10},
-        {"options": {"lr": 0.05, "momentum": 0.9}},
-        {"options": {"lr": 0.2}},
+        pytest.param({"options": {"lr": 0.05, "momentum": 0.9}}, marks=pytest.mark.thorough),
+        pytest.param({"options": {"lr": 0.2}}, marks=pytest.mark.thorough),
         {"options": {"lr": 0.05, "weight_decay": 0.01}},
-        {"options": {"lr": 0.05, "weight_decay": 0.01, "momentum": 0.9}},
+        pytest.param({"options": {"lr": 0.05, "weight_decay": 0.01, "momentum": 0.9}}, marks=pytest.mark.thorough),
         {"new": lambda: mlp(nn.ReLU(), nn.Linear(200, 200), nn.ReLU())},
         {"new": lambda: mlp(nn.ReLU(), nn.Dropout(0.2)).eval()},
     ],
@@ -197,7 +197,7 @@ def test_a_mean_of_nearly_equal_examples_is_not_certified(tmp_path: Path, caplog
             layers = nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10)
             return nn.Sequential(nn.Flatten(), *layers)
 
-    for key in (0, 1, 4, 5):
+    for key in (0, 4):
         inputs, labels = digits(6, key)
         near = (inputs[:1] + 0.01 * torch.rand(1, 1, 8, 8, generator=generator("near", key))).clamp(0, 1)
         inputs, labels = torch.cat([inputs, near]), torch.cat([labels, labels[:1]])
@@ -215,7 +215,7 @@ def test_under_little_noise_no_certificate_is_below_60_db(tmp_path: Path) -> Non
     inputs, labels = digits(12)
     before, after = trained(inputs, labels, mlp)
     sure = 0
-    for key, share in ((0, 1e-5), (5, 5e-5), (7, 1e-4), (10, 2.8e-4)):
+    for key, share in ((0, 1e-5), (7, 1e-4), (10, 2.8e-4)):
         rng = generator("noise", key)
         noisy = {
             name: tensor
@@ -324,7 +324,7 @@ def test_one_example_is_exact_by_every_attack(tmp_path: Path, attack: Attack) ->
     assert finding.labels.tolist() == labels.tolist()
 
 
-@pytest.mark.parametrize("count", [4, 10])
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.thorough)])
 def test_spear_samples_a_batch_exactly(tmp_path: Path, count: int) -> None:
     finding, inputs, _ = from_training(Spear(), tmp_path, count, epochs=1, batch=count)
     check_exact(finding, inputs)
@@ -336,16 +336,16 @@ def test_spear_says_when_its_draws_were_too_few(tmp_path: Path) -> None:
 
 
 def test_noise_that_hides_the_columns_certifies_nothing_and_more_of_it_is_refused(tmp_path: Path) -> None:
-    inputs, labels = digits(10)
+    inputs, labels = digits(6)
     before, after = trained(inputs, labels, mlp)
     moved = torch.cat([(after[name] - before[name]).flatten() for name in after]).norm()
     per_number = moved / sum(tensor.numel() for tensor in after.values()) ** 0.5
     seen = []
-    for place, share in enumerate((1e-5, 1e-3, 1e-1, 1.0)):
+    for place, share in enumerate((1e-5, 1e-3, 1.0)):
         rng = generator("noise", place)
         noisy = {n: t + share * per_number * torch.randn(t.shape, generator=rng) for n, t in after.items()}
         try:
-            finding = attacked(SpearIca(), tmp_path / str(place), before, Payload.from_dense(noisy, "weights"), 10)
+            finding = attacked(SpearIca(), tmp_path / str(place), before, Payload.from_dense(noisy, "weights"), 6)
         except AttackError as error:
             seen.append(str(error))
             continue
@@ -358,6 +358,7 @@ def test_noise_that_hides_the_columns_certifies_nothing_and_more_of_it_is_refuse
     assert "estimated" in seen
 
 
+@pytest.mark.thorough
 def test_no_certificate_is_wrong_where_columns_are_hard_to_find(tmp_path: Path) -> None:
     certified = 0
     for key in (6, 8, 9, 10):
@@ -427,7 +428,7 @@ def test_a_relu_is_known_by_what_it_does() -> None:
 def test_rounds_read_together_are_exact_where_each_alone_is_not(tmp_path: Path) -> None:
     new = lambda: mlp(units=50)  # noqa: E731
     inputs, labels = digits(12)
-    transcript = of_rounds(tmp_path, inputs, labels, new, rounds=6, epochs=2, batch=6)
+    transcript = of_rounds(tmp_path, inputs, labels, new, rounds=5, epochs=2, batch=6)
     alone = SpearIca().run(
         Target(transcript=transcript.restrict_to([1]), victim=0, knowledge=known(new), rng=generator("attack"))
     )
@@ -441,6 +442,7 @@ def test_rounds_read_together_are_exact_where_each_alone_is_not(tmp_path: Path) 
     check_exact(together, inputs)
 
 
+@pytest.mark.thorough
 def test_no_certificate_is_wrong_where_one_example_fires_all_that_another_does(tmp_path: Path) -> None:
     """Then the zeros of a sum of the two are those of one, and a few units where they cancel seem to tell it."""
     for key in (1, 5):

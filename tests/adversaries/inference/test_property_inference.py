@@ -91,7 +91,7 @@ def area(finding: PropertyPresence) -> float:
     return float(((pairs > 0) + 0.5 * (pairs == 0)).double().mean())
 
 
-@pytest.mark.parametrize("sends", ["weights", "gradient"])
+@pytest.mark.parametrize("sends", ["weights", pytest.param("gradient", marks=pytest.mark.thorough)])
 def test_messages_with_the_property_are_told_from_those_without(tmp_path: Path, sends: str) -> None:
     finding = claimed(record_rounds(tmp_path, sends=sends), knowledge())
     assert finding.clients.tolist() == [*SHARES] * 2

@@ -532,11 +532,11 @@ ALONE = {"bn_weight": 0.0, "tv_weight": 0.0, "norm_weight": 0.0, "group_weight":
 @pytest.mark.parametrize(
     "attack",
     [
-        DeepLeakage(iterations=50),
-        ImprovedDeepLeakage(iterations=50),
-        SelfAdaptiveLeakage(iterations=400),
-        SeeThroughGradients(iterations=400, restarts=1, **ALONE),
-        DataLeakage(iterations=400, tv_weight=0.0),
+        DeepLeakage(iterations=20),
+        ImprovedDeepLeakage(iterations=20),
+        SelfAdaptiveLeakage(iterations=150),
+        SeeThroughGradients(iterations=120, restarts=1, **ALONE),
+        DataLeakage(iterations=120, tv_weight=0.0),
     ],
     ids=["dlg", "idlg", "sapag", "see-through-gradients", "dlfa"],
 )
@@ -545,7 +545,7 @@ def test_one_example_is_recovered_exactly(run: Run, attack: GradientInversion) -
 
 
 @pytest.mark.parametrize(
-    "attack", [DeepLeakage(iterations=50), ImprovedDeepLeakage(iterations=50)], ids=["dlg", "idlg"]
+    "attack", [DeepLeakage(iterations=20), ImprovedDeepLeakage(iterations=20)], ids=["dlg", "idlg"]
 )
 def test_the_label_is_found_with_the_data(run: Run, attack: GradientInversion) -> None:
     finding = run(attack, victim(), labels=None)
@@ -554,19 +554,20 @@ def test_the_label_is_found_with_the_data(run: Run, attack: GradientInversion) -
 
 
 def test_labels_of_a_batch_are_found_with_the_data(run: Run) -> None:
-    finding = run(DeepLeakage(iterations=30), victim(count=3), labels=None)
+    finding = run(DeepLeakage(iterations=15), victim(count=3), labels=None)
     assert finding.labels.sort().values.tolist() == LABELS.tolist()
     assert psnr(finding.data[match_examples(finding.data, truth())], truth()).mean() > 40
 
 
 def test_dlfa_undoes_several_epochs_that_dlg_cannot(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    of = victim(local_epochs=3, learning_rate=0.5)
-    simulated = psnr(run(DataLeakage(iterations=300, tv_weight=0.0, order_weight=10.0), of).data, truth(1)).item()
+    of = victim(local_epochs=2, learning_rate=0.5)
+    simulated = psnr(run(DataLeakage(iterations=90, tv_weight=0.0, order_weight=10.0), of).data, truth(1)).item()
     assert not caplog.records
-    one_step = psnr(run(ImprovedDeepLeakage(iterations=50), of).data, truth(1)).item()
+    one_step = psnr(run(ImprovedDeepLeakage(iterations=30), of).data, truth(1)).item()
     assert simulated > 40 > 30 > one_step
 
 
+@pytest.mark.thorough
 def test_dlfa_with_its_own_settings_beats_one_step_on_a_batch_of_several_epochs(run: Run) -> None:
     of = victim(count=3, local_epochs=3, learning_rate=0.5)
     means = []
@@ -578,8 +579,8 @@ def test_dlfa_with_its_own_settings_beats_one_step_on_a_batch_of_several_epochs(
 
 @pytest.mark.parametrize("how", [{"momentum": 0.9}, {"weight_decay": 1.0}], ids=["momentum", "weight decay"])
 def test_dlfa_that_knows_the_optimizer_finds_what_one_that_does_not_misses(run: Run, how: dict[str, float]) -> None:
-    of = victim(local_epochs=3, learning_rate=0.2, **how)
-    attack = DataLeakage(iterations=150, tv_weight=0.0, order_weight=10.0)
+    of = victim(local_epochs=2, learning_rate=0.2, **how)
+    attack = DataLeakage(iterations=60, tv_weight=0.0, order_weight=10.0)
     told, not_told = (psnr(run(attack, of, **facts).data, truth(1)).item() for facts in ({}, dict.fromkeys(how, None)))
     assert told > not_told + 3
 
@@ -655,7 +656,7 @@ def test_the_images_of_the_epochs_are_matched_before_they_are_averaged() -> None
 
 
 def test_the_sign_rule_finds_the_label_of_any_network() -> None:
-    for seed in range(40):
+    for seed in range(12):
 
         def build(seed: int = seed) -> nn.Module:
             torch.manual_seed(seed)
@@ -900,8 +901,8 @@ def test_a_compiled_graph_may_round_to_the_other_side_of_one_kink_but_not_err(
 
 FEW = {"iterations": 3}
 ONE_STEP: list[GradientInversion] = [
-    DeepLeakage(**FEW),
-    ImprovedDeepLeakage(**FEW),
+    DeepLeakage(iterations=1),
+    ImprovedDeepLeakage(iterations=1),
     SelfAdaptiveLeakage(**FEW),
     SeeThroughGradients(bn_weight=0.0, **FEW),
 ]
@@ -987,9 +988,7 @@ class Fused(nn.Module):
     ],
     ids=["step", "cut", "dead", "bent", "once", "fused attention"],
 )
-@pytest.mark.parametrize(
-    "attack", [SurrogateModelExtension(), DeepLeakage(), DataLeakage()], ids=["sme", "dlg", "dlfa"]
-)
+@pytest.mark.parametrize("attack", [SurrogateModelExtension(), DataLeakage()], ids=["sme", "dlfa"])
 def test_a_layer_through_which_nothing_can_be_matched_is_named(
     run: Run, attack: GradientInversion, layer: Callable[[], nn.Module], sentence: str
 ) -> None:
@@ -1037,8 +1036,8 @@ def test_a_parameter_that_the_model_does_not_use_is_no_obstacle(run: Run) -> Non
         net.register_parameter("idle", nn.Parameter(torch.zeros(3)))
         return net
 
-    data = run(InvertingGradients(iterations=300, step_size=0.1, tv_weight=0.0), victim(build)).data
-    assert psnr(data, truth(1)).item() > 30
+    data = run(ImprovedDeepLeakage(iterations=20), victim(build)).data
+    assert psnr(data, truth(1)).item() > 40
 
 
 @pytest.mark.parametrize(
@@ -1153,7 +1152,7 @@ def table_victim(count: int) -> Victim:
 
 
 def test_a_row_of_a_regression_is_recovered(run: Run) -> None:
-    attack = SurrogateModelExtension(iterations=400, step_size=0.1, alpha=1.0, alpha_step_size=1e-12)
+    attack = SurrogateModelExtension(iterations=200, step_size=0.1, alpha=1.0, alpha_step_size=1e-12)
     finding = run(attack, table_victim(1))
     torch.testing.assert_close(finding.data * 4 - 2, ROWS[:1], atol=0.05, rtol=0)
     assert finding.labels.tolist() == [0.5]

@@ -28,7 +28,7 @@ from tests.support.recordings import record_updates, run_attack
 
 NOISE = UpdateNoise(clip=1.0, noise_multiplier=0.004)
 ONLY_NOISE = UpdateNoise(clip=1e-6, noise_multiplier=1e4)
-LEARNED = LearnedInversion(simulated=250, features=150, components=30, hidden=32, epochs=8, refinements=0)
+LEARNED = LearnedInversion(simulated=150, features=150, components=30, hidden=32, epochs=8, refinements=0)
 VICTIMS = range(3)
 
 
@@ -53,26 +53,26 @@ def test_one_pass_inverts_messages_of_clients_it_never_saw(tmp_path: Path) -> No
     assert min(gains(tmp_path)) > 2
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_of_few_examples_a_third_of_the_error_is_gone(tmp_path: Path, count: int) -> None:
     for victim in VICTIMS:
         inputs, labels = (tensor[:count] for tensor in data(victim))
         update = make_update(victim, count=count)
         facts = replace(knowledge(victim), labels=labels.sort().values)
-        finding = attack(tmp_path, update, facts)
+        finding = attack(tmp_path, update, facts, replace(LEARNED, simulated=250))
         means = torch.stack([public().inputs[public().labels == label].mean(0) for label in labels])
         error = (pair_examples(finding.data, inputs) - inputs).square().mean()
         assert error < 0.65 * (means - inputs).square().mean()
 
 
 def test_refinement_by_matching_comes_closer(tmp_path: Path) -> None:
-    assert sum(gains(tmp_path, refinements=40)) > sum(gains(tmp_path)) + len(VICTIMS) * 0.5
+    assert sum(gains(tmp_path, refinements=15)) > sum(gains(tmp_path)) + len(VICTIMS) * 0.5
 
 
-def test_it_is_beyond_the_floor_under_noise_and_rounding_it_knows(tmp_path: Path) -> None:
-    for defense in (NOISE, Quantise(bits=4)):
-        found = gains(tmp_path, defense, refinements=30)
-        assert min(found) > 1
+@pytest.mark.parametrize("defense", [NOISE, pytest.param(Quantise(bits=4), marks=pytest.mark.thorough)])
+def test_it_is_beyond_the_floor_under_noise_and_rounding_it_knows(tmp_path: Path, defense: Defense) -> None:
+    found = gains(tmp_path, defense, refinements=10)
+    assert min(found) > 1
 
 
 def test_neither_noise_alone_nor_another_client_leaks(tmp_path: Path) -> None:
@@ -115,18 +115,16 @@ def test_victims_of_one_model_share_one_training_and_others_do_not(
         return trained[-1]
 
     monkeypatch.setattr(learned_inversion, "train_inverter", count_trainings)
-    small = replace(LEARNED, simulated=40, features=20, epochs=1)
-    for victim in VICTIMS:
+    small = replace(LEARNED, simulated=20, features=20, components=5, epochs=1)
+    for victim in range(2):
         attack(tmp_path, make_update(victim), knowledge(victim), small)
     assert len(trained) == 1
-    # Another model, number of examples, defense, rate and other records each ask for another network.
+    # Another model, another defense and other records each ask for another network.
     moved = make_update(0)
     attack(tmp_path, replace(moved, before={name: 1.1 * w for name, w in moved.before.items()}), knowledge(0), small)
-    attack(tmp_path, make_update(0, count=2), replace(knowledge(0), labels=data(0)[1][:2].sort().values), small)
     attack(tmp_path, make_update(0), knowledge(0, NOISE), small)
-    attack(tmp_path, make_update(0), replace(knowledge(0), learning_rate=0.2), small)
     attack(tmp_path, make_update(0), knowledge(0, auxiliary=first_records(300)), small)
-    assert len(trained) == 6
+    assert len(trained) == 4
 
 
 def first_records(count: int) -> Records:
@@ -134,7 +132,7 @@ def first_records(count: int) -> Records:
 
 
 def test_the_same_network_is_trained_again_whoever_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small, results = replace(LEARNED, simulated=40, features=20, epochs=1), []
+    small, results = replace(LEARNED, simulated=20, features=20, components=5, epochs=1), []
     for victims in ((0, 1), (1, 0)):
         monkeypatch.setattr(public_fits, "_fits", {})
         found = {victim: attack(tmp_path, make_update(victim), knowledge(victim), small).data for victim in victims}

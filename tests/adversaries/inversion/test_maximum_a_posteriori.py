@@ -34,7 +34,9 @@ def attack(method: GradientInversion, update: Update, facts: Knowledge) -> Recon
     return method.invert(update, facts, generator("attack"), lambda *_: None)
 
 
-@pytest.mark.parametrize("defense", [NOISE, Quantise(bits=4), Quantise(scheme="ternary")])
+@pytest.mark.parametrize(
+    "defense", [NOISE, pytest.param(Quantise(bits=4), marks=pytest.mark.thorough), Quantise(scheme="ternary")]
+)
 def test_map_is_beyond_the_floor_where_attacks_without_a_prior_are_not(defense: Defense) -> None:
     """By half a dB over two victims; under these defenses IG is below the floor, though it knows them."""
     gains, gains_without = [], []
@@ -65,7 +67,7 @@ def test_who_knows_the_noise_finds_more_than_who_takes_the_message_for_exact() -
     assert sum(adaptive) > sum(naive) + 2 * 0.3
 
 
-@pytest.mark.parametrize("defense", [NOISE, Quantise(scheme="ternary")])
+@pytest.mark.parametrize("defense", [NOISE, pytest.param(Quantise(scheme="ternary"), marks=pytest.mark.thorough)])
 def test_the_expected_error_is_the_actual_one_within_a_half(defense: Defense) -> None:
     """Root mean square over simulated clients, by the attack's own spread and by the truth."""
     expected, actual = [], []

@@ -127,7 +127,7 @@ def test_relaxed_rows_have_a_second_derivative_everywhere() -> None:
 
 
 def test_rows_are_recovered_and_each_has_one_category_a_column(run: Run) -> None:
-    found = run(TabLeak(iterations=300, restarts=3), 2)
+    found = run(TabLeak(iterations=150, restarts=3), 2)
     assert share(found, 2) == 1
     assert share(Reconstruction(data=table(2, seed=1), labels=LABELS[:2]), 2) < 0.7
     categories = torch.split(found.data, COLUMNS, 1)
@@ -135,7 +135,7 @@ def test_rows_are_recovered_and_each_has_one_category_a_column(run: Run) -> None
 
 
 def test_a_row_after_several_known_local_steps_is_recovered(run: Run) -> None:
-    attack = TabLeak(iterations=150, restarts=2)
+    attack = TabLeak(iterations=60, restarts=2)
     found = run(attack, 2, local_epochs=2, batch_size=1, learning_rate=0.05)
     assert share(found, 2) > 0.8
 
@@ -144,7 +144,7 @@ def test_where_local_steps_are_not_known_the_update_is_taken_for_one_gradient(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     withheld = {"learning_rate": None, "local_epochs": None}
-    found = run(TabLeak(iterations=200, restarts=2), granted=withheld, local_epochs=3, learning_rate=0.01)
+    found = run(TabLeak(iterations=100, restarts=2), granted=withheld, local_epochs=3, learning_rate=0.01)
     assert "assumes one local step, the update is of an unknown number of" in caplog.text
     assert share(found) > 0.7
 

@@ -210,6 +210,7 @@ def test_gradients_are_no_models(tmp_path: Path) -> None:
         find_model(transcript, 0)
 
 
+@pytest.mark.thorough
 def test_in_a_real_federation_it_is_nearer_to_the_client_than_any_model_that_was_sent(tmp_path: Path) -> None:
     """Clients with their own classes, near the end of training, where their updates hardly change any more."""
     tables = {

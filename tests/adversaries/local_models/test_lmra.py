@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -305,6 +306,7 @@ def stepped(model: nn.Module, before: Mapping[str, Tensor], client: int, steps: 
     return weights
 
 
+@cache
 def federated(rounds: int = 30) -> list[Update]:
     """FedAvg of clients 0 and 1, of whom client 0 is recorded."""
     model, updates = network(), []
@@ -317,10 +319,10 @@ def federated(rounds: int = 30) -> list[Update]:
 
 
 KNOWN = {"model": network, "loss": cross_entropy, "input_shape": (5,)}
-SHORT: dict[str, Any] = {"hidden": "16x2", "learning_rate": 1e-2, "epochs": 150, "minimise_epochs": 150}
+SHORT: dict[str, Any] = {"hidden": "16x2", "learning_rate": 1e-2, "epochs": 80, "minimise_epochs": 80}
 
 
-@pytest.mark.parametrize("space", ["span", "full"])
+@pytest.mark.parametrize("space", ["span", pytest.param("full", marks=pytest.mark.thorough)])
 def test_the_mapping_is_learnt_and_its_norm_falls(record: Record, space: Any) -> None:
     found = attacked(LocalModelReconstruction(space=space, **SHORT), record(federated()))
     last = federated()[-1].after
@@ -417,8 +419,15 @@ def test_inputs_and_updates_are_divided_by_one_number_each(record: Record, space
         torch.testing.assert_close((made @ made.T).double(), gram, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("space", ["span", "full"])
-@pytest.mark.parametrize("start", ["last-returned", "global"])
+@pytest.mark.parametrize(
+    ("start", "space"),
+    [
+        ("last-returned", "full"),
+        ("global", "span"),
+        pytest.param("last-returned", "span", marks=pytest.mark.thorough),
+        pytest.param("global", "full", marks=pytest.mark.thorough),
+    ],
+)
 def test_where_the_search_begins_is_a_model_that_was_sent(record: Record, space: Any, start: Any) -> None:
     """After no step but the look at the first point, that point is what is claimed."""
     attack = LocalModelReconstruction(**SHORT | {"space": space, "start": start, "minimise_epochs": 1})
@@ -444,7 +453,7 @@ def test_the_search_returns_the_lowest_point_on_its_way() -> None:
 
 def test_the_rate_of_the_search_is_the_one_that_gets_lowest(record: Record) -> None:
     transcript = record(federated())
-    short = SHORT | {"epochs": 60, "minimise_epochs": 20}
+    short = SHORT | {"epochs": 30, "minimise_epochs": 20}
     free = attacked(LocalModelReconstruction(**short), transcript).trace["objective"]
     lowest = [
         attacked(LocalModelReconstruction(**short, minimise_learning_rate=rate), transcript).trace["objective"].min()
@@ -503,7 +512,7 @@ def test_bad_settings_are_refused(attack: Callable[..., Attack], setting: dict[s
 
 def test_dummy_data_are_made_to_move_models_as_the_client_does_and_trained_on(record: Record) -> None:
     transcript, last = record(federated(8)), flatten_state(federated(8)[-1].after)
-    short: dict[str, Any] = {"iterations": 40, "training_iterations": 20}
+    short: dict[str, Any] = {"sets": 2, "iterations": 30, "training_iterations": 20}
     whole = attacked(DummyDataReconstruction(mix=1.0, **short), transcript, **KNOWN)
     part = attacked(DummyDataReconstruction(mix=0.2, **short), transcript, **KNOWN)
     assert whole.trace["objective"][-10:].mean() < 0.5 * whole.trace["objective"][:10].mean()
@@ -573,6 +582,7 @@ def one_output() -> nn.Module:
         return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
+@pytest.mark.thorough
 def test_the_size_of_a_regressions_targets_is_told_by_the_lengths_of_updates(record: Record) -> None:
     inputs, _ = data(0)
     targets = 6 * inputs[:, 0] + 9
@@ -632,7 +642,7 @@ def scaled(updates: list[Update], scale: float | None) -> list[Update]:
 
 
 def test_dummy_data_go_through_the_buffers_that_are_shared_and_need_them(record: Record) -> None:
-    attack = DummyDataReconstruction(iterations=20, training_iterations=5)
+    attack = DummyDataReconstruction(sets=1, iterations=5, training_iterations=2)
     known = KNOWN | {"model": Scaled}
     plain, *others = (
         attacked(attack, record(scaled(federated(4), scale)), **known).trace["objective"] for scale in (1.0, 1.0, 3.0)

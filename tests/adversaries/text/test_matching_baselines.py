@@ -61,7 +61,11 @@ def run(attack: Any, folder: Path, knowledge: Knowledge = KNOWN) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "attack", [Tag(iterations=150, step_size=0.3), Lamp(iterations=40, candidates=10, every=20, tries=4)]
+    "attack",
+    [
+        pytest.param(Tag(iterations=150, step_size=0.3), marks=pytest.mark.thorough),
+        Lamp(iterations=40, candidates=10, every=20, tries=4),
+    ],
 )
 def test_words_of_an_encoder_are_found_far_beyond_chance(attack: Any, tmp_path: Path) -> None:
     """Chance is one place of 29; guesses of the likeliest words are no better, as all words occur once."""
@@ -75,7 +79,7 @@ def test_the_learning_rate_is_needed_for_sizes_and_not_for_directions(tmp_path: 
     assert run(Lamp(iterations=1, candidates=1), tmp_path / "lamp", withheld).shape == TRUE.shape
 
 
-@pytest.mark.parametrize("network", [TransformerEncoder, TransformerDecoder])
+@pytest.mark.parametrize("network", [TransformerEncoder, pytest.param(TransformerDecoder, marks=pytest.mark.thorough)])
 def test_dlg_reads_a_transformer_whose_slopes_are_transposed(network: Any, tmp_path: Path) -> None:
     def built() -> nn.Module:
         with seed_globals("transposed"):
@@ -89,7 +93,7 @@ def test_dlg_reads_a_transformer_whose_slopes_are_transposed(network: Any, tmp_p
     update = Update(round=1, client=5, before=before, payload=gradient, num_examples=2)
     Recorder(tmp_path / "transcript").write(1, [update])
     recorded = Transcript(tmp_path / "transcript")
-    found = TextLeakage(iterations=2).run(
+    found = TextLeakage(iterations=1).run(
         Target(transcript=recorded, victim=5, knowledge=replace(KNOWN, model=built), rng=generator(0))
     )
     assert isinstance(found, Texts)
@@ -207,7 +211,7 @@ def test_lamp_rearranges_while_it_descends(tmp_path: Path, monkeypatch: pytest.M
 
 def test_words_in_a_wrong_order_are_put_right_where_that_matches_better() -> None:
     around, true = scene()
-    attack = Lamp(iterations=100, every=10, burn_in=0.2, tries=60)
+    attack = Lamp(iterations=100, every=10, burn_in=0.2, tries=40)
     dummy = true.clone()
     dummy[0] = true[0][:, [0, 3, 2, 1, 4, 5]]
     dummy[1] = true[1][:, [2, 3, 4, 5, 0, 1]]

@@ -70,6 +70,7 @@ def test_it_is_the_writing_of_these_people_in_mnist(sample: Dataset, originals: 
             assert torch.equal(examples.labels[own == writer], mnist.train.labels[who == writer])
 
 
+@pytest.mark.thorough
 def test_the_script_makes_the_file_from_the_originals(originals: Path, tmp_path: Path) -> None:
     out = tmp_path / "made.jsonl"
     script = [sys.executable, "docs/handwriting_sample.py", "--data-dir", str(originals), "--out", str(out)]

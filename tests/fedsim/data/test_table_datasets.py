@@ -84,6 +84,7 @@ def test_adult_equals_pandas_and_scikit_learn() -> None:
     assert dataset.task.input_shape == (102,)
 
 
+@pytest.mark.thorough
 def test_adult_has_the_62_features_of_the_code_of_lmra_without_country() -> None:
     dataset = Adult(drop=("fnlwgt", "native-country"), max_examples=500).load(find_data_folder("adult/adult.data"))
     assert dataset.task.input_shape == (62,)

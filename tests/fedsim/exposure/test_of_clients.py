@@ -21,12 +21,12 @@ from fedsim.training.message_function import ClientMessage
 from fedsim.training.settings import LocalTraining
 
 MEASURES: list[Measure] = [
-    AngularLipschitz(noises=20),
-    Lipschitz(noises=20),
-    Lipschitz(noises=20, sigma=0.01),
-    Lipschitz(noises=10),
+    AngularLipschitz(noises=6),
+    Lipschitz(noises=6),
+    Lipschitz(noises=6, sigma=0.01),
+    Lipschitz(noises=3),
     Spectrum(),
-    Lavp(steps=5),
+    Lavp(steps=3),
     ExpectedError(),
 ]
 

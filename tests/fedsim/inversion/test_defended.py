@@ -118,20 +118,20 @@ def mean_psnr(build: Build, sends: str, defense: Defense, *, adaptive: bool) -> 
 @pytest.mark.parametrize(
     ("build", "sends", "defense", "margin"),
     [
-        (mlp, "gradient", TopK(fraction=0.1), 0.7),
-        (cnn, "gradient", TopK(fraction=0.02), 0.6),
+        pytest.param(mlp, "gradient", TopK(fraction=0.1), 0.7, marks=pytest.mark.thorough),
+        pytest.param(cnn, "gradient", TopK(fraction=0.02), 0.6, marks=pytest.mark.thorough),
         pytest.param(cnn, "weights", TopK(fraction=0.02), 0.6, marks=pytest.mark.slow),
         (mlp, "gradient", RandomMask(masked=0.4), 6.0),
         pytest.param(cnn, "weights", RandomMask(masked=0.4), 0.4, marks=pytest.mark.slow),
         (mlp, "weights", RandomMask(masked=0.4, rescale=True), 5.0),
-        (mlp, "gradient", LayerFreeze(layers=("1.weight",)), 0.8),
+        pytest.param(mlp, "gradient", LayerFreeze(layers=("1.weight",)), 0.8, marks=pytest.mark.thorough),
         (mlp, "gradient", Quantise(scheme="sign"), 0.8),
         pytest.param(cnn, "weights", Quantise(scheme="sign"), 1.3, marks=pytest.mark.slow),
-        (mlp, "gradient", GradientPrune(pruned=0.7), 3.5),
-        (cnn, "gradient", GradientPrune(pruned=0.95), 0.9),
-        (cnn, "weights", GradientPrune(pruned=0.95), 0.8),
-        (mlp, "gradient", Soteria(pruned=0.4), 8.0),
-        (cnn, "weights", Soteria(pruned=0.4), 0.4),
+        pytest.param(mlp, "gradient", GradientPrune(pruned=0.7), 3.5, marks=pytest.mark.thorough),
+        pytest.param(cnn, "gradient", GradientPrune(pruned=0.95), 0.9, marks=pytest.mark.thorough),
+        pytest.param(cnn, "weights", GradientPrune(pruned=0.95), 0.8, marks=pytest.mark.thorough),
+        pytest.param(mlp, "gradient", Soteria(pruned=0.4), 8.0, marks=pytest.mark.thorough),
+        pytest.param(cnn, "weights", Soteria(pruned=0.4), 0.4, marks=pytest.mark.thorough),
     ],
 )
 def test_who_knows_the_defense_finds_more(build: Build, sends: str, defense: Defense, margin: float) -> None:
@@ -216,8 +216,15 @@ def test_only_what_a_defense_can_have_left_out_is_filled_in() -> None:
     assert not fill_dropped_entries(silent, [RandomMask()])["bias"].any(), "where nothing was sent nothing is told"
 
 
-@pytest.mark.parametrize("sends", ["gradient", "weights"])
-@pytest.mark.parametrize("defense", [RandomMask(masked=0.4), GradientPrune(pruned=0.7)])
+@pytest.mark.parametrize(
+    ("sends", "defense"),
+    [
+        ("gradient", RandomMask(masked=0.4)),
+        ("weights", GradientPrune(pruned=0.7)),
+        pytest.param("weights", RandomMask(masked=0.4), marks=pytest.mark.thorough),
+        pytest.param("gradient", GradientPrune(pruned=0.7), marks=pytest.mark.thorough),
+    ],
+)
 def test_who_knows_the_defense_counts_labels_better(sends: str, defense: Defense) -> None:
     right = {False: 0.0, True: 0.0}
     for victim in range(8):
@@ -285,9 +292,9 @@ def over_rounds(build: Build, rounds: int, defense: Defense, *, adaptive: bool, 
     ("build", "defense", "margin"),
     [
         (mlp, RandomMask(masked=0.4), 0.8),
-        (cnn, RandomMask(masked=0.8), 2.5),
+        pytest.param(cnn, RandomMask(masked=0.8), 2.5, marks=pytest.mark.thorough),
         (mlp, RandomMask(masked=0.8, error_feedback=True), 1.5),
-        (cnn, TopK(fraction=0.05), 0.8),
+        pytest.param(cnn, TopK(fraction=0.05), 0.8, marks=pytest.mark.thorough),
         pytest.param(cnn, Quantise(scheme="sign"), 2.5, marks=pytest.mark.slow),
     ],
 )

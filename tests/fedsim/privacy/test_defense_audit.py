@@ -110,10 +110,11 @@ def test_more_trials_can_show_more() -> None:
 
 
 def test_the_command_ends_with_code_1_and_names_the_bug(call: Call) -> None:
-    done = call("audit-defense", "tests.support.planted_defenses:FixedBatches", "--trials", "100")
+    done = call("audit-defense", "tests.support.planted_defenses:SumsWithoutModulus", "--trials", "100")
     assert done.returncode == 1
     assert "Guesses in 100 trials can show" in done.stdout
-    assert "breaks its promise: training draws batches of 10 to 10 examples" in done.stderr
+    assert "breaks its promise: guesses find at least" in done.stderr
+    assert FINDING_WORDS["sums without modulus"] in done.stderr
 
 
 def test_the_command_says_what_it_cannot_prove_of_a_sound_defense(call: Call) -> None:

@@ -77,7 +77,7 @@ def dense(payload: Payload) -> State:
     return {name: form.to_dense(BEFORE[name].shape) for name, (_, form) in payload.tensors.items()}
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(payload=payloads())
 def test_what_is_read_is_what_was_sent_through_the_wire_and_a_recording(
     payload: Payload, tmp_path_factory: pytest.TempPathFactory
@@ -99,7 +99,7 @@ def test_what_is_read_is_what_was_sent_through_the_wire_and_a_recording(
     assert same(read.pseudo_gradient, expected)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(payload=payloads())
 def test_what_a_strategy_gets_is_the_payload_decoded_from_memory_or_from_disk(payload: Payload) -> None:
     record = make_record(payload.arrays())

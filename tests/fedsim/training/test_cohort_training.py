@@ -73,7 +73,7 @@ def assert_same_as_the_loop(model: nn.Module, shares: Sequence[LocalData], how: 
 # Beside the loop.
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     counts=st.lists(st.integers(1, 23), min_size=1, max_size=7),
     batch_size=st.integers(1, 12),
@@ -243,7 +243,7 @@ def test_it_draws_nothing_from_the_global_generators() -> None:
 # Nobody's result depends on who trains beside it.
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data(), counts=st.lists(st.integers(1, 15), min_size=2, max_size=6))
 def test_a_client_ends_at_the_same_weights_in_any_place_and_company(data: st.DataObject, counts: list[int]) -> None:
     model, how = net(), sgd(momentum=0.5, proximal_mu=0.1)

@@ -82,6 +82,7 @@ def test_an_optimizer_goes_on_from_its_memory() -> None:
         assert all(map(torch.equal, take_steps(second, own, 2), whole))
 
 
+@pytest.mark.thorough
 def test_no_optimizer_imports_the_compiler() -> None:
     code = (
         "import sys, torch\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -145,6 +145,7 @@ def train(*defenses: Defense, key: Any = KEY, model: nn.Module | None = None, **
 # Poisson sampling.
 
 
+@settings(max_examples=25)
 @given(rate=st.floats(0.02, 1), count=st.integers(1, 40), seed=st.integers(0, 99))
 def test_each_example_is_drawn_at_the_rate_that_was_asked_for(rate: float, count: int, seed: int) -> None:
     """Within what Bernstein's inequality allows a right rate but for once in three million draws."""

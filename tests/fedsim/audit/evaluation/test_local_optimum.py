@@ -271,6 +271,7 @@ def test_on_adult_the_optimum_fits_far_better_than_where_it_began() -> None:
     assert after["loss"] < 0.2
 
 
+@pytest.mark.thorough
 def test_a_client_of_att_faces_is_not_thrown_out_of_its_valley() -> None:
     """Steps of 0.1 leap here, though never above 1.2 times the first loss, and end at a loss of 1.3."""
     home = os.environ.get("FEDSIM_DATA")

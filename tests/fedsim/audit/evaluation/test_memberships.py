@@ -57,12 +57,12 @@ def test_saying_the_same_of_all_is_worth_nothing() -> None:
 
 
 def test_random_scores_get_the_floors_on_average() -> None:
-    runs = [score_membership(*drawn(2000, 0.0, seed)) for seed in range(200)]
+    runs = [score_membership(*drawn(2000, 0.0, seed)) for seed in range(60)]
     for place in range(4):
         values = torch.tensor([run[place].value for run in runs]).double()
         error = values.std() / math.sqrt(len(values))
         assert abs(values.mean() - runs[0][place].floor) < 3 * error
-        assert error < 0.001
+        assert error < 0.002
 
 
 @pytest.mark.parametrize(("others", "undefined"), [(99, 2), (100, 1), (999, 1), (1000, 0)])

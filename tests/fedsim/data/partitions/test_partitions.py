@@ -303,6 +303,7 @@ def test_without_flower_datasets_the_remedy_is_named(
         partition.assign(ten, 4, rng())
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_on_disk_and_nothing_is_drawn(tmp_path: Path) -> None:
     code = (
         "import os, numpy, torch\n"
@@ -647,7 +648,7 @@ def large() -> Dataset:
         (Iid(), 2),
         (Dirichlet(), 2),
         (Natural(), 2),
-        (Pathological(), 20),
+        pytest.param(Pathological(), 20, marks=pytest.mark.thorough),
         (QuantitySkew(min_examples=10, growth="exponential"), 5),
     ],
     ids=lambda value: type(value).__name__,

@@ -154,8 +154,8 @@ def test_the_last_layer_of_our_networks_is_found(name: str) -> None:
 @pytest.mark.parametrize("rule", LABEL_RULES.values(), ids=LABEL_RULES)
 @pytest.mark.parametrize("classes", [2, 30])
 def test_as_many_labels_as_examples_come_back_whatever_noise_was_sent(rule: LabelRule, classes: int) -> None:
-    for seed in range(5):
-        for scale in (0.0, 0.1, 1.0, 100.0):
+    for seed in range(2):
+        for scale in (0.0, 1.0, 100.0):
             rng = generator("noise", seed)
             weight, slope = torch.randn((2, classes, 6), generator=rng, dtype=torch.float64)
             bias, bias_slope = torch.randn((2, classes), generator=rng, dtype=torch.float64)

@@ -450,7 +450,14 @@ def test_texts_may_be_given_as_tokens_or_as_their_embeddings() -> None:
     assert not torch.equal(model(tokens), model(embeddings + 0.1))
 
 
-@pytest.mark.parametrize("name", ["googlenet", "vit_b_32", "maxvit_t", "squeezenet1_1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "googlenet",
+        "squeezenet1_1",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("vit_b_32", "maxvit_t")),
+    ],
+)
 def test_a_network_of_torchvision_has_the_tasks_outputs_in_training_too(name: str) -> None:
     model = built(TorchVision(architecture=name), Task((3, 224, 224), 3))
     assert model.training
@@ -521,8 +528,8 @@ SMALLEST = [
     (Vgg9(), 8),
     (ResNet8(), 4),
     (HE8, 4),
-    (ResNet18(), 8),
-    (ResNet18(stem="imagenet"), 32),
+    (ResNet18(channels=8), 8),
+    (ResNet18(stem="imagenet", channels=8), 32),
     (ConvNet(width=4), 9),
     (ShuffleNetV2(width=0.5), 32),
     (VitApril(patch=5, blocks=1), 5),
