@@ -11,7 +11,12 @@ from fedsim.report.sweep_groups import Labels
 
 @dataclass(frozen=True)
 class SettingNames:
-    """Names of settings: the labels of the axes that vary, each number with the name of its axis."""
+    """Names of settings: the labels of the axes that vary, with the name of the axis where a label tells nothing alone.
+
+    >>> names = SettingNames.from_labels(["algorithm", "model.batch_norm"], [("fedper", "true"), ("fedrep", "false")])
+    >>> names(("fedper", "true"))
+    'fedper, batch_norm true'
+    """
 
     axes: Sequence[str]
     varying: Sequence[bool]
@@ -27,7 +32,8 @@ class SettingNames:
         words = []
         for number, (axis, varies, label) in enumerate(zip(self.axes, self.varying, labels, strict=True)):
             if varies and number != without:
-                words.append(f"{axis.rpartition('.')[2]} {label}" if is_number(label) else label)
+                tells_nothing_alone = is_number(label) or label in ("true", "false")
+                words.append(f"{axis.rpartition('.')[2]} {label}" if tells_nothing_alone else label)
         return ", ".join(words)
 
 
