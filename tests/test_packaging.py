@@ -128,6 +128,7 @@ def test_no_test_folder_but_the_builders_is_a_package() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == [ROOT / "tests" / "support" / "__init__.py"]
 
 
+@pytest.mark.thorough
 def test_attacks_models_measures_scores_and_recordings_work_without_flower_ray_and_torchvision(tmp_path: Path) -> None:
     groups = ("fedsim.attacks", "fedsim.models", "fedsim.measures")
     plugins = sorted({value.partition(":")[0] for group, _, value in declared() if group in groups})
@@ -250,6 +251,7 @@ def test_typed_and_templated_files_are_packaged() -> None:
             assert any(path.match(pattern) for pattern in packaged), f"{path.name} would be left out of a wheel"
 
 
+@pytest.mark.thorough
 def test_a_wheel_holds_all_that_the_packages_do(tmp_path: Path) -> None:
     """And nothing else: no tests, no benchmarks, and no entry point less than are declared."""
     pytest.importorskip("setuptools", minversion="77")

@@ -57,6 +57,7 @@ def federate(table: Path, folder: Path, *attacks: dict[str, object]) -> fedsim.R
     return fedsim.run(experiment, out=folder)
 
 
+@pytest.mark.thorough
 def test_columns_of_other_scales_are_recovered_as_well_as_those_of_one(tmp_path: Path) -> None:
     run = federate(
         write_leaf_table(tmp_path / "table"), tmp_path / "run", {"name": "tableak", "iterations": 400, "restarts": 3}

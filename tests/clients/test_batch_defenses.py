@@ -96,10 +96,10 @@ def test_beta_draws_one_weight_a_batch() -> None:
 def test_weights_follow_beta() -> None:
     context, defense = LocalContext(rng=generator("beta")), used(Mixup(alpha=0.4))
     drawn = torch.stack(
-        [defense.on_batch(torch.eye(2), torch.zeros(2, dtype=torch.int64), context)[0][0, 0] for _ in range(2000)]
+        [defense.on_batch(torch.eye(2), torch.zeros(2, dtype=torch.int64), context)[0][0, 0] for _ in range(800)]
     )
-    assert drawn.mean().item() == pytest.approx(0.5, abs=0.02)
-    assert drawn.var().item() == pytest.approx(1 / (4 * (2 * 0.4 + 1)), abs=0.006)
+    assert drawn.mean().item() == pytest.approx(0.5, abs=0.04)
+    assert drawn.var().item() == pytest.approx(1 / (4 * (2 * 0.4 + 1)), abs=0.012)
 
 
 def test_the_classes_have_to_be_known() -> None:
@@ -342,7 +342,7 @@ def record_run(folder: Path, strategy: str, defense: list[dict[str, Any]]) -> Tr
     ("strategy", "tables"),
     [
         ("fedavg", MIXUP),
-        ("fedsgd", TWO),
+        pytest.param("fedsgd", TWO, marks=pytest.mark.thorough),
         pytest.param("fedavg", TWO, marks=pytest.mark.thorough),
         pytest.param("fedsgd", MIXUP, marks=pytest.mark.thorough),
         pytest.param("fedavg", TRANSFORMS, marks=pytest.mark.thorough),

@@ -399,7 +399,7 @@ def test_a_mod_refuses_a_defense_that_it_cannot_carry_out() -> None:
 # A federation, with clients that train several at once and one by one.
 
 
-@pytest.mark.parametrize("vectorise", [True, False])
+@pytest.mark.parametrize("vectorise", [True, pytest.param(False, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("strategy", [{"name": "fedavg"}, {"name": "fedsgd", "learning_rate": 0.1}])
 def test_a_federation_sends_a_zeroed_update_or_none(tmp_path: Path, vectorise: bool, strategy: dict[str, Any]) -> None:
     tables = {

@@ -143,7 +143,9 @@ def test_noise_of_a_wanted_epsilon_follows_from_what_the_client_does() -> None:
 # What would void the guarantee.
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.thorough), 3, 7, 8])
+@pytest.mark.parametrize(
+    "count", [1, pytest.param(2, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough), 7, 8]
+)
 def test_one_record_more_changes_one_mixture_and_adds_one(count: int) -> None:
     """All partners of a batch, with and without its last record, coupled by closing the circle where it stood."""
     with_it, without = {}, {}
@@ -301,11 +303,12 @@ def test_settings_out_of_range_are_one_sentence(settings: dict[str, Any], match:
             {},
             "epsilon: 0.001 at delta 1e-09 is not reached in 6 steps .*larger epsilon, or for fewer rounds",
         ),
-        (
+        pytest.param(
             {"epsilon": 2.0, "noise_multiplier": 1.0},
             {},
             r"noise_multiplier: 1 gives a client with 24 examples epsilon = 6\.\d+ in 2 rounds, above the wanted 2; "
             r"set it to at least [23]\.\d+",
+            marks=pytest.mark.thorough,
         ),
         (
             {"noise_multiplier": 1.0},

@@ -273,8 +273,8 @@ def test_a_quantile_of_more_values_than_are_kept_is_refused() -> None:
         check_experiment(gate | {"quantile": 0.9991}, federation={"rounds": 3000})
 
 
-@pytest.mark.parametrize("quantity", ["most", "least"])
-@pytest.mark.parametrize("quantile", [0.5, 0.8])
+@pytest.mark.parametrize("quantity", ["most", pytest.param("least", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("quantile", [pytest.param(0.5, marks=pytest.mark.thorough), 0.8])
 def test_values_in_random_order_pass_their_quantile_seldom_enough(quantile: float, quantity: str) -> None:
     closed, rounds = 0, 40
     for client in range(60):

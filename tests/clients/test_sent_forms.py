@@ -103,10 +103,10 @@ def test_signs_come_with_the_mean_absolute_value_of_their_tensor() -> None:
     ("defense", "levels"),
     [
         (Quantise(scheme="ternary"), 1),
-        (Quantise(scheme="qsgd", bits=2), 1),
+        pytest.param(Quantise(scheme="qsgd", bits=2), 1, marks=pytest.mark.thorough),
         (Quantise(scheme="qsgd", bits=4), 7),
-        (Quantise(scheme="qsgd", bits=8), 127),
-        (Quantise(scheme="qsgd", bits=12), 2047),
+        pytest.param(Quantise(scheme="qsgd", bits=8), 127, marks=pytest.mark.thorough),
+        pytest.param(Quantise(scheme="qsgd", bits=12), 2047, marks=pytest.mark.thorough),
     ],
 )
 def test_random_rounding_is_right_on_average_and_never_off_by_more_than_a_level(defense: Quantise, levels: int) -> None:

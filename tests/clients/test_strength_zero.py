@@ -16,11 +16,13 @@ from fedsim.plugins import registry
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.runs import hash_recording
 
+MORE_ZERO: list[tuple[str, dict[str, Any]]] = [
+    ("gate", {"measure": "expected-error", "below": 0.0, "action": "noise", "noise": 1.0}),
+    ("gate", {"measure": "gradient-norm", "fraction": 0.0, "action": "drop-examples"}),
+]
 ZERO: list[tuple[str, dict[str, Any]]] = [
     ("augmentation", {"padding": 0, "flip": 0.0}),
     ("gate", {"measure": "gradient-norm", "above": 1e9}),
-    ("gate", {"measure": "expected-error", "below": 0.0, "action": "noise", "noise": 1.0}),
-    ("gate", {"measure": "gradient-norm", "fraction": 0.0, "action": "drop-examples"}),
     ("gradient-prune", {"pruned": 0.0}),
     ("mixup", {"alpha": 0.0}),
     ("outpost", {"noise_scale": 0.0, "pruned": 0.0}),
@@ -77,7 +79,9 @@ def test_each_defense_is_here() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", pytest.param("fedsgd", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize(("name", "settings"), ZERO)
+@pytest.mark.parametrize(
+    ("name", "settings"), [*ZERO, *(pytest.param(*zero, marks=pytest.mark.thorough) for zero in MORE_ZERO)]
+)
 def test_strength_zero_leaves_the_recording_as_it_is(
     name: str,
     settings: dict[str, Any],

@@ -62,7 +62,9 @@ def test_many_rounds_of_laplace_noise_cost_less_with_a_delta() -> None:
 
 
 @pytest.mark.parametrize(("noise", "law"), [("laplace", laplace), ("gaussian", norm)])
-@pytest.mark.parametrize(("sigma", "rounds"), [(2.0, 1), (10.0, 30), (20.0, 200)])
+@pytest.mark.parametrize(
+    ("sigma", "rounds"), [(2.0, 1), (10.0, 30), pytest.param(20.0, 200, marks=pytest.mark.thorough)]
+)
 def test_no_more_is_promised_than_holds_of_two_updates_that_are_2c_apart(
     noise: Any, law: Any, sigma: float, rounds: int
 ) -> None:
@@ -93,7 +95,9 @@ def test_the_clip_takes_the_step_of_the_paper() -> None:
     assert rounds_of(defense, [5.0, 1.0]) == pytest.approx([grown, grown * math.exp(-0.2 * 0.25)])
 
 
-@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize(
+    "quantile", [pytest.param(0.2, marks=pytest.mark.thorough), 0.5, pytest.param(0.9, marks=pytest.mark.thorough)]
+)
 def test_the_clip_goes_to_the_quantile_of_a_clients_norms(quantile: float) -> None:
     norms = (10 * torch.rand(1500, generator=generator("norms"))).tolist()
     clips = rounds_of(UpdateNoise(quantile=quantile, clip_rate=0.05), norms)

@@ -57,8 +57,9 @@ SLOW = {
 THOROUGH = {
     "attacks": {
         *("dager", "dlg", "dlg-text", "idlg", "label-counts", "lmra-dummy-data", "map", "see-through-gradients"),
-        *("spear-ica", "spear-ica-rounds", "tag", "unmixing"),
+        *("spear-ica", "spear-ica-rounds", "tag", "unmixing", "lmra", "membership-white-box", "aia-model"),
     },
+    "defenses": {"dp-sgd"},
     "models": {"lstm", "resnet8", "transformer-decoder", "transformer-encoder", "vgg9", "vit"},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -254,6 +255,7 @@ def test_a_defense_acts_inside_training_on_its_device(name: str, accelerator: An
     check_reads(accelerator, f"defense {name}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", subjects("measures"))
 def test_a_measure_is_taken_on_the_device_of_the_model(name: str, accelerator: Any) -> None:
     measure, task = cast("Measure", build("measures", name)), TASKS[0]

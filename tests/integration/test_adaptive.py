@@ -137,6 +137,7 @@ def test_without_the_grant_or_a_defense_each_attack_is_made_once(
     assert granted(bare).keys() == {"inverting-gradients"}
 
 
+@pytest.mark.thorough
 def test_workers_find_the_same_and_nothing_is_made_twice(record_run: Callable[[], Path]) -> None:
     alone, together = record_run(), record_run()
     assert open_audit(alone, spec(INVERTING)).run() == []

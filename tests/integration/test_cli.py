@@ -503,12 +503,12 @@ def test_quiet_prints_the_final_table_and_verbose_a_line_for_each_client(call: C
     assert "report:" not in quiet.stdout + quiet.stderr
 
 
-def test_help_names_every_command() -> None:
+def test_help_names_every_command(call: Call) -> None:
     result = fedsim("--help")
     assert result.returncode == 0
     for command in ("run", "attack", "report", "inspect", "list", "show"):
         assert re.search(rf"\b{command}\b", result.stdout)
-    assert fedsim().returncode == 2
+    assert call().returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def test_without_its_memory_a_client_would_send_something_else(
     assert hash_recording(forgetful)["round-000001.safetensors"] == hash_recording(serial)["round-000001.safetensors"]
 
 
+@pytest.mark.thorough
 def test_clients_that_train_at_once_keep_what_those_keep_that_train_alone(tmp_path: Path) -> None:
     together, alone = (
         run_serial(remembering(vectorise=vectorise), tmp_path / str(vectorise)) for vectorise in (True, False)

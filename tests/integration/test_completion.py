@@ -49,11 +49,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["fedsim", "lis"], "list"),
-        (["fedsim", "lint", "--str"], "--strict"),
+        pytest.param(["fedsim", "lis"], "list", marks=pytest.mark.thorough),
+        pytest.param(["fedsim", "lint", "--str"], "--strict", marks=pytest.mark.thorough),
         (["fedsim", "run", "--resu"], "--resume"),
-        (["fedsim", "attack", "--data"], "--data-dir"),
-        (["fedsim", "show", "update-n"], "update-noise"),
+        pytest.param(["fedsim", "attack", "--data"], "--data-dir", marks=pytest.mark.thorough),
+        pytest.param(["fedsim", "show", "update-n"], "update-noise", marks=pytest.mark.thorough),
     ],
 )
 def test_bash_completes_commands_and_options_and_says_nothing_else(words: list[str], offered: str, home: Path) -> None:

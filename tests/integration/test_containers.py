@@ -153,6 +153,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_certificates_are_where_services_mount_them_and_keys_are_private(certificates: Path) -> None:
     mounts = [volume.split(":")[0] for service in SERVICES.values() for volume in mounted(service)]
     for mount in mounts:

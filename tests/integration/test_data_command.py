@@ -86,9 +86,14 @@ def printed(what: Any) -> str:
     return caught.get()
 
 
+DRAWN_FAST = [("image", 3), ("table", 41), ("prices", 1)]
+"""Pictures of few and of many clients, one of each kind."""
+
+
 # What it says.
 
 
+@pytest.mark.usefixtures("blank_picture")
 def test_a_data_set_is_described_and_its_clients_are_counted(call: Call) -> None:
     result = call("digits", "--set", "partition.test_fraction=0.25", "--set", "federation.clients=4")
     assert result.returncode == 0, result.stderr
@@ -225,19 +230,28 @@ def test_a_download_is_asked_for_before_the_data_are_read(
 # What it draws.
 
 
-def test_the_picture_is_a_png_where_it_was_asked_for(call: Call, tmp_path: Path) -> None:
+def test_the_picture_is_a_png_where_it_was_asked_for(
+    call: Call, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     assert call("digits").stdout.splitlines()[-1] == "picture: runs/data-digits.png"
     with Image.open(tmp_path / "runs" / "data-digits.png") as image:
         assert image.format == "PNG"
         assert image.width > 1400
         assert np.asarray(image).std() > 10
+    request.getfixturevalue("blank_picture")
     assert call("digits", "--out", "deep/er/mine.png").returncode == 0
     assert (tmp_path / "deep" / "er" / "mine.png").is_file()
     assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == ["mine.png"]
 
 
-@pytest.mark.parametrize("kind", ["image", "table", "prices"])
-@pytest.mark.parametrize("clients", [1, 3, 40, 41, 539])
+@pytest.mark.parametrize(
+    ("kind", "clients"),
+    [
+        pytest.param(kind, clients, marks=() if (kind, clients) in DRAWN_FAST else pytest.mark.thorough)
+        for kind in ("image", "table", "prices")
+        for clients in (1, 3, 40, 41, 539)
+    ],
+)
 def test_nothing_is_cut_off(kind: str, clients: int) -> None:
     names = tuple(f"A_$LONG$_NAME_OF_{number}" for number in range(clients))
     figure = draw_partition(make_summary(kind, clients, names=names, partition=Natural()))

@@ -209,6 +209,7 @@ def test_the_page_of_architecture_names_every_package() -> None:
         assert re.search(rf"^\|.*`(fedsim)?\.{package.name}`", page, re.MULTILINE), package.name
 
 
+@pytest.mark.thorough
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its experiment with few iterations, to be fast."""
     from flwr.clientapp import ClientApp

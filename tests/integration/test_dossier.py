@@ -266,24 +266,21 @@ def test_a_changed_dossier_is_refused(run: Path, call: Call) -> None:
     assert "was altered, or is no dossier (its bytes are not those that were written)" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "where"),
-    [
-        (lambda content: content.update(verdict="no leak shown"), "verdict"),
-        (lambda content: content["answer"].pop(0), "answer.0"),
-        (lambda content: content["results"][0]["worst"].update(value=1.0), "results.0.worst.value"),
-        (lambda content: content["accuracy"].update(accuracy=None), "accuracy.accuracy"),
-        (lambda content: content["results"].pop(), "results."),
-        (lambda content: content["notes"].append("all is well"), "notes.0"),
-    ],
-)
-def test_a_forged_dossier_differs_even_with_a_new_seal(
-    run: Path, change: Callable[[dict[str, Any]], None], where: str
-) -> None:
+def test_a_forged_dossier_differs_even_with_a_new_seal(run: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content.update(verdict="no leak shown")
+        content["answer"].pop(0)
+        content["results"][0]["worst"].update(value=1.0)
+        content["accuracy"].update(accuracy=None)
+        content["results"].pop()
+        content["notes"].append("all is well")
+
+    last_result = len(read_contents(run)["results"]) - 1
     forge(run, change)
-    differences = fedsim.verify_dossier(run).differences
-    assert differences
-    assert any(value.where.startswith(where) for value in differences)
+    differences = [value.where for value in fedsim.verify_dossier(run).differences]
+    forged = "verdict", "answer.0", "results.0.worst.value", "accuracy.accuracy", f"results.{last_result}", "notes.0"
+    for where in forged:
+        assert any(name.startswith(where) for name in differences), where
 
 
 def test_scores_that_were_changed_with_manifest_and_dossier_do_not_follow_from_the_findings(run: Path) -> None:
@@ -428,7 +425,7 @@ def test_a_dossier_past_its_day_fails(run: Path, call: Call) -> None:
     assert done.stderr.endswith(": it had to be examined again by 2020-01-02, so that it is no longer valid\n")
 
 
-@pytest.mark.parametrize("name", ["dossier.html", "dossier.junit.xml"])
+@pytest.mark.parametrize("name", ["dossier.html", pytest.param("dossier.junit.xml", marks=pytest.mark.thorough)])
 def test_a_page_or_test_result_that_was_forged_differs(run: Path, name: str) -> None:
     fedsim.write_dossier(run, fail_if=["leaks"])
     file = run / name
@@ -443,32 +440,30 @@ def test_a_page_or_test_result_that_was_forged_differs(run: Path, name: str) -> 
     )
 
 
+@pytest.mark.thorough
 def test_a_test_result_without_thresholds_differs(run: Path) -> None:
     fedsim.write_dossier(run)
     (run / "dossier.junit.xml").write_text("<testsuite failures='0'/>")
     assert [value.where for value in fedsim.verify_dossier(run).differences] == ["dossier.junit.xml"]
 
 
-@pytest.mark.parametrize(
-    ("column", "forged"),
-    [
-        ("floor_guess", "some guess"),
-        ("higher_is_better", "False"),
-        ("examples", "200"),
-        ("nearest_public", "50.0"),
-        ("ceiling", "60.0"),
-        ("missing", "it was too small"),
-        ("granted", "labels"),
-        ("instrument", "a ruler"),
-        ("settings", "{}  "),
-    ],
-)
-def test_each_column_of_a_score_that_was_changed_differs(run: Path, column: str, forged: str) -> None:
+def test_each_column_of_a_score_that_was_changed_differs(run: Path) -> None:
+    forged = {
+        "floor_guess": "some guess",
+        "higher_is_better": "False",
+        "examples": "200",
+        "nearest_public": "50.0",
+        "ceiling": "60.0",
+        "missing": "it was too small",
+        "granted": "labels",
+        "instrument": "a ruler",
+        "settings": "{}  ",
+    }
     is_forged = {"metric": "psnr", "victim": "2"}
-    rewrite(run / "scores.csv", lambda row: row | {column: forged} if is_forged.items() <= row.items() else row)
+    rewrite(run / "scores.csv", lambda row: row | forged if is_forged.items() <= row.items() else row)
     reported = open_reported_run(OpenRun(run))
     differences = [value.where for value in judge_findings_again(reported) if value.state == "differs"]
-    assert differences == [f"analytic, client 2, round 1, psnr, {column}"]
+    assert sorted(differences) == sorted(f"analytic, client 2, round 1, psnr, {column}" for column in forged)
 
 
 def test_what_an_attack_is_known_to_lack_depends_on_who_asked_for_it(original: Path) -> None:

@@ -49,13 +49,13 @@ def run(path: Path, *defenses: Any, **others: dict[str, Any]) -> list[EpsilonCom
 
 def test_proved_and_measured_epsilon_stand_side_by_side(tmp_path: Path) -> None:
     noise = {"name": "update-noise", "clip": 1.0, "noise_multiplier": 4.0}
-    found = run(tmp_path / "run", DP_SGD, noise, canaries={"count": 500, "clients": [0, 2]})
+    found = run(tmp_path / "run", DP_SGD, noise, canaries={"count": 200, "clients": [0, 2]})
     assert [(item.client, item.defense, item.rounds) for item in found] == [
         (client, name, 3) for client in (0, 2) for name in ("dp-sgd", "update-noise")
     ]
     for item in found:
         assert item.measured.epsilon <= item.proved < 20
-        assert item.measured.canaries == 500
+        assert item.measured.canaries == 200
         assert not item.is_broken
     assert found[1].measured.epsilon > 0.2
     page = (tmp_path / "run" / "report.html").read_text()
@@ -63,7 +63,9 @@ def test_proved_and_measured_epsilon_stand_side_by_side(tmp_path: Path) -> None:
     assert "Broken" not in page
 
 
-@pytest.mark.parametrize(("noise", "multiplier"), [("gaussian", 3.0), ("laplace", 4.0)])
+@pytest.mark.parametrize(
+    ("noise", "multiplier"), [pytest.param("gaussian", 3.0, marks=pytest.mark.thorough), ("laplace", 4.0)]
+)
 def test_noise_on_updates_keeps_its_promise_in_one_round(noise: str, multiplier: float, tmp_path: Path) -> None:
     table = {"name": "update-noise", "noise": noise, "noise_multiplier": multiplier}
     (item,) = run(tmp_path / "run", table, federation={"rounds": 1}, canaries={"count": 1000})
@@ -73,6 +75,7 @@ def test_noise_on_updates_keeps_its_promise_in_one_round(noise: str, multiplier:
         assert item.measured.epsilon > 0.2  # one round of it is told apart as well as its epsilon allows
 
 
+@pytest.mark.thorough
 def test_a_clip_that_follows_the_norms_keeps_its_promise(tmp_path: Path) -> None:
     table = {"name": "update-noise", "noise_multiplier": 4.0, "quantile": 0.5, "bit_noise": 4.0}
     (item,) = run(tmp_path / "run", table)
@@ -80,12 +83,10 @@ def test_a_clip_that_follows_the_norms_keeps_its_promise(tmp_path: Path) -> None
 
 
 def test_without_noise_the_measured_epsilon_is_large_and_nothing_is_proved(tmp_path: Path) -> None:
-    (item,) = run(tmp_path / "run", {"name": "update-noise", "noise_multiplier": 0.0})
+    (item,) = run(tmp_path / "run", {"name": "update-noise", "noise_multiplier": 0.0}, federation={"rounds": 1})
     assert item.proved == float("inf")
     assert item.measured.epsilon > 4
     assert not item.is_broken
-    (item,) = run(tmp_path / "run", {"name": "dp-sgd", "noise_multiplier": 0.01})
-    assert item.measured.epsilon > 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +135,9 @@ class NoiseOfTheMean(UpdateNoise):
     "broken",
     [
         WrongRate(noise_multiplier=2.0),
-        NoiseFirst(noise_multiplier=2.0),
-        SameNoise(noise_multiplier=2.0),
-        NoiseOfTheMean(noise_multiplier=8.0),
+        pytest.param(NoiseFirst(noise_multiplier=2.0), marks=pytest.mark.thorough),
+        pytest.param(SameNoise(noise_multiplier=2.0), marks=pytest.mark.thorough),
+        pytest.param(NoiseOfTheMean(noise_multiplier=8.0), marks=pytest.mark.thorough),
     ],
     ids=lambda defense: type(defense).__name__,
 )
@@ -149,6 +150,7 @@ def test_a_broken_promise_fails_the_run_and_is_told_of_again_by_each_report(brok
     assert fedsim.open(tmp_path / "run", trust=True).report().failures == (item.sentence,)
 
 
+@pytest.mark.thorough
 def test_the_same_seed_measures_the_same_and_another_one_something_else(tmp_path: Path) -> None:
     first, again = (run(tmp_path / name, DP_SGD, **FEW) for name in ("first", "again"))
     assert first == again

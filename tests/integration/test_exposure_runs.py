@@ -129,6 +129,7 @@ def test_a_strategy_sees_nothing_of_it(tmp_path: Path) -> None:
     assert set(run.exposure["larger_means"]) == {"more"}
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_has_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after the clients of round 2 were measured, and before the round was done."""
     config = measuring(NORM, federation={"rounds": 3, "straggler_probability": 0.3})

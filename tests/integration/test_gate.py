@@ -325,6 +325,7 @@ def test_a_resumed_run_goes_on_from_what_gates_keep(whole: RunFolder, tmp_path: 
     assert_same_runs(run_serial(many(), tmp_path / "run", resume=True), whole)
 
 
+@pytest.mark.thorough
 def test_clients_train_one_by_one_behind_a_gate(whole: RunFolder, tmp_path: Path) -> None:
     assert_same_runs(run_serial(many(vectorise=False), tmp_path / "run"), whole)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.finding_files import load_finding
 from fedsim.audit.isolation import Isolation, _import_path, _pickle_without_tensors, attempt
+from fedsim.base import workers
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.federation.build import build_attacks
@@ -246,8 +248,12 @@ def test_the_thief_would_find_it_where_the_truth_is(run: Path, monkeypatch: pyte
     here(open_audit(run, spec(*attacks, victims=[0])))
 
 
-@pytest.mark.usefixtures("fresh_interpreters")
-def test_an_honest_stranger_finds_the_same_to_the_byte(run: Path, recorded_run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("process", ["fork", pytest.param("fresh", marks=pytest.mark.thorough)])
+def test_an_honest_stranger_finds_the_same_to_the_byte(
+    process: str, run: Path, recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if process == "fresh":
+        monkeypatch.setattr(workers, "subprocess", subprocess)
     other = Path(shutil.copytree(recorded_run, tmp_path / "other"))
     attacks = spec({"name": "Honest", "label": "honest"}, {"name": "Decoder", "label": "decoder"})
     told: list[float] = []
@@ -296,7 +302,7 @@ def test_what_a_stranger_warns_of_is_logged_and_stays_with_its_finding(
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="who is whose child is told by /proc")
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_nothing_outlives_an_attack_that_is_stopped(
     run: Path, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,27 +25,26 @@ def call(*words: str, before: str = WATCHED) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_help_and_mistakes_do_not_wait_for_torch(tmp_path: Path) -> None:
+    """One process answers all commands and says after each what it has imported."""
+    (tmp_path / "x.toml").write_text("[federation]\nclientz = 3\n")
+    commands = [
         ("--help",),
         ("run", "nowhere.toml"),
         ("attack", "nowhere", "nowhere.toml"),
         ("train", "nowhere.toml"),
         ("new", "atack", "x"),
-    ],
-)
-def test_help_and_a_mistake_in_a_file_do_not_wait_for_torch(words: tuple[str, ...]) -> None:
-    assert call(*words).stdout.endswith("[]\n")
-
-
-def test_a_mistyped_key_does_not_wait_for_torch(tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text("[federation]\nclientz = 3\n")
-    result = call("run", str(tmp_path / "x.toml"))
-    assert (result.returncode, result.stdout) == (2, "[]\n")
+        ("run", str(tmp_path / "x.toml")),
+        ("attack", str(tmp_path), "--set", "federation.clients=3"),
+    ]
+    code = [*WATCHED.splitlines(), "from fedsim.cli.main import main", f"for words in {commands}:"]
+    code += ["    sys.argv[1:] = words", "    try: main()", "    except SystemExit as end: print('code', end.code)"]
+    code += ["    print([m for m in ('torch', 'flwr') if m in sys.modules])"]
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert re.findall(r"^code (\d)\n\[\]$", result.stdout, re.MULTILINE) == list("0222222"), result.stdout
     assert "did you mean 'clients'" in result.stderr
-    result = call("attack", str(tmp_path), "--set", "federation.clients=3")
-    assert (result.returncode, result.stdout) == (2, "[]\n")
 
 
 def test_no_module_imports_scipy_before_it_is_needed() -> None:
@@ -79,6 +78,7 @@ def test_what_a_plugin_says_of_itself_is_kept_until_a_file_changes(tmp_path: Pat
     assert kept.read_text() == text
 
 
+@pytest.mark.thorough
 def test_a_list_of_plugins_whose_descriptions_are_kept_does_not_wait_for_torch(describe: Describe) -> None:
     first = describe("list", "defenses")
     assert "update-noise" in first

@@ -88,6 +88,7 @@ def run(tables: dict[str, Any], tmp_path: Path) -> Callable[..., OpenRun]:
     return make
 
 
+@pytest.mark.thorough
 def test_what_is_decoded_is_handed_on_judged_and_reported(run: Callable[..., OpenRun]) -> None:
     folder = run(
         attack("aia-model", "decoder", label="aia"),  # first in the file, last to work
@@ -278,6 +279,7 @@ def test_a_source_that_is_none(run: Callable[..., OpenRun], attacks: list[dict[s
     assert sentence in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_optimal_one(tmp_path: Path) -> None:
     """Diana et al., AAAI 2025. The attribute moves the targets of half of the clients up and of the others down."""
     rng, rows = torch.Generator().manual_seed(0), ["client,a,b,secret,y"]

@@ -65,6 +65,7 @@ def test_candidates_are_attacked_judged_and_reported(folder: OpenRun) -> None:
         assert words in page
 
 
+@pytest.mark.thorough
 def test_the_truth_is_that_of_the_candidates_that_were_granted(folder: OpenRun) -> None:
     experiment = folder.read_experiment()
     assert experiment is not None
@@ -105,6 +106,7 @@ def test_of_a_recording_made_elsewhere_nobody_knows_others() -> None:
 LEARNT = ("membership-white-box",)
 
 
+@pytest.mark.thorough
 def test_what_is_known_to_be_a_member_is_learnt_from_and_not_scored(folder: OpenRun) -> None:
     audit = open_audit(folder.path, spec(HELD_OUT, 1000, LEARNT, known_candidates=40))
     assert audit.run() == []

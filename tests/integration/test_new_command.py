@@ -14,6 +14,7 @@ from tests.support.commands import call_fedsim
 
 Call = Callable[..., str]
 FEWER = ["--set", "attack.inverting-gradients.iterations=5", "--quiet"]
+SMALLER = ["--set", "model.hidden=[8]", "--set", "partition.samples_per_client=2", "--set", "federation.rounds=1"]
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def scores(run: str) -> dict[str, list[float]]:
 
 def test_an_experiment(call: Call) -> None:
     assert call("new", "experiment", "my-audit") == "written: my-audit.toml\ntry it:  fedsim run my-audit.toml\n"
-    told = call("run", "my-audit.toml", *FEWER)
+    told = call("run", "my-audit.toml", *SMALLER, *FEWER)
     assert "leaks" in told
     assert len(scores("my-audit")["inverting-gradients"]) == 6
 
@@ -122,12 +123,13 @@ def test_a_measure(call: Call) -> None:
     told = call("new", "measure", "new-command-measure").splitlines()
     assert "try it:  fedsim expose new_command_measure.toml" in told
     assert "failed" not in call("check", "new_command_measure:NewCommandMeasure")
-    call("expose", "new_command_measure.toml")
-    call("run", "new_command_measure.toml", *FEWER)
-    for folder, count in ("exposure-new_command_measure", 6), ("new_command_measure", 6 * 3):
+    two_clients = [*SMALLER, "--set", "federation.clients=2", "--set", "adversary.victims=[0]"]
+    call("expose", "new_command_measure.toml", *two_clients)
+    call("run", "new_command_measure.toml", *two_clients, *FEWER)
+    for folder in "exposure-new_command_measure", "new_command_measure":
         with Path("runs", folder, "exposure.csv").open() as file:
             rows = list(csv.DictReader(file))
-        assert len(rows) == count
+        assert len(rows) == 2
         assert all(float(row["value"]) > 0 and not row["failure"] for row in rows)
 
 

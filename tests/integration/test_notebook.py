@@ -28,6 +28,7 @@ def test_a_notebook_in_the_repository_holds_no_outputs(notebook: Path) -> None:
     assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
 
 
+@pytest.mark.thorough
 def test_the_audit_in_the_notebook_finds_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = _executed(EXAMPLES / "audit.ipynb", tmp_path, monkeypatch)
 

@@ -181,8 +181,8 @@ def test_the_summary_of_a_run_without_scores_is_empty(tmp_path: Path) -> None:
 # Attacking.
 
 
-def test_only_the_victims_that_were_asked_for_are_printed(tmp_path: Path) -> None:
-    fedsim.run(TABLES, tmp_path / "run")
+def test_only_the_victims_that_were_asked_for_are_printed(finished_run: Run, tmp_path: Path) -> None:
+    shutil.copytree(finished_run.path, tmp_path / "run")
     folder = OpenRun(tmp_path / "run")
     done = pipeline.attack(folder, read_adversary(folder, None, ["adversary.victims=[1, 2]"]))
     assert {reading.summary.count for reading in done.readings if not reading.summary.missing} == {2}
@@ -335,7 +335,7 @@ def test_two_objects_of_one_class_are_not_mistaken_for_one_another(tmp_path: Pat
         with torch.no_grad():
             net = network()
             net[1].bias.fill_(float(place))  # type: ignore[index,union-attr,operator]
-        runs.append(fedsim.run({**TABLES, "model": net}, tmp_path / str(place)))
+        runs.append(fedsim.run({**TABLES, "model": net, "adversary": {"when": "never"}}, tmp_path / str(place)))
     assert [run.transcript.update(1, 0).before["1.bias"][0].item() for run in runs] == [0.0, 1.0]
 
 

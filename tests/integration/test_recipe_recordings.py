@@ -375,6 +375,7 @@ def test_an_attack_is_not_told_the_recipe(run: OpenRun) -> None:
     assert seen.update(1, 3).client == 3
 
 
+@pytest.mark.thorough
 def test_attacks_scores_report_and_dossier_are_those_of_whole_updates(tmp_path: Path) -> None:
     tables = {
         "partition": {"name": "iid", "samples_per_client": 1},

@@ -106,7 +106,9 @@ def test_audit_my_flower_app(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(Path("recording/run-1/findings/sme").glob("*.png"))
 
 
-@pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "short", [pytest.param(True, marks=pytest.mark.thorough), pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_does_this_defense_stop_that_attack(short: bool, run: Run) -> None:
     recipe = section("Does this defense stop that attack, and at which accuracy?")
     write_files(recipe)
@@ -131,6 +133,7 @@ def test_does_this_defense_stop_that_attack(short: bool, run: Run) -> None:
         assert psnr["none"] > psnr["top-k"] > psnr["update-noise"]
 
 
+@pytest.mark.thorough
 def test_add_my_attack(run: Run) -> None:
     new, check, first, again = commands(section("Add my attack"))
     assert "written: my_attack.py, my_attack.toml" in run(new)

@@ -139,6 +139,7 @@ def test_an_interruption_anywhere_in_a_round_is_made_good(point: str, tmp_path: 
     assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole_runs(config))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("point", ["while the checkpoint is written", "while metrics are written"])
 def test_a_run_that_is_interrupted_twice_at_the_same_point_goes_on(
     point: str, tmp_path: Path, whole_runs: WholeRuns
@@ -380,6 +381,7 @@ def interrupt(tmp_path: Path) -> Callable[[Config, signal.Signals], tuple[int, s
     return run_until_signal
 
 
+@pytest.mark.thorough
 def test_a_run_killed_without_warning_goes_on_to_the_same_end(
     interrupt: Callable[..., tuple[int, str]], tmp_path: Path, whole_runs: WholeRuns
 ) -> None:

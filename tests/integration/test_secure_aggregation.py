@@ -453,6 +453,7 @@ def test_an_attack_on_single_clients_does_not_apply_and_says_so_before_work(atta
     assert not (tmp_path / "run" / "transcript").exists()
 
 
+@pytest.mark.thorough
 def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tmp_path: Path) -> None:
     def audit_result(table: dict[str, Any], name: str) -> pipeline.AuditResult:
         return attacked(
@@ -531,6 +532,7 @@ def test_inspect_and_the_report_tell_sums_from_updates_of_clients(
         assert ("<td>6, in 2 sums</td>" in html) == (name == "secure")
 
 
+@pytest.mark.thorough
 def test_disaggregated_models_are_models_that_others_build_on(tmp_path: Path) -> None:
     config = secure(
         table={"groups": 2},

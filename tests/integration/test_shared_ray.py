@@ -56,6 +56,7 @@ def measuring() -> Config:
     return test_exposure_runs.measuring({**norm, "label": "norm"}, {**norm, "every": 2})
 
 
+@pytest.mark.thorough
 def test_an_actor_plays_clients_without_what_takes_long_to_import(shared_ray: list[Any], tmp_path: Path) -> None:
     """Before other tests: what they bring along may import anything."""
     import ray
@@ -104,6 +105,7 @@ def test_a_failing_round_is_the_same_one_sentence_as_on_serial(tmp_path: Path) -
     assert_one_sentence(caught.value)
 
 
+@pytest.mark.thorough
 def test_gpus_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
     import torch
 

@@ -38,7 +38,7 @@ def test_it_is_thirty_lines_that_import_what_is_public(code: str) -> None:
 
 def test_its_claims_are_closer_than_what_can_be_guessed_from_the_label(code: str, tmp_path: Path) -> None:
     (tmp_path / "midpoint.py").write_text(code, encoding="utf-8")
-    attack = load_object("midpoint:Midpoint", tmp_path)(iterations=200)
+    attack = load_object("midpoint:Midpoint", tmp_path)(iterations=100)
     config = make_tiny_config(
         partition={"samples_per_client": 1},
         model={"hidden": [32]},

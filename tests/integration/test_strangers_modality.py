@@ -116,7 +116,7 @@ def test_series_of_a_program_are_attacked_and_shown_as_lines(modality: str | Non
     assert "channel × time" in page
 
 
-@pytest.mark.parametrize("attack", ["inverting-gradients", "sme"])
+@pytest.mark.parametrize("attack", ["inverting-gradients", pytest.param("sme", marks=pytest.mark.thorough)])
 def test_matching_finds_series_behind_a_network_of_convolutions(attack: str, tmp_path: Path) -> None:
     fedsim.run(
         {
@@ -126,7 +126,7 @@ def test_matching_finds_series_behind_a_network_of_convolutions(attack: str, tmp
             "training": {"local_epochs": 1, "batch_size": 1},
             "federation": {"clients": 1, "rounds": 1},
             "adversary": {"victims": [0], "workers": 1, "knowledge": {"labels": True}},
-            "attack": [{"name": attack, "iterations": 200}],
+            "attack": [{"name": attack, "iterations": 120}],
         },
         out=tmp_path / "run",
     )

@@ -82,6 +82,7 @@ def test_a_federation_on_texts_is_attacked_scored_and_reported(tables: dict[str,
     assert "<del>" in html
 
 
+@pytest.mark.thorough
 def test_transformers_give_the_texts_of_every_client_away_and_other_attacks_go_on(
     tables: dict[str, Any], tmp_path: Path
 ) -> None:

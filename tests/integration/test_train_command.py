@@ -37,7 +37,7 @@ def states_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def config(**states: Any) -> Config:
     return make_tiny_config(
         federation={"rounds": 3},
-        training={"momentum": 0.5, "learning_rate": 0.05},
+        training={"momentum": 0.5, "learning_rate": 0.1, "batch_size": 24},
         states=states or ALL,
         model={"name": "mlp", "hidden": [8], "dropout": 0.1},
     )

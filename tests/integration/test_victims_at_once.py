@@ -153,6 +153,7 @@ def test_only_what_is_not_there_is_computed(
     assert list(claims(run)) == list(before)
 
 
+@pytest.mark.thorough
 def test_what_was_found_before_an_interrupt_is_kept(
     run: Path, file: Path, at_once: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from tests.support.recordings import build_update
 partitions = st.just(Iid()) | st.builds(Dirichlet, alpha=st.floats(1e-3, 1e3), min_examples=st.integers(0, 3))
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(
     partition=partitions,
     labels=st.lists(st.integers(0, 5), min_size=1, max_size=120),

@@ -126,13 +126,13 @@ def check_exact(finding: Reconstruction, inputs: Tensor, at_least: float = 60) -
     "how",
     [
         pytest.param({}, marks=pytest.mark.thorough),
-        {"epochs": 1, "batch": 10},
+        pytest.param({"epochs": 1, "batch": 10}, marks=pytest.mark.thorough),
         pytest.param({"options": {"lr": 0.05, "momentum": 0.9}}, marks=pytest.mark.thorough),
         pytest.param({"options": {"lr": 0.2}}, marks=pytest.mark.thorough),
         {"options": {"lr": 0.05, "weight_decay": 0.01}},
         pytest.param({"options": {"lr": 0.05, "weight_decay": 0.01, "momentum": 0.9}}, marks=pytest.mark.thorough),
         {"new": lambda: mlp(nn.ReLU(), nn.Linear(200, 200), nn.ReLU())},
-        {"new": lambda: mlp(nn.ReLU(), nn.Dropout(0.2)).eval()},
+        pytest.param({"new": lambda: mlp(nn.ReLU(), nn.Dropout(0.2)).eval()}, marks=pytest.mark.thorough),
     ],
     ids=[
         "ten epochs",
@@ -152,7 +152,7 @@ def test_local_epochs_leave_every_image_exact_and_its_label_known(tmp_path: Path
         assert finding.labels.sort().values.tolist() == labels.sort().values.tolist()
 
 
-@pytest.mark.parametrize("kind", ["gradient", "delta"])
+@pytest.mark.parametrize("kind", ["gradient", pytest.param("delta", marks=pytest.mark.thorough)])
 def test_what_is_sent_instead_of_weights_is_read_as_it_is(tmp_path: Path, kind: str) -> None:
     inputs, labels = digits(12)
     model = mlp()
@@ -255,7 +255,7 @@ def test_what_changes_the_inputs_while_they_are_trained_on_is_refused(
         from_training(SpearIca(), tmp_path, 8, new=new, epochs=1, batch=8)
 
 
-@pytest.mark.parametrize("decay", [1e-4, 1e-3])
+@pytest.mark.parametrize("decay", [1e-4, pytest.param(1e-3, marks=pytest.mark.thorough)])
 def test_weight_decay_of_the_weights_alone_is_taken_away(tmp_path: Path, decay: float) -> None:
     def apart(parameters: Any, lr: float) -> torch.optim.Optimizer:
         matrices, vectors = [], []
@@ -308,6 +308,7 @@ def test_images_of_one_pixel_are_taken_for_rows_of_a_table(tmp_path: Path) -> No
     check_exact(finding, inputs)
 
 
+@pytest.mark.thorough
 def test_the_sum_of_two_clients_gives_the_images_of_both(tmp_path: Path) -> None:
     (first, labels), (second, others) = digits(8, 1), digits(8, 2)
     before, one = trained(first, labels, mlp)
@@ -335,6 +336,7 @@ def test_spear_says_when_its_draws_were_too_few(tmp_path: Path) -> None:
         from_training(Spear(draws=1), tmp_path, 30)
 
 
+@pytest.mark.thorough
 def test_noise_that_hides_the_columns_certifies_nothing_and_more_of_it_is_refused(tmp_path: Path) -> None:
     inputs, labels = digits(6)
     before, after = trained(inputs, labels, mlp)

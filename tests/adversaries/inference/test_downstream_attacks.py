@@ -262,6 +262,7 @@ def test_the_search_moves_many_records_as_far_as_few(record: Record) -> None:
         assert curve[-1] < 0.1 * curve[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("exact")
 def test_an_objective_that_stays_ends_the_search(record: Record) -> None:
     records, partial, _ = table(4, dtype=torch.float64)
@@ -638,6 +639,7 @@ def trained_by_batch(withheld: str) -> Update:
     return message(1, 0, *kept, num_examples=4)
 
 
+@pytest.mark.thorough
 def test_batch_norm_normalises_as_it_did_for_the_client(record: Record) -> None:
     known = dataclasses.replace(ABOUT_IMAGES, model=Offset, batch_size=4)
     attack = GradientSampleReconstruction(tv_weight=0.0, iterations=150)

@@ -137,7 +137,13 @@ def test_rlu_is_exact_for_one_step_where_its_records_are_the_victims(
 
 @pytest.mark.parametrize(
     ("attack", "epochs"),
-    [(LabelCounts(), 1), (LabelLeakage(), 1), (LabelLeakage(), 8), (LabelsFromUpdates(), 1), (LabelsFromUpdates(), 8)],
+    [
+        (LabelCounts(), 1),
+        (LabelLeakage(), 1),
+        (LabelLeakage(), 8),
+        (LabelsFromUpdates(), 1),
+        pytest.param(LabelsFromUpdates(), 8, marks=pytest.mark.thorough),
+    ],
     ids=lambda value: str(value),
 )
 def test_each_attack_is_far_nearer_than_guessing(digits: Dataset, tmp_path: Path, attack: Attack, epochs: int) -> None:

@@ -133,7 +133,7 @@ def test_scores_are_the_mean_over_rounds_of_what_is_measured_of_the_victim(
     [
         (FedMia(), cosine, False, True),
         (FedMia(measure="loss"), minus_loss, False, True),
-        (FedMia(probability=False), cosine, False, False),
+        pytest.param(FedMia(probability=False), cosine, False, False, marks=pytest.mark.thorough),
         (MembershipLira(), confidence, True, False),
     ],
 )

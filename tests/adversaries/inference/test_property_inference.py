@@ -102,6 +102,7 @@ def test_messages_with_the_property_are_told_from_those_without(tmp_path: Path, 
     assert ((finding.scores > 0.5) == held).double().mean() > 0.8
 
 
+@pytest.mark.thorough
 def test_from_records_whose_property_means_nothing_nothing_is_found(tmp_path: Path) -> None:
     public = records(400, 0.5, "public")
     order = torch.randperm(400, generator=generator("shuffled"))
@@ -136,6 +137,7 @@ def test_a_batch_holds_the_property_as_asked_and_no_record_twice() -> None:
     assert len(labels) == 20
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_scores_and_another_one_others(tmp_path: Path) -> None:
     transcript, known = record_rounds(tmp_path, 1), knowledge()
     first, again = (claimed(transcript, known).scores for _ in range(2))
@@ -213,6 +215,7 @@ def test_a_training_that_diverges_is_refused(tmp_path: Path) -> None:
         claimed(record_rounds(tmp_path, 1), known)
 
 
+@pytest.mark.thorough
 def test_another_client_whose_message_is_broken_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole, recorder = record_rounds(tmp_path / "whole", 1), Recorder(tmp_path / "broken")
     updates = []

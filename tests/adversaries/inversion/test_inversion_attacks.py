@@ -545,7 +545,9 @@ def test_one_example_is_recovered_exactly(run: Run, attack: GradientInversion) -
 
 
 @pytest.mark.parametrize(
-    "attack", [DeepLeakage(iterations=20), ImprovedDeepLeakage(iterations=20)], ids=["dlg", "idlg"]
+    "attack",
+    [pytest.param(DeepLeakage(iterations=20), marks=pytest.mark.thorough), ImprovedDeepLeakage(iterations=20)],
+    ids=["dlg", "idlg"],
 )
 def test_the_label_is_found_with_the_data(run: Run, attack: GradientInversion) -> None:
     finding = run(attack, victim(), labels=None)
@@ -553,6 +555,7 @@ def test_the_label_is_found_with_the_data(run: Run, attack: GradientInversion) -
     assert psnr(finding.data, truth(1)).item() > 40
 
 
+@pytest.mark.thorough
 def test_labels_of_a_batch_are_found_with_the_data(run: Run) -> None:
     finding = run(DeepLeakage(iterations=15), victim(count=3), labels=None)
     assert finding.labels.sort().values.tolist() == LABELS.tolist()
@@ -577,7 +580,11 @@ def test_dlfa_with_its_own_settings_beats_one_step_on_a_batch_of_several_epochs(
     assert means[0] > means[1] + 1
 
 
-@pytest.mark.parametrize("how", [{"momentum": 0.9}, {"weight_decay": 1.0}], ids=["momentum", "weight decay"])
+@pytest.mark.parametrize(
+    "how",
+    [{"momentum": 0.9}, pytest.param({"weight_decay": 1.0}, marks=pytest.mark.thorough)],
+    ids=["momentum", "weight decay"],
+)
 def test_dlfa_that_knows_the_optimizer_finds_what_one_that_does_not_misses(run: Run, how: dict[str, float]) -> None:
     of = victim(local_epochs=2, learning_rate=0.2, **how)
     attack = DataLeakage(iterations=60, tv_weight=0.0, order_weight=10.0)
@@ -868,7 +875,7 @@ def test_control_flow_that_depends_on_values_cannot_be_compiled(run: Run) -> Non
     run(InvertingGradients(iterations=2), of)
 
 
-@pytest.mark.parametrize(("wrong_calls", "refused"), [(1, False), (99, True)])
+@pytest.mark.parametrize(("wrong_calls", "refused"), [(1, False), pytest.param(99, True, marks=pytest.mark.thorough)])
 def test_a_compiled_graph_may_round_to_the_other_side_of_one_kink_but_not_err(
     run: Run, monkeypatch: pytest.MonkeyPatch, wrong_calls: int, refused: bool
 ) -> None:
@@ -1151,6 +1158,7 @@ def table_victim(count: int) -> Victim:
     return Victim(update=update, knowledge=knowledge)
 
 
+@pytest.mark.thorough
 def test_a_row_of_a_regression_is_recovered(run: Run) -> None:
     attack = SurrogateModelExtension(iterations=200, step_size=0.1, alpha=1.0, alpha_step_size=1e-12)
     finding = run(attack, table_victim(1))

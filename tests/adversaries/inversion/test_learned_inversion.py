@@ -53,6 +53,7 @@ def test_one_pass_inverts_messages_of_clients_it_never_saw(tmp_path: Path) -> No
     assert min(gains(tmp_path)) > 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_of_few_examples_a_third_of_the_error_is_gone(tmp_path: Path, count: int) -> None:
     for victim in VICTIMS:
@@ -69,18 +70,21 @@ def test_refinement_by_matching_comes_closer(tmp_path: Path) -> None:
     assert sum(gains(tmp_path, refinements=15)) > sum(gains(tmp_path)) + len(VICTIMS) * 0.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("defense", [NOISE, pytest.param(Quantise(bits=4), marks=pytest.mark.thorough)])
 def test_it_is_beyond_the_floor_under_noise_and_rounding_it_knows(tmp_path: Path, defense: Defense) -> None:
     found = gains(tmp_path, defense, refinements=10)
     assert min(found) > 1
 
 
+@pytest.mark.thorough
 def test_neither_noise_alone_nor_another_client_leaks(tmp_path: Path) -> None:
     """The class means and what was learnt are worth no more than the floor without the victim's message."""
     for found in (gains(tmp_path, ONLY_NOISE), gains(tmp_path, sender=5)):
         assert max(found) < 0.3
 
 
+@pytest.mark.thorough
 def test_who_knows_the_noise_finds_more(tmp_path: Path) -> None:
     strong, naive, adaptive = UpdateNoise(clip=1.0, noise_multiplier=0.01), [], []
     for victim in VICTIMS:
@@ -90,7 +94,7 @@ def test_who_knows_the_noise_finds_more(tmp_path: Path) -> None:
     assert sum(adaptive) > sum(naive) + len(VICTIMS) * 1.0
 
 
-@pytest.mark.parametrize("defenses", [[], [NOISE]])
+@pytest.mark.parametrize("defenses", [[], pytest.param([NOISE], marks=pytest.mark.thorough)])
 def test_the_expected_error_is_the_actual_one_within_a_quarter(tmp_path: Path, defenses: list[Defense]) -> None:
     expected, actual = [], []
     for victim in range(8):
@@ -103,6 +107,7 @@ def test_the_expected_error_is_the_actual_one_within_a_quarter(tmp_path: Path, d
     assert 1 / 1.25 < ratio < 1.25
 
 
+@pytest.mark.thorough
 def test_victims_of_one_model_share_one_training_and_others_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

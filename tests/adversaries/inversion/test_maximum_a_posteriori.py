@@ -35,7 +35,12 @@ def attack(method: GradientInversion, update: Update, facts: Knowledge) -> Recon
 
 
 @pytest.mark.parametrize(
-    "defense", [NOISE, pytest.param(Quantise(bits=4), marks=pytest.mark.thorough), Quantise(scheme="ternary")]
+    "defense",
+    [
+        NOISE,
+        pytest.param(Quantise(bits=4), marks=pytest.mark.thorough),
+        pytest.param(Quantise(scheme="ternary"), marks=pytest.mark.thorough),
+    ],
 )
 def test_map_is_beyond_the_floor_where_attacks_without_a_prior_are_not(defense: Defense) -> None:
     """By half a dB over two victims; under these defenses IG is below the floor, though it knows them."""
@@ -49,6 +54,7 @@ def test_map_is_beyond_the_floor_where_attacks_without_a_prior_are_not(defense: 
     assert sum(gains_without) / 2 < 0
 
 
+@pytest.mark.thorough
 def test_neither_noise_alone_nor_another_client_leaks() -> None:
     """The prior by itself is worth no more than the floor."""
     only_noise = UpdateNoise(clip=1e-6, noise_multiplier=1e4)
@@ -59,6 +65,7 @@ def test_neither_noise_alone_nor_another_client_leaks() -> None:
         assert quality(of_other, victim) < floor(victim) + 0.3
 
 
+@pytest.mark.thorough
 def test_who_knows_the_noise_finds_more_than_who_takes_the_message_for_exact() -> None:
     naive = [quality(attack(MAP, make_update(victim, NOISE), knowledge(victim)), victim) for victim in range(2)]
     adaptive = [
@@ -67,6 +74,7 @@ def test_who_knows_the_noise_finds_more_than_who_takes_the_message_for_exact() -
     assert sum(adaptive) > sum(naive) + 2 * 0.3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("defense", [NOISE, pytest.param(Quantise(scheme="ternary"), marks=pytest.mark.thorough)])
 def test_the_expected_error_is_the_actual_one_within_a_half(defense: Defense) -> None:
     """Root mean square over simulated clients, by the attack's own spread and by the truth."""
@@ -81,6 +89,7 @@ def test_the_expected_error_is_the_actual_one_within_a_half(defense: Defense) ->
     assert 1 / 1.5 < ratio < 1.5
 
 
+@pytest.mark.thorough
 def test_more_noise_is_a_larger_expected_error() -> None:
     spreads = []
     for multiplier in (0.0001, 0.05):

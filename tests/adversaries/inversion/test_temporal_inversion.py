@@ -173,8 +173,10 @@ def by_hand(updates: Sequence[Update], rounds: int, local: int, rate: float) -> 
     return 0.5 + 0.25 * estimate
 
 
-@pytest.mark.parametrize("vectorise", [True, False])
-@pytest.mark.parametrize(("rounds", "local", "rate"), [(2, 3, 1.0), (3, 1, 1000.0)])
+@pytest.mark.parametrize("vectorise", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("rounds", "local", "rate"), [(2, 3, 1.0), pytest.param(3, 1, 1000.0, marks=pytest.mark.thorough)]
+)
 def test_the_attack_is_algorithm_1_written_as_a_loop(
     record: Record, vectorise: bool, rounds: int, local: int, rate: float
 ) -> None:
@@ -221,6 +223,7 @@ def roughness(images: Tensor) -> float:
     )
 
 
+@pytest.mark.thorough
 def test_total_variation_makes_images_smoother(record: Record) -> None:
     transcript, settings = record(make_updates(3)), QUICK | {"iterations": 20, "align": False}
     plain, smooth = (run(transcript, tv_weight=weight, **settings) for weight in (0.0, 1.0))
@@ -252,6 +255,7 @@ def spoilt(updates: list[Update], places: Sequence[int]) -> list[Update]:
     return result
 
 
+@pytest.mark.thorough
 def test_the_median_survives_a_minority_of_invalid_gradients_and_no_majority(record: Record) -> None:
     """Theorem 1's cliff, m < T / 2."""
     knowledge = dataclasses.replace(KNOWN, labels=LABELS)
@@ -351,7 +355,10 @@ def test_weights_instead_of_gradients_are_refused(record: Record) -> None:
 
 @pytest.mark.parametrize(
     ("factor", "told"),
-    [(torch.nan, "the gradient of 1.weight holds NaN or infinite values"), (0.0, "the gradient is zero")],
+    [
+        (torch.nan, "the gradient of 1.weight holds NaN or infinite values"),
+        pytest.param(0.0, "the gradient is zero", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_gradient_that_is_of_no_use_is_left_out_unless_it_is_the_first(
     record: Record, caplog: pytest.LogCaptureFixture, factor: float, told: str
@@ -426,7 +433,11 @@ def sent_in_training(rounds: int = 4, *, shared: bool = True, by_batch: bool = T
 
 @pytest.mark.parametrize(
     ("shared", "by_batch"),
-    [(True, True), (False, True), pytest.param(True, False, marks=pytest.mark.thorough)],
+    [
+        pytest.param(True, True, marks=pytest.mark.thorough),
+        (False, True),
+        pytest.param(True, False, marks=pytest.mark.thorough),
+    ],
 )
 def test_batch_norm_normalises_as_it_did_for_the_client(record: Record, shared: bool, by_batch: bool) -> None:
     knowledge = dataclasses.replace(KNOWN, model=normalising, labels=LABELS)
@@ -444,6 +455,7 @@ def test_batch_norm_normalises_as_it_did_for_the_client(record: Record, shared: 
             run(transcript, knowledge, batch_statistics=False, **settings)
 
 
+@pytest.mark.thorough
 def test_the_prior_on_batch_norm_vanishes_at_the_truth(record: Record) -> None:
     """The statistics of the mini-batch follow from those sent and returned."""
     knowledge = dataclasses.replace(KNOWN, model=normalising, labels=LABELS)

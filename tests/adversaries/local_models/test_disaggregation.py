@@ -92,7 +92,7 @@ def last_round(transcript: Transcript, client: int) -> int:
     return max(number for number in transcript.rounds if transcript.header(number).find_reply(client))
 
 
-@pytest.mark.parametrize("kind", ["delta", "weights"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("weights", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("size", [2, 3])
 def test_constant_updates_are_found_exactly_though_only_totals_are_known(size: int, kind: str, tmp_path: Path) -> None:
     transcript = record(tmp_path, drawn(16, size), kind=kind)
@@ -163,6 +163,7 @@ def test_residual_and_standard_error_of_two_messages_are_those_by_hand(tmp_path:
     assert float(finding.trace["standard_error"]) == pytest.approx(float(half.norm() / mean.norm()), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_noise_is_told_by_the_residual_and_averaged_over_rounds(tmp_path: Path) -> None:
     errors, told = [], []
     for rounds in (10, 200):

@@ -377,7 +377,7 @@ def noise(drift: float = 0.0) -> list[Update]:
     ]
 
 
-@pytest.mark.parametrize("drift", [0.0, 3.0])
+@pytest.mark.parametrize("drift", [pytest.param(0.0, marks=pytest.mark.thorough), 3.0])
 def test_a_mapping_that_learns_its_messages_by_heart_is_a_failed_attack(record: Record, drift: float) -> None:
     told = failure(LocalModelReconstruction(**SHORT | {"hidden": "64x2"}), record(noise(drift)))
     assert "learnt from 16 messages predicts the other 4 no better than a constant does" in told
@@ -451,6 +451,7 @@ def test_the_search_returns_the_lowest_point_on_its_way() -> None:
     assert int(curve.argmin()) not in (0, 11)
 
 
+@pytest.mark.thorough
 def test_the_rate_of_the_search_is_the_one_that_gets_lowest(record: Record) -> None:
     transcript = record(federated())
     short = SHORT | {"epochs": 30, "minimise_epochs": 20}

@@ -253,6 +253,7 @@ def test_a_client_that_does_not_say_how_many_texts_it_has_is_refused(run: Any) -
         run(dataclasses.replace(make_update(DECODER), num_examples=0), known(DECODER))
 
 
+@pytest.mark.thorough
 def test_texts_of_an_encoder_that_do_not_fit_are_said_to_be_guesses(run: Any, caplog: Any) -> None:
     run(make_update(ENCODER), known(ENCODER))
     assert "do not fit" not in caplog.text
@@ -295,11 +296,20 @@ def largest(slope: Tensor, share: float) -> Tensor:
     ("of", "message"),
     [
         (lambda _, slope: slope.half().float(), "span 48 dimensions, but 3 texts of 6 words span 18 at most: noise,"),
-        (lambda _, slope: slope.sign() * slope.abs().mean(), "but 3 texts of 6 words span 18 at most: noise, compress"),
-        (lambda _, slope: largest(slope, 0.1), "but 3 texts of 6 words span 18 at most: noise, compression"),
-        (
+        pytest.param(
+            lambda _, slope: slope.sign() * slope.abs().mean(),
+            "but 3 texts of 6 words span 18 at most: noise, compress",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            lambda _, slope: largest(slope, 0.1),
+            "but 3 texts of 6 words span 18 at most: noise, compression",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
             lambda name, slope: 0 * slope if name.startswith("blocks.0") else slope,
             "the weights by which attention takes its inputs did not move in both of the first two blocks, so nothing",
+            marks=pytest.mark.thorough,
         ),
     ],
     ids=["half", "signs", "top-k", "held block"],
@@ -344,9 +354,9 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> No
 # Beside it.
 
 
-@NETWORKS
+@ONE_NETWORK
 def test_attacks_that_match_gradients_run_on_transformers(run: Any, network: Any) -> None:
-    matched = run(make_update(network), known(network), TextInvertingGradients(iterations=3))
+    matched = run(make_update(network), known(network), TextInvertingGradients(iterations=1))
     assert matched.tokens.shape == TRUE.shape
     words = run(make_update(network), known(network), EmbeddingRows())
     assert set(words.tokens.flatten().tolist()) == set(TRUE.flatten().tolist())
@@ -411,7 +421,7 @@ def test_adapters_that_say_too_little_are_refused_and_matching_goes_on(run: Any,
         run(make_update(network), known(network))
     with pytest.raises(AttackError, match="the embedding did not move, so it says nothing of words"):
         run(make_update(network), known(network), EmbeddingRows())
-    assert run(make_update(network), known(network), TextInvertingGradients(iterations=3)).tokens.shape == TRUE.shape
+    assert run(make_update(network), known(network), TextInvertingGradients(iterations=1)).tokens.shape == TRUE.shape
 
 
 def test_directions_just_below_the_rounding_of_a_gradient_are_kept_and_count_for_no_rank() -> None:

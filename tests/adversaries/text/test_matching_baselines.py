@@ -60,6 +60,7 @@ def run(attack: Any, folder: Path, knowledge: Knowledge = KNOWN) -> Tensor:
     return text_metrics.pair_texts(finding.tokens, TRUE, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "attack",
     [
@@ -180,7 +181,9 @@ def test_steps_are_as_large_as_the_settings_say() -> None:
     assert [lamp.schedule(iteration, 1000) for iteration in (0, 49, 50, 149, 150)] == [1, 1, 0.5, 0.25, 0.125]
 
 
-@pytest.mark.parametrize("attack", [Tag(iterations=1), Lamp(iterations=1, candidates=1)])
+@pytest.mark.parametrize(
+    "attack", [Tag(iterations=1), pytest.param(Lamp(iterations=1, candidates=1), marks=pytest.mark.thorough)]
+)
 def test_an_update_of_several_steps_is_warned_of(attack: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(attack, tmp_path / "one")
     assert "assumes one local step" not in caplog.text
@@ -209,6 +212,7 @@ def test_lamp_rearranges_while_it_descends(tmp_path: Path, monkeypatch: pytest.M
     assert turns == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.thorough
 def test_words_in_a_wrong_order_are_put_right_where_that_matches_better() -> None:
     around, true = scene()
     attack = Lamp(iterations=100, every=10, burn_in=0.2, tries=40)
@@ -225,6 +229,7 @@ def test_words_in_a_wrong_order_are_put_right_where_that_matches_better() -> Non
     assert torch.equal(dummy, true)  # nothing matches better
 
 
+@pytest.mark.thorough
 def test_the_best_start_of_several_has_vectors_as_long_as_words() -> None:
     around, true = scene()
     distance, prior = MeanCosine(), EmbeddingNormPrior()

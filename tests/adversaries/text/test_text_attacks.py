@@ -115,6 +115,7 @@ def test_the_words_of_two_texts_are_read_from_one_gradient(
     assert finding.trace["objective"][-1] < finding.trace["objective"][0]
 
 
+@pytest.mark.thorough
 def test_refined_words_are_exact(record: Record) -> None:
     attack = TemporalTextInversion(gradients=2, fewest=1, refinements=2, align=False, **QUICK)
     seen: list[int] = []

@@ -212,6 +212,7 @@ def test_a_dry_run_says_which_controls_are_added(here: Call) -> None:
     assert "the grid lacks" in out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "moments",
     [

@@ -90,6 +90,7 @@ def test_the_same_call_makes_no_trial_again_and_chooses_the_same(tmp_path: Path)
     assert len(paths) == 2 * len(first.trials)
 
 
+@pytest.mark.thorough
 def test_a_change_of_the_experiment_simulates_the_clients_anew() -> None:
     first = fedsim.tune(make_config(), "tuned.toml", iterations=6)
     second = fedsim.tune(make_config(training={"learning_rate": 0.5}), "tuned.toml", iterations=6)

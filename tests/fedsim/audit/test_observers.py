@@ -57,6 +57,7 @@ def test_clients_that_collude_against_one_get_back_its_images(run: OpenRun) -> N
     assert "A round shows <strong>clients 0, 1, 2 together</strong>" in page
 
 
+@pytest.mark.thorough
 def test_python_says_who_attacks(run: OpenRun) -> None:
     finding = Run(run.path).attack("analytic", who=[0, 1, 2], victim=3)
     assert finding.tensors["data"].shape[0] == 4

@@ -262,6 +262,7 @@ def test_a_script_without_a_main_guard_runs_once(folder: Path, tmp_path: Path) -
     assert set(pids(folder)) == {"one", "two"}
 
 
+@pytest.mark.thorough
 def test_where_the_system_does_not_tell_a_worker_looks_for_itself(gone: Callable[[list[int]], bool]) -> None:
     """In an interpreter that takes itself for one on another system."""
     code = (

@@ -39,11 +39,13 @@ def faults(how: str, **environment: str) -> int:
     return int(run(CODE, how, **environment))
 
 
+@pytest.mark.thorough
 @glibc
 def test_freed_memory_is_used_again():
     assert faults("kept") * 10 < faults("as it is")
 
 
+@pytest.mark.thorough
 @glibc
 @pytest.mark.parametrize(
     "own",

@@ -319,6 +319,7 @@ def write_often(source: Path, until: float) -> None:
             path.unlink(missing_ok=True)
 
 
+@pytest.mark.thorough
 def test_processes_that_write_the_same_entry_do_not_harm_each_other(
     source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

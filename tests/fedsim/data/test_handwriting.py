@@ -60,6 +60,7 @@ def test_everybody_wrote_each_digit_several_times(sample: Dataset) -> None:
             assert part.labels[part.groups == group].bincount(minlength=10).min() >= 7
 
 
+@pytest.mark.thorough
 def test_it_is_the_writing_of_these_people_in_mnist(sample: Dataset, originals: Path) -> None:
     mnist = Mnist().load(originals)
     who = torch.tensor(writers(mnist, "train"))

@@ -125,6 +125,7 @@ def test_writers_of_other_digits_are_refused(folder: Path, labels: list[int]) ->
     assert "qmnist-train-labels-idx2-int.gz: its digits are not those of MNIST/raw; get QMNIST's file" in sentence
 
 
+@pytest.mark.thorough
 def test_real_mnist_is_what_torchvision_reads_and_has_539_writers(tmp_path: Path) -> None:
     folder = find_data_folder("MNIST/raw", "QMNIST/raw")
     data = Mnist().load(folder)
@@ -438,6 +439,7 @@ def test_garbled_pickles_never_end_in_anything_but_data_or_a_sentence(folder: Pa
             cifar._read_names(path, home, {path.name: hashlib.md5(content.tobytes()).hexdigest()}, "label_names")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("ours", "theirs"), [(Cifar10(), "CIFAR10"), (Cifar100(), "CIFAR100")])
 def test_real_cifar_is_what_torchvision_reads(ours: Cifar10 | Cifar100, theirs: str) -> None:
     ten = theirs == "CIFAR10"
@@ -580,6 +582,7 @@ def test_settings_of_the_faces_that_cannot_be_are_refused(settings: dict[str, An
     assert str(caught.value) == sentence
 
 
+@pytest.mark.thorough
 def test_real_faces_keep_their_pixels_or_are_resized() -> None:
     folder = find_data_folder("att_faces/s1")
     native, small = AttFaces(size=(112, 92)).load(folder), AttFaces().load(folder)

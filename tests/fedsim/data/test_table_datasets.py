@@ -62,6 +62,7 @@ def reference_adult(folder: Path, columns: list[str]) -> tuple[pd.DataFrame, pd.
     return tuple(part[[*columns, "income"]].dropna() for part in parts)  # type: ignore[return-value]
 
 
+@pytest.mark.thorough
 def test_adult_equals_pandas_and_scikit_learn() -> None:
     folder = find_data_folder("adult/adult.data")
     dataset = Adult().load(folder)

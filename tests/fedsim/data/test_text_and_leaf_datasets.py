@@ -223,6 +223,7 @@ def test_settings_that_no_task_has_are_refused(settings: dict[str, Any], sentenc
         Leaf(**settings)
 
 
+@pytest.mark.thorough
 def test_femnist_digits_are_dark_on_white_and_have_sixty_two_classes() -> None:
     folder = find_data_folder("leaf/femnist-digits")
     dataset = Femnist(folder="femnist-digits").load(folder)
@@ -241,6 +242,7 @@ def test_femnist_digits_are_dark_on_white_and_have_sixty_two_classes() -> None:
     assert torch.equal(dataset.test.inputs()[own], expected)
 
 
+@pytest.mark.thorough
 def test_shakespeare_and_mnist_by_writer_are_what_their_files_say() -> None:
     roles = Leaf(path="shakespeare").load(find_data_folder("leaf/shakespeare"))
     assert (len(roles.train), len(roles.test), len(roles.group_names)) == (4920, 600, 30)
@@ -310,6 +312,7 @@ def test_centres_share_a_level_a_client_that_differs_between_clients() -> None:
     assert raw.std(1).mean().item() == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.thorough
 def test_labels_are_those_of_a_linear_model_a_client() -> None:
     """Without noise a linear classifier separates each client's examples, and clients of one cluster agree."""
     from sklearn.linear_model import LogisticRegression
@@ -329,6 +332,7 @@ def test_labels_are_those_of_a_linear_model_a_client() -> None:
             assert own.score(rows.numpy(), labels.numpy()) > 0.98
 
 
+@pytest.mark.thorough
 def test_the_majority_class_of_a_client_is_as_large_as_in_another_generator() -> None:
     """The paper's model written a second time, with one generator and full covariance, over several seeds."""
 
@@ -427,6 +431,7 @@ def test_words_are_numbered_by_how_often_the_training_texts_use_them(tmp_path: P
     assert ReutersR8(vocabulary=9999).load(tmp_path).vocabulary == len(ReutersR8().load(tmp_path).tokens) == 11
 
 
+@pytest.mark.thorough
 def test_r8_has_the_published_counts_and_the_first_text_of_the_paper() -> None:
     folder = find_data_folder("r8/r8-train-all-terms.txt")
     dataset = ReutersR8(length=31).load(folder)

@@ -25,8 +25,11 @@ def small(seed: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return model.double(), torch.randn(2, 1, 6, 6, dtype=torch.double), torch.tensor([1, 3])
 
 
-@pytest.mark.parametrize("distance", ["l2", "cosine"])
-@pytest.mark.parametrize("training", [None, LocalTraining(local_steps=3, batch_size=1, learning_rate=0.1)])
+@pytest.mark.parametrize("distance", ["l2", pytest.param("cosine", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "training",
+    [pytest.param(None, marks=pytest.mark.thorough), LocalTraining(local_steps=3, batch_size=1, learning_rate=0.1)],
+)
 def test_it_is_what_the_whole_hessian_says(distance: Distance, training: LocalTraining | None) -> None:
     model, inputs, labels = small()
     values = ExpectedError(distance=distance, steps=72).compute(model, LOSS, inputs, labels, training=training)

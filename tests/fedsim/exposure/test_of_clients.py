@@ -6,6 +6,7 @@ import math
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import nn
 
@@ -29,6 +30,7 @@ MEASURES: list[Measure] = [
     Lavp(steps=3),
     ExpectedError(),
 ]
+FEW_MEASURES: list[Measure] = [Lipschitz(noises=3), Lipschitz(noises=3, sigma=0.01), Lavp(steps=3), ExpectedError()]
 
 
 def exposure_rows(measures: list[Measure]) -> list[dict[str, Any]]:
@@ -46,9 +48,10 @@ def exposure_rows(measures: list[Measure]) -> list[dict[str, Any]]:
     return list(measure_client(schedules, model, share, training, loss))
 
 
-def test_what_measures_share_changes_no_value() -> None:
-    together = [row["value"] for row in exposure_rows(MEASURES)]
-    alone = [row["value"] for measure in MEASURES for row in exposure_rows([measure])]
+@pytest.mark.parametrize("measures", [FEW_MEASURES, pytest.param(MEASURES, marks=pytest.mark.thorough)])
+def test_what_measures_share_changes_no_value(measures: list[Measure]) -> None:
+    together = [row["value"] for row in exposure_rows(measures)]
+    alone = [row["value"] for measure in measures for row in exposure_rows([measure])]
     assert together == alone
     assert all(math.isfinite(value) for value in together)
 

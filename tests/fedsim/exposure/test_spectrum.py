@@ -74,7 +74,7 @@ def test_theorems_3_and_4_are_the_hessians_of_the_matching_losses() -> None:
     ("activation", "norm", "evaluated", "training"),
     [
         (nn.Tanh, False, False, UPDATE),
-        (nn.ReLU, True, False, None),
+        pytest.param(nn.ReLU, True, False, None, marks=pytest.mark.thorough),
         pytest.param(nn.Tanh, False, False, None, marks=pytest.mark.thorough),
         pytest.param(nn.ReLU, True, True, None, marks=pytest.mark.thorough),
         pytest.param(nn.ReLU, False, False, UPDATE, marks=pytest.mark.thorough),
@@ -110,6 +110,7 @@ def test_of_each_example_it_is_the_part_of_the_hessian_that_is_its_own() -> None
         model.float()
 
 
+@pytest.mark.thorough
 def test_what_power_iteration_leaves_of_the_minimum_falls_with_its_steps_and_stays_above() -> None:
     model, (inputs, labels) = small(), batch()
     lowest = exact(model, inputs, labels, "l2")[0].item()
@@ -195,7 +196,7 @@ class Held(TorchDispatchMode):
     ("measure", "training"),
     [
         (Spectrum(exact=0, probes=2, steps=2), None),
-        (ExpectedError(steps=3), None),
+        pytest.param(ExpectedError(steps=3), None, marks=pytest.mark.thorough),
         pytest.param(JacobianNorm(exact=True), None, marks=pytest.mark.thorough),
         pytest.param(JacobianNorm(probes=16), UPDATE, marks=pytest.mark.thorough),
         pytest.param(Lavp(steps=3), UPDATE, marks=pytest.mark.thorough),
@@ -351,7 +352,9 @@ def squared(function: Any, inputs: int = 6, units: int = 5) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, units), Applied(function), nn.Linear(units, 3))
 
 
-@pytest.mark.parametrize("measure", [Lavp(steps=5), Spectrum(), JacobianNorm(probes=3)])
+@pytest.mark.parametrize(
+    "measure", [Lavp(steps=5), Spectrum(), pytest.param(JacobianNorm(probes=3), marks=pytest.mark.thorough)]
+)
 def test_a_layer_without_forward_mode_falls_back_to_double_backward(measure: Measure) -> None:
     inputs, labels = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1])
     plain, own = (measure.compute(squared(function), LOSS, inputs, labels) for function in (torch.square, Square.apply))

@@ -51,7 +51,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counts:
     return counts
 
 
-@pytest.mark.parametrize("overrides", [[], ["adversary.victims=[1]"]])
+@pytest.mark.parametrize("overrides", [[], pytest.param(["adversary.victims=[1]"], marks=pytest.mark.thorough)])
 def test_an_attack_verifies_manifest_and_settings_once(run: Path, reads: Counts, overrides: list[str]) -> None:
     folder = OpenRun(run)
     done = pipeline.attack(folder, read_adversary(folder, None, overrides))

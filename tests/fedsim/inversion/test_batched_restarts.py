@@ -94,7 +94,15 @@ def test_it_pays_on_an_accelerator_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["inverting-gradients", "sme", "long-strides", "dlfa", "sapag", "see-through-gradients"]
+    "name",
+    [
+        pytest.param("inverting-gradients", marks=pytest.mark.thorough),
+        pytest.param("sme", marks=pytest.mark.thorough),
+        "long-strides",
+        "dlfa",
+        "sapag",
+        "see-through-gradients",
+    ],
 )
 def test_restarts_at_once_find_what_they_find_one_after_the_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     apart, many = invert_update(attack(name))
@@ -104,6 +112,7 @@ def test_restarts_at_once_find_what_they_find_one_after_the_other(name: str, mon
     assert few < 0.6 * many
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("at_once")
 def test_as_many_are_computed_at_once_as_the_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     def calls_of_iterations() -> int:

@@ -123,9 +123,9 @@ def mean_psnr(build: Build, sends: str, defense: Defense, *, adaptive: bool) -> 
         pytest.param(cnn, "weights", TopK(fraction=0.02), 0.6, marks=pytest.mark.slow),
         (mlp, "gradient", RandomMask(masked=0.4), 6.0),
         pytest.param(cnn, "weights", RandomMask(masked=0.4), 0.4, marks=pytest.mark.slow),
-        (mlp, "weights", RandomMask(masked=0.4, rescale=True), 5.0),
+        pytest.param(mlp, "weights", RandomMask(masked=0.4, rescale=True), 5.0, marks=pytest.mark.thorough),
         pytest.param(mlp, "gradient", LayerFreeze(layers=("1.weight",)), 0.8, marks=pytest.mark.thorough),
-        (mlp, "gradient", Quantise(scheme="sign"), 0.8),
+        pytest.param(mlp, "gradient", Quantise(scheme="sign"), 0.8, marks=pytest.mark.thorough),
         pytest.param(cnn, "weights", Quantise(scheme="sign"), 1.3, marks=pytest.mark.slow),
         pytest.param(mlp, "gradient", GradientPrune(pruned=0.7), 3.5, marks=pytest.mark.thorough),
         pytest.param(cnn, "gradient", GradientPrune(pruned=0.95), 0.9, marks=pytest.mark.thorough),
@@ -220,7 +220,7 @@ def test_only_what_a_defense_can_have_left_out_is_filled_in() -> None:
     ("sends", "defense"),
     [
         ("gradient", RandomMask(masked=0.4)),
-        ("weights", GradientPrune(pruned=0.7)),
+        pytest.param("weights", GradientPrune(pruned=0.7), marks=pytest.mark.thorough),
         pytest.param("weights", RandomMask(masked=0.4), marks=pytest.mark.thorough),
         pytest.param("gradient", GradientPrune(pruned=0.7), marks=pytest.mark.thorough),
     ],
@@ -291,7 +291,7 @@ def over_rounds(build: Build, rounds: int, defense: Defense, *, adaptive: bool, 
 @pytest.mark.parametrize(
     ("build", "defense", "margin"),
     [
-        (mlp, RandomMask(masked=0.4), 0.8),
+        pytest.param(mlp, RandomMask(masked=0.4), 0.8, marks=pytest.mark.thorough),
         pytest.param(cnn, RandomMask(masked=0.8), 2.5, marks=pytest.mark.thorough),
         (mlp, RandomMask(masked=0.8, error_feedback=True), 1.5),
         pytest.param(cnn, TopK(fraction=0.05), 0.8, marks=pytest.mark.thorough),
@@ -303,6 +303,7 @@ def test_over_rounds_too_who_knows_the_defense_finds_more(build: Build, defense:
     assert adaptive > naive + margin
 
 
+@pytest.mark.thorough
 def test_rounds_average_noise_and_their_mean_does_at_least_as_well_as_their_median() -> None:
     """Gaussian noise whose deviation is 0.02, as the server knows: 1000 times 2e-5."""
     noise = UpdateNoise(clip=1000.0, noise_multiplier=2e-5)

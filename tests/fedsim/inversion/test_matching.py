@@ -299,9 +299,9 @@ def test_more_weight_on_total_variation_gives_smoother_images(record: Record) ->
     ("attack", "hidden"),
     [
         (InvertingGradients, ()),
-        (SurrogateModelExtension, (32,)),
+        pytest.param(SurrogateModelExtension, (32,), marks=pytest.mark.thorough),
         pytest.param(InvertingGradients, (32,), marks=pytest.mark.thorough),
-        pytest.param(SurrogateModelExtension, (), marks=pytest.mark.thorough),
+        (SurrogateModelExtension, ()),
     ],
 )
 def test_one_example_is_recovered(record: Record, attack: type[GradientInversion], hidden: tuple[int, ...]) -> None:
@@ -323,6 +323,7 @@ def test_labels_need_not_be_granted(record: Record) -> None:
     assert run(InvertingGradients(iterations=2), record(trained()), knowledge).labels.tolist() == LABELS.tolist()
 
 
+@pytest.mark.thorough
 def test_a_batch_of_three_is_recovered_better_than_by_guessing(record: Record) -> None:
     def build() -> nn.Module:
         return mlp(hidden=(64,))

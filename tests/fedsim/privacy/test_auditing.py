@@ -108,12 +108,13 @@ def test_abstaining_helps_where_few_scores_tell() -> None:
 def test_what_keeps_its_promise_is_refuted_no_more_often_than_said(epsilon: float) -> None:
     """Randomised response: the bound is above the truth in at most 5 % of audits."""
     share, generator, above = math.exp(epsilon) / (1 + math.exp(epsilon)), torch.Generator().manual_seed(1), 0
-    for _ in range(200):
+    for _ in range(100):
         inside = torch.rand(200, generator=generator) < 0.5
         told = inside ^ (torch.rand(200, generator=generator) >= share)
         scores = told.float() + 0.5 * torch.rand(200, generator=generator)
         above += best_lower_bound(scores, inside, 0.0, 0.95).epsilon > epsilon
-    assert above <= 10
+    print(above)
+    assert above <= 5
 
 
 def test_scores_that_tell_nothing_refute_nothing() -> None:

@@ -71,7 +71,7 @@ def test_without_independent_draws_nothing_is_amplified() -> None:
     assert make_privacy(rate=0.1).epsilon(5) < 0.5 * make_privacy(rate=None).epsilon(5)
 
 
-@pytest.mark.parametrize("rate", [None, 0.2])
+@pytest.mark.parametrize("rate", [None, pytest.param(0.2, marks=pytest.mark.thorough)])
 def test_the_noise_for_an_epsilon_keeps_to_it_and_is_hardly_more_than_needed(rate: float | None) -> None:
     noise = find_least_noise(lambda noise: make_central_mechanism(noise, rate, 6), 2.0, DELTA, "epsilon")
     assert 1.98 < make_privacy(noise_multiplier=noise, rate=rate).epsilon(6) <= 2.0
@@ -158,6 +158,7 @@ def test_a_dossier_proves_nothing_by_it_against_the_server_and_composes_it_again
     assert [value.state for value in compose_epsilons_again(reported)] == ["equal"] * 8
 
 
+@pytest.mark.thorough
 def test_a_score_has_a_ceiling_by_it_where_others_than_the_server_attack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +212,7 @@ def test_an_interrupted_run_goes_on_to_the_same_models_and_budget(strategy: str,
     assert 0 < len(recorded) < 6  # a round without clients has nothing to record, and counts
 
 
+@pytest.mark.thorough
 def test_noise_for_another_number_of_rounds_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
     table = {"epsilon": 9.0, "delta": 1e-3}
     run = run_serial(make_config(central_privacy=table, federation={"rounds": 1}), tmp_path / "run")

@@ -117,6 +117,7 @@ def test_the_command_ends_with_code_1_and_names_the_bug(call: Call) -> None:
     assert FINDING_WORDS["sums without modulus"] in done.stderr
 
 
+@pytest.mark.thorough
 def test_the_command_says_what_it_cannot_prove_of_a_sound_defense(call: Call) -> None:
     done = call("audit-defense", "update-noise", "--set", "noise_multiplier=4.0", "--trials", "100")
     assert done.returncode == 0, done.stderr

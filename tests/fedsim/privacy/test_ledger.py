@@ -99,6 +99,7 @@ def test_a_client_pays_for_the_rounds_in_which_it_sent_and_for_no_others(tmp_pat
         assert epsilon == pytest.approx(by_google((1.0, 8 / 24, 3 * times)) if times else 0.0, rel=0.01)
 
 
+@pytest.mark.thorough
 def test_each_client_has_its_own_rate_steps_and_noise(tmp_path: Path) -> None:
     config = make_tiny_config(
         partition={"name": "dirichlet", "alpha": 0.5}, defense=[{"name": "dp-sgd", "epsilon": 1.0}],
@@ -127,6 +128,7 @@ class Fewer(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
 
+@pytest.mark.thorough
 def test_what_the_server_asked_for_counts_and_not_what_the_file_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +158,7 @@ class More(FedAvg):
     ("asks", "defense", "promised"),
     [
         (More, {"name": "dp-sgd", "epsilon": 6.0}, 6.0),
-        (More, DP, (1.0, 1.0, 3)),
+        pytest.param(More, DP, (1.0, 1.0, 3), marks=pytest.mark.thorough),
         (More, {"name": "update-noise", "noise_multiplier": 9.0}, None),
         pytest.param(Fewer, {"name": "dp-sgd", "epsilon": 6.0}, None, marks=pytest.mark.thorough),
         (FedAvg, {"name": "dp-sgd", "epsilon": 6.0}, None),
@@ -285,7 +287,10 @@ class Killed(BaseException):
     """Like a signal: nothing catches it."""
 
 
-@pytest.mark.parametrize("point", ["strategies.app.check_replies", "strategies.checkpoint.Checkpoint.save"])
+@pytest.mark.parametrize(
+    "point",
+    ["strategies.app.check_replies", pytest.param("strategies.checkpoint.Checkpoint.save", marks=pytest.mark.thorough)],
+)
 def test_a_run_that_goes_on_gives_the_same_ledger(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_tiny_config(
         defense=[DP],
@@ -331,7 +336,7 @@ def test_more_rounds_than_the_noise_was_chosen_for_are_refused(tmp_path: Path) -
     assert last(OpenRun(tmp_path / "noise_multiplier"))[0] == pytest.approx(by_google((1.0, 1.0, 2)), rel=0.01)
 
 
-@pytest.mark.parametrize("damage", ["removed", "changed", "shortened"])
+@pytest.mark.parametrize("damage", ["removed", "changed", pytest.param("shortened", marks=pytest.mark.thorough)])
 def test_a_run_does_not_go_on_without_its_ledger(damage: str, tmp_path: Path) -> None:
     folder = run_serial(make_tiny_config(defense=[DP]), tmp_path / "run")
     lines = folder.ledger.read_text().splitlines(keepends=True)

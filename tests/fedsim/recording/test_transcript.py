@@ -155,6 +155,7 @@ def test_views_and_tensors_that_need_gradients_are_recorded_by_value(tmp_path: P
     assert all(torch.equal(read[name], tensor.detach()) for name, tensor in after.items())
 
 
+@pytest.mark.thorough
 def test_the_order_of_names_survives_beyond_ten_thousand_tensors(tmp_path: Path) -> None:
     after = {f"p{i}": torch.tensor(float(i)) for i in range(10_003)}
     Recorder(tmp_path).write(1, [build_update({}, after)])

@@ -81,6 +81,7 @@ def read_definition(page: str, term: str) -> str:
     return text
 
 
+@pytest.mark.thorough
 def test_the_files_of_a_page_make_the_same_run_the_same_findings_and_the_same_page_again(tmp_path):
     run = fedsim.run(TABLES, out=tmp_path / "one")
     run.attack("sme", victim=2, round=2, iterations=2, knowledge={"labels": False})
@@ -182,6 +183,7 @@ def test_a_run_that_nothing_attacked_is_made_again_without_an_attack(tmp_path):
     assert Transcript(again).hash() == Transcript(run.path).hash()
 
 
+@pytest.mark.thorough
 def test_a_page_names_no_folder_of_the_machine_and_says_where_files_belong(tmp_path):
     plain = fedsim.run(
         {name: table for name, table in TABLES.items() if name not in ("adversary", "attack")}

@@ -78,6 +78,7 @@ def test_a_run_that_does_not_ask_for_them_gets_none(tmp_path):
     assert not (run.path / "tensorboard").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_folder_with_event_files_can_be_overwritten(run):
     fedsim.run(TABLES, out=run.path, overwrite=True)
 

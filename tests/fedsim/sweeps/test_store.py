@@ -275,6 +275,7 @@ def test_findings_of_a_cell_that_was_interrupted_are_kept(own: Path, expected: o
     assert rows(plan_of(own)) == expected
 
 
+@pytest.mark.thorough
 def test_where_there_are_no_links_files_are_copied(
     own: Path, expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +337,7 @@ def failing(own: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception |
     return arrange
 
 
+@pytest.mark.thorough
 def test_what_failed_in_a_federation_is_told_of_its_cells_also_once_it_is_removed(
     own: Path, failing: Callable[[Exception | None], None], tmp_path: Path
 ) -> None:
@@ -351,6 +353,7 @@ def test_what_failed_in_a_federation_is_told_of_its_cells_also_once_it_is_remove
         shutil.rmtree(own / "federations", ignore_errors=True)
 
 
+@pytest.mark.thorough
 def test_a_federation_that_crashed_is_tried_again_and_so_are_its_cells(
     own: Path, failing: Callable[[Exception | None], None], monkeypatch: pytest.MonkeyPatch, expected: object
 ) -> None:

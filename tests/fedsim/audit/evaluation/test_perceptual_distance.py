@@ -148,6 +148,7 @@ def test_lpips_is_what_its_definition_says_of_the_heads_in_torchmetrics() -> Non
     torch.testing.assert_close(value, total, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_alexnet_is_taken_where_its_weights_are_there(tmp_path: Path) -> None:
     """The package's own network, given the same weights by hand, has the same distances."""
     from lpips import LPIPS

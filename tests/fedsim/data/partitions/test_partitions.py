@@ -642,6 +642,7 @@ def large() -> Dataset:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("partition", "seconds"),
     [
@@ -678,6 +679,7 @@ def test_539_writers_are_told_apart_in_no_time(large: Dataset) -> None:
     assert {len(data.indices(client)[0]) for client in range(539)} == {60}
 
 
+@pytest.mark.thorough
 def test_mnist_has_539_writers() -> None:
     from fedsim.data.idx import Mnist
 

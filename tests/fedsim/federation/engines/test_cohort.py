@@ -328,6 +328,7 @@ def test_small_messages_are_many_and_say_the_same(
     assert sorted(client for clients in sent_to(physical) for client in clients) == list(range(20))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(8))
 def test_nodes_do_not_wait_for_the_slowest_and_what_they_send_waits_on_disk(
     seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -525,6 +526,7 @@ class Threaded(InProcessGrid):
         return [self.done.pop(name) for name in list(message_ids) if name in self.done]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("delay", "each", "timeout"),
     [
@@ -551,6 +553,7 @@ def test_time_is_counted_from_when_the_message_was_sent(delay: float, each: floa
     assert set(late.values()) == {"no reply in time"}
 
 
+@pytest.mark.thorough
 def test_a_silent_node_costs_the_clients_of_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have all the time until the deadline for the rest of the work."""
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 1)

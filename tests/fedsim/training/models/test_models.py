@@ -74,7 +74,16 @@ ALL: list[tuple[ModelPlugin, Task]] = [
     (TransformerDecoder(dim=32, lora_rank=4), TEXTS),
     (TorchVision(), CIFAR10),
 ]
-EVERY = pytest.mark.parametrize(("plugin", "task"), ALL, ids=[f"{p}-{t.input_shape}" for p, t in ALL])
+LARGE = (AlexNet, ResNet18, ConvNet, ShuffleNetV2, TorchVision, Vgg9)
+EVERY = pytest.mark.parametrize(
+    ("plugin", "task"),
+    [
+        pytest.param(
+            *case, id=f"{case[0]}-{case[1].input_shape}", marks=[pytest.mark.thorough] * isinstance(case[0], LARGE)
+        )
+        for case in ALL
+    ],
+)
 
 
 def built(plugin: ModelPlugin, task: Task, seed: int = 0) -> nn.Module:
@@ -305,6 +314,7 @@ def test_resnet18_takes_the_stem_for_large_images_from_64_pixels_on() -> None:
 # Independent references.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("plugin", "theirs"),
     [
@@ -537,6 +547,7 @@ SMALLEST = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("plugin", "smallest"), SMALLEST)
 def test_images_of_any_size_and_depth_are_taken_down_to_the_smallest(plugin: ModelPlugin, smallest: int) -> None:
     sizes = [(smallest, smallest), (smallest * 2, smallest * 3)]
