@@ -81,7 +81,7 @@ class FedDyn(FedAvg):
             start = array.numpy()
             total_move = _sum_moves(start, [record[name].numpy() for record in records])
             model = start + total_move / len(records)
-            if not is_statistic(name):
+            if np.issubdtype(start.dtype, np.floating) and not is_statistic(name):
                 # h <- h - alpha / m sum(w_k - w_t), and w <- mean(w_k) - h / alpha.
                 state = self.scaled_state.get(name, np.zeros(start.shape)) - total_move / num_clients
                 self.scaled_state[name] = np.asarray(state)

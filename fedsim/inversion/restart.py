@@ -101,7 +101,8 @@ def draw_unknown_parts(
     for name in problem.unknown_names:
         start = parameters[name].detach().to(problem.before[0])
         if start.ndim > 1:
-            start = torch.randn(start.shape, generator=rng).to(start) * start.std()
+            deviation = start.std() if start.numel() > 1 else 1.0
+            start = torch.randn(start.shape, generator=rng).to(start) * deviation
         variables[f"{UNKNOWN_PREFIX}{name}"] = OptimisedVariable(start, step_size, -math.inf, math.inf)
     return variables
 

@@ -2,7 +2,8 @@
 
 SCAFFOLD's are in `fedsim.recording.control_variates`. FedDyn's is linear: each local step adds
 -alpha S to the gradient, where S is the sum of the client's earlier moves w_t - w_T. Whoever saw
-all its messages knows S, so nothing is hidden by it. The server says alpha along with the model.
+all its messages knows S, so nothing is hidden by it, as far as no defense changed what was sent:
+the client's own S is of its moves before that. The server says alpha along with the model.
 """
 
 from __future__ import annotations
@@ -97,6 +98,15 @@ def pack_move(update: Update) -> Update:
     moves = {f"{_MOVE_PREFIX}{name}": tensor for name, tensor in update.gradient_move.items()}
     payload = update.payload | Payload.from_dense(moves, "weights")
     return replace(update, payload=payload, gradient_move=None)
+
+
+def holds_move(names: Iterable[str]) -> bool:
+    """Return whether there is a `gradient_move` among the arrays of these names.
+
+    >>> holds_move(["0.weight", "gradient-move/0.weight"]), holds_move(["0.weight"])
+    (True, False)
+    """
+    return any(name.startswith(_MOVE_PREFIX) for name in names)
 
 
 def unpack_move(update: Update) -> Update:

@@ -32,6 +32,7 @@ from fedsim.recording.header import (
 )
 from fedsim.recording.known_terms import (
     LINEAR_KEY,
+    holds_move,
     pack_move,
     remove_linear_term,
     sum_moves,
@@ -162,9 +163,12 @@ class Transcript:
     def adds_known_terms(self, number: int) -> bool:
         """Tell whether clients added terms to their gradients that follow from earlier messages.
 
-        Such are control variates and FedDyn's linear term.
+        Such are control variates and FedDyn's linear term. A copy, from which they are removed
+        already, says so by the moves that stand beside its replies.
         """
-        return LINEAR_KEY in self._recorded_header(number).config or self._sends_controls(number)
+        if LINEAR_KEY in self._recorded_header(number).config or self._sends_controls(number):
+            return True
+        return any(holds_move(name for _, name, _ in entries) for entries in self._read_index(number).values())
 
     def round_path(self, number: int) -> Path:
         """Return the path of the file of round `number`."""

@@ -34,7 +34,7 @@ def centres_for(labels: Tensor, public: PublicExamples, seed: int) -> Tensor:
     return torch.cat(claims).float().clamp(0, 1).reshape(-1, *public.data.shape[1:])
 
 
-@pytest.mark.parametrize("count", [8, 50])
+@pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.thorough)])
 def test_centres_of_public_digits_do_not_leak(count: int) -> None:
     digits = Digits().load(None).train
     draw = generator("floors", count)

@@ -192,7 +192,7 @@ def test_instance_norm_with_running_statistics_is_followed() -> None:
             )
             torch.manual_seed(2)
             inputs = torch.rand(1, 1, 8, 8)
-        settings = {"iterations": 200, "tv_weight": 0.0}
+        settings = {"iterations": 80, "tv_weight": 0.0}
         before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
         after = step(network, inputs)
         finding = fedsim.attack(before, after, model=network, attack="inverting-gradients", settings=settings, **KNOWN)

@@ -36,7 +36,9 @@ def verdict_of(values: list[float], floor: float, metric: str = "property_client
     return judge_summary(summary)[0]
 
 
-@pytest.mark.parametrize("count", [5, 10, 20])
+@pytest.mark.parametrize(
+    "count", [5, pytest.param(10, marks=pytest.mark.thorough), pytest.param(20, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("majority", [0.5, 0.6, 0.8])
 def test_a_guess_of_the_prior_hardly_ever_leaks(count: int, majority: float) -> None:
     """Each victim's property is told rightly as often as the floor says, by chance."""

@@ -449,6 +449,7 @@ def test_a_copy_of_some_rounds_has_the_moves_and_the_models_of_the_whole(
     update, copied = whole.update(2, 3), Transcript(tmp_path / "copy").update(2, 3)
     assert are_equal(copied.pseudo_gradient, update.pseudo_gradient)
     assert are_equal(copied.after, update.after)
+    assert Transcript(tmp_path / "copy").adds_known_terms(2), "who sent what before is used, which linkability refuses"
     assert not are_equal(update.pseudo_gradient, {n: update.before[n] - update.after[n] for n in update.before})
 
 

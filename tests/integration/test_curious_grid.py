@@ -208,7 +208,9 @@ def test_a_legacy_server_fn_is_recorded_and_the_same_to_the_bit(tmp_path: Path) 
     assert [reply.metrics["evaluateres.loss"]["loss"] for reply in evaluations[0].replies] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("gone", [None, 3], ids=["all answer", "one drops out"])
+@pytest.mark.parametrize(
+    "gone", [pytest.param(None, id="all answer", marks=pytest.mark.thorough), pytest.param(3, id="one drops out")]
+)
 def test_of_secure_aggregation_the_sum_is_recorded_and_no_client(gone: int | None, tmp_path: Path) -> None:
     found: tuple[list[Any], list[Any]] = ([], [])
     for results, watched in zip(found, (False, True), strict=True):

@@ -170,7 +170,9 @@ def test_a_run_that_was_not_started_did_not_complete(tmp_path: Path, monkeypatch
         elsewhere(tmp_path / "run")
 
 
-@pytest.mark.parametrize("hiccup", ['{"success": false, "error-message": "no route"}', RUNNING])
+@pytest.mark.parametrize(
+    "hiccup", ['{"success": false, "error-message": "no route"}', pytest.param(RUNNING, marks=pytest.mark.thorough)]
+)
 def test_a_connection_that_breaks_does_not_end_the_run(
     hiccup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

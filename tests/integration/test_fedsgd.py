@@ -363,7 +363,7 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "settings", "rates"),
     [
         pytest.param("Plain", {"learning_rate": RATE}, [RATE, RATE], marks=pytest.mark.thorough),
-        ("Halving", {}, [0.2, 0.1]),
+        pytest.param("Halving", {}, [0.2, 0.1], marks=pytest.mark.thorough),
         ("Own", {}, [None, None]),
     ],
 )

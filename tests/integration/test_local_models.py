@@ -313,7 +313,7 @@ def test_the_decoded_model_of_a_regression_tells_an_attribute_as_well_as_the_opt
     assert min(right["sent", victim] for victim in (0, 1)) < 0.8
 
 
-@pytest.mark.parametrize(("sampled", "directions"), [(0.5, 5), (1.0, 4)])
+@pytest.mark.parametrize(("sampled", "directions"), [pytest.param(0.5, 5, marks=pytest.mark.thorough), (1.0, 4)])
 def test_linear_models_are_decoded_exactly_where_rounds_sample_clients_and_in_part_where_all_take_part(
     tmp_path: Path, sampled: float,
     directions: int,

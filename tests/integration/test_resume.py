@@ -123,12 +123,12 @@ def killed_in_a_round(point: str, *, after_rounds: int = 1) -> Iterator[None]:
 @pytest.mark.parametrize(
     "point",
     [
-        "before recording",
-        "while recording",
-        "before metrics",
+        pytest.param("before recording", marks=pytest.mark.thorough),
+        pytest.param("while recording", marks=pytest.mark.thorough),
+        pytest.param("before metrics", marks=pytest.mark.thorough),
         "before the checkpoint",
         "while the checkpoint is written",
-        "after the checkpoint",
+        pytest.param("after the checkpoint", marks=pytest.mark.thorough),
     ],
 )
 def test_an_interruption_anywhere_in_a_round_is_made_good(point: str, tmp_path: Path, whole_runs: WholeRuns) -> None:
@@ -208,7 +208,7 @@ def test_a_finished_run_can_go_on_for_more_rounds(tmp_path: Path, whole_runs: Wh
     assert_same_runs(run_serial(longer, tmp_path / "run", resume=True), whole_runs(longer))
 
 
-@pytest.mark.parametrize("engine", ["serial", "ray", "flower"])
+@pytest.mark.parametrize("engine", ["serial", pytest.param("ray", marks=pytest.mark.thorough), "flower"])
 def test_no_engine_starts_for_a_finished_run(
     engine: str,
     finished_run: OpenRun,

@@ -158,7 +158,9 @@ def test_further_victims_and_threat_models_count(run: Path, judgements: list[str
     assert len(judgements) == 4, "what the evaluator is told of the adversary changed"
 
 
-@pytest.mark.parametrize("group", ["metrics", "modalities", "findings"])
+@pytest.mark.parametrize(
+    "group", ["metrics", *(pytest.param(group, marks=pytest.mark.thorough) for group in ("modalities", "findings"))]
+)
 def test_unreadable_code_is_never_taken_for_unchanged(
     group: str, run: Path, judgements: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_an_actor_plays_clients_without_what_takes_long_to_import(shared_ray: li
     assert not modules & {"flwr.simulation", "sqlalchemy", "sklearn", "scipy", "pandas"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make_config", "actors"),
     [

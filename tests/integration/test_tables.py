@@ -17,7 +17,7 @@ from fedsim.report.page import write_report
 from tests.support.experiments import make_tiny_config, run_serial
 
 ATTACKS = [
-    {"name": "tableak", "iterations": 150, "restarts": 4},
+    {"name": "tableak", "iterations": 80, "restarts": 3},
     {"name": "inverting-gradients", "iterations": 20},
 ]
 

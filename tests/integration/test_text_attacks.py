@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "golden_material.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ATTACKS = [
     {"name": "tgias-ro-text", "gradients": 2, "optimizer": "adam", "distance": "cosine", "layers": "relative",
-     "step_size": 0.1, "iterations": 80, "labels": "bias"},
+     "step_size": 0.1, "iterations": 50, "labels": "bias"},
     {"name": "embedding-rows"},
 ]  # fmt: skip
 

@@ -129,6 +129,7 @@ def test_the_gradient_of_mixed_dummy_records_is_that_which_the_client_sent() -> 
     assert min(apart) < 1e-6 < sorted(apart)[1]
 
 
+@pytest.mark.thorough
 def test_knowing_mixup_takes_an_odd_number_of_records_apart(record_rounds: Callable[..., Transcript]) -> None:
     """Sums of neighbours on a circle of odd length determine its members."""
     images, labels = victim(3)

@@ -15,9 +15,9 @@ from fedsim.report.differences import SEEN_LESS
 
 EXPERIMENT: dict[str, Any] = {
     "data": {"name": "digits"},
-    "partition": {"name": "iid", "samples_per_client": 4, "test_fraction": 0.2},
+    "partition": {"name": "iid", "samples_per_client": 2, "test_fraction": 0.2},
     "model": {"name": "mlp", "hidden": [16]},
-    "training": {"local_epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+    "training": {"local_epochs": 1, "batch_size": 2, "learning_rate": 0.1},
     "federation": {"engine": "serial", "seed": 3, "clients": 2, "rounds": 2},
     "adversary": {"victims": "all", "rounds": [1], "workers": 1},
     "attack": [{"name": "inverting-gradients", "iterations": 3, "restarts": 1}, {"name": "spear-ica"}],

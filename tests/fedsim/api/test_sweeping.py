@@ -38,7 +38,7 @@ SWEEP: dict[str, Any] = {
         "axes": {"attack": [{"name": "sme", "iterations": 1}], "defense": [[], [{"name": "top-k", "fraction": 0.1}]]},
         "workers": 1,
     },
-    "partition": {"name": "iid", "samples_per_client": 4},
+    "partition": {"name": "iid", "samples_per_client": 2},
     "model": {"name": "mlp", "hidden": [16]},
     "federation": {"clients": 2, "rounds": 1},
     "adversary": {"victims": [0]},
@@ -173,6 +173,7 @@ def test_a_failing_cell_is_told_in_a_sentence_and_the_others_go_on(here: Call) -
     assert here(axes=axes)[0] == 0
 
 
+@pytest.mark.thorough
 def test_a_dry_run_says_what_is_shared_done_and_does_not_apply(here: Call) -> None:
     axes = {
         "attack": [{"name": "sme", "iterations": 1}, {"name": "spear-ica"}],

@@ -113,7 +113,6 @@ def test_what_keeps_its_promise_is_refuted_no_more_often_than_said(epsilon: floa
         told = inside ^ (torch.rand(200, generator=generator) >= share)
         scores = told.float() + 0.5 * torch.rand(200, generator=generator)
         above += best_lower_bound(scores, inside, 0.0, 0.95).epsilon > epsilon
-    print(above)
     assert above <= 5
 
 

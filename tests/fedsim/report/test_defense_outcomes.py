@@ -166,14 +166,25 @@ def test_nothing_is_said_only_of_differences_that_are_shown_to_be_small(
     assert found.reason.startswith(reason)
 
 
-@pytest.mark.parametrize(("seeds", "spread"), [(1, 0.0), (2, 0.0), (2, 0.5), (3, 0.5), (3, 2.0)])
+@pytest.mark.parametrize(
+    ("seeds", "spread"),
+    [
+        (1, 0.0),
+        pytest.param(2, 0.0, marks=pytest.mark.thorough),
+        (2, 0.5),
+        pytest.param(3, 0.5, marks=pytest.mark.thorough),
+        (3, 2.0),
+    ],
+)
 def test_intervals_of_differences_hold_the_mean_of_all_seeds(seeds: int, spread: float) -> None:
     coverage = measure_coverage(seeds, spread, draws=400)
     assert coverage.of_all >= 0.93
     assert coverage.less <= 0.05
 
 
-@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize(
+    "spread", [pytest.param(0.0, marks=pytest.mark.thorough), pytest.param(1.0, marks=pytest.mark.thorough), 4.0]
+)
 def test_those_of_two_seeds_hold_the_mean_of_these_two_however_much_seeds_vary(spread: float) -> None:
     assert measure_coverage(2, spread, draws=400).of_these >= 0.97
 

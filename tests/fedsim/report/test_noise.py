@@ -112,6 +112,7 @@ class PretendedMatch(Attack):
         return Reconstruction(data=data, labels=labels, trace={"l_sim": torch.tensor([0.5, 0.001])})
 
 
+@pytest.mark.thorough
 def test_the_card_of_the_attack_says_it_and_the_others_do_not(tmp_path: Path) -> None:
     tables = {
         **TINY,

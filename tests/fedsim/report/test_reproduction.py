@@ -102,6 +102,8 @@ def test_the_files_of_a_page_make_the_same_run_the_same_findings_and_the_same_pa
 
 def test_an_adversary_who_knows_the_defenses_is_made_again_with_the_one_who_does_not(tmp_path):
     tables = TABLES | {
+        "partition": TABLES["partition"] | {"samples_per_client": 1},
+        "federation": TABLES["federation"] | {"clients": 2, "rounds": 1},
         "defense": [{"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.001}],
         "adversary": {"victims": [0], "workers": 1, "knowledge": {"defenses": True}},
         "attack": [{"name": "inverting-gradients", "iterations": 2}],
@@ -313,6 +315,7 @@ def test_what_a_run_used_is_cited_once(tmp_path):
         "measure": [{"name": "lavp", "steps": 2}, {"name": "spectrum", "exact": 0, "probes": 1, "steps": 2}],
         "defense": [{"name": "gradient-prune"}],
         "partition": TABLES["partition"] | {"samples_per_client": 2},
+        "federation": TABLES["federation"] | {"clients": 2, "rounds": 1},
         "training": {"local_steps": 1, "batch_size": 2, "learning_rate": 0.1},
         "attack": [{"name": "sme", "iterations": 1}],
     }

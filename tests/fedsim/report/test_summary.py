@@ -232,7 +232,9 @@ def test_many_rounds_of_one_victim_do_not_make_a_leak() -> None:
     assert judge_summary(summarise(rows)[0]) == ("beyond the floor", "20 of 20 rounds, of one victim only")
 
 
-@pytest.mark.parametrize("clients", [6, 8, 20])
+@pytest.mark.parametrize(
+    "clients", [6, pytest.param(8, marks=pytest.mark.thorough), pytest.param(20, marks=pytest.mark.thorough)]
+)
 def test_messages_that_say_nothing_of_a_property_hardly_ever_look_like_a_leak(clients: int) -> None:
     rng, held = np.random.default_rng(0), torch.arange(clients) % 2 == 0
     wrong = 0

@@ -212,7 +212,7 @@ def test_scores_by_other_code_of_a_metric_are_of_another_cell(monkeypatch: pytes
     assert len(keys | {plain.key}) == 3
 
 
-@pytest.mark.parametrize("group", ["modalities", "findings"])
+@pytest.mark.parametrize("group", ["modalities", pytest.param("findings", marks=pytest.mark.thorough)])
 def test_scores_by_other_code_of_a_modality_or_an_evaluator_are_of_another_cell(
     group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

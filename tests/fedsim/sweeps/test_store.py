@@ -152,7 +152,15 @@ DAMAGE: Mapping[str, Callable[[StoreEntry], object]] = {
 }
 
 
-@pytest.mark.parametrize("sentence", DAMAGE)
+OF_EACH_CHECK = {
+    "transcript/round-000002.safetensors is not what was written", "report.html is missing", ".json: is damaged",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [pytest.param(sentence, marks=() if sentence in OF_EACH_CHECK else pytest.mark.thorough) for sentence in DAMAGE],
+)
 def test_a_damaged_cell_is_named_and_made_again(
     own: Path, expected: object, caplog: pytest.LogCaptureFixture, sentence: str
 ) -> None:
@@ -197,8 +205,6 @@ def test_with_a_key_only_cells_that_it_signed_are_taken(
     _rewrite(other.marker_path, (other.folder.path.parent.name, other.folder.path.name))
     assert len(plan_of(own).remaining_cells) == 2
     assert "it is not signed with this key" in caplog.text
-    assert work_off(own, plan_of(own)) == {}
-    assert rows(plan_of(own)) == expected
 
 
 def test_a_damaged_federation_is_made_again_only_where_a_cell_needs_it(own: Path, expected: object) -> None:
@@ -239,7 +245,7 @@ def test_a_federation_that_was_interrupted_goes_on(own: Path, expected: object) 
     assert rows(plan_of(own)) == expected
 
 
-@pytest.mark.parametrize("links", [0, 3])
+@pytest.mark.parametrize("links", [pytest.param(0, marks=pytest.mark.thorough), 3])
 def test_a_cell_that_was_interrupted_while_it_was_prepared_is_prepared_anew(
     own: Path, expected: object, monkeypatch: pytest.MonkeyPatch, links: int
 ) -> None:

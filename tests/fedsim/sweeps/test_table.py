@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,12 @@ from fedsim.sweeps.table import (
 
 PLACE = {"cell": "a1", "federation": "b2", "training.local_epochs": 5, "seed": 1, "attack": "sme"}
 SCORE = PLACE | {"victim": 0, "round": "1-3", "metric": "psnr", "value": 12.5, "better": "higher", "bytes": 100.0}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody writes beside these tests, so a table that does not agree with its seal is not waited for."""
+    monkeypatch.setattr(table, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
