@@ -78,10 +78,10 @@ def asking(grid: Grid, content: RecordDict, kind: str = "train", group: str = ""
 
 
 OF_OWN_STATE = {
-    "FedAvg", "FedAvgM", "FedAdam", "FedAdagrad", "FedYogi", "QFedAvg", "Bulyan", "FedXgbBagging", "FedXgbCyclic",
-    "DifferentialPrivacyServerSideFixedClipping", "DifferentialPrivacyServerSideAdaptiveClipping",
+    "FedAvg", "FedAvgM", "FedAdam", "QFedAvg", "Bulyan", "FedXgbBagging", "FedXgbCyclic",
+    "DifferentialPrivacyServerSideAdaptiveClipping",
 }  # fmt: skip
-"""Strategies that remember something, or change what they are given; and the plainest one."""
+"""One of each kind that remembers something, or changes what it is given; and the plainest one."""
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ def test_a_superlink_that_dies_at_start_is_quoted(tmp_path: Path, monkeypatch: p
     assert offspring(os.getpid()) == before
 
 
+@pytest.mark.thorough
 def test_a_supernode_that_dies_at_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "health").write_text("ok")
     serve = f'while [ "$1" != --port ]; do shift; done; exec {sys.executable} -m http.server --bind 127.0.0.1 "$2"'

@@ -163,6 +163,7 @@ def test_statistics_travel_beside_gradients_and_are_averaged(serial: OpenRun) ->
         torch.testing.assert_close(following[name], mean)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_is_the_same_to_the_byte(serial: OpenRun, tmp_path: Path) -> None:
     run_serial(busy(rounds=2), tmp_path / "run")
     assert_same_runs(run_serial(busy(), tmp_path / "run", resume=True), serial)

@@ -50,7 +50,7 @@ def experiment_of(folder: OpenRun) -> Experiment:
 
 
 def test_distributions_are_attacked_judged_and_reported(folder: OpenRun) -> None:
-    audit = open_audit(folder.path, spec(100))
+    audit = open_audit(folder.path, spec(60))
     assert audit.run() == []
     rows = {(row["attack"], row["victim"], row["metric"]): row for row in audit.score()}
     assert len(rows) == 2 * 4 * len(ATTACKS)

@@ -92,6 +92,7 @@ def test_every_number_is_equal_to_those_of_the_cells(original: Path, call: Call)
     assert {value.state for value in verification.values} == {"equal"}
 
 
+@pytest.mark.thorough
 def test_a_table_that_was_written_anew_does_not_follow_from_the_cells(sweep: Path, call: Call) -> None:
     table = read_table(sweep)
     changed = [row | ({"value": "12.5"} if row["metric"] == "psnr" else {}) for row in table.rows]

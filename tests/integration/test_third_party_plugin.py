@@ -180,6 +180,7 @@ def test_the_report_has_its_panel(site: Site) -> None:
     assert '<a href="#weak-victims">Weakest</a>' in page
 
 
+@pytest.mark.thorough
 def test_its_settings_are_checked_like_ours(site: Site) -> None:
     wrong = site.fedsim("run", "compare.toml", "--set", "attack.first-layer-mean.contarst=2", "--out", "x")
     assert wrong.returncode == 2

@@ -187,6 +187,7 @@ def _rewrite(marker: Path, where: tuple[str, str]) -> None:
     marker.write_text(json.dumps(said), encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_with_a_key_only_cells_that_it_signed_are_taken(
     own: Path, expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -295,6 +296,7 @@ def test_where_there_are_no_links_files_are_copied(
     assert rows(plan_of(own)) == expected
 
 
+@pytest.mark.thorough
 def test_an_attack_that_refuses_is_told_and_not_tried_again(own: Path, tmp_path: Path) -> None:
     noise = {"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.1}
     plan = plan_of(own, axes={"attack": [{"name": "spear-ica"}], "defense": [[], [noise]]})
