@@ -658,6 +658,7 @@ def test_a_thousand_clients_cost_little_time_and_a_tenth_of_the_data_set(
     large: Dataset, partition: Partition, seconds: float
 ) -> None:
     """Measured alone: 0.1 s, Pathological 1.7 s; traced, as here, and beside others it takes longer."""
+    shared((partition, large), clients=100).indices(0)  # what is imported then is not of the partition
     start = time.process_time()
     tracemalloc.start()
     try:
