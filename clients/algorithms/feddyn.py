@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 
 from fedsim.base.constraints import PositiveFloat
-from fedsim.base.errors import ConfigError
 from fedsim.base.papers import Paper, cite
 from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
 from fedsim.recording.known_terms import LINEAR_KEY, is_parameter
@@ -42,12 +41,7 @@ class FedDynClient(ClientAlgorithm):
 
     def check(self, training: LocalTraining) -> None:
         """Raise ConfigError unless clients take plain steps, from which the linear term is removed."""
-        for name, expected in (("optimizer", "sgd"), ("momentum", 0.0)):
-            if (got := getattr(training, name)) != expected:
-                raise ConfigError(
-                    f"training.{name}: feddyn is for plain steps, each of which adds the same linear term, expected "
-                    f"{expected!r}, got {got!r}; leave it out"
-                )
+        training.check_plain_steps("feddyn is for plain steps, each of which adds the same linear term")
 
     def training_facts(self) -> Mapping[str, float]:
         """Return alpha, so that attacks simulate the proximal term."""

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 
-from fedsim.base.errors import ConfigError
 from fedsim.base.papers import Paper, cite
 from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
 from fedsim.recording.payloads import State
@@ -35,12 +34,9 @@ class ScaffoldClient(ClientAlgorithm):
 
     def check(self, training: LocalTraining) -> None:
         """Raise ConfigError unless clients take plain steps, from whose sum option II follows."""
-        for name, expected in (("optimizer", "sgd"), ("momentum", 0.0)):
-            if (got := getattr(training, name)) != expected:
-                raise ConfigError(
-                    f"training.{name}: scaffold reads the mean gradient off the distance that a client moved, "
-                    f"which takes plain SGD, expected {expected!r}, got {got!r}; leave it out"
-                )
+        training.check_plain_steps(
+            "scaffold reads the mean gradient off the distance that a client moved, which takes plain SGD"
+        )
 
     def initial_controls(self, parameters: State) -> State:
         """Return c = 0, from which the server begins."""

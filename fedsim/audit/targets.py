@@ -140,9 +140,10 @@ class TargetMaker:
         # What headers state goes before the experiment; what is private to the victim comes last.
         stated = apply_headers(self.granted, adversary, headers, declared)
         common = scale_to_group(stated, len(members))
-        begins = "private_parts" in reads_private and self._is_first_participation(job.victim, first)
-        first_round = first if begins else None
-        knowledge = grant_private(common, adversary, self.case, job.victim, truth, declared, members, first_round)
+        is_first_round = "private_parts" in reads_private and self._is_first_participation(job.victim, first)
+        knowledge = grant_private(
+            common, adversary, self.case, job.victim, truth, declared, members, is_first_round=is_first_round
+        )
         knowledge = knowledge.restrict_to(declared)
         source = job.attack.builds_on
         if source is None:

@@ -282,7 +282,8 @@ def grant_private(
     truth: Truth | None,
     declared: Set[str] = frozenset(PRIVATE),
     members: Sequence[int] = (),
-    first_round: int | None = None,
+    *,
+    is_first_round: bool = False,
 ) -> Knowledge:
     """Add what is granted of this `victim`: labels, records, records without a column, candidates.
 
@@ -290,7 +291,7 @@ def grant_private(
         truth: the victim's data in the attacked round; None where they are not known.
         declared: what the attack reads; nothing else is added.
         members: of the group that the victim stands for, whose labels and records are granted then.
-        first_round: the first in which the victim takes part; None where the attacked one is another.
+        is_first_round: whether the attacked round is the first in which the victim takes part.
 
     Raises:
         ConfigError, DataError: there is no source for these facts.
@@ -305,7 +306,7 @@ def grant_private(
     if "labels" in names:
         values["labels"] = truth.labels.sort().values
     if "private_parts" in names:
-        values["private_parts"] = case.private_parts(victim, first_round)
+        values["private_parts"] = case.private_parts(victim, is_first_round=is_first_round)
     if "candidates" in names:
         values["candidates"] = case.candidates(adversary, clients)
     if "known_candidates" in names:

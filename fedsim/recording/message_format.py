@@ -105,16 +105,15 @@ class MessageFormat(BaseModel):
             update = replace(update, before=before, payload=Payload.from_dense(sent, "weights"), records=())
 
         # Rename, reshape and transpose the tensors, unless the format leaves them as they are.
+        move = update.gradient_move
         if self.stated_keys & _TENSOR_KEYS:
             arrays, broadcast_names = update.payload.arrays(), list(update.before)
             names = broadcast_names if arrays.keys() <= update.before.keys() else list(arrays)
             before = self._to_model(update.before, where, broadcast_names)
             payload = self._to_payload(self._to_model(arrays, where, names), before)
-            move = update.gradient_move
             if move is not None:
                 move = self._to_model(move, where, broadcast_names)
-            update = replace(update, before=before, payload=payload, gradient_move=move)
-        move = update.gradient_move
+            update = replace(update, before=before, payload=payload)
         return replace(
             update,
             gradient_move=None if move is None else to_working_type(move),

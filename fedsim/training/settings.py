@@ -121,6 +121,12 @@ class LocalTraining:
         """Tell whether batches continue from round to round; see `batches_of_round`."""
         return self.batches == "fixed" or self.sends == "gradient"
 
+    def check_plain_steps(self, reason: str) -> None:
+        """Raise ConfigError unless clients take plain steps of SGD; `reason` is of an algorithm that needs them."""
+        for name, expected in (("optimizer", "sgd"), ("momentum", 0.0)):
+            if (got := getattr(self, name)) != expected:
+                raise ConfigError(f"training.{name}: {reason}, expected {expected!r}, got {got!r}; leave it out")
+
     def steps(self, num_examples: int) -> int:
         """Return T, the number of optimizer steps of one round for a client with `num_examples`."""
         steps = known_steps(self, num_examples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch import Tensor
 from fedsim.federation.engines.arrays import make_record, read_state
 from strategies.checkpoint import Checkpoint
 from strategies.feddyn import FedDyn
+
+pytestmark = pytest.mark.usefixtures("server_task")
 
 
 class Nodes:

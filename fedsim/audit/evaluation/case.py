@@ -166,15 +166,15 @@ class Case(ABC):
         """Raise ConfigError where no part of the model is known that stays with the clients."""
 
     @abstractmethod
-    def private_parts(self, client: int, first_round: int | None) -> State:
+    def private_parts(self, client: int, *, is_first_round: bool) -> State:
         """Return the parts of the model that stay with `client`, as they are before it trains.
 
         Args:
             client: the victim.
-            first_round: the attacked round, where it is the first in which the victim takes part.
+            is_first_round: whether the attacked round is the first in which the victim takes part.
 
         Raises:
-            DataError: it is another round, in which they have been trained.
+            DataError: it is another one, before which they have been trained.
         """
 
     @abstractmethod

@@ -122,7 +122,7 @@ class ForeignRecording(Case):
             "key out"
         )
 
-    def private_parts(self, client: int, first_round: int | None) -> State:
+    def private_parts(self, client: int, *, is_first_round: bool) -> State:
         """Raise ConfigError; see `check_private_parts`."""
         self.check_private_parts()
 

@@ -254,13 +254,13 @@ class OwnRun(Case):
                 "with them; leave the key out"
             )
 
-    def private_parts(self, client: int, first_round: int | None) -> State:
+    def private_parts(self, client: int, *, is_first_round: bool) -> State:
         """Return the parts that `client` keeps, as they are before its first round.
 
         Raises:
             DataError: another round is attacked, in which they have been trained.
         """
-        if first_round is None:
+        if not is_first_round:
             raise DataError(
                 f"adversary.knowledge.private_parts: client {client} took part before, or the recording does not say, "
                 "and what it has trained since is not kept; attack the first round in which it takes part, or leave "

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIGNIFICANCE = 0.05
+"""How often a test may find what is not there."""
 CONFIDENCE = 1 - SIGNIFICANCE
 """Level of an interval unless another is named."""
-"""How often a test may find what is not there."""
 _BOOTSTRAP_DRAWS = 4000
 Values = NDArray[np.float64]
 

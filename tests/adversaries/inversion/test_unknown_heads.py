@@ -224,7 +224,7 @@ def test_a_granted_head_is_fixed_and_reaches_the_truth(run: OpenRun, experiment:
 def test_an_audit_grants_the_head_that_the_victim_began_with(run: OpenRun, experiment: Experiment) -> None:
     spec = make_attack_file("inverting-gradients", rounds=[1], victims=[VICTIM], knowledge={"private_parts": True})
     audit = open_audit(run.path, spec)
-    assert are_equal(audit.case.private_parts(VICTIM, 1), experiment.initial_private_state(VICTIM))
+    assert are_equal(audit.case.private_parts(VICTIM, is_first_round=True), experiment.initial_private_state(VICTIM))
     late = make_attack_file(
         {"name": "inverting-gradients", "iterations": 2},
         rounds=[2],
