@@ -18,11 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchvision
 from PIL import Image
 from scipy.io import savemat
 from sklearn.datasets import load_digits
-from torchvision.transforms.functional import center_crop, resize
 
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.data import Dataset, cifar
@@ -127,6 +125,8 @@ def test_writers_of_other_digits_are_refused(folder: Path, labels: list[int]) ->
 
 @pytest.mark.thorough
 def test_real_mnist_is_what_torchvision_reads_and_has_539_writers(tmp_path: Path) -> None:
+    import torchvision
+
     folder = find_data_folder("MNIST/raw", "QMNIST/raw")
     data = Mnist().load(folder)
     shutil.copytree(folder / "MNIST" / "raw", tmp_path / "MNIST" / "raw")
@@ -157,6 +157,8 @@ def test_the_official_sum_is_asked_of_packed_files(folder: Path) -> None:
 
 
 def test_fashion_mnist_has_a_folder_and_names_of_its_own(folder: Path) -> None:
+    import torchvision
+
     images = write_pair(folder / "FashionMNIST" / "raw", "train", np.array([9, 0, 2]), packed=False)
     write_pair(folder / "FashionMNIST" / "raw", "t10k", np.array([1]), packed=False)
     data = FashionMnist().load(folder)
@@ -209,6 +211,8 @@ SPLITS = ["letters", "balanced", "byclass", "bymerge", "digits", "mnist"]
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_emnist_is_upright_and_its_classes_are_those_of_torchvision(folder: Path, split: Any) -> None:
+    import torchvision
+
     known = [name for name in torchvision.datasets.EMNIST.classes_split_dict[split] if name != "N/A"]
     first = 1 if split == "letters" else 0
     labels = np.arange(len(known)) + first
@@ -237,6 +241,8 @@ def test_emnist_makes_do_with_its_test_file_only_if_told_to(folder: Path) -> Non
 
 
 def test_real_letters_are_upright_and_held_out_evenly(tmp_path: Path) -> None:
+    import torchvision
+
     folder = find_data_folder("EMNIST/raw")
     data = Emnist(files="test").load(folder)
     assert data.train.labels.bincount().tolist() == [640] * 26
@@ -442,6 +448,8 @@ def test_garbled_pickles_never_end_in_anything_but_data_or_a_sentence(folder: Pa
 @pytest.mark.thorough
 @pytest.mark.parametrize(("ours", "theirs"), [(Cifar10(), "CIFAR10"), (Cifar100(), "CIFAR100")])
 def test_real_cifar_is_what_torchvision_reads(ours: Cifar10 | Cifar100, theirs: str) -> None:
+    import torchvision
+
     ten = theirs == "CIFAR10"
     home = "cifar-10-batches-py" if ten else "cifar-100-python"
     files = ("data_batch_1", "test_batch") if ten else ("train", "test")
@@ -491,6 +499,8 @@ def test_svhn_counts_from_zero_and_lies_in_either_folder(folder: Path, home: str
 
 
 def test_svhn_is_what_torchvision_reads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision
+
     write_svhn(folder, [1, 10, 9], [10, 2])
     list_sums(folder)
     data = Svhn().load(folder)
@@ -584,6 +594,8 @@ def test_settings_of_the_faces_that_cannot_be_are_refused(settings: dict[str, An
 
 @pytest.mark.thorough
 def test_real_faces_keep_their_pixels_or_are_resized() -> None:
+    from torchvision.transforms.functional import resize
+
     folder = find_data_folder("att_faces/s1")
     native, small = AttFaces(size=(112, 92)).load(folder), AttFaces().load(folder)
     assert native.train.raw.shape == (320, 1, 112, 92)
@@ -606,6 +618,9 @@ def write_image(path: Path, size: tuple[int, int] = (40, 30), seed: int = 0, mod
 @pytest.mark.parametrize("size", [(40, 30), (30, 40), (33, 33), (16, 16), (100, 17), (5, 7), (17, 16)])
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "1"])
 def test_images_are_resized_and_cropped_as_by_torchvision(folder: Path, size: tuple[int, int], mode: str) -> None:
+    import torchvision
+    from torchvision.transforms.functional import center_crop, resize
+
     for index in range(5):
         write_image(folder / "own" / "ab"[index % 2] / f"{index}.png", size, index, mode)
     data = ImageFolder(path="own", size=16).load(folder)
@@ -710,6 +725,8 @@ def test_settings_of_a_folder_that_cannot_be_are_refused(settings: dict[str, Any
 
 
 def test_the_real_photographs_are_read_as_by_torchvision() -> None:
+    import torchvision
+
     folder = find_data_folder("imagenet-sample-224/val")
     data = ImageFolder(path="imagenet-sample-224/val").load(folder)
     assert (len(data.train), len(data.test), data.num_classes) == (80, 20, 100)
@@ -745,6 +762,8 @@ class Fake:
 def test_torchvision_fetches_what_it_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str, expected: list[tuple[str, Any]]
 ) -> None:
+    import torchvision
+
     Fake.calls = []
     monkeypatch.setattr(torchvision.datasets, theirs, Fake)
     download(name, tmp_path / "new")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from fedsim.base.errors import ConfigError
@@ -318,17 +316,17 @@ def test_resnet18_takes_the_stem_for_large_images_from_64_pixels_on() -> None:
 @pytest.mark.parametrize(
     ("plugin", "theirs"),
     [
-        (ResNet18(), torchvision.models.resnet18),
-        (ShuffleNetV2(), torchvision.models.shufflenet_v2_x1_0),
-        (ShuffleNetV2(width=0.5), torchvision.models.shufflenet_v2_x0_5),
+        (ResNet18(), "resnet18"),
+        (ShuffleNetV2(), "shufflenet_v2_x1_0"),
+        (ShuffleNetV2(width=0.5), "shufflenet_v2_x0_5"),
     ],
 )
-def test_with_torchvisions_weights_the_logits_are_torchvisions(
-    plugin: ModelPlugin, theirs: Callable[..., nn.Module]
-) -> None:
+def test_with_torchvisions_weights_the_logits_are_torchvisions(plugin: ModelPlugin, theirs: str) -> None:
+    from torchvision.models import get_model
+
     task = Task((3, 96, 80), 11)
     with seed_globals("reference"):
-        reference, images = theirs(num_classes=11), torch.rand(3, *task.input_shape)
+        reference, images = get_model(theirs, num_classes=11), torch.rand(3, *task.input_shape)
         reference(images)  # running statistics that are not 0 and 1
     ours, weights = built(plugin, task), reference.state_dict()
     # Both list their layers in the order of the computation, but for shortcuts, which have shapes of their own.
