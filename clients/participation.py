@@ -11,10 +11,10 @@ from torch import Tensor
 from clients.client_state import ClientMemories
 from fedsim.base.errors import error_reason, one_line
 from fedsim.federation.build import Experiment
-from fedsim.federation.engines.cohort import straggler_reason
 from fedsim.interfaces.defense import overrides, pair_with_keys
 from fedsim.interfaces.defense_calls import apply_on_data
 from fedsim.interfaces.local_context import ClientRound
+from fedsim.recording.header import straggler_reason
 from fedsim.training.cohort import LocalData
 from fedsim.training.local_round import LocalRound
 from fedsim.training.settings import LocalTraining

@@ -27,7 +27,7 @@ from fedsim.federation.build import Experiment, resolve
 from fedsim.federation.config import FederationTable
 from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.engines.client_state import ClientStateStore
-from fedsim.federation.engines.cohort import CohortGrid, make_simulation, straggler_reason
+from fedsim.federation.engines.cohort import CohortGrid, make_simulation
 from fedsim.federation.engines.engine import JobContext, build_engine
 from fedsim.federation.engines.gc_pause import exclude_existing_objects
 from fedsim.federation.engines.lent_experiments import lend_experiment
@@ -42,6 +42,7 @@ from fedsim.federation.states import TrainingStates
 from fedsim.federation.update_recipes import RecipeCheck, UpdateRecipes, describe_recipe
 from fedsim.privacy.ledger import COLUMNS, Ledger, summarise_ledger
 from fedsim.recording.control_variates import split_controls
+from fedsim.recording.header import straggler_reason
 from fedsim.recording.payloads import State
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.training.loop import evaluate, evaluate_constant

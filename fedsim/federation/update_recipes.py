@@ -30,12 +30,11 @@ from fedsim.federation.engines.cohort import (
     COHORT_MESSAGE_TYPE,
     ORDER_RECORD,
     make_simulation,
-    straggler_reason,
     unpack_answers,
 )
 from fedsim.federation.engines.lent_experiments import lend_experiment
 from fedsim.federation.engines.readiness import host_versions
-from fedsim.recording.header import Header, Reply, hash_state
+from fedsim.recording.header import Header, Reply, hash_state, straggler_reason
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.transcript import Transcript
 

@@ -52,6 +52,11 @@ DIFFERS_BY_CLIENT = "differs-by-client"
 """Config key under which a header lists facts that differ between clients, without their values."""
 
 
+def straggler_reason(number: int) -> str:
+    """Return the failure reason of a client that chose to send nothing in round `number`, and did not train."""
+    return f"straggler: did not return in round {number}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reply:
     """Entry of the header for one client's update.

@@ -28,6 +28,7 @@ from fedsim.recording.header import (
     damage_error,
     hash_state,
     read_header,
+    straggler_reason,
     withhold_facts,
 )
 from fedsim.recording.known_terms import (
@@ -339,7 +340,8 @@ class Transcript:
             term: what follows from it, for errors.
 
         Raises:
-            TranscriptError: not all rounds before are recorded.
+            TranscriptError: not all rounds before are recorded, or the client failed in one of them,
+                so that nobody but the client knows whether it trained.
         """
         everything = Transcript(self.folder, source=self._source)
         for number in range(1, round):
@@ -347,6 +349,13 @@ class Transcript:
                 raise TranscriptError(
                     f"round {round}, client {client}: its {term} is the sum of what it sent from round 1 on, "
                     f"and round {number} is not recorded; record every round, or attack the first"
+                )
+            failure = everything.header(number).failures.get(client)
+            if failure not in (None, straggler_reason(number)):
+                raise TranscriptError(
+                    f"round {round}, client {client}: its {term} is the sum of its moves from round 1 on, and whether "
+                    f"it trained in round {number}, where it failed ({failure}), is not recorded; attack it up to "
+                    "that round, or a client that did not fail"
                 )
         for number in range(1, round):
             if client in everything.clients(number):

@@ -38,6 +38,7 @@ from fedsim.interfaces.local_context import ClientRound
 from fedsim.inversion.named_states import named_states
 from fedsim.inversion.problem import build_problem
 from fedsim.recording.control_variates import split_controls
+from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.algorithm_client import TrainingClient, run_algorithm
 from fedsim.training.cohort import LocalData
@@ -480,6 +481,24 @@ def test_a_term_that_a_recording_does_not_tell_is_refused(name: str, term: str, 
     run = run_serial(config_of(name, recording={"rounds": [2]}), tmp_path / "run")
     with pytest.raises(TranscriptError, match=rf"round 2, client 0: its {term} is .* and round 1 is not"):
         Transcript(run.path).update(2, 0)
+
+
+@pytest.mark.parametrize(("name", "term"), [("scaffold", "control variate"), ("feddyn", "linear term")])
+def test_a_term_is_refused_after_a_round_of_which_only_the_client_knows_whether_it_trained(
+    name: str, term: str, runs: dict[str, OpenRun], tmp_path: Path
+) -> None:
+    whole, silence = Transcript(runs[name].path), "straggler: did not return in round 1"
+    for reason in (silence, "no reply in time"):
+        recorder = Recorder(tmp_path / reason)
+        for number in (1, 2):
+            replies = [whole.recorded_update(number, client) for client in whole.clients(number)]
+            returned = [update for update in replies if (number, update.client) != (1, 0)]
+            recorder.write(number, returned, {0: reason} if number == 1 else {}, whole.header(number).config)
+    assert Transcript(tmp_path / silence).update(2, 0).gradient_move is not None
+    failing = Transcript(tmp_path / "no reply in time")
+    assert failing.update(2, 1).gradient_move is not None
+    with pytest.raises(TranscriptError, match=rf"^round 2, client 0: its {term} is .* failed \(no reply in time\), is"):
+        failing.update(2, 0)
 
 
 def test_private_parts_are_in_no_message(runs: dict[str, OpenRun]) -> None:

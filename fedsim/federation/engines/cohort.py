@@ -58,11 +58,6 @@ def default_reply_memory() -> int:
     return max(512 << 20, free_memory() // 4)
 
 
-def straggler_reason(number: int) -> str:
-    """Return the reason that the server sees where a client sends nothing in round `number`."""
-    return f"straggler: did not return in round {number}"
-
-
 _CLIENT_FAILED = 2
 """Code of the error reply of a logical client."""
 _MIN_CLIENTS = 8
