@@ -18,7 +18,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return run_serial(make_tiny_config(**request.module.RUN), tmp_path_factory.mktemp("own") / "run")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def short_explanations() -> Iterator[None]:
     """Local models are explained on fewer examples, for that takes most of the time in which they are judged."""
     with pytest.MonkeyPatch.context() as patch:
