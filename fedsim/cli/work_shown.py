@@ -108,9 +108,12 @@ def show_epsilons(audited: Sequence[EpsilonComparison]) -> None:
     for item in audited:
         proved = f"{item.proved:.4g}" if math.isfinite(item.proved) else "nothing"
         style = "bold red" if item.is_broken else "default"
-        guesses = f"{item.measured.correct} of {item.measured.guesses}"
         table.add_row(
-            str(item.client), escape(item.defense), proved, f"[{style}]{item.measured.epsilon:.4g}[/]", guesses
+            str(item.client),
+            escape(item.defense),
+            proved,
+            f"[{style}]{item.measured.epsilon:.4g}[/]",
+            item.measured.evidence,
         )
     console.print(table)
 

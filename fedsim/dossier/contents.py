@@ -198,6 +198,7 @@ class MeasuredEpsilon(Part):
     guesses: int | None
     canaries: int | None
     confidence: Number
+    uses_curve: bool = Field(description="whether the bound is that of noise of the declared kind alone")
     is_broken: bool = Field(description="whether more was measured than is proved")
 
 

@@ -100,6 +100,7 @@ def collect_measured_epsilons(run: ReportedRun, setting: str = "") -> list[Measu
                 guesses=audit.measured.guesses,
                 canaries=audit.measured.canaries,
                 confidence=to_number(audit.confidence),
+                uses_curve=audit.measured.uses_curve,
                 is_broken=audit.is_broken,
             )
         )

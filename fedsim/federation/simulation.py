@@ -65,8 +65,8 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
             count = canaries.count
             most = lower_bound(count, count, count, 0.0, canaries.confidence)  # all guesses are right
             log.info(
-                "canaries: %d of them show an epsilon of at most %.3g, however little noise there "
-                "is; a proof of a larger one cannot be refuted by them",
+                "canaries: %d of them show an epsilon of at most %.3g of any mechanism, and of noise that is declared "
+                "about 2 more, however little there is; a proof of a larger one cannot be refuted by them",
                 count,
                 most,
             )

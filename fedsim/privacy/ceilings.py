@@ -64,6 +64,17 @@ class TradeOff:
         highest: Numbers = np.minimum(from_left, from_right).min(-1)
         return np.clip(highest, 0.0, 1.0)
 
+    def false_positive_rate(self, true_positive_rate: float) -> float:
+        """Return the least false-positive rate at which a test can reach that true-positive rate.
+
+        >>> none = TradeOff(epsilons=np.array([0.0]), deltas=np.array([0.1]))
+        >>> round(none.false_positive_rate(0.35), 12)
+        0.25
+        """
+        from_left = np.exp(-self.epsilons) * (true_positive_rate - self.deltas)
+        from_right = 1 - self.deltas - np.exp(self.epsilons) * (1 - true_positive_rate)
+        return max(0.0, float(np.maximum(from_left, from_right).max()))
+
     @property
     def accuracy(self) -> float:
         """Return the largest balanced accuracy, from the total variation distance."""
@@ -90,12 +101,16 @@ def compute_trade_off(mechanisms: Iterable[Mechanism], *, replaced: bool = True)
     >>> round(curve.accuracy, 3), round(float(curve.true_positive_rate(0.01)), 3)
     (0.599, 0.034)
     """
+    return _compute_trade_off(_count_releases(mechanisms), replaced)
+
+
+def _count_releases(mechanisms: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
+    """Return each kind of mechanism once, with all its releases, in an order of its own."""
     releases: dict[Mechanism, int] = {}
     for mechanism in mechanisms:
         kind = replace(mechanism, releases=1)
         releases[kind] = releases.get(kind, 0) + mechanism.releases
-    kinds = tuple(sorted(replace(kind, releases=number) for kind, number in releases.items()))
-    return _compute_trade_off(kinds, replaced)
+    return tuple(sorted(replace(kind, releases=number) for kind, number in releases.items()))
 
 
 @lru_cache(maxsize=4096)
@@ -124,6 +139,20 @@ def compute_tight_epsilon(mechanism: Mechanism, delta: float) -> float:
     if mechanism.noise == "skellam":
         return compute_skellam_epsilon(mechanism, delta)
     return float(_compose((mechanism,), replaced=False).get_epsilon_for_delta(delta))
+
+
+def compute_composed_epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
+    """Compute the epsilon of all these releases together, none of which has Skellam noise, as they are stated.
+
+    >>> compute_composed_epsilon([Mechanism(noise="laplace", scale=4.0, releases=2)], delta=0.0)
+    0.5
+    """
+    kinds = _count_releases(mechanisms)
+    if any(_is_hopeless(kind) for kind in kinds):
+        return math.inf
+    if delta == 0:  # a distribution that is cut off at its ends promises nothing there
+        return sum(kind.releases / kind.scale if kind.noise == "laplace" else math.inf for kind in kinds)
+    return float(_compose(kinds, replaced=False).get_epsilon_for_delta(delta))
 
 
 def _compose(kinds: tuple[Mechanism, ...], replaced: bool) -> Any:

@@ -17,8 +17,9 @@ from typing import Any
 
 from fedsim.base.errors import RunError
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, Setting, overrides
+from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.federation_privacy import OTHER_CLIENTS, SERVER, FederationLedger, FederationPrivacy
-from fedsim.privacy.mechanism_columns import describe_mechanism
+from fedsim.privacy.mechanism_columns import describe_mechanism, read_mechanism
 from fedsim.training.settings import LocalTraining
 
 DELTA = 1e-5
@@ -318,6 +319,22 @@ def spending_by_client(rows: Iterable[Row], defense: str) -> dict[int, PrivacySp
             )
         spending[client] = PrivacySpending(client, rounds, float(row["epsilon"]), float(row["delta"]), participation)
     return spending
+
+
+def collect_mechanisms(
+    ledger: Sequence[Row], defense: str, client: int, last_round: float = math.inf
+) -> tuple[Mechanism, ...] | None:
+    """Return the mechanisms of a client's counted rounds; None where one is not declared."""
+    mechanisms = []
+    for row in ledger:
+        is_counted = str(row["counts"]) == "1" and int(row["round"]) <= last_round
+        if row["defense"] != defense or int(row["client"]) != client or not is_counted:
+            continue
+        mechanism = read_mechanism(row)
+        if mechanism is None:
+            return None
+        mechanisms.append(replace(mechanism, rate=1.0) if is_central(row) else mechanism)
+    return tuple(mechanisms)
 
 
 def largest_spender(clients: Mapping[int, PrivacySpending]) -> PrivacySpending:

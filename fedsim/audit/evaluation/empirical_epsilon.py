@@ -36,7 +36,7 @@ from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_calls import apply_on_update
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
-from fedsim.privacy.ledger import Row, guarantee_delta, spending_by_client, unique_labels
+from fedsim.privacy.ledger import Row, collect_mechanisms, guarantee_delta, spending_by_client, unique_labels
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.transcript import Transcript
 from fedsim.training.canaries import CANARY_VALUE, Canaries, audited_hook, locate_coordinate
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COLUMNS = (
-    "client", "defense", "rounds", "proved", "delta", "measured", "canaries", "guesses", "right", "confidence",
+    "client", "defense", "rounds", "proved", "delta", "measured", "uses_curve", "canaries", "guesses", "right",
+    "confidence",
 )  # fmt: skip
 """Columns of `empirical-epsilon.csv`."""
 _NUMBER_COLUMNS = tuple(name for name in COLUMNS if name != "defense")
@@ -86,10 +87,9 @@ class EpsilonComparison:
         """Return the sentence that says what is wrong where the defense is broken."""
         return (
             f"client {self.client}: {self.defense} does not keep its promise: epsilon = {self.proved:.4g} is proved, "
-            f"but at least {self.measured.epsilon:.4g} was measured ({self.measured.correct} of "
-            f"{self.measured.guesses} "
-            f"guesses right; in at most {1 - self.confidence:.2g} of runs this happens by chance); look for noise that "
-            "is too small or added too early, and for another sampling rate than the proof has"
+            f"but at least {self.measured.epsilon:.4g} was measured (right guesses: {self.measured.evidence}; this "
+            f"happens by chance in at most {1 - self.confidence:.2g} of runs); look for noise that is too small or "
+            "added too early, and for another sampling rate than the proof has"
         )
 
     @property
@@ -98,6 +98,7 @@ class EpsilonComparison:
         names = ("client", "defense", "rounds", "proved", "delta", "confidence")
         return {name: getattr(self, name) for name in names} | {
             "measured": self.measured.epsilon,
+            "uses_curve": int(self.measured.uses_curve),
             "canaries": self.measured.canaries,
             "guesses": self.measured.guesses,
             "right": self.measured.correct,
@@ -122,6 +123,7 @@ def read_epsilons(folder: RunFolder) -> list[EpsilonComparison]:
                 canaries=int(row["canaries"]),
                 guesses=int(row["guesses"]),
                 correct=int(row["right"]),
+                uses_curve=row["uses_curve"] == "1",
             ),
             confidence=float(row["confidence"]),
         )
@@ -208,13 +210,14 @@ def _audit_defense(
     else:
         scores = _shadow_scores(defense, label, canaries, experiment.setting.update, rounds)
     delta = budget.delta if budget else guarantee_delta(defense)
+    mechanisms = collect_mechanisms(ledger, label, client) or ()
     return EpsilonComparison(
         client=client,
         defense=label,
         rounds=rounds,
         proved=budget.epsilon if budget else math.inf,
         delta=delta,
-        measured=best_lower_bound(scores, canaries.is_included, delta, confidence),
+        measured=best_lower_bound(scores, canaries.is_included, delta, confidence, mechanisms),
         confidence=table.confidence,
     )
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.audit.evaluation.memberships import RATES
 from fedsim.interfaces.knowledge import HELD_OUT
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import TradeOff, compute_trade_off
-from fedsim.privacy.ledger import Row, is_central, is_shared_noise
-from fedsim.privacy.mechanism_columns import read_mechanism
+from fedsim.privacy.ledger import Row, collect_mechanisms, is_central, is_shared_noise
 
 FALSE_ALARMS = 1e-3
 """Probability that any score of a run is said to be above a ceiling that it keeps."""
@@ -107,7 +106,7 @@ def find_trade_off(
     for defense in dict.fromkeys(row["defense"] for row in ledger):
         kinds = set()
         for client in clients:
-            kinds.add(_collect_mechanisms(ledger, defense, client, last_round))
+            kinds.add(collect_mechanisms(ledger, defense, client, last_round))
         if len(kinds) > 1:
             reason = "the clients of the sum have different mechanisms"
             continue
@@ -120,22 +119,6 @@ def find_trade_off(
     if proved:
         return min(proved, key=lambda curve: curve.accuracy)
     return "noise so small proves nothing below 1" if curves else reason
-
-
-def _collect_mechanisms(
-    ledger: Sequence[Row], defense: str, client: int, last_round: int
-) -> tuple[Mechanism, ...] | None:
-    """Return the mechanisms of a client's counted rounds; None where one is not declared."""
-    mechanisms = []
-    for row in ledger:
-        is_counted = str(row["counts"]) == "1" and int(row["round"]) <= last_round
-        if row["defense"] != defense or int(row["client"]) != client or not is_counted:
-            continue
-        mechanism = read_mechanism(row)
-        if mechanism is None:
-            return None
-        mechanisms.append(replace(mechanism, rate=1.0) if is_central(row) else mechanism)
-    return tuple(mechanisms)
 
 
 def compute_ceiling(
