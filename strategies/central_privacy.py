@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
@@ -29,6 +30,8 @@ from fedsim.base.errors import RunError
 from fedsim.base.randomness import numpy_generator
 from fedsim.federation.build import Experiment
 from fedsim.privacy.central import CentralPrivacy
+from fedsim.training.canaries import CANARY_VALUE, Canaries
+from fedsim.training.modes import trained_shapes
 from strategies.message_content import single_record
 
 log = logging.getLogger("fedsim." + __name__)
@@ -57,6 +60,10 @@ class CentrallyPrivate(Strategy):
         privacy: the mechanism.
         seed: seed of the run.
         gradients: names of the parameters of which clients send the gradient.
+        canaries: clients that measure what the mechanism lets through. A canary that is in is asked
+            as others are, in its turn or in each round of a fixed number of clients, and its update
+            is a large number in a coordinate of its own.
+        shapes: shapes of the parameters that are trained, from which coordinates are drawn.
 
     References:
         [McMahan2018b], Algorithm 1, with the estimator of a fixed denominator; [Andrew2021],
@@ -64,14 +71,28 @@ class CentrallyPrivate(Strategy):
         that begins anew, without Honaker's variance reduction.
     """
 
-    def __init__(self, strategy: FedAvg, privacy: CentralPrivacy, seed: int, gradients: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        strategy: FedAvg,
+        privacy: CentralPrivacy,
+        seed: int,
+        gradients: Iterable[str] = (),
+        canaries: Canaries | None = None,
+        shapes: Mapping[str, torch.Size] | None = None,
+    ) -> None:
         self.strategy = strategy
         self.clip = privacy.clip
         self._privacy, self._seed, self._gradients = privacy, seed, frozenset(gradients)
         if privacy.rate is not None or privacy.cycle is not None:
             strategy.fraction_train = 1.0  # all are drawn from, see `configure_train`
-        # Set only within a round, so a checkpoint need not hold it.
+        self._canaries: list[tuple[str, int]] = []
+        if canaries is not None:
+            coordinates = canaries.draw_coordinates(shapes or {})
+            included = canaries.is_included.nonzero().flatten().tolist()
+            self._canaries = [coordinates[canary] for canary in included]
+        # Set only within a round, so a checkpoint need not hold them.
         self._broadcast: ArrayRecord | None = None
+        self._asked_canaries: list[tuple[str, int]] = []
 
     @classmethod
     def wrap(cls, strategy: Strategy, experiment: Experiment) -> Strategy:
@@ -83,7 +104,8 @@ class CentrallyPrivate(Strategy):
         gradients: list[str] = []
         if experiment.training.sends == "gradient":
             gradients = [name for name, _ in experiment.model.named_parameters(remove_duplicate=False)]
-        return cls(strategy, privacy, experiment.seed, gradients)
+        shapes = trained_shapes(experiment.model, experiment.training)
+        return cls(strategy, privacy, experiment.seed, gradients, experiment.server_canaries, shapes)
 
     def summary(self) -> None:
         """Log the settings of the wrapped strategy."""
@@ -99,11 +121,19 @@ class CentrallyPrivate(Strategy):
         if self._privacy.cycle is not None:
             turns = numpy_generator(self._seed, "client turns").permutation(len(messages)) % self._privacy.cycle
             now = (server_round - 1) % self._privacy.cycle
+            self._asked_canaries = self._canaries[now :: self._privacy.cycle]
             return [message for message, turn in zip(messages, turns, strict=True) if turn == now]
         if self._privacy.rate is None:
+            self._asked_canaries = self._canaries
             return messages
-        draws = numpy_generator(self._seed, "client sampling", server_round).random(len(messages))
-        return [message for message, draw in zip(messages, draws, strict=True) if draw < self._privacy.rate]
+        clients = [*messages, *self._canaries]
+        is_drawn = (
+            numpy_generator(self._seed, "client sampling", server_round).random(len(clients)) < self._privacy.rate
+        )
+        self._asked_canaries = [
+            canary for canary, drawn in zip(self._canaries, is_drawn[len(messages) :], strict=True) if drawn
+        ]
+        return [message for message, drawn in zip(messages, is_drawn, strict=False) if drawn]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -118,6 +148,8 @@ class CentrallyPrivate(Strategy):
             if not reply.has_error():
                 update = _read_update(single_record(reply.content, ArrayRecord), before)
                 count += self._add_clipped(update, total, reply.metadata.src_node_id)
+        for name, coordinate in self._asked_canaries:
+            self._add_canary(name, coordinate, total)
         if self._privacy.has_tree:
             noise = self._draw_tree_noise(total, server_round)
         else:
@@ -149,6 +181,13 @@ class CentrallyPrivate(Strategy):
         for name, values in update.items():
             total[name] += factor * values
         return 0.5 if norm <= self.clip else -0.5
+
+    def _add_canary(self, name: str, coordinate: int, total: Vector) -> None:
+        """Add the clipped update of a canary, which is one large number."""
+        sent_name = _GRADIENT + name if name in self._gradients else name
+        update = {sent: np.zeros(values.shape) for sent, values in total.items()}
+        update[sent_name].flat[coordinate] = CANARY_VALUE
+        self._add_clipped(update, total, client=-1)
 
     def _draw_noise(self, total: Vector, *key: str | int) -> Vector:
         """Draw the noise of one sum by this key of the run's seed."""

@@ -46,7 +46,7 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
         )
     who = adversary.who if isinstance(adversary.who, str) else tuple(sorted(adversary.who))
     _check_clients_exist(recording, case, who)
-    return ObservedTranscript(recording, who, _read_final_model(folder, recording), case.count_equal_clients(who))
+    return ObservedTranscript(recording, who, read_final_model(folder, recording), case.count_equal_clients(who))
 
 
 def _check_clients_exist(recording: Transcript, case: Case, who: Observer) -> None:
@@ -94,7 +94,7 @@ def read_who(about: Mapping[str, Any]) -> Who:
         raise AttackError(f"it says that {about['attacker']!r} attacked; remove it, and attack again") from error
 
 
-def _read_final_model(folder: OpenRun, recording: Transcript) -> FinalModel | None:
+def read_final_model(folder: OpenRun, recording: Transcript) -> FinalModel | None:
     """Return the model after the last round, in the types of w_t; None where there is no checkpoint."""
     if not folder.checkpoint.is_file():
         return None

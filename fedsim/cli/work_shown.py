@@ -109,7 +109,7 @@ def show_epsilons(audited: Sequence[EpsilonComparison]) -> None:
         proved = f"{item.proved:.4g}" if math.isfinite(item.proved) else "nothing"
         style = "bold red" if item.is_broken else "default"
         table.add_row(
-            str(item.client),
+            "each" if item.client is None else str(item.client),
             escape(item.defense),
             proved,
             f"[{style}]{item.measured.epsilon:.4g}[/]",

@@ -263,6 +263,14 @@ class Experiment:
         """Raise ConfigError where canaries can measure nothing, or cannot be inserted."""
         if self.config.canaries is None:
             return
+        if (server_canaries := self.server_canaries) is not None:
+            if self.config.central_privacy is not None and self.config.central_privacy.quantile is not None:
+                raise ConfigError(
+                    "canaries: the server clips all of them, so that a clip that adapts would follow them; leave "
+                    "central_privacy.quantile or [canaries] out"
+                )
+            server_canaries.draw_coordinates(trained_shapes(self.model, self.training))
+            return
         if not any(map(audited_hook, self.defenses)):
             raise ConfigError(
                 "canaries: they measure what is promised of a client's examples or of its update, "
@@ -304,6 +312,13 @@ class Experiment:
             return None
         assert self.config.canaries is not None
         return Canaries(seed=self.seed, client=client, count=self.config.canaries.count)
+
+    @cached_property
+    def server_canaries(self) -> Canaries | None:
+        """Return the canaries that are clients themselves, with one id after those of the others."""
+        if self.config.canaries is None or self.config.central_privacy is None:
+            return None
+        return Canaries(seed=self.seed, client=self.config.federation.clients, count=self.config.canaries.count)
 
     @cached_property
     def _canary_clients(self) -> frozenset[int]:
@@ -750,7 +765,9 @@ def resolve(config: Config) -> Config:
 
     training, strategy = _resolve_training_and_strategy(config)
     # The victims, by default the clients with canaries, may change later.
-    canaries = config.canaries and config.canaries.model_copy(update={"clients": config.canary_clients})
+    canaries = config.canaries
+    if canaries is not None and config.central_privacy is None:
+        canaries = canaries.model_copy(update={"clients": config.canary_clients})
     update = {
         "training": training,
         "strategy": strategy,

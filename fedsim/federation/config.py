@@ -387,12 +387,15 @@ class CanariesTable(Table):
 
     A coin decides for each canary whether it is included. Included canaries are gradients among
     those of the client's examples, so they change its message and cost accuracy; the N that it
-    reports does not change.
+    reports does not change. With `[central_privacy]` they are clients of their own, whose updates
+    the server clips and adds to the others.
     """
 
     count: int = Field(ge=20, le=1_000_000, description="Number of canaries that are drawn for each of `clients`.")
     clients: list[int] | None = Field(
-        default=None, description="Ids of the clients that carry canaries; by default the victims."
+        default=None,
+        description="Ids of the clients that carry canaries; by default the victims. None where canaries are "
+        "clients themselves.",
     )
     confidence: float = Field(
         default=0.99, gt=0.5, lt=1, description="Probability with which all lower bounds of the run hold."
@@ -587,13 +590,17 @@ class ReportTable(Table):
     )
 
 
+PUBLIC_KEY = "public"
+"""Key of [truth] of the examples that no client has, of which guesses and auxiliary records are made."""
+
+
 class AttackFile(Table):
     """File that `fedsim attack RUN FILE` reads: an adversary without a federation.
 
     `truth` maps client ids to safetensors files with `data` (`example channel height width` in [0,
     1]) and `labels`, for scoring attacks on recordings made elsewhere. The attacks never see them.
     Instead of a client's id a key may be `#1`, `#2` ..., the clients in the order in which they
-    appear in the recording, and in one round by id.
+    appear in the recording, and in one round by id; or `public`, examples that no client has.
     """
 
     adversary: AdversaryTable = AdversaryTable()
@@ -605,7 +612,7 @@ class AttackFile(Table):
     @field_validator("truth")
     @classmethod
     def _check_client_keys(cls, truth: dict[str, str]) -> dict[str, str]:
-        check_client_ids(key.removeprefix("#") for key in truth)
+        check_client_ids(key.removeprefix("#") for key in truth if key != PUBLIC_KEY)
         return truth
 
     @model_validator(mode="after")
@@ -696,6 +703,11 @@ class Config(AttackFile):
 
     def _check_canaries(self, chosen: list[int] | None) -> None:
         """Raise ValueError where the server would not see the canaries."""
+        if chosen is not None and self.central_privacy is not None:
+            raise ValueError(
+                "canaries.clients: with [central_privacy] each canary is a client of its own, as the server promises "
+                "something of whole clients; leave it out"
+            )
         if chosen is not None:
             _check_choice("canaries.clients", chosen, self.federation.clients, "clients")
         if self.secure_aggregation is not None:
@@ -711,8 +723,8 @@ class Config(AttackFile):
 
     @property
     def canary_clients(self) -> list[int]:
-        """Return the clients for which canaries are drawn."""
-        if self.canaries is None:
+        """Return the clients that carry canaries; none where canaries are clients themselves."""
+        if self.canaries is None or self.central_privacy is not None:
             return []
         chosen = self.canaries.clients if self.canaries.clients is not None else self.adversary.victims
         if chosen == "all":

@@ -113,6 +113,8 @@ def _measured_epsilons(folder: RunFolder) -> dict[str, str]:
     """Return by client the largest epsilon that was measured for one of its defenses."""
     epsilons: dict[str, float] = {}
     for audit in read_epsilons(folder):
+        if audit.client is None:  # of whoever sees the models alone, which no row of a client is about
+            continue
         client = str(audit.client)
         epsilons[client] = max(epsilons.get(client, 0.0), audit.measured.epsilon)
     return {client: str(epsilon) for client, epsilon in epsilons.items()}

@@ -44,7 +44,8 @@ class Canaries:
 
     Attributes:
         seed: of the run.
-        client: id of the client that carries them.
+        client: id of the client that carries them, or one that no client has where each of them is
+            a client.
         count: m, the number of canaries, included or not.
     """
 

@@ -18,8 +18,10 @@ from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Poisson
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.privacy.central import CentralPrivacy
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
+from strategies.central_privacy import CentrallyPrivate
 from tests.support.experiments import make_tiny_config
 
 DP_SGD: dict[str, Any] = {"name": "dp-sgd", "noise_multiplier": 1.0}
@@ -192,6 +194,74 @@ def test_canaries_of_clients_that_never_sent_are_a_failure(tmp_path: Path) -> No
     (missing, *_) = {0, 1, 2} - seen
     with pytest.raises(RunError, match="epsilon was not measured: none of the clients with canaries sent anything"):
         fedsim.run(tables(DP_SGD, **few | {"canaries": {"clients": [missing]}}), out=tmp_path / "none")
+
+
+CENTRAL: dict[str, Any] = {
+    "model": {"hidden": [16]},
+    "training": {"local_steps": 1},
+    "strategy": {"name": "fedavg", "min_train_nodes": 1, "min_available_nodes": 1},
+    "federation": {"clients": 6, "rounds": 6},
+    "central_privacy": {"noise_multiplier": 4.0, "delta": 1e-5},
+}
+"""Tables of an experiment in which each canary is a client, and the server promises something of it."""
+
+
+@pytest.mark.parametrize(
+    ("fraction", "sampling", "rounds"),
+    [
+        (1.0, {}, 6),
+        pytest.param(0.5, {"sampling": "poisson"}, 6, marks=pytest.mark.thorough),
+        pytest.param(0.5, {"sampling": "cyclic"}, 3, marks=pytest.mark.thorough),
+        pytest.param(0.5, {"sampling": "cyclic", "noise": "tree"}, 3, marks=pytest.mark.thorough),
+    ],
+)
+def test_models_tell_of_a_client_what_the_server_promises_and_hardly_less(
+    fraction: float, sampling: dict[str, str], rounds: int, tmp_path: Path
+) -> None:
+    strategy = CENTRAL["strategy"] | {"fraction_train": fraction}
+    noise = {"noise_multiplier": 1.0} if fraction < 1 else {}
+    privacy = CENTRAL["central_privacy"] | sampling | noise
+    (item,) = run(tmp_path / "run", **CENTRAL | {"strategy": strategy, "central_privacy": privacy})
+    assert (item.client, item.defense, item.rounds) == (None, "central_privacy", rounds)
+    assert item.measured.uses_curve
+    assert 0.1 * item.proved < item.measured.epsilon < item.proved
+
+
+@pytest.mark.parametrize("share", [0.3, pytest.param(0.0, marks=pytest.mark.thorough)])
+def test_a_server_with_less_noise_than_it_promises_fails_the_run(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CentralPrivacy, "sum_noise", property(lambda self: share * self.noise_multiplier))
+    with pytest.raises(RunError, match=r"^each client: central_privacy does not keep its promise"):
+        run(tmp_path / "run", **CENTRAL)
+
+
+def test_a_server_that_does_not_clip_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(self: Any, update: Any, total: Any, client: int) -> float:
+        for name, values in update.items():
+            total[name] += values.clip(-10, 10)
+        return 0.5
+
+    monkeypatch.setattr(CentrallyPrivate, "_add_clipped", add)
+    with pytest.raises(RunError, match=r"^each client: central_privacy does not keep its promise"):
+        run(tmp_path / "run", **CENTRAL)
+
+
+@pytest.mark.parametrize(
+    ("tables_", "sentence"),
+    [
+        ({"canaries": {"clients": [0]}}, "canaries.clients: with .* each canary is a client of its own"),
+        (
+            {"central_privacy": {"quantile": 0.5, "count_noise": 9.0}},
+            "canaries: the server clips all of them, so",
+        ),
+        ({"canaries": {"count": 5000}}, "canaries.count: each needs a number .* expected at most 1210"),
+    ],
+)
+def test_canaries_that_cannot_be_clients_are_refused(tables_: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    settings = {name: CENTRAL.get(name, {}) | tables_.get(name, {}) for name in CENTRAL | tables_}
+    with pytest.raises(ConfigError, match=sentence):
+        run(tmp_path / "run", **settings)
 
 
 def test_the_victims_carry_canaries_unless_others_are_named() -> None:

@@ -14,6 +14,10 @@ toss, too few to measure anything. So after the run the client's own hook is cal
 place of updates, as many times as there are canaries and for as many rounds as the client took part
 in. Two updates that are far apart, in only one number, are the hardest to make indistinguishable; a
 coin chooses between an update and its negative. These updates are never sent.
+
+Where the server promises something of whole clients (`[central_privacy]`), each canary was a client
+of its own in every round in which it was asked, and the adversary sees the models alone. Their
+scores are the two of an example's canary, of the numbers by which the model moved.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedsim.audit.observers import read_final_model
 from fedsim.base.errors import RunError
 from fedsim.base.progress import track
 from fedsim.base.randomness import generator
@@ -36,6 +41,7 @@ from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_calls import apply_on_update
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
+from fedsim.privacy.ceilings import compute_composed_epsilon
 from fedsim.privacy.ledger import Row, collect_mechanisms, guarantee_delta, spending_by_client, unique_labels
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.transcript import Transcript
@@ -60,7 +66,7 @@ class EpsilonComparison:
     """Proved and measured epsilon of one defense of one client.
 
     Attributes:
-        client: its id.
+        client: its id; None where each canary is a client of its own.
         defense: its label in the ledger.
         rounds: number of rounds in which the client sent, or may have sent.
         proved: upper bound from the ledger; infinite where nothing is proved.
@@ -69,7 +75,7 @@ class EpsilonComparison:
         confidence: that all lower bounds of the run hold at once.
     """
 
-    client: int
+    client: int | None
     defense: str
     rounds: int
     proved: float
@@ -83,10 +89,15 @@ class EpsilonComparison:
         return self.measured.epsilon > self.proved
 
     @property
+    def subject(self) -> str:
+        """Return in words whose epsilon it is."""
+        return "each client" if self.client is None else f"client {self.client}"
+
+    @property
     def sentence(self) -> str:
         """Return the sentence that says what is wrong where the defense is broken."""
         return (
-            f"client {self.client}: {self.defense} does not keep its promise: epsilon = {self.proved:.4g} is proved, "
+            f"{self.subject}: {self.defense} does not keep its promise: epsilon = {self.proved:.4g} is proved, "
             f"but at least {self.measured.epsilon:.4g} was measured (right guesses: {self.measured.evidence}; this "
             f"happens by chance in at most {1 - self.confidence:.2g} of runs); look for noise that is too small or "
             "added too early, and for another sampling rate than the proof has"
@@ -95,8 +106,9 @@ class EpsilonComparison:
     @property
     def row(self) -> dict[str, Any]:
         """Return the row of the table, by `COLUMNS`."""
-        names = ("client", "defense", "rounds", "proved", "delta", "confidence")
+        names = ("defense", "rounds", "proved", "delta", "confidence")
         return {name: getattr(self, name) for name in names} | {
+            "client": "" if self.client is None else self.client,
             "measured": self.measured.epsilon,
             "uses_curve": int(self.measured.uses_curve),
             "canaries": self.measured.canaries,
@@ -113,7 +125,7 @@ def read_epsilons(folder: RunFolder) -> list[EpsilonComparison]:
     """
     return [
         EpsilonComparison(
-            client=int(row["client"]),
+            client=int(row["client"]) if row["client"] else None,
             defense=row["defense"],
             rounds=int(row["rounds"]),
             proved=float(row["proved"]),
@@ -138,13 +150,16 @@ def measure_epsilon(folder: OpenRun, experiment: Experiment) -> None:
         TranscriptError: a round is damaged.
         RunError: the ledger is damaged, a defense failed, or no client with canaries sent anything.
     """
-    comparisons = _compare_epsilons(experiment, folder.recording, read_ledger(folder))
+    if experiment.central_privacy is not None:
+        comparisons = [_audit_server(experiment, folder)]
+    else:
+        comparisons = _compare_epsilons(experiment, folder.recording, read_ledger(folder))
     folder.write_table(folder.epsilons, COLUMNS, [comparison.row for comparison in comparisons])
     for result in comparisons:
         proved = f"{result.proved:.4g} proved" if math.isfinite(result.proved) else "none proved"
         log.info(
-            "privacy: client %d, %s: epsilon of at least %.4g measured, %s",
-            result.client, result.defense, result.measured.epsilon, proved,
+            "privacy: %s, %s: epsilon of at least %.4g measured, %s",
+            result.subject, result.defense, result.measured.epsilon, proved,
         )  # fmt: skip
 
 
@@ -220,6 +235,54 @@ def _audit_defense(
         measured=best_lower_bound(scores, canaries.is_included, delta, confidence, mechanisms),
         confidence=table.confidence,
     )
+
+
+def _audit_server(experiment: Experiment, folder: OpenRun) -> EpsilonComparison:
+    """Compare the epsilons of one client under the server's mechanism, for who sees the models alone.
+
+    Raises:
+        RunError: too few models are recorded to see what the canaries moved.
+    """
+    table, privacy, canaries = experiment.config.canaries, experiment.central_privacy, experiment.server_canaries
+    assert table is not None
+    assert privacy is not None
+    assert canaries is not None
+    rounds = experiment.config.federation.rounds
+    asked_rounds = rounds if privacy.cycle is None else math.ceil(rounds / privacy.cycle)
+    mechanism = privacy.mechanism(asked_rounds)
+    scores = _model_scores(experiment, folder, canaries)
+    return EpsilonComparison(
+        client=None,
+        defense=privacy.name,
+        rounds=asked_rounds,
+        proved=compute_composed_epsilon([mechanism], privacy.delta),
+        delta=privacy.delta,
+        measured=best_lower_bound(scores, canaries.is_included, privacy.delta, table.confidence, [mechanism]),
+        confidence=table.confidence,
+    )
+
+
+def _model_scores(experiment: Experiment, folder: OpenRun, canaries: Canaries) -> Tensor:
+    """Return `kind canary`, two statistics of how the number at each canary's position moved."""
+    positions = canaries.draw_coordinates(trained_shapes(experiment.model, experiment.training))
+    recording = folder.recording
+    models: list[State] = []
+    for number in recording.rounds:
+        replies = recording.header(number).replies
+        if replies:
+            models.append(recording.broadcast(number, replies[0].client, replies[0].message))
+    final = read_final_model(folder, recording)
+    if final is not None:
+        models.append(final.state)
+    if len(models) < 2:
+        raise RunError("fewer than two models are recorded, so nobody saw what the canaries moved; record more rounds")
+    values = []
+    for model in models:
+        values.append(torch.stack([model[name].flatten()[index] for name, index in positions]).double())
+    moves = torch.stack(values).diff(dim=0)
+    if experiment.training.sends == "gradient":
+        moves = -moves
+    return torch.stack([moves.sum(0), moves.std(0)]) if len(moves) > 1 else moves
 
 
 def _count_rounds(transcript: Transcript, client: int) -> int:
