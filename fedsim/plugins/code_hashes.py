@@ -19,6 +19,8 @@ from fedsim.base.errors import AttackCrash, PluginError
 
 OWN_PACKAGES = frozenset({"fedsim", "adversaries", "clients", "strategies"})
 """Packages of this distribution. Findings of its attacks stay valid with a new version of it."""
+_RELEASED_PACKAGES = frozenset({"flwr", "torch"})
+"""Packages whose versions every manifest records, and from which plug-ins derive: no code of the plug-in's own."""
 UNREADABLE = "unreadable"
 """Hash of code in no file, such as a class in a notebook; it never counts as unchanged."""
 
@@ -28,12 +30,12 @@ def hash_plugin_code(plugin: Any) -> str | None:
 
     These are the files of their modules, and of the modules that these import, at any depth and
     also within functions, from the user's own code or the same distribution. Left out are fedsim's
-    and Python's own modules; other distributions, whose versions are recorded elsewhere; and
+    and Python's own modules; Flower and other distributions, whose versions are recorded elsewhere; and
     modules whose names are computed at run time. A file is read at the first call for the plug-in,
     so call this soon after the import.
 
     Returns:
-        None where all code is fedsim's own, `UNREADABLE` where a class is in no file.
+        None where all code is fedsim's own or Flower's, `UNREADABLE` where a class is in no file.
     """
     return _hash_modules(_plugin_modules(plugin))
 
@@ -257,6 +259,6 @@ def _plugin_modules(plugin: Any) -> list[str]:
 
 
 def _foreign_modules(names: Iterable[str]) -> list[str]:
-    """Return the module names, each once, that are neither fedsim's nor Python's."""
-    excluded = OWN_PACKAGES | sys.stdlib_module_names
+    """Return the module names, each once, that are neither fedsim's, nor Python's, nor of a recorded release."""
+    excluded = OWN_PACKAGES | _RELEASED_PACKAGES | sys.stdlib_module_names
     return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in excluded]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_what_a_plugin_does_not_import_does_not_count(folder: Path) -> None:
         del sys.modules[name]
     sys.path.remove(str(folder / "one"))
     assert hash_plugin_code(load_thing(folder / "two", helped_package__unused="FACTOR = 2\n")) == before
+
+
+def test_of_a_class_that_derives_from_flowers_only_its_own_file_counts(folder: Path) -> None:
+    text = "from flwr.serverapp.strategy import FedAvg\nclass Derived(FedAvg):\n    pass\n"
+    (folder / "helped_strategy.py").write_text(text)
+    file_hash = hashlib.sha256(text.encode()).digest()
+    derived = load_object("helped_strategy:Derived", folder)
+    assert hash_plugin_code(derived) == hashlib.sha256(file_hash).hexdigest()
+    assert hash_plugin_code(derived.__base__) is None, "the manifest records Flower's version"
 
 
 def test_code_that_a_setting_names_counts(folder: Path) -> None:
