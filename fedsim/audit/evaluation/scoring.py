@@ -33,7 +33,7 @@ from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.interfaces.metric import EXPLANATION_OF_GUESSES, Metric, find_metric
 from fedsim.interfaces.modality import GuessMaterial, PublicExamples
 from fedsim.modalities import find_modality
-from fedsim.modalities.diverse_guesses import clusters_of_claims
+from fedsim.modalities.diverse_guesses import centres_of, clusters_of_claims
 
 CERTIFIED = 60.0
 """PSNR in dB that an example which an attack calls certified must reach."""
@@ -316,6 +316,9 @@ def guess_examples(
 ) -> Mapping[str, Tensor]:
     """Return the guesses of the modality, by name, as many examples as are claimed or true.
 
+    Guesses by wrong labels are worse than a guess by none. So where the claimed labels are not those
+    of the true examples, there are centres of all public examples as well.
+
     Raises:
         PluginError: a guess of the modality has another shape or range than the data.
     """
@@ -328,7 +331,10 @@ def guess_examples(
         rng=rng,
         padding=truth.padding,
     )
-    guesses = find_modality(truth.modality).guess_examples(material)
+    guesses = dict(find_modality(truth.modality).guess_examples(material))
+    if public is not None and not truth.has_tokens and not _are_counted(finding.labels, truth.labels):
+        no_labels = torch.zeros(material.count)  # one class of all examples
+        guesses["public centres"] = centres_of(public, clusters_of_claims(public, no_labels))
     for name, guess in guesses.items():
         if guess.shape != (material.count, *shape):
             raise PluginError(
@@ -344,6 +350,11 @@ def guess_examples(
                 "data; mend its guess_examples"
             )
     return guesses
+
+
+def _are_counted(claimed: Tensor, labels: Tensor) -> bool:
+    """Tell whether each class is claimed as often as there are true examples of it."""
+    return torch.equal(claimed.sort().values, labels.sort().values.to(claimed))
 
 
 def _metric_score(

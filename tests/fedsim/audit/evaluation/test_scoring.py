@@ -123,6 +123,22 @@ def test_floors_are_matched_like_claims() -> None:
     assert scores["mse"].floor == pytest.approx(0, abs=1e-12)
 
 
+def test_labels_that_are_wrong_lower_no_floor() -> None:
+    """Classes look alike within and differ between: guesses by a wrong class are worse than by none."""
+    patterns = images(10, seed=4)
+    labels = torch.arange(200) % 10
+    public = PublicExamples(data=(0.9 * patterns[labels] + 0.1 * images(200, seed=5)), labels=labels)
+    truth = Truth(data=patterns[:4], labels=torch.arange(4))
+    floors = {}
+    for name, claimed in {"right": [3, 1, 0, 2], "wrong": [9, 9, 9, 9], "others": [5, 6, 7, 8]}.items():
+        finding = Reconstruction(data=images(4, seed=6), labels=torch.tensor(claimed))
+        scores = score_examples(finding, truth, public=public, rng=torch.Generator().manual_seed(1))
+        floors[name] = next(score for score in scores if score.metric == "psnr")
+    assert floors["right"].floor_guess.startswith("public class")
+    assert floors["wrong"].floor_guess == "public centres"
+    assert floors["wrong"].floor == floors["others"].floor < floors["right"].floor
+
+
 def test_without_public_data_the_floors_are_noise_and_grey() -> None:
     scores = judge(Reconstruction(data=images(4, seed=5), labels=LABELS), public=None)
     assert {s.floor_guess for s in scores.values() if not s.missing} <= {"noise", "mid-grey", "every class as often"}
