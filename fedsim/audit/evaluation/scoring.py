@@ -135,7 +135,9 @@ def score_examples(
                 guess_values[name] |= similarities
         further_scores += _certificate_scores(finding, truth)
         if truth.columns and public is not None:
-            clusters = clusters_of_claims(public, finding.labels)
+            clusters = {"clusters": clusters_of_claims(public, finding.labels)}
+            if not _are_counted(finding.labels, truth.labels):
+                clusters["clusters without labels"] = clusters_of_claims(public, torch.zeros(len(data)))
             further_scores.append(score_columns(data, truth, public, guesses, clusters, rng))
     # How often claims match by chance.
     scored_truth, others = truth.without_empty_texts(), others or public

@@ -35,7 +35,7 @@ def score_columns(
     truth: Truth,
     public: PublicExamples,
     guesses: Mapping[str, Tensor],
-    clusters: Sequence[Tensor],
+    clusters: Mapping[str, Sequence[Tensor]],
     rng: torch.Generator,
 ) -> Score:
     """Score `columns_right`, the share of values that are right, against guesses.
@@ -51,7 +51,7 @@ def score_columns(
         truth: says what the columns are, and the standard deviations of numbers.
         public: public rows of the same kind.
         guesses: further ones, rows by name.
-        clusters: for each claim, the indices of public rows that it may be like.
+        clusters: for each claim, the indices of public rows that it may be like, in ways by name.
         rng: draws rows.
     """
     columns, deviations = truth.columns, truth.deviations
@@ -62,11 +62,12 @@ def score_columns(
         return right.double().mean(1)
 
     count = max(len(claimed), len(truth.data))
-    rows = [likeliest_row(public.data[indices], columns, deviations) for indices in clusters]
     of_all = likeliest_row(public.data, columns, deviations)
-    rows += [of_all] * (count - len(rows))
-    all_guesses = dict(guesses) | {
-        "likeliest values of clusters": torch.stack(rows),
+    all_guesses = dict(guesses)
+    for name, clusters_of_name in clusters.items():
+        rows = [likeliest_row(public.data[indices], columns, deviations) for indices in clusters_of_name]
+        all_guesses[f"likeliest values of {name}"] = torch.stack(rows + [of_all] * (count - len(rows)))
+    all_guesses |= {
         "likeliest values": of_all.expand(count, -1),
         "public columns": draw_rows(public.data, columns, count, rng),
     }

@@ -72,3 +72,15 @@ def test_the_score_stands_beside_the_best_guess_of_any() -> None:
     assert 0.5 <= found.floor < 1
     assert "columns_right" not in {s.metric for s in score_examples(finding, plain, public=public, rng=generator(0))}
     assert "columns_right" not in {s.metric for s in score_examples(finding, truth, public=None, rng=generator(0))}
+
+
+def test_wrong_labels_lower_no_floor() -> None:
+    """Most public rows are those of the victim, some have another number, and few of a third kind are claimed."""
+    others = torch.tensor([[0.0, 1.0, 0.0, 0.0]] * 15 + [[0.9, 0.0, 0.0, 1.0]] * 3)
+    data = torch.cat([TRUE.repeat_interleave(40, 0), others])
+    public = PublicExamples(data=data, labels=torch.tensor([0] * 40 + [1] * 40 + [0] * 15 + [2] * 3))
+    truth = Truth(data=TRUE, labels=torch.tensor([0, 1]), columns=COLUMNS, deviations=public.data.std(0))
+    claimed = Reconstruction(data=torch.zeros(2, 4), labels=torch.tensor([2, 2]))
+    scores = {s.metric: s for s in score_examples(claimed, truth, public=public, rng=generator(0))}
+    assert scores["columns_right"].floor == 1.0
+    assert scores["columns_right"].floor_guess == "likeliest values of clusters without labels"
