@@ -81,12 +81,13 @@ def ours(group: registry.Group) -> list[str]:
 THOROUGH = {
     "attacks": "aia-gradient cocktail-party dager dlfa dlg dlg-text fedmia idlg inverting-gradients-text "
     "label-counts lamp learned-inversion lmra lmra-dummy-data long-strides map membership-cosine "
-    "membership-white-box property-inference sapag see-through-gradients spear-ica "
+    "inverting-gradients membership-white-box property-inference sapag see-through-gradients spear-ica "
     "spear-ica-rounds sra-gradient tableak tag tgias-ro tgias-ro-text unmixing",
-    "datasets": "adult att-faces cifar10 femnist image-folder mnist reuters-r8",
-    "measures": "expected-error jacobian-norm lavp lipschitz spectrum",
-    "models": "alexnet resnet18 resnet8 shufflenet-v2 torchvision vgg9",
-    "panels": "attacks ceilings displays drawings epsilons exposure memberships recording records run texts threats",
+    "datasets": "adult att-faces cifar10 cifar100 femnist image-folder mnist reuters-r8",
+    "measures": "expected-error jacobian-norm lavp lipschitz sensitivity spectrum",
+    "models": "alexnet resnet18 resnet8 shufflenet-v2 torchvision vgg9 vit",
+    "panels": "attacks ceilings displays drawings epsilons exposure memberships recording records reproduction run "
+    "scores texts threats",
     "strategies": "bulyan fedadagrad fedadam fedmedian fedyogi multikrum qfedavg",
 }
 """Of each group, the plug-ins whose checks take long; the fast suite checks the others, which take the same paths."""

@@ -58,6 +58,7 @@ THOROUGH = {
     "attacks": {
         *("dager", "dlg", "dlg-text", "idlg", "label-counts", "lmra-dummy-data", "map", "see-through-gradients"),
         *("spear-ica", "spear-ica-rounds", "tag", "unmixing", "lmra", "membership-white-box", "aia-model"),
+        *("fedmia", "inverting-gradients-text", "sra-gradient"),
     },
     "defenses": {"dp-sgd"},
     "models": {"lstm", "resnet8", "transformer-decoder", "transformer-encoder", "vgg9", "vit"},
@@ -157,7 +158,9 @@ def test_an_attack_computes_on_the_device_that_it_is_told(name: str, accelerator
         check_reads(accelerator, f"attack {name}")
 
 
-@pytest.mark.parametrize("name", AT_ONCE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("dlfa", "sme") else pytest.mark.thorough) for name in AT_ONCE]
+)
 def test_victims_are_computed_at_once_on_the_device(name: str, accelerator: Any, tmp_path: Path) -> None:
     attack = cast("Attack", build("attacks", name))
     scene = next(accepted(attack, tmp_path))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedsim.audit.evaluation import local_models
+from fedsim.audit.evaluation import local_models, similarity
+from fedsim.audit.evaluation.line_search import minimise_coarsely
 from fedsim.audit.isolation import Isolation, attempt
 from fedsim.federation.open_run import OpenRun
 from tests.support.experiments import make_tiny_config, run_serial
@@ -25,6 +26,14 @@ def short_explanations() -> Iterator[None]:
         for name, count in {"REFERENCES": 16, "MASKS": 130, "DRAWS": 2}.items():
             assert count < getattr(local_models, name)
             patch.setattr(local_models, name, count)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def coarse_line_searches() -> Iterator[None]:
+    """Claims are searched on the line as guesses are, by a third of the gradients."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(similarity, "minimise_on_line", minimise_coarsely)
         yield
 
 

@@ -26,7 +26,7 @@ from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
 from tests.support.commands import Call
-from tests.support.forks import ForkedCommand, fork_fedsim
+from tests.support.forks import ForkedCommand
 from tests.support.processes import wait_until
 from tests.support.recordings import build_update
 from tests.support.shared import make_once
@@ -98,8 +98,8 @@ def complaints(result: subprocess.CompletedProcess[str], code: int) -> list[str]
 def run_tiny(home: Path) -> None:
     """`fedsim run`, which leaves its results in runs/tiny, and in said.json what it said."""
     (home / "tiny.toml").write_text(FILE)
-    done = fork_fedsim("run", "tiny.toml", cwd=home, environment={"COLUMNS": "200"})
-    (home / "said.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
+    done = ForkedCommand("run", "tiny.toml", folder=home, before=lambda: os.chdir(home)).finish()
+    (home / "said.json").write_text(json.dumps(done))
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,16 @@ def test_no_strategy_is_forgotten() -> None:
     assert concrete <= set(STRATEGIES)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+ALIKE = (
+    *("FedAvg, half of the clients", "FedAdagrad", "FedYogi", "FedTrimmedAvg", "MultiKrum"),
+    *("DifferentialPrivacyServerSideFixedClipping", "DifferentialPrivacyClientSideFixedClipping", "FedXgbBagging"),
+)
+"""Strategies that do what another one does with other numbers."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in ALIKE else ()) for name in STRATEGIES]
+)
 def test_aggregates_are_the_same_to_the_bit_and_records_are_what_was_sent(name: str, tmp_path: Path) -> None:
     start = start_of(name)
     plain = federate(STRATEGIES[name](), Clients(failing=True), start)

@@ -152,7 +152,7 @@ def elsewhere(folder: Path) -> None:
             "finished:failed",
             r"^the run ended as 'finished:failed' \(why not\); see .*; the SuperLink must see the run folder under",
         ),
-        ("finished:stopped", r"^the run ended as 'finished:stopped'"),
+        pytest.param("finished:stopped", r"^the run ended as 'finished:stopped'", marks=pytest.mark.thorough),
     ],
 )
 def test_only_the_status_says_whether_a_run_failed(

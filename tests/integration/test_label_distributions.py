@@ -50,12 +50,12 @@ def experiment_of(folder: OpenRun) -> Experiment:
 
 
 def test_distributions_are_attacked_judged_and_reported(folder: OpenRun) -> None:
-    audit = open_audit(folder.path, spec(60))
+    audit = open_audit(folder.path, spec(60, victims=[0, 2]))
     assert audit.run() == []
     rows = {(row["attack"], row["victim"], row["metric"]): row for row in audit.score()}
-    assert len(rows) == 2 * 4 * len(ATTACKS)
+    assert len(rows) == 2 * 2 * len(ATTACKS)
     for attack in ATTACKS:
-        own = [rows[attack, client, "label_distance"] for client in range(4)]
+        own = [rows[attack, client, "label_distance"] for client in (0, 2)]
         assert sum(row["value"] for row in own) < sum(row["floor"] for row in own) / 2
     data = experiment_of(folder).data
     finding, about = load_finding(next((folder.findings / "rlu").glob("*client-2*.safetensors")))

@@ -186,7 +186,18 @@ CHANGES: list[tuple[Callable[[Path], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "sentence"), CHANGES, ids=[sentence for _, sentence in CHANGES])
+IN_FAST_SUITE = ("round 2 is missing", "scores.csv is not", "repeat-0.safetensors is not", "learning_rate", "altered")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        pytest.param(
+            *case, id=case[1], marks=() if any(part in case[1] for part in IN_FAST_SUITE) else pytest.mark.thorough
+        )
+        for case in CHANGES
+    ],
+)
 def test_inspect_names_what_was_changed(
     change: Callable[[Path], None], sentence: str, run: Path, call: Callable[..., tuple[int, str]]
 ) -> None:

@@ -99,9 +99,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 }
 
 REPRESENTATIVE = {
-    "clients that train at once", "clients that train in a loop", "gradients", "an adaptive server",
-    "sampled clients that straggle", "noise and Poisson sampling", "what was not sent comes later",
-    "silence by choice, which is remembered",
+    "clients that train at once", "gradients", "sampled clients that straggle", "noise and Poisson sampling",
+    "what was not sent comes later",
 }  # fmt: skip
 
 

@@ -118,19 +118,15 @@ def edit_finding_kind(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring_code, "_hash_foreign_code", lambda group: {"mine": "1"} if group == "findings" else {})
 
 
-EDITS = [
-    edit_scores,
-    edit_images,
-    edit_inputs,
-    edit_fedsim,
-    edit_versions,
-    edit_metrics,
-    edit_modality,
-    edit_finding_kind,
-]
+EDITS = [edit_scores, edit_inputs, edit_fedsim, edit_metrics]
+MORE_EDITS = [edit_images, edit_versions, edit_modality, edit_finding_kind]
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+@pytest.mark.parametrize(
+    "edit",
+    [*EDITS, *(pytest.param(edit, marks=pytest.mark.thorough) for edit in MORE_EDITS)],
+    ids=lambda edit: edit.__name__,
+)
 def test_what_scores_follow_from_has_them_made_anew(
     edit: Callable[[Path, pytest.MonkeyPatch], None],
     run: Path,

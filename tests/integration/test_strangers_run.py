@@ -264,7 +264,13 @@ CLOSED = {
 """What is closed, and the command that wants to read it."""
 
 
-@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize(
+    "closed",
+    [
+        *("run/transcript", "run/experiment.toml"),
+        *(pytest.param(path, marks=pytest.mark.thorough) for path in list(CLOSED)[1:] if not path.endswith("toml")),
+    ],
+)
 def test_what_may_not_be_read_is_one_sentence(closed: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "findings").mkdir(exist_ok=True)
     monkeypatch.chdir(run.parent)

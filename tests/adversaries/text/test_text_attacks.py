@@ -96,10 +96,10 @@ def claimed_texts(finding: Texts, true: Tensor = TRUE) -> Tensor:
             KNOWN,
             marks=pytest.mark.thorough,
         ),
-        (TextLeakage(iterations=10, step_size=0.5), ONE_STEP),
+        (TextLeakage(iterations=5, step_size=0.5), ONE_STEP),
         (TextInvertingGradients(iterations=150, step_size=0.1), KNOWN),
-        (Tag(iterations=150, step_size=0.3), ONE_STEP),
-        (Lamp(iterations=120, candidates=10, every=40, tries=8), KNOWN),
+        (Tag(iterations=60, step_size=0.3), ONE_STEP),
+        (Lamp(iterations=60, candidates=10, every=20, tries=8), KNOWN),
     ],
     ids=["tgias-ro-text-adam", "tgias-ro-text-lbfgs", "dlg-text", "inverting-gradients-text", "tag", "lamp"],
 )

@@ -222,7 +222,9 @@ def test_whoever_stops_listening_leaves_no_process_behind(folder: Path, monkeypa
 
 @needs_proc
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
+)
 def test_workers_end_when_their_parent_does(
     folder: Path, number: signal.Signals, gone: Callable[[list[int]], bool]
 ) -> None:

@@ -38,11 +38,17 @@ def ours(group: registry.Group) -> list[str]:
 
 def settings_of(*groups: registry.Group) -> list[Any]:
     return [
-        pytest.param(group, name, key, id=f"{name}-{key}")
+        pytest.param(group, name, key, id=f"{name}-{key}", marks=pytest.mark.thorough if is_shared(name, key) else ())
         for group in groups
         for name in ours(group)
         for key in registry.setting_parameters(registry.load(group, name))
     ]
+
+
+def is_shared(name: str, key: str) -> bool:
+    """Return whether it is a setting of another strategy that FedAvg has as well."""
+    known = registry.setting_parameters(registry.load("strategies", "fedavg"))
+    return name in ours("strategies") and name != "fedavg" and key in known
 
 
 def assert_one_sentence(error: FedsimError, *words: str) -> None:

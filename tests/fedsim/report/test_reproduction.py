@@ -100,6 +100,7 @@ def test_the_files_of_a_page_make_the_same_run_the_same_findings_and_the_same_pa
     assert downloads(other) == downloads(page)
 
 
+@pytest.mark.thorough
 def test_an_adversary_who_knows_the_defenses_is_made_again_with_the_one_who_does_not(tmp_path):
     tables = TABLES | {
         "partition": TABLES["partition"] | {"samples_per_client": 1},
@@ -317,6 +318,7 @@ def test_what_a_run_used_is_cited_once(tmp_path):
         "partition": TABLES["partition"] | {"samples_per_client": 2},
         "federation": TABLES["federation"] | {"clients": 2, "rounds": 1},
         "training": {"local_steps": 1, "batch_size": 2, "learning_rate": 0.1},
+        "adversary": {"victims": [0], "workers": 1, "knowledge": {"labels": True}},
         "attack": [{"name": "sme", "iterations": 1}],
     }
     run = fedsim.run(tables, out=tmp_path / "run")

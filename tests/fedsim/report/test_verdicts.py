@@ -17,9 +17,7 @@ from fedsim.report.verdicts import GUESSING, LEAKS, UNDECIDED, judge_summary, sc
 from tests.support.silent_messages import KINDS, count_false_leaks, row_of
 
 
-@pytest.mark.parametrize(
-    "victims", [1, 2, 5, pytest.param(10, marks=pytest.mark.thorough), pytest.param(20, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("victims", [1, 5, *(pytest.param(count, marks=pytest.mark.thorough) for count in (2, 10, 20))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_that_say_nothing_hardly_ever_leak(kind: str, victims: int) -> None:
     runs = 60 if kind.startswith("identification") else 200

@@ -633,7 +633,7 @@ def hanging(client: int, others: float = 0.0) -> Any:
     return train
 
 
-@pytest.mark.parametrize("client", [0, 3, 7])
+@pytest.mark.parametrize("client", [*(pytest.param(client, marks=pytest.mark.thorough) for client in (0, 3)), 7])
 def test_who_hangs_is_interrupted_and_fails_alone(client: int) -> None:
     before = signal.getsignal(signal.SIGALRM)
     grid, _ = make(clients=8, nodes=1, train=hanging(client))
