@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -11,12 +11,14 @@ from pydantic import TypeAdapter, ValidationError
 from fedsim.audit.evaluation.case import Case
 from fedsim.base.errors import AttackError, ConfigError, join_first
 from fedsim.federation.config import AdversaryTable, Who
-from fedsim.federation.open_run import OpenRun
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.observed import FinalModel, ObservedTranscript, Observer
 from fedsim.recording.sealed import read_seal, read_sealed_file
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
+
+if TYPE_CHECKING:
+    from fedsim.federation.open_run import OpenRun
 
 _MAX_NAMED_CLIENTS = 10
 
