@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedsim.interfaces.attack import Attack, Knowledge, Paper, Target
     from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson, Setting
     from fedsim.interfaces.findings import (
+        ExampleGroups,
         Finding,
         Inference,
         LabelDistribution,
@@ -79,6 +80,7 @@ _HOMES = {
     "EvaluationContext": "fedsim.audit.evaluation.evaluator",
     "Evaluator": "fedsim.audit.evaluation.evaluator",
     "ExampleContext": "fedsim.interfaces.metric",
+    "ExampleGroups": "fedsim.interfaces.findings",
     "ExampleMetric": "fedsim.interfaces.metric",
     "Examples": "fedsim.data",
     "FederationJob": "fedsim.federation.engines.engine",
@@ -137,7 +139,7 @@ _HOMES = {
 __all__ = [
     "Attack", "ClaimScores", "ClientAlgorithm", "ClientResult", "Comparison", "Config", "Curious",
     "CuriousGrid", "Dataset", "Defense", "Display", "DisplayMatrix", "DisplayTable", "Engine",
-    "EvaluationContext", "Evaluator", "ExampleContext",
+    "EvaluationContext", "Evaluator", "ExampleContext", "ExampleGroups",
     "ExampleMetric", "Examples", "FederationJob", "FedsimError", "Finding", "FindingSpec",
     "Guarantee", "InProcessGrid", "Inference", "Judgement", "Knowledge", "LabelDistribution", "Linkage",
     "LocalClient", "LocalContext", "LocalModel", "Measure", "Membership", "Metric", "Modality", "Panel", "Paper",

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.base.errors import FedsimError, TranscriptError, one_line
+from fedsim.cli.inspect_trees import show_trees
 from fedsim.cli.options import Key, RunPath, console, finish, number_of, use_key
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def inspect(
     if table is not None:
         console.print(table)
     console.print(_summary_table(transcript, totals))
+    show_trees(transcript)
     for remark, count in totals.remarks.most_common():
         console.print(f"odd: {remark} ({number_of(count, 'update')})", soft_wrap=True, markup=False)
     # Compare with the manifest.

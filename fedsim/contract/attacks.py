@@ -213,7 +213,9 @@ def _run(
 
 
 def _target(scene: TinyRecording, knowledge: Knowledge, rng: torch.Generator) -> Target:
-    return Target(transcript=scene.transcript, victim=VICTIM, knowledge=knowledge, rng=rng)
+    reply = scene.transcript.header(scene.transcript.rounds[0]).find_reply(VICTIM)
+    members = reply.members if reply else ()
+    return Target(transcript=scene.transcript, victim=VICTIM, members=tuple(members), knowledge=knowledge, rng=rng)
 
 
 def _accepted_scenes(subject: CheckedPlugin) -> Iterator[TinyRecording]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,15 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task, squared_error
-from fedsim.interfaces.attack import Attack, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
+from fedsim.interfaces.attack import (
+    GROUP,
+    Attack,
+    Knowledge,
+    KnownCandidates,
+    PartialRecords,
+    PropertyRecords,
+    Records,
+)
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
@@ -52,12 +61,18 @@ class TinyRecording:
 
 def recordings_for(attack: Attack, folder: Path) -> Iterator[TinyRecording]:
     """Yield the recordings that suit the kind of `attack`, recorded in `folder` when due."""
+    if attack.reads_trees:
+        yield _adapt_knowledge(attack, _tree_scene(folder / "trees"))
+        return
     if attack.texts:
         yield from _rounds_for(attack, "texts", _text_scene(folder / "texts", _text_network))
         yield from _rounds_for(attack, "texts for a transformer", _text_scene(folder / "attention", _transformer))
         return
     if "columns" in attack.needs:
         yield from _rounds_for(attack, "rows of a table", _row_scene(folder / "rows"))
+        return
+    if attack.reads == {GROUP}:
+        yield from _rounds_for(attack, "sums over images", _image_scene(folder / "sums", 1, members=(VICTIM, OTHER)))
         return
     if "partial_records" not in attack.needs:
         yield from _rounds_for(attack, "images", _image_scene(folder / "images", 3))
@@ -157,13 +172,12 @@ def _regression_network() -> nn.Module:
         return nn.Linear(4, 1, bias=False)
 
 
-def _image_scene(folder: Path, count: int) -> TinyRecording:
+def _image_scene(folder: Path, count: int, members: tuple[int, ...] = ()) -> TinyRecording:
     inputs = torch.rand((3, 1, 8, 8), generator=generator("inputs"))[:count]
     knowledge = _base_knowledge(_image_network, _IMAGES, inputs, _LABELS[:count])
     knowledge = replace(knowledge, value_range=([0.0], [1.0]), input_mean=[0.3], input_std=[0.3])
-    return TinyRecording(
-        description="", transcript=_record_rounds(folder, knowledge), knowledge=knowledge, task=_IMAGES
-    )
+    transcript = _record_rounds(folder, knowledge, members)
+    return TinyRecording(description="", transcript=transcript, knowledge=knowledge, task=_IMAGES)
 
 
 def _row_scene(folder: Path) -> TinyRecording:
@@ -176,14 +190,55 @@ def _row_scene(folder: Path) -> TinyRecording:
     return TinyRecording(description="", transcript=_record_rounds(folder, knowledge), knowledge=knowledge, task=_ROWS)
 
 
+def _tree_scene(folder: Path) -> TinyRecording:
+    """Record a tree of each client, of three rows of a number and two categorical columns."""
+    scene = _row_scene(folder.with_name("rows"))
+    if not folder.is_dir():
+        recorder = Recorder(folder)
+        state = {"0": torch.frombuffer(bytearray(_TREE), dtype=torch.uint8)}
+        payload, empty = Payload.from_dense(state, "weights"), {"0": torch.zeros(0, dtype=torch.uint8)}
+        recorder.write(1, [_make_update(1, client, empty, payload, 3) for client in (THIRD, VICTIM, OTHER)])
+    return replace(scene, description="a tree of rows of a table", transcript=Transcript(folder))
+
+
+_TREE = json.dumps(
+    {
+        "learner": {
+            "gradient_booster": {
+                "name": "gbtree",
+                "model": {
+                    "trees": [
+                        {
+                            "left_children": [1, -1, -1],
+                            "right_children": [2, -1, -1],
+                            "split_indices": [0, 0, 0],
+                            "split_conditions": [0.4, -0.12, 0.2],
+                            "sum_hessian": [0.75, 0.25, 0.5],
+                            "base_weights": [0.2857142857, -0.12, 0.2],
+                            "loss_changes": [0.7238095238, 0.0, 0.0],
+                        }
+                    ]
+                },
+            },
+            "learner_model_param": {"base_score": "[0.5]", "num_feature": "6"},
+            "objective": {"name": "binary:logistic", "reg_loss_param": {"scale_pos_weight": "1"}},
+        }
+    }
+).encode()
+"""A tree that XGBoost trains on labels 0, 1 and 1 with a learning rate of 0.3 and a penalty of 1."""
+
+
 def _text_scene(folder: Path, network: Callable[[], nn.Module]) -> TinyRecording:
     inputs = torch.randint(20, (3, 6), generator=generator("tokens"))
     knowledge = _base_knowledge(network, _TEXTS, inputs, _LABELS)
     return TinyRecording(description="", transcript=_record_rounds(folder, knowledge), knowledge=knowledge, task=_TEXTS)
 
 
-def _record_rounds(folder: Path, knowledge: Knowledge) -> Transcript:
-    """Record rounds of weights of three clients, then rounds of gradients of the victim."""
+def _record_rounds(folder: Path, knowledge: Knowledge, members: tuple[int, ...] = ()) -> Transcript:
+    """Record rounds of weights of three clients, then rounds of gradients of the victim.
+
+    With `members`, all are sums over these clients, recorded under the id of the victim.
+    """
     if folder.is_dir():
         return Transcript(folder)
     recorder = Recorder(folder)
@@ -195,14 +250,17 @@ def _record_rounds(folder: Path, knowledge: Knowledge) -> Transcript:
         VICTIM: {name: tensor - _LEARNING_RATE * gradient[name] for name, tensor in before.items()},
         OTHER: {name: 0.9 * tensor for name, tensor in before.items()},
     }
+    if members:
+        states = {VICTIM: states[VICTIM]}
     for number in _WEIGHT_ROUNDS:
         updates = []
         for client, state in states.items():
-            updates.append(_make_update(number, client, before, Payload.from_dense(state, "weights"), count))
+            update = _make_update(number, client, before, Payload.from_dense(state, "weights"), count)
+            updates.append(replace(update, members=members))
         recorder.write(number, updates)
     for number in _GRADIENT_ROUNDS:
-        payload = Payload.from_dense(gradient, "gradient")
-        recorder.write(number, [_make_update(number, VICTIM, before, payload, count)])
+        update = _make_update(number, VICTIM, before, Payload.from_dense(gradient, "gradient"), count)
+        recorder.write(number, [replace(update, members=members)])
     return Transcript(folder)
 
 

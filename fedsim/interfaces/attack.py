@@ -127,6 +127,7 @@ class Attack(CheckedSettings, ABC):
             is made on each round to be attacked by itself; `ALL` is all of these at once, and a
             larger number is all of them, too, but refused where the victim took part in fewer.
         texts: whether it attacks texts, whose inputs are tokens, instead of numeric data.
+        reads_trees: whether it attacks models of trees, which are one array of bytes, instead of networks.
         main_metric: the column of `scores.csv` that the report ranks it by; empty for the first
             one.
     """
@@ -137,6 +138,7 @@ class Attack(CheckedSettings, ABC):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = 1
     texts: ClassVar[bool] = False
+    reads_trees: ClassVar[bool] = False
     main_metric: ClassVar[str] = ""
 
     def __init_subclass__(cls, **arguments: Any) -> None:

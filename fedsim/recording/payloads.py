@@ -322,6 +322,8 @@ class Payload:
             if name not in before or not isinstance(form, Dense):
                 continue
             sent, got = before[name], form.values
+            if got.dtype == sent.dtype == torch.uint8 and got.ndim == sent.ndim == 1:
+                continue  # bytes, as of trees, are as long as what they hold
             if got.shape != sent.shape:
                 remarks.append(f"'{name}' came with shape {tuple(got.shape)}, and was sent with {tuple(sent.shape)}")
             elif got.is_floating_point() != sent.is_floating_point():

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedsim.audit.evaluation.case import Case, UnknownTruthError
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError
-from fedsim.federation.config import AdversaryTable, AttackFile, validate_tables
+from fedsim.federation.config import PUBLIC_KEY, AdversaryTable, AttackFile, validate_tables
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import TRAINING_FACTS, Knowledge, Records
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.observed import Observer
@@ -23,8 +25,13 @@ from fedsim.recording.wire_format import State
 
 @dataclass(frozen=True)
 class ForeignRecording(Case):
-    """Recording made elsewhere: only the attack file and its truth files are known."""
+    """Recording made elsewhere: only the attack file and its truth files are known.
 
+    Attributes:
+        columns: number of features of each column of a table; empty where the file states none.
+    """
+
+    columns: Sequence[int] = ()
     is_described_by_file = True
     experiment = None
     seed = 0
@@ -42,8 +49,19 @@ class ForeignRecording(Case):
     def count_equal_clients(self, who: Observer) -> None:
         """Return None: whether the server averages by N is found by what it did."""
 
-    def public(self) -> None:
-        """Return None: no public data of the kind are known."""
+    def public(self) -> PublicExamples | None:
+        """Return the examples of the public file; None where there is none."""
+        if PUBLIC_KEY not in self.files:
+            return None
+        truth = self._truths_in_files[PUBLIC_KEY]
+        return PublicExamples(data=truth.data, labels=truth.labels)
+
+    def _add_columns(self, truth: Truth) -> Truth:
+        """Add the columns that the file states, and deviations of public rows."""
+        public, shape = self.public(), truth.data.shape[1:]
+        if public is None or not public.data.shape[1:] == shape == (sum(self.columns),):
+            return truth
+        return replace(truth, columns=tuple(self.columns), deviations=public.data.std(0))
 
     def check_kind(self, title: str, attack: Attack) -> None:
         """Do nothing: the kind of the data is not known."""
@@ -85,10 +103,13 @@ class ForeignRecording(Case):
 
     def check_grant(self, adversary: AdversaryTable, name: str) -> None:
         """Raise ConfigError where the file grants the fact `name` without saying what it is."""
+        if name == "auxiliary" and PUBLIC_KEY in self.files:
+            return
         if name in ("auxiliary", "property_records"):
             raise ConfigError(
                 f"adversary.knowledge.{name}: it is not known which records the clients of a recording "
-                "made elsewhere do not train on; attack the run of an experiment, or pass them to `fedsim.attack`"
+                "made elsewhere do not train on; attack the run of an experiment, pass them to `fedsim.attack`, or "
+                f"name a file of auxiliary ones as truth.{PUBLIC_KEY}"
             )
         is_asked_for = name in adversary.knowledge.model_fields_set
         if getattr(adversary.knowledge, name) is not True or not is_asked_for:
@@ -100,8 +121,18 @@ class ForeignRecording(Case):
             )
 
     def public_records(self, adversary: AdversaryTable) -> dict[str, Any]:
-        """Return nothing: `check_grant` refuses such records."""
-        return {}
+        """Return the records of the public file in model units, as auxiliary ones."""
+        public, value_range = self.public(), adversary.knowledge.value_range
+        if public is None or not adversary.knowledge.auxiliary:
+            return {}
+        if not isinstance(value_range, list):
+            raise ConfigError(
+                "adversary.knowledge.auxiliary: the public file is in [0, 1], and without value_range it cannot be "
+                "converted to inputs of the model; give value_range"
+            )
+        chosen = slice(0, adversary.auxiliary)
+        inputs = _to_model_units(public.data[chosen], value_range)
+        return {"auxiliary": Records(inputs=inputs, labels=public.labels[chosen])}
 
     def check_truth_source(self, fact: str) -> None:
         """Raise ConfigError where there is no truth file to take a private fact from."""
@@ -133,9 +164,7 @@ class ForeignRecording(Case):
                 "adversary.knowledge.records: the truth is in [0, 1], and without value_range it cannot be "
                 "converted to inputs of the model; give value_range"
             )
-        shape = (-1, *[1] * (truth.data.ndim - 2))
-        low, high = (torch.tensor(end).reshape(shape) for end in knowledge.value_range)
-        return Records(inputs=low + truth.data * (high - low), labels=truth.labels)
+        return Records(inputs=_to_model_units(truth.data, knowledge.value_range), labels=truth.labels)
 
     def candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> NoReturn:
         """Raise ConfigError."""
@@ -161,3 +190,10 @@ class ForeignRecording(Case):
 
     def _client_truth(self, clients: Sequence[int], number: int | None) -> None:
         del clients, number
+
+
+def _to_model_units(data: Tensor, value_range: Sequence[float | Sequence[float]]) -> Tensor:
+    """Return examples in [0, 1] in the units that models are fed with."""
+    shape = (-1, *[1] * (data.ndim - 2))
+    low, high = (torch.tensor(end).reshape(shape) for end in value_range)
+    return low + data * (high - low)

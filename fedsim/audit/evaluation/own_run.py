@@ -126,6 +126,11 @@ class OwnRun(Case):
                 f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
                 "texts, as tgias-ro-text, or data of numbers"
             )
+        if attack.reads_trees:
+            raise KnowledgeError(
+                f"{title} is an attack on trees, and clients of fedsim train networks; choose another attack, or the "
+                "recording of an app that trains trees"
+            )
         if "columns" in attack.needs and not dataset.columns:
             raise KnowledgeError(
                 f"{title} is an attack on tables, and '{dataset.name}' has no columns; choose an attack on "

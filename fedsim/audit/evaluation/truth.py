@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from fedsim.base import text_metrics
 from fedsim.base.errors import DataError, RunError, first_line
 from fedsim.base.task import infer_modality
+from fedsim.federation.config import PUBLIC_KEY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class Truth:
             where it is not known.
         deviations: `feature`, standard deviations of a table's numbers in public rows.
         modality: name of the kind of examples; inferred where it is left out.
+        holders: `example`, the client that holds each; None where all are one client's, or nobody
+            asks.
     """
 
     data: Tensor
@@ -38,6 +42,7 @@ class Truth:
     columns: Sequence[int] = ()
     deviations: Tensor | None = None
     modality: str = ""
+    holders: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.modality:
@@ -113,6 +118,7 @@ def write_truth(
     *,
     value_range: tuple[float | Sequence[float], float | Sequence[float]] = (0.0, 1.0),
     modality: str = "",
+    public: Any = None,
 ) -> dict[str, str]:
     """Write the data of clients to files, to score findings about the recording of a Flower app.
 
@@ -124,6 +130,8 @@ def write_truth(
         value_range: lowest and highest value of an input, as in the attack file; each a number, or
             one value a feature.
         modality: name of the kind of examples; by default it follows from the number of axes.
+        public: examples that no client has, of which guesses are made and, where an adversary is
+            granted them, auxiliary records; in one of the forms that `load` returns.
 
     Returns:
         The `[truth]` table of the attack file: client to the absolute path of its file.
@@ -133,8 +141,9 @@ def write_truth(
         RunError: the folder cannot be written.
     """
     table: dict[str, str] = {}
-    for client in clients:
-        inputs, labels = _join_examples(load(client), f"client {client}")
+    by_key = ((str(client), load(client)) for client in clients)
+    for client, loaded in chain(by_key, [] if public is None else [(PUBLIC_KEY, public)]):
+        inputs, labels = _join_examples(loaded, f"client {client}")
         axes = (-1, *[1] * (inputs.ndim - 2))
         low, high = (torch.tensor(end).reshape(axes) for end in value_range)
         data = (inputs.float() - low) / (high - low)
