@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.randomness import generator
@@ -235,16 +236,13 @@ def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     if problem.has_unknown_part:
         warn(f"{problem.where}: a part of the model never left the client, so labels are guesses of a random one")
     try:
-        _load_and_predict(problem, problem.before, values)
+        problem.model.load_state_dict(_state_of(problem, problem.before), strict=False)
         name, last_inputs = output_layer(problem.model, values)
         weight_index = problem.parameter_names.index(f"{name}.weight".removeprefix("."))
         bias_index = problem.parameter_names.index(f"{name}.bias".removeprefix("."))
     except (KnowledgeError, ValueError):
-        outputs = _load_and_predict(problem, problem.after or problem.before, values)
         warn(f"{problem.where}: labels cannot be read from the last layer; they are what the model predicts")
-        if outputs.shape[1] > 1:
-            return outputs.argmax(1).cpu()
-        return outputs[:, 0].float().cpu()
+        return predict_labels(layer, inputs)
     direction = problem.direction
     weight = direction[weight_index].double().cpu()
     bias = direction[bias_index].double().cpu()
@@ -255,10 +253,23 @@ def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     return gradients.argmin(1)
 
 
-@torch.no_grad()
-def _load_and_predict(problem: InversionProblem, weights: Sequence[Tensor], values: Tensor) -> Tensor:
-    """Load weights into the model, where they stay, and return its outputs."""
-    state = {**dict(zip(problem.parameter_names, weights, strict=True)), **problem.buffers}
-    problem.model.load_state_dict(state, strict=False)
-    outputs: Tensor = problem.model(values)
-    return outputs.reshape(len(values), -1)
+def predict_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
+    """Return the label of each input, `example`, as the returned model, or else that at w_0, predicts it.
+
+    Args:
+        layer: the first layer, whose update was attacked.
+        inputs: `example input`, in the model's range.
+    """
+    problem = layer.problem
+    values = inputs.reshape(-1, *layer.shape).to(problem.before[0])
+    state = _state_of(problem, problem.after or problem.before)
+    with torch.no_grad():
+        outputs: Tensor = functional_call(problem.model, state, (values,)).reshape(len(values), -1)
+    if outputs.shape[1] > 1:
+        return outputs.argmax(1).cpu()
+    return outputs[:, 0].float().cpu()
+
+
+def _state_of(problem: InversionProblem, weights: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the state of the model with these weights."""
+    return {**dict(zip(problem.parameter_names, weights, strict=True)), **problem.buffers}

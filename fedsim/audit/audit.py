@@ -65,7 +65,7 @@ from fedsim.base.progress import track
 from fedsim.base.workers import run_in_processes
 from fedsim.data.cache import cache_folder
 from fedsim.federation.build import Experiment, build_attacks, find_data_folder, find_weights_folder
-from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.config import PUBLIC_KEY, AttackFile, Config
 from fedsim.federation.failed_attacks import FailedAttack, save_failed_attacks
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_refusals
@@ -128,7 +128,12 @@ class Audit:
             if client in files:
                 raise ConfigError(f"truth.{key}: names client {client}, as another key does; leave one of them out")
             files[client] = self.base_folder / file
-        return OwnRun(files, self.experiment) if self.experiment else ForeignRecording(files)
+        if self.experiment:
+            if PUBLIC_KEY in files:
+                raise ConfigError(f"truth.{PUBLIC_KEY}: the data set of this run has test examples; leave the key out")
+            return OwnRun(files, self.experiment)
+        columns = self.spec.adversary.knowledge.columns
+        return ForeignRecording(files, columns=columns if isinstance(columns, list) else ())
 
     @cached_property
     def attacks(self) -> TitledAttacks:
@@ -513,7 +518,7 @@ class Audit:
 
     def _client_of_key(self, key: str) -> str:
         """Return the client that a key of [truth] names: itself, or of `#3` the third recorded."""
-        if not key.startswith("#"):
+        if not key.startswith("#"):  # a client, or the public examples
             return key
         recorded = list(self.example_counts)
         position = int(key.removeprefix("#"))

@@ -197,6 +197,7 @@ def _finding_paths(folder: Path) -> list[Path]:
 def score_row(score: Score, examples: int) -> dict[str, Any]:
     """Return the columns of `scores.csv` that are about a score, which is of so many `examples`."""
     row = {field.name: getattr(score, field.name) for field in dataclasses.fields(score)}
-    del row["per_image"]
+    del row["per_image"], row["count"]
+    examples = examples if score.count is None else score.count
     ceiling = "" if score.ceiling is None else score.ceiling
     return row | {"examples": examples, "ceiling": ceiling, "higher_is_better": score.higher_is_better}

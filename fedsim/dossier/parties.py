@@ -16,6 +16,7 @@ _AIMS: Mapping[tuple[str, ...], str] = {
     ("property",): "tell whether a client's data have some property",
     ("label-distribution",): "tell how often each label occurs in a client's data",
     ("linkage",): "tell which messages the same client sent",
+    ("example-groups",): "tell which examples behind a secure sum are of the same client",
     ("local-model",): "get a client's own model, which fits its data better than the shared one",
 }
 """What attacks are after, by the kinds of findings that claim it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -242,6 +242,36 @@ class Representatives(Reconstruction):
     """
 
     kind = "representatives"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleGroups(Reconstruction):
+    """Data of several clients, with claims of which examples belong to the same client.
+
+    Further attributes are those of `Reconstruction`.
+
+    Attributes:
+        clients: `example`, integers of at least 0 that only say which examples are of one client.
+    """
+
+    kind = "example-groups"
+    clients: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_integers("clients", self.clients, len(self.data), MAX_CLASSES)
+
+    @property
+    def claim_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are saved for the claim, by name, without the trace."""
+        return super().claim_tensors | {"clients": self.clients}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
+        """Make the finding from its `claim_tensors`."""
+        examples = Reconstruction.from_tensors(tensors, trace)
+        values = {field.name: getattr(examples, field.name) for field in fields(examples)}
+        return cls(clients=tensors["clients"], **values)
 
 
 @dataclass(frozen=True, kw_only=True)

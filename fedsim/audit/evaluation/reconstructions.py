@@ -33,6 +33,7 @@ from fedsim.audit.evaluation.scoring import guess_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import FedsimError
+from fedsim.federation.config import PUBLIC_KEY
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.modalities import find_modality
@@ -99,7 +100,8 @@ def _truth_complaint(message: AttackedUpdate, about: FindingMetadata, context: E
     distance = _distance(message, context.case.files[victim], context)
     if math.isnan(distance) or distance < _RELATED:
         return ""
-    distances = {client: _distance(message, file, context) for client, file in context.case.files.items()}
+    files = {client: file for client, file in context.case.files.items() if client != PUBLIC_KEY}
+    distances = {client: _distance(message, file, context) for client, file in files.items()}
     nearest = min(distances, key=lambda client: distances[client])
     complaint = f"what truth.{victim} says that it held does not explain its message (1 - cosine {distance:.3f})"
     if distances[nearest] < _RELATED:

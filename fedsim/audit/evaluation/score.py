@@ -24,6 +24,7 @@ class Score:
             may have found the kind of data rather than the data.
         ceiling: value of a perfect finding; None where there is no bound.
         per_image: `example`, the values behind the mean; empty where there are none.
+        count: number of items that the value is about, where these are not the finding's examples.
         missing: reason why there is no value; then `value` is NaN.
         instrument: what the metric measured with, see `ExampleMetric.instrument`; empty for nothing.
     """
@@ -35,6 +36,7 @@ class Score:
     nearest_public: float = math.nan
     ceiling: float | None = None
     per_image: tuple[float, ...] = ()
+    count: int | None = None
     missing: str = ""
     instrument: str = ""
 
