@@ -35,12 +35,8 @@ class _TreesInClear:
 
 
 def show_trees(transcript: Transcript) -> None:
-    """Show what trees say in clear, where clients of the first recorded round sent such."""
-    from fedsim.recording.tree_models import holds_trees
-
-    first = transcript.rounds[0]
-    clients = transcript.clients(first)
-    if not clients or not holds_trees(transcript.recorded_update(first, clients[0]).after):
+    """Show what trees say in clear, where clients of the first round that can be read sent such."""
+    if not _are_trees_recorded(transcript):
         return
     trees_by_client = _read_trees(transcript)
     table = Table("client", "trees", "eta, lambda", "thresholds", "records", "label 1", "smallest leaf")
@@ -60,6 +56,19 @@ def show_trees(transcript: Transcript) -> None:
     )
 
 
+def _are_trees_recorded(transcript: Transcript) -> bool:
+    """Return whether clients send trees; the rounds that cannot be read have been told."""
+    from fedsim.recording.tree_models import holds_trees
+
+    for number in transcript.rounds:
+        try:
+            for client in transcript.clients(number):
+                return holds_trees(transcript.recorded_update(number, client).after)
+        except FedsimError:
+            continue
+    return False
+
+
 def _read_trees(transcript: Transcript) -> dict[int, _TreesInClear]:
     """Read the trees of all clients, and count the records of each in its first tree."""
     from fedsim.recording.tree_models import parse_tree_state
@@ -67,7 +76,11 @@ def _read_trees(transcript: Transcript) -> dict[int, _TreesInClear]:
 
     trees_by_client: dict[int, _TreesInClear] = {}
     for number in transcript.rounds:
-        for client in transcript.clients(number):
+        try:
+            clients = transcript.clients(number)
+        except FedsimError:  # which has been told
+            continue
+        for client in clients:
             is_first = client not in trees_by_client
             client_trees = trees_by_client.setdefault(client, _TreesInClear())
             where = f"round {number}, client {client}"

@@ -159,7 +159,7 @@ def reports_progress(subject: CheckedPlugin) -> None:
     """It reports its progress up to the last iteration, each with an objective."""
     scene, _ = _first_result(subject)
     calls: list[tuple[int, int, Mapping[str, float]]] = []
-    target = _target(scene, scene.knowledge, generator(0))
+    target = scene.make_target(scene.knowledge, generator(0))
     _build_attack(subject).run(target, lambda *arguments: calls.append(arguments))
     expect(calls, "it never calls 'progress'")
     iterations = [iteration for iteration, _, _ in calls]
@@ -209,13 +209,7 @@ def _run(
     if knowledge is None:
         knowledge = scene.knowledge
     attack = _build_attack(subject)
-    return attack.run(_target(scene, knowledge, rng or generator(seed)))
-
-
-def _target(scene: TinyRecording, knowledge: Knowledge, rng: torch.Generator) -> Target:
-    reply = scene.transcript.header(scene.transcript.rounds[0]).find_reply(VICTIM)
-    members = reply.members if reply else ()
-    return Target(transcript=scene.transcript, victim=VICTIM, members=tuple(members), knowledge=knowledge, rng=rng)
+    return attack.run(scene.make_target(knowledge, rng or generator(seed)))
 
 
 def _accepted_scenes(subject: CheckedPlugin) -> Iterator[TinyRecording]:
@@ -280,4 +274,4 @@ def _run_with_recorded_reads(attack: Attack, scene: TinyRecording, knowledge: Kn
 
     values = {field.name: getattr(knowledge, field.name) for field in dataclasses.fields(knowledge)}
     recording_knowledge = RecordingKnowledge(**values)
-    return attack._run(_target(scene, recording_knowledge, generator(0)), lambda *_: None)
+    return attack._run(scene.make_target(recording_knowledge, generator(0)), lambda *_: None)

@@ -21,6 +21,7 @@ from fedsim.interfaces.attack import (
     PartialRecords,
     PropertyRecords,
     Records,
+    Target,
 )
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -57,6 +58,12 @@ class TinyRecording:
     transcript: Transcript
     knowledge: Knowledge
     task: Task
+
+    def make_target(self, knowledge: Knowledge, rng: torch.Generator) -> Target:
+        """Return what an attack on the victim, or on the sum that it is in, is given."""
+        reply = self.transcript.header(self.transcript.rounds[0]).find_reply(VICTIM)
+        members = tuple(reply.members) if reply else ()
+        return Target(transcript=self.transcript, victim=VICTIM, members=members, knowledge=knowledge, rng=rng)
 
 
 def recordings_for(attack: Attack, folder: Path) -> Iterator[TinyRecording]:

@@ -332,9 +332,7 @@ def outcome(attack: Attack, scene: TinyRecording) -> Mapping[str, Tensor] | str:
     """What the attack finds, or why it refuses."""
     with use_one_thread():
         try:
-            return attack.run(
-                Target(transcript=scene.transcript, victim=VICTIM, knowledge=scene.knowledge, rng=generator(0))
-            ).tensors
+            return attack.run(scene.make_target(scene.knowledge, generator(0))).tensors
         except AttackError as refused:
             return str(refused)
 
