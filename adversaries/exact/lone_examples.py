@@ -185,9 +185,14 @@ class _Quotients:
         errors = self.errors[:, units]
         agree = deviations <= _FIT * (errors.square() + error**2).sqrt()
         # An imprecise input agrees with many.
-        num_hits = (agree & (errors <= _MAX_ERROR * range_width)).sum(0)
+        hits = agree & (errors <= _MAX_ERROR * range_width)
+        num_hits = hits.sum(0)
         num_misses = (~agree & (deviations <= _NEAR_MISS * range_width)).sum(0)
-        return int(num_hits[num_misses <= _MAX_MISSES * num_hits].sum()) >= _CERTAIN_HITS
+        hits = hits[:, num_misses <= _MAX_MISSES * num_hits]
+        # Two examples whose shares are the same in all units of a round, or in all rounds of a unit, agree as well.
+        num_rounds, num_units = int(hits.any(1).sum()), int(hits.any(0).sum())
+        is_varied = num_rounds >= 2 and (num_units >= 2 or not num_misses.any())
+        return is_varied and int(hits.sum()) >= _CERTAIN_HITS
 
 
 def _is_near(value: Tensor, others: Sequence[Tensor], distance: float) -> bool:

@@ -170,6 +170,11 @@ def _state_problem(messages: Sequence[TreeMessage], settings: BoostingSettings) 
         num_counted = sum(count.records for count in counts)
         num_records = num_records or num_counted
         sampled_share = num_counted / num_records
+        if num_counted > num_records:
+            raise AttackError(
+                f"{first.where}: its first tree counts {num_counted} of N = {num_records} records, so records have "
+                "weights, which are not read; attack a client without weights"
+            )
         if num_counted != num_records:
             warn(
                 f"{first.where}: its first tree was made from {num_counted} of N = {num_records} records; covers are "

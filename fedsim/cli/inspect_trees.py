@@ -50,7 +50,7 @@ def show_trees(transcript: Transcript) -> None:
         console.print(f"not read: {one_line(reason)}", soft_wrap=True, markup=False)
     console.print(
         "thresholds are values that a record of the client has, where trees are made from histograms (hist, the "
-        "default); records and labels are counted in each leaf of a client's first tree",
+        "default) and no value is missing; records and labels are counted in each leaf of a client's first tree",
         soft_wrap=True,
         markup=False,
     )
@@ -98,9 +98,21 @@ def _read_trees(transcript: Transcript) -> dict[int, _TreesInClear]:
                 client_trees.settings = f"{settings.learning_rate:.3g}, {settings.l2_penalty:.3g}"
                 if before is None or not before.trees:
                     client_trees.counts = count_leaves(new_trees[0], model, settings, where)
+                    _check_counts(client_trees, update.num_examples, where)
             except FedsimError as error:
                 client_trees.reason = client_trees.reason or str(error)
     return trees_by_client
+
+
+def _check_counts(client_trees: _TreesInClear, num_examples: int, where: str) -> None:
+    """Leave out counts that are not those of the records that the client reports."""
+    num_counted = sum(count.records for count in client_trees.counts)
+    if num_examples and num_counted != num_examples:
+        client_trees.counts = ()
+        client_trees.reason = (
+            f"{where}: its first tree counts {num_counted} of N = {num_examples} records, so records have weights or "
+            "are sampled (subsample)"
+        )
 
 
 def _describe_contents(client_trees: _TreesInClear) -> tuple[str, str, str, str]:

@@ -127,7 +127,7 @@ class TreeModel:
         Under bagging it returns new trees alone, in a cyclic federation the whole model.
         """
         count = len(before.trees) if before else 0
-        if before is None or len(self.trees) <= count:
+        if before is None or len(self.trees) < count:
             return self.trees
         heads = zip(before.trees, self.trees, strict=False)
         is_whole = all(np.array_equal(old.weights, new.weights) for old, new in heads)
@@ -171,7 +171,7 @@ def parse_tree_model(content: bytes, where: str) -> TreeModel:
     try:
         learner = json.loads(content)["learner"]
         return _parse_learner(learner, where)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise TranscriptError(
             f"{where}: is no JSON of XGBoost ({first_line(error)}); have clients send `save_raw('json')`"
         ) from error
@@ -197,11 +197,23 @@ def _parse_learner(learner: Mapping[str, Any], where: str) -> TreeModel:
             f"{where}: scale_pos_weight is {positive_weight:g}, expected 1; covers that count some records more than "
             "once are not read"
         )
+    parallel = int(booster["model"].get("gbtree_model_param", {}).get("num_parallel_tree", 1))
+    if parallel != 1:
+        raise TranscriptError(
+            f"{where}: num_parallel_tree is {parallel}, expected 1; forests of trees that are made side by side are "
+            "not read"
+        )
     num_features = int(parameters["num_feature"])
     trees = [_parse_tree(tree, num_features, where) for tree in booster["model"]["trees"]]
-    base_score = float(str(parameters["base_score"]).strip("[]"))
+    stated_score = str(parameters["base_score"]).strip("[]")
+    if "," in stated_score:
+        raise TranscriptError(f"{where}: its trees predict several targets, and one is expected")
+    base_score = float(stated_score)
     if objective == LOGISTIC and not 0 < base_score < 1:
-        raise ValueError(f"base_score is {base_score:g}")
+        raise TranscriptError(
+            f"{where}: base_score is {base_score:g}, so that all labels of the client that began with it are "
+            f"{base_score:g}; its trees say nothing more"
+        )
     return TreeModel(trees=trees, objective=objective, base_score=base_score, num_features=num_features)
 
 

@@ -16,8 +16,10 @@ from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison, read_ep
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Poisson
+from fedsim.interfaces.defense import Guarantee, Participation, Poisson
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.mechanism import Mechanism
+from fedsim.privacy.ceilings import compute_composed_epsilon
 from fedsim.privacy.central import CentralPrivacy
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
@@ -194,6 +196,24 @@ def test_canaries_of_clients_that_never_sent_are_a_failure(tmp_path: Path) -> No
     (missing, *_) = {0, 1, 2} - seen
     with pytest.raises(RunError, match="epsilon was not measured: none of the clients with canaries sent anything"):
         fedsim.run(tables(DP_SGD, **few | {"canaries": {"clients": [missing]}}), out=tmp_path / "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeavesOut(UpdateNoise):
+    """Promises something of an update that is added or left out, whose distance is half of one that is replaced."""
+
+    def mechanism(self, participation: Participation) -> Mechanism:
+        scale = self.noise_multiplier or 1.0
+        return Mechanism(scale=scale, releases=participation.rounds, unit="client")
+
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee:
+        epsilon = compute_composed_epsilon([self.mechanism(participation)], delta)
+        return Guarantee(epsilon=epsilon, delta=delta, neighbours="", accountant="")
+
+
+def test_canaries_are_the_neighbours_that_are_declared(tmp_path: Path) -> None:
+    (item,) = run(tmp_path / "run", LeavesOut(noise_multiplier=2.5), canaries={"count": 1000})
+    assert 0.2 * item.proved < item.measured.epsilon < item.proved
 
 
 CENTRAL: dict[str, Any] = {

@@ -13,7 +13,8 @@ Where a defense promises something of the whole update, there is one update a ro
 toss, too few to measure anything. So after the run the client's own hook is called on canaries in
 place of updates, as many times as there are canaries and for as many rounds as the client took part
 in. Two updates that are far apart, in only one number, are the hardest to make indistinguishable; a
-coin chooses between an update and its negative. These updates are never sent.
+coin chooses between an update and its negative, or none where the defense declares that an update is
+added or left out. These updates are never sent.
 
 Where the server promises something of whole clients (`[central_privacy]`), each canary was a client
 of its own in every round in which it was asked, and the adversary sees the models alone. Their
@@ -220,12 +221,14 @@ def _audit_defense(
     budget = spending_by_client(ledger, label).get(client)
     rounds = budget.rounds if budget else _count_rounds(transcript, client)
     canaries = Canaries(seed=experiment.seed, client=client, count=table.count)
+    mechanisms = collect_mechanisms(ledger, label, client) or ()
     if audited_hook(defense) == "on_examples":
         scores = _update_scores(experiment, transcript, canaries)
     else:
-        scores = _shadow_scores(defense, label, canaries, experiment.setting.update, rounds)
+        is_added = any(mechanism.neighbours == "added or removed" for mechanism in mechanisms)
+        left_out = 0.0 if is_added else -CANARY_VALUE
+        scores = _shadow_scores(defense, label, canaries, experiment.setting.update, rounds, left_out)
     delta = budget.delta if budget else guarantee_delta(defense)
-    mechanisms = collect_mechanisms(ledger, label, client) or ()
     return EpsilonComparison(
         client=client,
         defense=label,
@@ -275,7 +278,10 @@ def _model_scores(experiment: Experiment, folder: OpenRun, canaries: Canaries) -
     if final is not None:
         models.append(final.state)
     if len(models) < 2:
-        raise RunError("fewer than two models are recorded, so nobody saw what the canaries moved; record more rounds")
+        raise RunError(
+            "fewer than two models are recorded, so nobody saw what the canaries moved; record more rounds, or let "
+            "more clients take part (strategy.fraction_train)"
+        )
     values = []
     for model in models:
         values.append(torch.stack([model[name].flatten()[index] for name, index in positions]).double())
@@ -309,7 +315,9 @@ def _update_scores(experiment: Experiment, transcript: Transcript, canaries: Can
     return torch.stack([values.sum(0), values.std(0)])
 
 
-def _shadow_scores(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int) -> Tensor:
+def _shadow_scores(
+    defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int, left_out: float
+) -> Tensor:
     """Return `canary`, the score of each canary update that passed through `on_update`.
 
     The score is the number in which the canary differs from its negative, summed over rounds.
@@ -318,14 +326,18 @@ def _shadow_scores(defense: Defense, label: str, canaries: Canaries, zeros: Stat
         label: of the defense in the ledger.
         zeros: in the form of an update.
         rounds: number of rounds in which the client sent.
+        left_out: the number in an update whose canary is out: 0 where a neighbour's update is left
+            out, and the negative of the canary's where it is replaced.
     """
     scores = []
     for canary in range(canaries.count):
-        scores.append(_shadow_score(defense, label, canaries, zeros, rounds, canary))
+        scores.append(_shadow_score(defense, label, canaries, zeros, rounds, canary, left_out))
     return torch.tensor(scores)
 
 
-def _shadow_score(defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int, canary: int) -> float:
+def _shadow_score(
+    defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int, canary: int, left_out: float
+) -> float:
     key = canaries.seed, "canary update", canaries.client, label, canary
     # Make an update that is zero but for one number at a random position.
     shapes = {name: tensor.shape for name, tensor in zeros.items()}
@@ -333,7 +345,7 @@ def _shadow_score(defense: Defense, label: str, canaries: Canaries, zeros: State
     position = int(torch.randint(size, (), generator=generator(*key, "place")))
     name, index = locate_coordinate(shapes, position)
     update = {name: tensor.clone() for name, tensor in zeros.items()}
-    update[name].view(-1)[index] = CANARY_VALUE if canaries.is_included[canary] else -CANARY_VALUE
+    update[name].view(-1)[index] = CANARY_VALUE if canaries.is_included[canary] else left_out
     # Pass it through the defense each round, and sum what is left of the number.
     memory: dict[str, Tensor] = {}
     total = 0.0

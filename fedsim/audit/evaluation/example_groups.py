@@ -110,7 +110,10 @@ class ExampleGroupsEvaluator(Evaluator[ExampleGroups]):
         truth = self.truth(finding, about, context.case)
         if truth is None:
             return Judgement()
-        scores = score_groups(finding.clients, _find_holders(finding, truth), finding.data)
+        groups, data = finding.clients, finding.data
+        is_single = ~_have_several_holders(finding, truth)
+        holders = _find_holders(finding, truth)
+        scores = score_groups(groups[is_single], holders[is_single], data[is_single])
         examples = judge_examples(finding, about, context, None)
         return replace(examples, scores=[*scores, *examples.scores])
 
@@ -145,6 +148,15 @@ def _find_holders(finding: ExampleGroups, truth: Truth) -> Tensor:
     errors, nearest = metrics.mean_squared_errors(finding.data, truth.data).min(0)
     nobody = -1 - torch.arange(len(errors))
     return torch.where(errors <= _MAX_SQUARED_ERROR, truth.holders[nearest], nobody)
+
+
+def _have_several_holders(finding: ExampleGroups, truth: Truth) -> Tensor:
+    """Return for each claim whether several clients hold that example, so that either group would be right."""
+    assert truth.holders is not None
+    is_near = metrics.mean_squared_errors(finding.data, truth.data) <= _MAX_SQUARED_ERROR
+    lowest = torch.where(is_near, truth.holders[:, None], torch.iinfo(torch.int64).max).min(0).values
+    highest = torch.where(is_near, truth.holders[:, None], -1).max(0).values
+    return is_near.any(0) & (lowest != highest)
 
 
 def score_groups(groups: Tensor, holders: Tensor, data: Tensor) -> list[Score]:

@@ -126,7 +126,7 @@ def pairs_together(finding: ExampleGroups) -> set[frozenset[int]]:
 
 
 def test_examples_of_each_client_are_recovered_and_grouped(tmp_path: Path) -> None:
-    finding = Sratta().run(record(tmp_path))
+    finding = Sratta().run(record(tmp_path, rounds=6))
     assert isinstance(finding, ExampleGroups)
     assert sorted(true_examples(finding)) == [0, 1, 2, 3, 4, 5]
     assert finding.certified is not None

@@ -64,6 +64,8 @@ def test_new_trees_are_all_of_a_slice_and_the_last_of_a_whole_model() -> None:
     assert [tree.thresholds[0] for tree in whole.new_trees(before)] == [3.0]
     assert [tree.thresholds[0] for tree in part.new_trees(before)] == [3.0]
     assert len(whole.new_trees(None)) == 2
+    assert not before.new_trees(before), "a model that comes back as it was holds no tree of the client"
+    assert len(before.new_trees(part)) == 1, "a bagging client may send as many trees as it was sent"
 
 
 def _set_name(content: dict[str, Any]) -> None:
@@ -94,6 +96,22 @@ def _split_by_a_missing_feature(content: dict[str, Any]) -> None:
     content["learner"]["gradient_booster"]["model"]["trees"][0]["split_indices"][0] = 7
 
 
+def _grow_a_forest(content: dict[str, Any]) -> None:
+    content["learner"]["gradient_booster"]["model"]["gbtree_model_param"] = {"num_parallel_tree": "5"}
+
+
+def _predict_two_targets(content: dict[str, Any]) -> None:
+    content["learner"]["learner_model_param"]["base_score"] = "[5E-1,5E-1]"
+
+
+def _begin_with_one_class(content: dict[str, Any]) -> None:
+    content["learner"]["learner_model_param"]["base_score"] = "[1E0]"
+
+
+def _leave_all_integers(content: dict[str, Any]) -> None:
+    content["learner"]["gradient_booster"]["model"]["trees"][0]["left_children"][0] = 10**30
+
+
 def _spoil_a_cover(content: dict[str, Any]) -> None:
     content["learner"]["gradient_booster"]["model"]["trees"][0]["sum_hessian"][1] = float("nan")
 
@@ -109,6 +127,10 @@ def _spoil_a_cover(content: dict[str, Any]) -> None:
         (_lead_in_circles, "nodes make no tree"),
         (_split_by_a_missing_feature, "splits by a feature that does not exist"),
         (_spoil_a_cover, "NaN or infinite"),
+        (_grow_a_forest, "num_parallel_tree is 5, expected 1"),
+        (_predict_two_targets, "predict several targets"),
+        (_begin_with_one_class, "base_score is 1, so that all labels of the client that began with it are 1"),
+        (_leave_all_integers, "is no JSON of XGBoost"),
     ],
 )
 def test_another_model_is_refused_by_name(change: Callable[[dict[str, Any]], None], reason: str) -> None:

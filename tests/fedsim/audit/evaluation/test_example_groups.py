@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.audit.evaluation.example_groups import PairsRight, score_groups
+from fedsim.audit.evaluation.example_groups import PairsRight, _have_several_holders, score_groups
 from fedsim.audit.evaluation.score import Score
+from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.scores import score_row
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
@@ -95,3 +96,16 @@ def test_a_finding_survives_being_saved_and_refuses_groups_of_another_length() -
     assert (again.claims, again.data.equal(data)) == ("client", True)
     with pytest.raises(AttackError, match="clients"):
         ExampleGroups(data=data, labels=labels, clients=torch.tensor([0, 1]))
+
+
+def test_an_example_that_two_clients_hold_is_in_no_pair() -> None:
+    data = torch.eye(4)
+    truth = Truth(data=torch.cat([data, data[:1]]), labels=torch.zeros(5).long(), holders=torch.tensor([0, 0, 1, 1, 1]))
+    finding = ExampleGroups(
+        data=data,
+        labels=torch.zeros(4).long(),
+        certified=torch.ones(4).bool(),
+        claims="client",
+        clients=torch.arange(4),
+    )
+    assert _have_several_holders(finding, truth).tolist() == [True, False, False, False]
