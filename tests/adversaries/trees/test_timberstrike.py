@@ -136,6 +136,11 @@ def test_covers_of_a_sample_are_said_to_be_such(attack: Attack, caplog: pytest.L
         assert abs((claimed_leaves == leaf).sum() - 2 * (true_leaves == leaf).sum()) <= 1
 
 
+def test_records_that_count_more_than_once_are_refused(attack: Attack) -> None:
+    with pytest.raises(AttackError, match="counts 24 of N = 12 records, so records have weights, which are not read"):
+        attack(train_rounds(num_examples=12))
+
+
 LEAF = tree_update(b"", model_bytes([grow_tree(ROWS, LABELS, None)], 3), num_examples=24)
 OTHER_START = tree_update(b"", model_bytes([grow_tree(ROWS, LABELS, SPLITS[0], 0.7)], 3), num_examples=24)
 NARROW = Knowledge(columns=(1, 1), value_range=([0.0] * 2, [1.0] * 2))
