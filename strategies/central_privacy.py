@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
@@ -30,7 +29,7 @@ from fedsim.base.errors import RunError
 from fedsim.base.randomness import numpy_generator
 from fedsim.federation.build import Experiment
 from fedsim.privacy.central import CentralPrivacy
-from fedsim.training.canaries import CANARY_VALUE, Canaries
+from fedsim.training.canaries import CANARY_VALUE
 from fedsim.training.modes import trained_shapes
 from strategies.message_content import single_record
 
@@ -60,10 +59,9 @@ class CentrallyPrivate(Strategy):
         privacy: the mechanism.
         seed: seed of the run.
         gradients: names of the parameters of which clients send the gradient.
-        canaries: clients that measure what the mechanism lets through. A canary that is in is asked
-            as others are, in its turn or in each round of a fixed number of clients, and its update
-            is a large number in a coordinate of its own.
-        shapes: shapes of the parameters that are trained, from which coordinates are drawn.
+        canaries: coordinates, as tensor and flat index, of further clients that measure what the
+            mechanism lets through. Each is asked as others are, in its turn or in each round of a
+            fixed number of clients, and its update is one large number at its coordinate.
 
     References:
         [McMahan2018b], Algorithm 1, with the estimator of a fixed denominator; [Andrew2021],
@@ -77,22 +75,17 @@ class CentrallyPrivate(Strategy):
         privacy: CentralPrivacy,
         seed: int,
         gradients: Iterable[str] = (),
-        canaries: Canaries | None = None,
-        shapes: Mapping[str, torch.Size] | None = None,
+        canaries: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.strategy = strategy
         self.clip = privacy.clip
         self._privacy, self._seed, self._gradients = privacy, seed, frozenset(gradients)
         if privacy.rate is not None or privacy.cycle is not None:
             strategy.fraction_train = 1.0  # all are drawn from, see `configure_train`
-        self._canaries: list[tuple[str, int]] = []
-        if canaries is not None:
-            coordinates = canaries.draw_coordinates(shapes or {})
-            included = canaries.is_included.nonzero().flatten().tolist()
-            self._canaries = [coordinates[canary] for canary in included]
+        self._canaries = canaries
         # Set only within a round, so a checkpoint need not hold them.
         self._broadcast: ArrayRecord | None = None
-        self._asked_canaries: list[tuple[str, int]] = []
+        self._asked_canaries: Sequence[tuple[str, int]] = ()
 
     @classmethod
     def wrap(cls, strategy: Strategy, experiment: Experiment) -> Strategy:
@@ -104,8 +97,11 @@ class CentrallyPrivate(Strategy):
         gradients: list[str] = []
         if experiment.training.sends == "gradient":
             gradients = [name for name, _ in experiment.model.named_parameters(remove_duplicate=False)]
-        shapes = trained_shapes(experiment.model, experiment.training)
-        return cls(strategy, privacy, experiment.seed, gradients, experiment.server_canaries, shapes)
+        coordinates: list[tuple[str, int]] = []
+        if (canaries := experiment.server_canaries) is not None:
+            drawn = canaries.draw_coordinates(trained_shapes(experiment.model, experiment.training))
+            coordinates = [drawn[canary] for canary in canaries.is_included.nonzero().flatten().tolist()]
+        return cls(strategy, privacy, experiment.seed, gradients, coordinates)
 
     def summary(self) -> None:
         """Log the settings of the wrapped strategy."""
@@ -126,14 +122,10 @@ class CentrallyPrivate(Strategy):
         if self._privacy.rate is None:
             self._asked_canaries = self._canaries
             return messages
-        clients = [*messages, *self._canaries]
-        is_drawn = (
-            numpy_generator(self._seed, "client sampling", server_round).random(len(clients)) < self._privacy.rate
-        )
-        self._asked_canaries = [
-            canary for canary, drawn in zip(self._canaries, is_drawn[len(messages) :], strict=True) if drawn
-        ]
-        return [message for message, drawn in zip(messages, is_drawn, strict=False) if drawn]
+        rng, rate = numpy_generator(self._seed, "client sampling", server_round), self._privacy.rate
+        drawn_messages = [message for message in messages if rng.random() < rate]
+        self._asked_canaries = [canary for canary in self._canaries if rng.random() < rate]
+        return drawn_messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -185,9 +177,9 @@ class CentrallyPrivate(Strategy):
     def _add_canary(self, name: str, coordinate: int, total: Vector) -> None:
         """Add the clipped update of a canary, which is one large number."""
         sent_name = _GRADIENT + name if name in self._gradients else name
-        update = {sent: np.zeros(values.shape) for sent, values in total.items()}
-        update[sent_name].flat[coordinate] = CANARY_VALUE
-        self._add_clipped(update, total, client=-1)
+        values = np.zeros(total[sent_name].shape)
+        values.flat[coordinate] = CANARY_VALUE
+        self._add_clipped({sent_name: values}, total, client=-1)
 
     def _draw_noise(self, total: Vector, *key: str | int) -> Vector:
         """Draw the noise of one sum by this key of the run's seed."""

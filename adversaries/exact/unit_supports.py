@@ -42,6 +42,7 @@ def find_supports(rows: Tensor, errors: Tensor, inputs: Tensor, input_errors: Te
     atoms = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
     whitening = _whiten(atoms)
     directions = torch.nn.functional.normalize(atoms @ whitening, dim=1)
+    gram = atoms @ atoms.T
     atom_variances = input_errors.square() * inputs.shape[1]
     # With as many examples as values, any change would be a sum.
     most = min(_MAX_EXAMPLES, len(inputs), inputs.shape[1] - 1)
@@ -51,7 +52,7 @@ def find_supports(rows: Tensor, errors: Tensor, inputs: Tensor, input_errors: Te
         # Take the fewest examples that explain a change.
         for count in range(1, most + 1):
             members = chosen[:, :count]
-            fits = _are_sums(rows[units], errors[units], atoms, atom_variances, members)
+            fits = _are_sums(rows[units], errors[units], atoms, gram, atom_variances, members)
             supports[units[fits, None], members[fits]] = True
             complete[units[fits]] = True
             units, chosen = units[~fits], chosen[~fits]
@@ -84,17 +85,19 @@ def _pursue(products: Tensor, gram: Tensor, count: int) -> Tensor:
     return chosen
 
 
-def _are_sums(rows: Tensor, errors: Tensor, atoms: Tensor, atom_variances: Tensor, members: Tensor) -> Tensor:
+def _are_sums(
+    rows: Tensor, errors: Tensor, atoms: Tensor, gram: Tensor, atom_variances: Tensor, members: Tensor
+) -> Tensor:
     """Return `row`, which rows are sums of these atoms within errors, and of no fewer.
 
     Args:
         rows: `row input+1`.
         errors: `row input+1`.
         atoms: `atom input+1`.
+        gram: `atom atom`, of the atoms with each other.
         atom_variances: `atom`, summed over their values.
         members: `row choice`, indices of atoms.
     """
-    gram = atoms @ atoms.T
     weights = _solve(gram, rows @ atoms.T, members)
     sums = torch.zeros(len(rows), len(atoms), dtype=rows.dtype).scatter(1, members, weights) @ atoms
     variances = errors.square().sum(1) + (weights.square() * atom_variances[members]).sum(1)
@@ -108,11 +111,7 @@ def _are_sums(rows: Tensor, errors: Tensor, atoms: Tensor, atom_variances: Tenso
 def _solve(gram: Tensor, products: Tensor, members: Tensor) -> Tensor:
     """Return `row choice`, the weights of the atoms in the sum that is nearest to each row."""
     targets = products.gather(1, members)[:, :, None]
-    solution: Tensor = torch.linalg.lstsq(_select_gram(gram, members), targets).solution
+    grams = gram[members[:, :, None], members[:, None, :]]  # row choice choice
+    solution: Tensor = torch.linalg.lstsq(grams, targets).solution
     weights: Tensor = solution[:, :, 0]
     return weights
-
-
-def _select_gram(gram: Tensor, members: Tensor) -> Tensor:
-    """Return `row choice choice`."""
-    return gram[members[:, :, None], members[:, None, :]]

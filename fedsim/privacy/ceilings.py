@@ -134,11 +134,9 @@ def compute_tight_epsilon(mechanism: Mechanism, delta: float) -> float:
     >>> round(compute_tight_epsilon(Mechanism(scale=1.0), delta=1e-5), 2)
     4.38
     """
-    if _is_hopeless(mechanism):
-        return math.inf
-    if mechanism.noise == "skellam":
+    if mechanism.noise == "skellam" and not _is_hopeless(mechanism):
         return compute_skellam_epsilon(mechanism, delta)
-    return float(_compose((mechanism,), replaced=False).get_epsilon_for_delta(delta))
+    return compute_composed_epsilon([mechanism], delta)
 
 
 def compute_composed_epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:

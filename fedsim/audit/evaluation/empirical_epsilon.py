@@ -42,7 +42,6 @@ from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_calls import apply_on_update
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
-from fedsim.privacy.ceilings import compute_composed_epsilon
 from fedsim.privacy.ledger import Row, collect_mechanisms, guarantee_delta, spending_by_client, unique_labels
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.transcript import Transcript
@@ -258,7 +257,7 @@ def _audit_server(experiment: Experiment, folder: OpenRun) -> EpsilonComparison:
         client=None,
         defense=privacy.name,
         rounds=asked_rounds,
-        proved=compute_composed_epsilon([mechanism], privacy.delta),
+        proved=privacy.epsilon(asked_rounds),
         delta=privacy.delta,
         measured=best_lower_bound(scores, canaries.is_included, privacy.delta, table.confidence, [mechanism]),
         confidence=table.confidence,
@@ -288,6 +287,11 @@ def _model_scores(experiment: Experiment, folder: OpenRun, canaries: Canaries) -
     moves = torch.stack(values).diff(dim=0)
     if experiment.training.sends == "gradient":
         moves = -moves
+    return _summarise_rounds(moves)
+
+
+def _summarise_rounds(moves: Tensor) -> Tensor:
+    """Return `kind canary`: of `round canary` their sum and, where there are several, standard deviation."""
     return torch.stack([moves.sum(0), moves.std(0)]) if len(moves) > 1 else moves
 
 
@@ -309,10 +313,7 @@ def _update_scores(experiment: Experiment, transcript: Transcript, canaries: Can
         rounds.append(torch.stack([flat[name][index] for name, index in positions]).double())
     if not rounds:
         return torch.zeros(1, canaries.count, dtype=torch.float64)
-    values = torch.stack(rounds)
-    if len(rounds) == 1:
-        return torch.stack([values.sum(0)])
-    return torch.stack([values.sum(0), values.std(0)])
+    return _summarise_rounds(torch.stack(rounds))
 
 
 def _shadow_scores(
