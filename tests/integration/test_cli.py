@@ -98,14 +98,8 @@ def complaints(result: subprocess.CompletedProcess[str], code: int) -> list[str]
 def run_tiny(home: Path) -> None:
     """`fedsim run`, which leaves its results in runs/tiny, and in said.json what it said."""
     (home / "tiny.toml").write_text(FILE)
-    done = ForkedCommand("run", "tiny.toml", folder=home, before=lambda: begin_wide(home)).finish()
+    done = ForkedCommand("run", "tiny.toml", folder=home, before=lambda: os.chdir(home)).finish()
     (home / "said.json").write_text(json.dumps(done))
-
-
-def begin_wide(folder: Path) -> None:
-    """Go to the folder, with a terminal that breaks no line."""
-    os.chdir(folder)
-    os.environ["COLUMNS"] = "200"
 
 
 @pytest.fixture(scope="module")

@@ -66,11 +66,12 @@ class ForkedCommand(Fork):
         for number, file in enumerate(self._files, start=1):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         _begin_anew()
-        os.environ["COLUMNS"] = "400"
         sys.argv = arguments
         before()
         from fedsim.cli.main import main
+        from fedsim.cli.options import console
 
+        console.width = 400  # it read COLUMNS when it was made, which may have been before the fork
         main()
 
     def finish(self, seconds: float = 120) -> tuple[int, str, str]:
