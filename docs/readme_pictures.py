@@ -72,13 +72,13 @@ def does_it_stop(folder: Path) -> Path:
     [sweep] = re.findall(r"^```toml\n# does-it-stop.toml\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
     (folder / "does-it-stop.toml").write_text(sweep, encoding="utf-8")
     _fedsim(folder, "new", "experiment", "my-audit")
-    _fedsim(folder, "sweep", "does-it-stop.toml")
+    _fedsim(folder, "sweep", "does-it-stop.toml", "--set", "adversary.knowledge.defenses=true")
     return folder / "runs" / "does-it-stop" / "sweep.html"
 
 
 PICTURES = {
     "quickstart": Picture(quickstart, (".kicker", "h1", ".lead", ".cards"), width=1000),
-    "does-it-stop": Picture(does_it_stop, ("main section",), width=700),
+    "does-it-stop": Picture(does_it_stop, (".kicker", "h1", ".lead", ".answer"), width=1000),
 }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,11 +25,11 @@ from fedsim.dossier.contents import (
     ThresholdResult,
     format_number,
     start_sentence,
-    to_float,
 )
 from fedsim.interfaces.metric import describe_metric
 from fedsim.recording.seals import require_seal, seal_text, signing_key
 from fedsim.report.html import render_page
+from fedsim.report.summary import EXACT
 
 JSON_FILE, PAGE, JUNIT_FILE = "dossier.json", "dossier.html", "dossier.junit.xml"
 
@@ -98,7 +99,7 @@ def render_dossier(dossier: Dossier, seal: Mapping[str, str]) -> str:
         digest=seal["sha256"],
         sentence=start_sentence,
         number=format_number,
-        mean_score=_format_mean,
+        mean_score=functools.partial(_format_mean, dossier.results),
         worst_score=_format_worst,
         explanations=_explain_metrics(dossier),
     )
@@ -127,11 +128,16 @@ def _explain_metrics(dossier: Dossier) -> dict[str, list[str]]:
     return explanations
 
 
-def _format_mean(result: Result) -> str:
-    """Format the mean over victims; one that only exact claims have is called so."""
-    if to_float(result.mean) >= describe_metric(result.metric).exact_from:
-        return "exact"
-    return format_number(result.mean)
+def _format_mean(results: Iterable[Result], result: Result) -> str:
+    """Format the mean over victims; one that only exact claims have is called so, see `finds_exact_only`."""
+    subject = result.setting, result.attack, result.victims, result.unscored
+    shares = {
+        other.mean
+        for other in results
+        if other.metric == EXACT and (other.setting, other.attack, other.victims, other.unscored) == subject
+    }
+    is_exact = describe_metric(result.metric).exact_from < math.inf and shares == {1}
+    return EXACT if is_exact else format_number(result.mean)
 
 
 def _format_worst(result: Result) -> str:
@@ -139,7 +145,7 @@ def _format_worst(result: Result) -> str:
     if result.worst is None:
         return "–"
     is_exact = result.worst.is_exact and describe_metric(result.metric).exact_from < math.inf
-    return "exact" if is_exact else format_number(result.worst.value)
+    return EXACT if is_exact else format_number(result.worst.value)
 
 
 def format_junit(name: str, thresholds: Sequence[ThresholdResult]) -> str:

@@ -13,7 +13,7 @@ from fedsim.interfaces.metric import describe_metric
 from fedsim.report import charts
 from fedsim.report.charts import QUIET, Look
 from fedsim.report.headline import reported_readings
-from fedsim.report.summary import Summary, enumerate_words, summarise
+from fedsim.report.summary import EXACT, Summary, enumerate_words, summarise
 from fedsim.report.verdicts import ScoreReading
 
 
@@ -67,7 +67,7 @@ class RoundLeakage:
     def _describe_score(self, number: int) -> str:
         """Return `31.2 dB where a guess gets 10 dB`."""
         facts, item = describe_metric(self.metric), self.rounds[number]
-        value = "exact" if item.mean >= facts.exact_from else f"{item.mean:.4g} {facts.unit}".rstrip()
+        value = EXACT if item.is_exact else f"{item.mean:.4g} {facts.unit}".rstrip()
         return f"{value} where a guess gets {item.floor:.4g}" if math.isfinite(item.floor) else value
 
 
@@ -89,12 +89,12 @@ def split_by_round(all_readings: Sequence[ScoreReading], rows: Sequence[Mapping[
         pooled = readings[0].summary
         by_round: dict[int, list[Mapping[str, str]]] = {}
         for row in rows:
-            is_pooled = (row["attack"], row["variant"]) == pooled.attack_key and row["metric"] == pooled.metric
+            is_pooled = (row["attack"], row["variant"]) == pooled.attack_key and row["metric"] in {pooled.metric, EXACT}
             if is_pooled and row["round"].isdigit():  # one attack on several rounds at once says `1-10`
                 by_round.setdefault(int(row["round"]), []).append(row)
         summaries, victims = {}, set()
         for number in sorted(by_round):
-            (item,) = summarise(by_round[number])
+            item = next(item for item in summarise(by_round[number]) if item.metric == pooled.metric)
             if not item.missing and not math.isnan(item.mean):
                 summaries[number] = item
                 victims.add(frozenset(row["victim"] for row in by_round[number] if not row["missing"]))

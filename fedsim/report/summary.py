@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.variants import name_variants
 from fedsim.interfaces.metric import describe_metric
+
+EXACT = "exact"
+"""The metric that is the share of exact examples; and the word for values of other metrics where that is 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class Summary:
         settings: those that differ from the attack's defaults, as JSON.
         granted: names of the facts that the attack was handed.
         instrument: what the metric measured with, see `ExampleMetric.instrument`.
+        is_exact: whether a page says `exact` in place of the mean, see `finds_exact_only`.
     """
 
     attack: str
@@ -76,6 +80,7 @@ class Summary:
     settings: str
     granted: frozenset[str]
     instrument: str
+    is_exact: bool = False
 
     @property
     def knows_defenses(self) -> bool:
@@ -90,11 +95,13 @@ class Summary:
     @property
     def interval_text(self) -> str:
         """Mean and 95 % interval for a table whose header says that it is one, see `interval_text`."""
-        return interval_text(self.mean, self.low, self.high)
+        return EXACT if self.is_exact else interval_text(self.mean, self.low, self.high)
 
     @property
     def explained_interval(self) -> str:
         """Mean and 95 % interval for a sentence, in which a share is a percentage."""
+        if self.is_exact:
+            return EXACT
         return explain_interval(self.mean, self.low, self.high, is_share=is_share(self.metric))
 
     @property
@@ -174,7 +181,26 @@ def summarise(rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str],
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in name_variants(rows, names):
         groups[str(row["attack"]), str(row["metric"])].append(row)
-    return [_summary(attack, metric, group) for (attack, metric), group in groups.items()]
+    summaries = {key: _summary(*key, group) for key, group in groups.items()}
+    return [
+        replace(item, is_exact=finds_exact_only(metric, item.values, exact.values if exact else {}))
+        for (attack, metric), item in summaries.items()
+        for exact in [summaries.get((attack, EXACT))]
+    ]
+
+
+def finds_exact_only(metric: str, values: Mapping[Any, float], exact_shares: Mapping[Any, float]) -> bool:
+    """Return whether all claims are exact, by a metric whose value says no more than that then.
+
+    A mean beyond what counts as exact is no proof: four of five victims with 135 dB outweigh one with 10.
+
+    Args:
+        metric: such as `psnr`.
+        values: its values by what is counted, victims say.
+        exact_shares: the share of exact examples, the metric `exact`, likewise; none where it was not computed.
+    """
+    is_judged = describe_metric(metric).exact_from < math.inf and len(values) > 0
+    return is_judged and all(exact_shares.get(key) == 1 for key in values)
 
 
 def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summary:

@@ -20,7 +20,7 @@ from fedsim.report.html import group_digits
 from fedsim.report.learning import explain_low_accuracy
 from fedsim.report.paired_differences import signed_text
 from fedsim.report.setting_names import SettingNames
-from fedsim.report.summary import enumerate_words
+from fedsim.report.summary import EXACT, enumerate_words
 from fedsim.report.sweep_accuracy import describe_accuracy_change, describe_mean_accuracy
 from fedsim.report.sweep_groups import (
     Labels,
@@ -210,8 +210,8 @@ def _leakage_texts(
     gains = _gains(of_form, sign=1 if better == "higher" else -1)
     if group.gain <= 0:
         leakage = "at the guess"
-    elif math.isinf(group.gain) or group.is_exact:
-        leakage = "exact"
+    elif group.is_exact:
+        leakage = EXACT
     else:
         leakage = signed_text(group.gain, *paired_interval(metric, gains), unit)
     differences = [item.difference for item in details if (item.attack, item.metric) == (group.attack, metric)]

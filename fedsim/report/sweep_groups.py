@@ -16,8 +16,10 @@ from fedsim.audit.evaluation import statistics
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.summary import (
+    EXACT,
     are_independent,
     difference_interval,
+    finds_exact_only,
     interval,
     interval_text,
     is_share,
@@ -58,6 +60,7 @@ class ScoreGroup:
         failed: on how many victims, counted in each seed, the attack failed, or what it found could not be judged.
         missing: for how many others, counted likewise, this metric could not be computed.
         partial: of how many of those counted in `count` a round or random start has no score for either reason.
+        is_exact: whether a page says `exact` in place of the mean, see `finds_exact_only`.
         accuracy: of the model, over seeds; NaN where it was not measured.
         href: of a run's report, the first seed's.
     """
@@ -76,6 +79,7 @@ class ScoreGroup:
     failed: int
     missing: int
     partial: int
+    is_exact: bool
     accuracy: Estimate
     href: str
 
@@ -92,14 +96,9 @@ class ScoreGroup:
         return f"{self.attack}{adaptive}{baseline}"
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the mean is so high that the claims count as exact."""
-        return self.mean >= describe_metric(self.metric).exact_from
-
-    @property
     def text(self) -> str:
         """Mean and interval, as everywhere on the page; and how many victims are without a score."""
-        text = "exact" if self.is_exact else interval_text(self.mean, self.low, self.high)
+        text = EXACT if self.is_exact else interval_text(self.mean, self.low, self.high)
         gaps = []
         if self.failed:
             gaps.append(f"failed on {self.failed}")
@@ -129,16 +128,22 @@ def group_scores(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[
     scored: dict[_Key, list[Row]] = defaultdict(list)
     failed: dict[_Key, set[tuple[str, str]]] = defaultdict(set)
     missing: dict[_Key, set[tuple[str, str]]] = defaultdict(set)
+    exact: dict[_Key, list[Row]] = defaultdict(list)
     for row in rows:
         key = row["attack"], row["knows_defenses"], tuple(row[axis] for axis in axes)
         victim_and_seed = row["victim"], row["seed"]
+        if row["metric"] == EXACT and row["value"]:
+            exact[key].append(row)
         if row["metric"] == "":
             failed[key].add(victim_and_seed)
         elif row["metric"] == metric and row["value"]:
             scored[key].append(row)
         elif row["metric"] == metric:
             missing[key].add(victim_and_seed)
-    return [_group(key[-1], scored_rows, failed[key], missing[key]) for key, scored_rows in scored.items()]
+    return [
+        _group(key[-1], scored_rows, failed[key], missing[key], mean_by_victim_and_seed(exact[key], "value"))
+        for key, scored_rows in scored.items()
+    ]
 
 
 def accuracy(rows: Iterable[Row]) -> tuple[Estimate, int]:
@@ -153,7 +158,11 @@ def report_address(run: str) -> str:
 
 
 def _group(
-    labels: Labels, rows: Sequence[Row], failed: set[tuple[str, str]], missing: set[tuple[str, str]]
+    labels: Labels,
+    rows: Sequence[Row],
+    failed: set[tuple[str, str]],
+    missing: set[tuple[str, str]],
+    exact_shares: Mapping[Unit, float],
 ) -> ScoreGroup:
     first_row = rows[0]
     values, floors = mean_by_victim_and_seed(rows, "value"), mean_by_victim_and_seed(rows, "floor")
@@ -175,6 +184,7 @@ def _group(
         failed=len(failed - values.keys()),
         missing=len(missing - failed - values.keys()),
         partial=len((failed | missing) & values.keys()),
+        is_exact=finds_exact_only(first_row["metric"], values, exact_shares),
         accuracy=accuracy(rows)[0],
         href=report_address(first_row["run"]),
     )

@@ -14,13 +14,14 @@ from tests.support.silent_messages import row_of
 
 
 def make_rows(values: dict[int, list[float]], metric: str = "psnr", floor: float = 10.0) -> list[dict[str, Any]]:
-    """Return a row for each victim of each round."""
+    """Return a row for each victim of each round; by PSNR a second one, of the share of exact examples."""
     rows = []
     for number, scores in values.items():
         for victim, value in enumerate(scores):
-            rows.append(
-                row_of(Score.against_guesses(metric, value, {"noise": floor}), victim, 4) | {"round": str(number)}
-            )
+            found = [Score.against_guesses(metric, value, {"noise": floor})]
+            if metric == "psnr":
+                found.append(Score.against_guesses("exact", float(value >= 40), {"noise": 0.0}))
+            rows += [row_of(score, victim, 4) | {"round": str(number)} for score in found]
     return rows
 
 
@@ -47,6 +48,13 @@ def test_of_many_rounds_the_extremes_are_named() -> None:
     (errors,) = split({key: [value[0] / 100] for key, value in means.items()}, "mse", floor=1.0).values()
     assert "round 7 is furthest beyond the best guess (0.09" in errors.sentence
     assert "round 3 least (1.4" in errors.sentence
+
+
+def test_a_round_is_exact_only_where_each_of_its_victims_is() -> None:
+    (leakage,) = split({1: [140.0, 140.0, 10.0], 2: [140.0, 140.0, 140.0]}).values()
+    assert leakage.sentence == (
+        "PSNR by round: 96.67 dB where a guess gets 10 in round 1, exact where a guess gets 10 in round 2."
+    )
 
 
 def test_rounds_are_ranked_beside_their_own_guess() -> None:

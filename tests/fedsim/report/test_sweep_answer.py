@@ -83,10 +83,17 @@ def test_what_is_below_the_guess_is_at_the_guess() -> None:
 def test_exact_claims_are_called_exact_and_a_difference_names_its_attack() -> None:
     """Without a defense another attack is the strongest one, which the defense stops from being made."""
     exact = make_rows([140.0, 138.0, 141.0, 139.0, 140.0, 142.0], attack="spear")
+    exact += make_rows([1.0] * 6, attack="spear", metric="exact", floor=0.0)
     failed = make_rows(LEAKING, "noise", attack="spear", metric="", value="")
     found = answer(make_both({False: HALVED, True: HALVED}, "noise"), failed, make_rows(LEAKING), exact)
     assert row_of(found, "none").leakage == "exact (spear)"
     assert row_of(found, "noise").difference.endswith(" dB, to sme without a defense")
+
+
+def test_a_mean_that_exact_claims_dominate_is_not_called_exact() -> None:
+    mixed = make_rows([140.0] * 5 + [5.0]) + make_rows([1.0] * 5 + [0.0], metric="exact", floor=0.0)
+    [row] = answer(mixed).rows
+    assert row.leakage.startswith("+108")
 
 
 def make_cells(states: Sequence[tuple[str, str, str]]) -> Rows:

@@ -267,6 +267,8 @@ def test_an_adaptive_attack_stands_below_the_naive_one(grid: list[dict[str, Any]
 
 def test_perfect_claims_and_unmeasured_accuracy_are_told_and_not_drawn(tmp_path: Path) -> None:
     found = list(rows({("none", "1", 1): math.inf, ("noise", "1", 1): 12.0}, {"none": 0.9, "noise": 0.8}))
+    shares = {"none": 1.0, "noise": 0.0}
+    found += [row | {"metric": "exact", "value": shares[row["defense"]], "floor": 0.0} for row in found]
     text = write(tmp_path, found)
     assert "the mean is infinite: none (sme)" in text
     assert ">exact</a>" in text
