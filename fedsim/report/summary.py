@@ -346,7 +346,7 @@ def explain_interval(mean: float, low: float, high: float, *, is_share: bool = F
     ('100 % (95 % interval 48 to 100 %)', '15.24 (95 % interval 14.6 to 15.9)')
     """
     factor, unit = (100.0, " %") if is_share else (1.0, "")
-    text = f"{factor * mean:.4g}{unit}"
+    text = f"{factor * mean:.{3 if is_share else 4}g}{unit}"
     if not (math.isfinite(low) and math.isfinite(high)):
         return text
     return f"{text} (95 % interval {factor * low:.3g} to {factor * high:.3g}{unit})"
