@@ -18,7 +18,6 @@ import argparse
 import logging
 import math
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -28,79 +27,33 @@ from typing import Any
 
 import torch
 from measuring import Row, make_parser, publish_rows
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from victims import NoiseVictims
 
-from fedsim.base.randomness import generator, seed_globals
-from fedsim.base.task import Task
-from fedsim.interfaces.attack import Knowledge, Target, VictimTask
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import InputScaling, InversionProblem
 from fedsim.inversion.restart import objective_terms
 from fedsim.plugins import registry
-from fedsim.recording.payloads import Payload
-from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import Update
 from fedsim.training.convolution_products import ConvolutionsAsProducts
-from fedsim.training.models.sme import SmeCnn
 
-TASK, COUNT, RATE = Task((3, 32, 32), 100), 50, 0.004
+VICTIMS = NoiseVictims()
 ATTACKS = ("sme", "inverting-gradients")
 SET_UP = 5
 """Iterations of the shorter of the two attacks whose times are compared."""
 
 
-def build_model() -> nn.Module:
-    """Build what is attacked."""
-    with seed_globals("batched victims"):
-        return SmeCnn(channels=(64, 128), hidden=200).build(TASK)
-
-
 # Times on a device.
-
-
-def record_victims(victims: int, folder: Path) -> Transcript:
-    """Record an update of each victim."""
-    before = {name: tensor.detach().clone() for name, tensor in build_model().named_parameters()}
-    updates = []
-    for client in range(victims):
-        rng, after = generator("noise", client), {}
-        for name, tensor in before.items():
-            after[name] = tensor + 0.01 * torch.randn(tensor.shape, generator=rng)
-        sent = Payload.from_dense(after, "weights")
-        updates.append(Update(round=1, client=client, before=before, payload=sent, num_examples=COUNT))
-    Recorder(folder).write(1, updates)
-    return Transcript(folder)
 
 
 def time_attack(attack: GradientInversion, transcript: Transcript, victims: int, device: str) -> float:
     """Return the seconds of an attack on all victims, whose findings are on the CPU at its end."""
-    known = Knowledge(
-        model=build_model,
-        loss=cross_entropy,
-        input_shape=TASK.input_shape,
-        num_classes=TASK.num_classes,
-        value_range=((0.0,) * 3, (1.0,) * 3),
-        input_mean=(0.5,) * 3,
-        input_std=(0.25,) * 3,
-        labels=torch.arange(COUNT),
-        learning_rate=RATE,
-        local_epochs=20,
-        batch_size=10,
-        device=torch.device(device),
-    )
-
-    def draw_tasks() -> Iterator[VictimTask]:
-        for client in range(victims):
-            rng = generator("attack", client)
-            yield VictimTask(target=Target(transcript=transcript, victim=client, knowledge=known, rng=rng))
-
     start = time.perf_counter()
-    for _, outcome in attack.run_several(draw_tasks()):
+    for _, outcome in attack.run_several(VICTIMS.draw_targets(transcript, victims, device)):
         if isinstance(outcome, BaseException):
             raise outcome
     return time.perf_counter() - start
@@ -111,7 +64,7 @@ def measure_times(options: argparse.Namespace) -> list[Row]:
     name_of_device = torch.cuda.get_device_name(options.device) if "cuda" in options.device else options.device
     rows = []
     with TemporaryDirectory() as room:
-        transcript = record_victims(max(options.victims), Path(room) / "transcript")
+        transcript = VICTIMS.record_updates(max(options.victims), Path(room) / "transcript")
         for precision, name, victims in product(options.precision, options.only, options.victims):
             torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
             settings = {"precision": "bfloat16" if precision == "bfloat16" else "float32"}
@@ -180,7 +133,7 @@ def count_bytes(tensor: Tensor) -> int:
 
 def make_problem() -> InversionProblem:
     """Return the problem of one victim without values."""
-    model, scale = build_model().to("meta"), torch.empty(3, 1, 1, device="meta")
+    model, scale = VICTIMS.build_model().to("meta"), torch.empty(3, 1, 1, device="meta")
     weights = [parameter.detach() for parameter in model.parameters()]
     return InversionProblem(
         model=model,
@@ -190,9 +143,9 @@ def make_problem() -> InversionProblem:
         after=weights,
         buffers={},
         returned_buffers={},
-        labels=torch.empty(COUNT, dtype=torch.int64, device="meta"),
+        labels=torch.empty(VICTIMS.count, dtype=torch.int64, device="meta"),
         scaling=InputScaling(centre=scale, scale=scale, low=scale, high=scale),
-        num_examples=COUNT,
+        num_examples=VICTIMS.count,
         smooth_dimensions=(2, 3),
         uses_func_transforms=True,
     )
@@ -211,7 +164,7 @@ def count_iteration(attack: GradientInversion, victims: int, *, as_products: boo
         inputs = torch.empty((), device="meta"), values["dummy"].detach()
         return objective_terms(recipe, own, values, inputs, target)
 
-    values = {"dummy": stack_of(torch.empty((COUNT, *TASK.input_shape))).requires_grad_()}
+    values = {"dummy": stack_of(torch.empty((VICTIMS.count, *VICTIMS.shape))).requires_grad_()}
     for name, variable in recipe.update_model.variables(problem).items():
         values[name] = stack_of(variable.start).requires_grad_()
     weights = [stack_of(tensor) for tensor in problem.before]

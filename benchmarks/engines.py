@@ -17,22 +17,23 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from frameworks.jobs import Task
 from frameworks.launch import BenchmarkError, run_framework
 from measuring import PROJECT, Row, compare_turns, make_parser, publish_rows
 
 BARE, SERIAL, RAY, STOCK = "bare loop", "fedsim serial", "fedsim ray", "stock Flower+Ray"
 PFL, FLUKE = "pfl-research", "fluke"
 MODULES = {
-    BARE: ["bare"],
-    SERIAL: ["fedsim_engine"],
-    PFL: ["pfl_research"],
-    FLUKE: ["fluke_fl"],
-    RAY: ["fedsim_engine", "--engine", "ray"],
-    STOCK: ["flower_ray"],
+    BARE: "bare",
+    SERIAL: "fedsim_engine",
+    PFL: "pfl_research",
+    FLUKE: "fluke_fl",
+    RAY: "fedsim_engine",
+    STOCK: "flower_ray",
 }
 PEERS = PROJECT / ".venv-peers"
 PRIVATE = {PFL: PEERS, FLUKE: PEERS}
@@ -41,61 +42,59 @@ PRIVATE = {PFL: PEERS, FLUKE: PEERS}
 
 @dataclass(frozen=True)
 class Run:
-    """One framework on one job; `options` are those of `python -m frameworks`, `about` is added to its name."""
+    """One framework on one task; `about` is added to its name."""
 
     way: str
-    job: str
-    clients: int
-    rounds: int
-    options: tuple[str, ...] = ()
+    task: Task
     about: str = ""
 
     def recording(self) -> Run:
         """Return the same with every round recorded."""
-        return replace(self, options=(*self.options, "--record"), about=f"{self.about}, recording")
+        return replace(self, task=replace(self.task, record=True), about=f"{self.about}, recording")
 
     def measure(self, *, memory: bool) -> dict[str, Any]:
         """Run it in a process of its own."""
-        module, *engine = MODULES[self.way]
-        arguments = [module, self.job, "--clients", str(self.clients), "--rounds", str(self.rounds)]
         python = PRIVATE.get(self.way, PROJECT / ".venv") / "bin" / "python"
-        return run_framework(python, [*arguments, *engine, *self.options], memory=memory)
+        task = replace(self.task, engine="ray" if self.way == RAY else "serial")
+        return run_framework(python, MODULES[self.way], task, memory=memory)
 
 
-def compare_ways(job: str, clients: int, rounds: int, ways: list[str]) -> list[Run]:
+def compare_ways(job: str, clients: int, rounds: int, ways: Iterable[str]) -> list[Run]:
     """Return a run of each framework, and one of fedsim that records every round."""
-    return [*(Run(way, job, clients, rounds) for way in ways), Run(SERIAL, job, clients, rounds).recording()]
+    task = Task(job, clients, rounds)
+    return [*(Run(way, task) for way in ways), Run(SERIAL, task).recording()]
 
 
 def grow_network(job: str, clients: int) -> list[Run]:
     """Return runs of a network with many parameters, recorded and not."""
-    runs = [Run(way, job, clients, 4, about=f", {job}") for way in (BARE, SERIAL, RAY)]
+    runs = [Run(way, Task(job, clients, 4), f", {job}") for way in (BARE, SERIAL, RAY)]
     return [*runs, *(run.recording() for run in runs[1:])]
 
 
-def train_at_once(title: str, job: str, *options: str) -> list[Run]:
+def train_at_once(title: str, job: str, *, skewed: bool = False) -> list[Run]:
     """Return a run with clients one by one, and one with clients at once."""
-    run = Run(SERIAL, job, 100, 12, options, f", {title}, at once")
-    return [replace(run, options=(*options, "--loop"), about=f", {title}, one by one"), run]
+    task = Task(job, 100, 12, skewed=skewed)
+    one_by_one = Run(SERIAL, replace(task, loop=True), f", {title}, one by one")
+    return [one_by_one, Run(SERIAL, task, f", {title}, at once")]
 
 
 SECTIONS = {
-    "mlp-100": compare_ways("mlp", 100, 12, list(MODULES)),
-    "mlp-1000": compare_ways("mlp", 1000, 4, list(MODULES)),
+    "mlp-100": compare_ways("mlp", 100, 12, MODULES),
+    "mlp-1000": compare_ways("mlp", 1000, 4, MODULES),
     "lenet": compare_ways("lenet", 100, 4, [BARE, SERIAL, RAY, STOCK]),
     "cnn": compare_ways("cnn", 20, 4, [BARE, SERIAL, RAY, STOCK]),
     "wide": grow_network("wide", 40),
     "wider": grow_network("wider", 8),
     "loop, 1 step": train_at_once("60 k", "mlp"),
     "loop, 10 steps": train_at_once("60 k", "mlp-10"),
-    "loop, skewed": train_at_once("60 k", "mlp-10", "--skewed"),
+    "loop, skewed": train_at_once("60 k", "mlp-10", skewed=True),
     "loop, broad": train_at_once("398 k", "broad"),
     "sampled": [
-        Run(SERIAL, "mlp", 100, 12, about=", 100 of 100"),
-        Run(SERIAL, "mlp", 10_000, 12, ("--sampled", "100"), ", 100 of 10 000"),
+        Run(SERIAL, Task("mlp", 100, 12), ", 100 of 100"),
+        Run(SERIAL, Task("mlp", 10_000, 12, sampled=100), ", 100 of 10 000"),
     ],
-    "start-up": [Run(way, "mlp", 10, 1, ("--warm-up", "0")) for way in (STOCK, RAY)],
-    "memory": [Run(RAY, "wide", 1000, 3, ("--warm-up", "1")).recording()],
+    "start-up": [Run(way, Task("mlp", 10, 1, warm_up=0)) for way in (STOCK, RAY)],
+    "memory": [Run(RAY, Task("wide", 1000, 3, warm_up=1)).recording()],
 }
 
 
@@ -134,7 +133,8 @@ def main() -> None:
     for name in options.only:
         runs = [run for run in SECTIONS[name] if run.way not in PRIVATE or (PEERS / "ready").exists()]
         if options.quick:
-            runs = [replace(run, clients=min(run.clients, 4)) for run in runs if "--sampled" not in run.options]
+            few = [run for run in runs if not run.task.sampled]
+            runs = [replace(run, task=replace(run.task, clients=min(run.task.clients, 4))) for run in few]
         rows += measure_section(name, runs, options.repeats)
         publish_rows(rows, options.out)
 

@@ -21,7 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -39,98 +39,41 @@ from measuring import (
     read_lines,
     run_alone,
 )
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
+from victims import NoiseVictims
 
 from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from fedsim.base.task import Task
-from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.inversion.matching import GradientInversion
-from fedsim.recording.payloads import Payload
-from fedsim.recording.recorder import Recorder
-from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import Update
-from fedsim.training.models.sme import SmeCnn
 
-CLASSES, BATCH, RATE = 100, 10, 0.004
 PEER, BASE = "breaching IG", "IG eager"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Shape of the examples, width of the CNN, and N."""
-
-    shape: tuple[int, int, int]
-    channels: tuple[int, int]
-    hidden: int
-    count: int
-
-    def model(self) -> nn.Module:
-        """Build the CNN of SME, App. D."""
-        plugin = SmeCnn(channels=self.channels, hidden=self.hidden)
-        return plugin.build(Task(input_shape=self.shape, num_classes=CLASSES))
-
-
 CELLS = {
-    "28x28x1 N=10": Cell((1, 28, 28), (32, 64), 100, 10),
-    "28x28x1 N=50": Cell((1, 28, 28), (32, 64), 100, 50),
-    "32x32x3 N=10": Cell((3, 32, 32), (64, 128), 200, 10),
-    "32x32x3 N=50": Cell((3, 32, 32), (64, 128), 200, 50),
+    "28x28x1 N=10": NoiseVictims(shape=(1, 28, 28), channels=(32, 64), hidden=100, count=10, epochs=10),
+    "28x28x1 N=50": NoiseVictims(shape=(1, 28, 28), channels=(32, 64), hidden=100, count=50, epochs=10),
+    "32x32x3 N=10": NoiseVictims(count=10, epochs=10),
+    "32x32x3 N=50": NoiseVictims(count=50, epochs=10),
 }
 Clock = list[float]
 """CPU seconds of this process at each iteration."""
 
 
-def make_update(cell: Cell, epochs: int = 10) -> tuple[Update, Tensor]:
-    """Return an update, and its labels in ascending order."""
-    torch.manual_seed(0)
-    model = cell.model()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    inputs = torch.randn(cell.count, *cell.shape)
-    labels = torch.randint(CLASSES, (cell.count,)).sort().values
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for _ in range(epochs):
-        for batch in torch.randperm(cell.count).split(BATCH):
-            optimizer.zero_grad()
-            cross_entropy(model(inputs[batch]), labels[batch]).backward()
-            optimizer.step()
-    after = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return Update(
-        round=1, client=0, before=before, payload=Payload.from_dense(after, "weights"), num_examples=cell.count
-    ), labels
-
-
-def time_fedsim(attack: GradientInversion, cell: Cell, update: Update, labels: Tensor, epochs: int = 10) -> float:
+def time_fedsim(attack: GradientInversion, cell: NoiseVictims) -> float:
     """Return CPU seconds of an iteration of one of fedsim's attacks, run as its users would."""
     clock: Clock = []
 
     def tick(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
         clock.append(time.process_time())
 
-    depth = cell.shape[0]
-    known = Knowledge(
-        model=cell.model,
-        loss=cross_entropy,
-        input_shape=cell.shape,
-        num_classes=CLASSES,
-        value_range=((-2.0,) * depth, (2.0,) * depth),
-        input_mean=(0.0,) * depth,
-        input_std=(1.0,) * depth,
-        labels=labels,
-        learning_rate=RATE,
-        local_epochs=epochs,
-        batch_size=BATCH,
-    )
     with tempfile.TemporaryDirectory() as folder:
-        Recorder(Path(folder)).write(1, [update])
-        rng = torch.Generator().manual_seed(1)
-        attack.run(Target(transcript=Transcript(Path(folder)), victim=0, knowledge=known, rng=rng), tick)
+        (victim,) = cell.draw_targets(cell.record_updates(1, Path(folder)), 1)
+        attack.run(victim.target, tick)
     return mean_iteration(clock)
 
 
-def time_breaching(breaching: Any, iterations: int, cell: Cell, update: Update, labels: Tensor) -> float:
+def time_breaching(breaching: Any, iterations: int, cell: NoiseVictims) -> float:
     """Return CPU seconds of an iteration of `invertinggradients` with SME's settings: step size 1, not signed, TV 0.01.
 
     Its total variation sums both directions where SME's takes their mean, hence 0.005.
@@ -143,9 +86,10 @@ def time_breaching(breaching: Any, iterations: int, cell: Cell, update: Update, 
     )
     config.optim.step_size, config.optim.signed, config.optim.max_iterations = 1.0, None, iterations
     config.regularization.total_variation.scale = 0.005
-    model = cell.model()
+    with tempfile.TemporaryDirectory() as room:
+        update = cell.record_updates(1, Path(room)).update(1, 0)
     attacker = breaching.attacks.prepare_attack(
-        model, nn.CrossEntropyLoss(), config, {"device": torch.device("cpu"), "dtype": torch.float}
+        cell.build_model(), nn.CrossEntropyLoss(), config, {"device": torch.device("cpu"), "dtype": torch.float}
     )
     depth = cell.shape[0]
     facts = SimpleNamespace(shape=cell.shape, mean=(0.5,) * depth, std=(0.25,) * depth, modality="vision")
@@ -154,7 +98,7 @@ def time_breaching(breaching: Any, iterations: int, cell: Cell, update: Update, 
         {
             "gradients": list(update.pseudo_gradient.values()),
             "buffers": [],
-            "metadata": {"labels": labels, "num_data_points": cell.count, "local_hyperparams": None},
+            "metadata": {"labels": torch.arange(cell.count), "num_data_points": cell.count, "local_hyperparams": None},
         }
     ]
     clock: Clock = []
@@ -190,7 +134,6 @@ def build_attacks(iterations: int, *, compiled: bool) -> dict[str, GradientInver
 def compare_attacks(name: str, attacks: Mapping[str, GradientInversion], iterations: int, repeats: int) -> list[Row]:
     """Return a row for each attack on one cell, beside that of breaching where it is installed."""
     cell = CELLS[name]
-    update, labels = make_update(cell)
     ways: dict[str, Callable[[], float]] = {}
     try:
         breaching = importlib.import_module("breaching")
@@ -198,19 +141,18 @@ def compare_attacks(name: str, attacks: Mapping[str, GradientInversion], iterati
         print(f"{error.name} is not installed here: no comparison with breaching, see `make benchmark-inversion`")
     else:
         if cell.shape[0] == 3:
-            ways[PEER] = partial(time_breaching, breaching, iterations, cell, update, labels)
+            ways[PEER] = partial(time_breaching, breaching, iterations, cell)
     for label, attack in attacks.items():
-        ways[label] = partial(time_fedsim, attack, cell, update, labels)
+        ways[label] = partial(time_fedsim, attack, cell)
     return compare_turns(measure_in_turns(ways, repeats), PEER if PEER in ways else BASE, {"cell": name})
 
 
-def measure_attack(name: str, epochs: int, cell: Cell) -> dict[str, float]:
+def measure_attack(name: str, cell: NoiseVictims) -> dict[str, float]:
     """Return CPU milliseconds of an iteration, and how far memory rises at its peak."""
     attacks = {"SME": SurrogateModelExtension(iterations=8), "DLFA": DataLeakage(iterations=4)}
-    update, labels = make_update(cell, epochs)
-    time_fedsim(InvertingGradients(iterations=3), cell, update, labels)  # what torch sets up on its first call
+    time_fedsim(InvertingGradients(iterations=3), cell)  # what torch sets up on its first call
     seconds: list[float] = []
-    growth = peak_growth(lambda: seconds.append(time_fedsim(attacks[name], cell, update, labels, epochs)))
+    growth = peak_growth(lambda: seconds.append(time_fedsim(attacks[name], cell)))
     return {"ms": 1e3 * seconds[0], "MiB": growth}
 
 
@@ -236,7 +178,8 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     if options.attack:
-        print(json.dumps(measure_attack(options.attack, options.epochs[0], CELLS[options.only[0]])))
+        cell = replace(CELLS[options.only[0]], epochs=options.epochs[0])
+        print(json.dumps(measure_attack(options.attack, cell)))
     elif options.epochs:
         publish_rows(follow_epochs(options.only, options.epochs), options.out)
     else:

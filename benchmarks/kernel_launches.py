@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,22 +24,14 @@ from unittest.mock import patch
 import torch
 from measuring import make_parser, publish_rows
 from torch.autograd.profiler_util import FunctionEvent
-from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
+from victims import NoiseVictims
 
-from fedsim.base.randomness import generator, seed_globals
-from fedsim.base.task import Task
-from fedsim.interfaces.attack import Knowledge, Target, VictimTask
 from fedsim.inversion import matching
 from fedsim.inversion.matching import GradientInversion
 from fedsim.plugins import registry
-from fedsim.recording.payloads import Payload
-from fedsim.recording.recorder import Recorder
-from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import Update
-from fedsim.training.models.sme import SmeCnn
 
-TASK, COUNT, RATE = Task((3, 32, 32), 10), 8, 0.01
+VICTIMS = NoiseVictims(channels=(4, 8), hidden=20, count=8, classes=10, epochs=1, batch_size=8, rate=0.01)
 FIRST, LAST = 21, 31
 """Iterations at which `progress` is called, between which is counted."""
 ATTACKS: dict[str, dict[str, object]] = {
@@ -52,62 +45,21 @@ class CountingEnds(BaseException):
     """The iterations to count are over."""
 
 
-def build_model() -> torch.nn.Module:
-    """Build what is attacked."""
-    with seed_globals("kernel launches"):
-        return SmeCnn(channels=(4, 8), hidden=20).build(TASK)
-
-
-def record_steps(victims: int, folder: Path) -> Transcript:
-    """Record a gradient step of each victim, on noise of its own."""
-    network, labels, updates = build_model(), torch.arange(COUNT), []
-    before = {name: tensor.detach().clone() for name, tensor in network.named_parameters()}
-    for client in range(victims):
-        network.zero_grad()
-        noise = torch.randn(COUNT, *TASK.input_shape, generator=generator("noise", client))
-        cross_entropy(network(noise), labels).backward()
-        after = {name: p.detach() - RATE * p.grad for name, p in network.named_parameters() if p.grad is not None}
-        sent = Payload.from_dense(after, "weights")
-        updates.append(Update(round=1, client=client, before=before, payload=sent, num_examples=COUNT))
-    Recorder(folder).write(1, updates)
-    return Transcript(folder)
-
-
 def count_launches(attack: GradientInversion, victims: int, *, at_once: bool) -> float:
     """Return how many kernels an iteration of one victim starts."""
     profiler = profile(activities=[ProfilerActivity.CPU])
-    known = Knowledge(
-        model=build_model,
-        loss=cross_entropy,
-        input_shape=TASK.input_shape,
-        num_classes=TASK.num_classes,
-        value_range=((0.0,) * 3, (1.0,) * 3),
-        input_mean=(0.5,) * 3,
-        input_std=(0.25,) * 3,
-        labels=torch.arange(COUNT),
-        learning_rate=RATE,
-        local_epochs=1,
-        batch_size=COUNT,
-    )
 
-    def progress(victim: int, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-        if victim == 0 and iteration == FIRST:
+    def progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+        if iteration == FIRST:
             profiler.start()
-        if victim == 0 and iteration == LAST:
+        if iteration == LAST:
             profiler.stop()
             raise CountingEnds
 
     with TemporaryDirectory() as room:
-        transcript = record_steps(victims, Path(room) / "transcript")
-        orders = [
-            VictimTask(
-                target=Target(transcript=transcript, victim=client, knowledge=known, rng=generator("attack", client)),
-                progress=partial(progress, client),
-            )
-            for client in range(victims)
-        ]
+        first, *others = VICTIMS.draw_targets(VICTIMS.record_updates(victims, Path(room) / "transcript"), victims)
         with patch.object(matching, "batching_pays", lambda device: at_once), suppress(CountingEnds):
-            list(attack.run_several(orders))
+            list(attack.run_several([replace(first, progress=progress), *others]))
     return sum(map(starts_kernel, profiler.events())) / (LAST - FIRST) / (victims if at_once else 1)
 
 

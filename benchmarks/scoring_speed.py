@@ -28,12 +28,11 @@ from fedsim.base.randomness import generator, seed_globals, use_one_thread
 from fedsim.base.task import Task
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.modality import PublicExamples
-from fedsim.recording.payloads import Payload
-from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
+from studies.messages import weights_update
 
 TASK, PUBLIC = Task((3, 32, 32), 100), 2000
 SETTINGS = LocalTraining(local_epochs=20, batch_size=10, learning_rate=0.004)
@@ -58,10 +57,9 @@ class Victim:
         before, low = copy_state(model), VALUE_RANGE[0].reshape(-1, 1, 1)
         inputs = low - 2 * low * self.truth.data
         after, _ = local_update(model, before, inputs, self.truth.labels, SETTINGS, key=(client,))
-        sent = Payload.from_dense(after, "weights")
-        update = Update(round=1, client=client, before=before, payload=sent, num_examples=count)
+        update = weights_update(before, after, count, client)
         self.message = AttackedUpdate(
-            model=model, loss=cross_entropy, update=update, value_range=VALUE_RANGE, settings=SETTINGS, **on(device)
+            model=model, loss=cross_entropy, update=update, value_range=VALUE_RANGE, settings=SETTINGS, device=device
         )
         noise = torch.randn(self.truth.data.shape, generator=rng)
         claims = (self.truth.data + NOISE * noise).clamp(0, 1)
@@ -75,11 +73,6 @@ class Victim:
                 self.finding, self.truth, public=public, rng=rng, message=self.message, labels_granted=True, cache=cache
             )
         return {score.metric: (score.value, score.floor) for score in scores}
-
-
-def on(device: torch.device) -> dict[str, torch.device]:
-    """Return the argument that says where similarities are computed."""
-    return {} if "device" not in AttackedUpdate.__dataclass_fields__ else {"device": device}
 
 
 def score_victims(options: argparse.Namespace) -> list[Row]:

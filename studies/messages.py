@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,29 @@ from torch.nn.functional import cross_entropy
 import fedsim
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.evaluation.perceptual_distance import lpips_distances
+from fedsim.audit.evaluation.score import Score
+from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base import metrics
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import use_one_thread
+from fedsim.base.task import Loss, Task
+from fedsim.data import Examples
+from fedsim.exposure.measure import Measure
 from fedsim.federation.build import Experiment, find_data_folder
 from fedsim.federation.config import AttackFile, Config, validate_tables
 from fedsim.federation.training_states import make_states
 from fedsim.interfaces.attack import Attack, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import Knowledge
+from fedsim.interfaces.modality import PublicExamples
+from fedsim.plugins import registry
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update
-from studies.running import RUNS
+from fedsim.training.message_function import ClientMessage
+from studies.running import RUNS, Row
 
 
 def data_folder() -> Path:
@@ -44,11 +55,6 @@ def data_folder() -> Path:
     return folder
 
 
-def copy_parameters(model: nn.Module) -> State:
-    """Copy everything of a model that travels."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-
-
 def mean_gradient(model: nn.Module, inputs: Tensor, labels: Tensor, loss: Any = cross_entropy) -> dict[str, Tensor]:
     """Return the gradient of the mean loss over a batch, by parameter."""
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -59,6 +65,12 @@ def gradient_update(before: State, gradient: Mapping[str, Tensor], count: int, n
     """Return the message of client 0 that sends a gradient of `count` examples in round `number`."""
     payload = Payload.from_dense(dict(gradient), "gradient")
     return Update(round=number, client=0, before=before, payload=payload, num_examples=count)
+
+
+def weights_update(before: State, after: Mapping[str, Tensor], count: int, client: int = 0, number: int = 1) -> Update:
+    """Return the message of a client that sends its weights after training on `count` examples."""
+    payload = Payload.from_dense(dict(after), "weights")
+    return Update(round=number, client=client, before=before, payload=payload, num_examples=count)
 
 
 def attack_updates(
@@ -85,21 +97,51 @@ def invert_update(attack: Any, update: Update, knowledge: Knowledge, rng: torch.
         return attack.invert(update, knowledge, rng, lambda *_: None)
 
 
+def task_knowledge(model: Callable[[], nn.Module], task: Task, **more: Any) -> Knowledge:
+    """Return what a task tells of a client's examples; `more` adds facts."""
+    facts = {"loss": task.loss, "input_shape": task.input_shape, "num_classes": task.num_classes}
+    return Knowledge(model=model, **facts | more)
+
+
 def image_knowledge(experiment: Experiment, labels: Tensor, **more: Any) -> Knowledge:
     """Return what is known of a client's images but the images themselves; `more` replaces or adds facts."""
     data = experiment.data
     mean, std = data.moments()
-    facts = {
-        "model": experiment.new_model,
-        "loss": experiment.loss,
-        "input_shape": data.dataset.task.input_shape,
-        "num_classes": data.dataset.num_classes,
-        "value_range": data.value_range(),
-        "input_mean": mean,
-        "input_std": std,
-        "labels": labels,
-    }
-    return Knowledge(**facts | more)
+    facts = {"value_range": data.value_range(), "input_mean": mean, "input_std": std, "labels": labels}
+    known = task_knowledge(experiment.new_model, data.dataset.task, loss=experiment.loss, **facts)
+    return replace(known, **more)
+
+
+def score_claim(
+    finding: Any,
+    truth: Truth,
+    rng: torch.Generator,
+    examples: Examples | None = None,
+    count: int | None = None,
+    **known: Any,
+) -> dict[str, Score]:
+    """Return the scores by metric, beside guesses from the first `count` of public examples, or from all."""
+    public = None
+    if examples is not None:
+        public = PublicExamples(data=examples.inputs(slice(0, count)), labels=examples.labels[:count])
+    return {score.metric: score for score in score_examples(finding, truth, public=public, rng=rng, **known)}
+
+
+def measure_message(
+    tables: Mapping[str, Mapping[str, Any]], model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor
+) -> list[Row]:
+    """Return a row for each value of measures of one gradient, whose derivatives they share; `tables` are by label."""
+    sent, rows = ClientMessage.create(model, loss, inputs, labels), list[Row]()
+    for label, table in tables.items():
+        settings = {name: value for name, value in table.items() if name != "name"}
+        by: Measure = registry.build("measures", str(table["name"]), settings, label)
+        rows += ({"measure": f"{label}.{name}", "value": v} for name, v in by.compute_for_message(sent).items())
+    return rows
+
+
+def pair_psnr(claimed: Tensor, true: Tensor) -> float:
+    """Return the mean PSNR over images, each paired with the claim assigned to it, in dB."""
+    return metrics.psnr(metrics.pair_examples(claimed, true), true).mean().item()
 
 
 @contextmanager
@@ -132,6 +174,24 @@ def perceive_distances(claimed: Tensor, true: Tensor) -> Tensor:
     if isinstance(distances, str):
         raise ConfigError(f"LPIPS: {distances}")
     return distances
+
+
+def central_tables(
+    data: Mapping[str, Any], model: Mapping[str, Any], seed: int, decay_at: Sequence[int] = (), **training: Any
+) -> dict[str, Any]:
+    """Return an experiment of one client, and with [states] how a network is trained on all data.
+
+    Args:
+        decay_at: epochs after which the learning rate falls to a tenth.
+        training: settings beside an epoch a round.
+    """
+    return {
+        "data": data,
+        "model": model,
+        "training": {"local_epochs": 1, **training},
+        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": seed},
+        "states": {"decay_at": list(decay_at), "decay": 0.1} if decay_at else {},
+    }
 
 
 @cache

@@ -142,6 +142,18 @@ def select_rows(rows: Iterable[Mapping[str, str]], **wanted: object) -> list[Map
     return [row for row in rows if matches(row, wanted)]
 
 
+def group_rows(rows: Iterable[Mapping[str, str]], *columns: str) -> dict[tuple[str, ...], list[Mapping[str, str]]]:
+    """Return the rows by what they have in these columns, in the order of the first of each.
+
+    >>> group_rows([{"seed": "1"}, {"seed": "2"}], "seed")
+    {('1',): [{'seed': '1'}], ('2',): [{'seed': '2'}]}
+    """
+    groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in columns), []).append(row)
+    return groups
+
+
 def column_values(rows: Iterable[Mapping[str, str]], name: str) -> NDArray[np.float64]:
     """Return the numbers of a column; an empty one, of what was refused, counts as nothing."""
     return np.array([float(row[name] or 0) for row in rows])

@@ -65,7 +65,10 @@ def run(task: Task) -> Mapping[str, Tensor]:
             "actors": ACTORS,
             "vectorise": not task.loop,
         },
-        "strategy": {"name": "frameworks.strategy:TimedFedAvg", "fraction_train": task.sampled / task.clients},
+        "strategy": {
+            "name": "frameworks.strategy:TimedFedAvg",
+            "fraction_train": task.trained / task.clients,
+        },
         "recording": {} if task.record else {"rounds": [1]},
     }
     with tempfile.TemporaryDirectory() as folder:

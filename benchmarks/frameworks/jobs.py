@@ -90,7 +90,7 @@ class Task:
         clients: how many there are.
         rounds: how many are run.
         warm_up: how many of them are not measured.
-        sampled: clients that train in each round; only fedsim is asked for fewer than all.
+        sampled: clients that train in each round, all where it is 0; only fedsim is asked for fewer.
         engine: of fedsim.
         record: fedsim's curious server records every round, instead of the first alone.
         loop: fedsim's clients train one after the other, small networks too.
@@ -100,12 +100,17 @@ class Task:
     job: str
     clients: int
     rounds: int
-    warm_up: int
-    sampled: int
-    engine: str
-    record: bool
-    loop: bool
-    skewed: bool
+    warm_up: int = 2
+    sampled: int = 0
+    engine: str = "serial"
+    record: bool = False
+    loop: bool = False
+    skewed: bool = False
+
+    @property
+    def trained(self) -> int:
+        """Return how many clients train in each round."""
+        return self.sampled or self.clients
 
     @property
     def work(self) -> Job:

@@ -8,10 +8,12 @@ import subprocess
 import tempfile
 import time
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from frameworks.clock import MARK
+from frameworks.jobs import Task
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 _ENVIRONMENT = {
@@ -30,8 +32,8 @@ class BenchmarkError(Exception):
     """A process failed; the message ends with what it said last."""
 
 
-def run_framework(python: Path, arguments: list[str], *, memory: bool) -> dict[str, Any]:
-    """Return what `python -m frameworks ARGUMENTS` measured, with what shows from outside.
+def run_framework(python: Path, framework: str, task: Task, *, memory: bool) -> dict[str, Any]:
+    """Return what a framework measured in a process of its own, with what shows from outside.
 
     Returns:
         Its answer, besides `start_s`, seconds from the command to the end of the first round, and if `memory` is asked
@@ -45,7 +47,7 @@ def run_framework(python: Path, arguments: list[str], *, memory: bool) -> dict[s
         environment = os.environ | _ENVIRONMENT | {MARK: uuid.uuid4().hex, "FLWR_HOME": str(folder / "flwr")}
         started = time.monotonic()
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-            command = [str(python), "-m", "frameworks", *arguments]
+            command = [str(python), "-m", "frameworks", framework, json.dumps(asdict(task))]
             process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err)
         while memory and process.poll() is None and time.monotonic() < started + _LIMIT:
             peak = max(peak, _pss_mb(process.pid))

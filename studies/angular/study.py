@@ -29,7 +29,14 @@ from fedsim.inversion.recipe import Recipe
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
 from fedsim.training.model_state import copy_state, load_state
-from studies.messages import image_knowledge, invert_update, mean_gradient, perceive_distances, trained_states
+from studies.messages import (
+    central_tables,
+    image_knowledge,
+    invert_update,
+    mean_gradient,
+    perceive_distances,
+    trained_states,
+)
 from studies.running import STUDIES, Row
 from studies.writing import draw_places, format_drawn, kept_details, kept_result, save_picture, spearman_of_rows
 
@@ -70,13 +77,8 @@ class StatisticsMatching(GradientInversion):
 
 def read_tables(model: str) -> dict[str, Any]:
     """Return central training by the paper's SGD; its tenths after 150 and 225 of 300 epochs are after 10 and 15."""
-    return {
-        "data": {"name": "cifar100"},
-        "model": MODELS[model],
-        "training": {"local_epochs": 1, "learning_rate": 0.1, "momentum": 0.9, "batch_size": 32},
-        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
-        "states": {"epochs": list(EPOCHS), "decay_at": [10, 15], "decay": 0.1},
-    }
+    sgd = {"learning_rate": 0.1, "momentum": 0.9, "batch_size": 32}
+    return central_tables({"name": "cifar100"}, MODELS[model], SEED, [10, 15], **sgd)
 
 
 @cache
@@ -103,8 +105,7 @@ class BatchClient:
 
     def update(self) -> Update:
         """Return its gradient, and its batch's statistics in place of the running ones."""
-        # A forward pass in train mode changes the running statistics.
-        before = {name: tensor.clone() for name, tensor in copy_state(self.network).items()}
+        before = copy_state(self.network)  # a forward pass in train mode changes the running statistics
         statistics: dict[str, Tensor] = {}
         layers = {name: layer for name, layer in self.network.named_modules() if isinstance(layer, _BatchNorm)}
         hooks = [layer.register_forward_pre_hook(note_statistics(statistics, name)) for name, layer in layers.items()]

@@ -13,7 +13,7 @@ from fedsim.audit.evaluation.statistics import format_mean
 from fedsim.federation.build import Experiment
 from fedsim.federation.reading import load_config
 from studies.running import Row, final_accuracy, runs_of_sweep
-from studies.writing import markdown_table
+from studies.writing import group_rows, markdown_table
 
 METRICS = {"attribute_accuracy": "accuracy", "attribute_balanced_accuracy": "balanced accuracy"}
 FIRST_ATTACK = "aia-gradient"
@@ -61,12 +61,10 @@ def balanced_accuracy(guess: Tensor, truth: Tensor) -> float:
 def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return a table for each case: means, and what they are beside imputation, paired by client."""
     found = {}
-    for case in dict.fromkeys(row["case"] for row in rows):
-        values: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
-        for row in rows:
-            if row["case"] == case:
-                cell = values.setdefault((row["attack"], row["metric"]), {})
-                cell[row["client"], row["seed"]] = float(row["value"])
+    for (case,), of_case in group_rows(rows, "case").items():
+        values = {}
+        for cell, of_cell in group_rows(of_case, "attack", "metric").items():
+            values[cell] = {(row["client"], row["seed"]): float(row["value"]) for row in of_cell}
         lines = []
         for attack in dict.fromkeys(name for name, _ in values):
             line = [attack]

@@ -16,7 +16,6 @@ from adversaries.text.dager import Dager
 from adversaries.text.lamp import Lamp
 from adversaries.text.tag import Tag
 from adversaries.text.texts import TextInvertingGradients
-from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.statistics import confidence_interval
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import text_metrics
@@ -24,13 +23,13 @@ from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data import Dataset
 from fedsim.data.reuters import ReutersR8
-from fedsim.interfaces.attack import Attack, Knowledge
+from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.findings import Texts
-from fedsim.interfaces.modality import PublicExamples
+from fedsim.training.model_state import copy_state
 from fedsim.training.models.transformer import TransformerDecoder, TransformerEncoder
-from studies.messages import attack_updates, copy_parameters, data_folder, gradient_update, mean_gradient
+from studies.messages import attack_updates, data_folder, gradient_update, mean_gradient, score_claim, task_knowledge
 from studies.running import Row
-from studies.writing import column_values, markdown_table, save_picture, select_rows, set_style
+from studies.writing import column_values, group_rows, markdown_table, save_picture, select_rows, set_style
 
 NETWORKS: dict[str, Callable[..., Any]] = {
     "encoder": TransformerEncoder,
@@ -88,11 +87,8 @@ def measure(seed: int, size: int, length: int, network: str, weights: str, attac
     model = build_network(network, weights, length, dim, seed)
     mine = text_order(data, seed)[:size]
     tokens, labels = data.train.inputs(mine), data.train.labels[mine]
-    knowledge = Knowledge(
-        model=lambda: model, loss=cross_entropy, input_shape=(length,), num_classes=8,
-        learning_rate=1.0, local_epochs=1, batch_size=size,
-    )  # fmt: skip
-    update = gradient_update(copy_parameters(model), mean_gradient(model, tokens, labels), size)
+    knowledge = task_knowledge(lambda: model, data.task, learning_rate=1.0, local_epochs=1, batch_size=size)
+    update = gradient_update(copy_state(model), mean_gradient(model, tokens, labels), size)
     try:
         finding, seconds = attack_updates(ATTACKS[attack], [update], knowledge, generator(seed))
     except AttackError as error:
@@ -100,8 +96,7 @@ def measure(seed: int, size: int, length: int, network: str, weights: str, attac
         return {"dim": dim, "refused": 1, **dict.fromkeys(METRICS, ""), "seconds": 0.0}
     assert isinstance(finding, Texts)
     truth = Truth(data=tokens, labels=labels, padding=data.padding)
-    public = PublicExamples(data=data.test.inputs(), labels=data.test.labels)
-    scores = {score.metric: score for score in score_examples(finding, truth, public=public, rng=generator(0))}
+    scores = score_claim(finding, truth, generator(0), data.test)
     paired = text_metrics.pair_texts(finding.tokens, tokens, data.padding)
     rouge = {f"rouge_{n}": float(text_metrics.rouge(paired, tokens, data.padding, n).mean()) for n in (1, 2)}
     exact = {"exact": scores["recovered"].value, "floor": scores["recovered"].floor}
@@ -114,18 +109,16 @@ def tables(rows: Rows) -> dict[str, str]:
     head = ["b", "length", "width", "batches", "whole", "exact %", "floor %"]
     head += ["ROUGE-1", "ROUGE-2", "labels %", "seconds"]
     parts = []
-    for attack, network, weights in sorted({(row["attack"], row["network"], row["weights"]) for row in rows}):
-        settings = group_batches(rows, attack=attack, network=network, weights=weights)
-        lines = [setting_line(batches) for batches in settings.values()]
+    for (attack, network, weights), same in sorted(group_rows(rows, "attack", "network", "weights").items()):
+        lines = [setting_line(batches) for batches in group_batches(same).values()]
         parts.append(f"`{attack}`, {network}, {weights} weights:\n\n{markdown_table(head, lines, '---:')}")
     return {"": "\n\n".join(parts)}
 
 
-def group_batches(rows: Rows, **kind: str) -> dict[tuple[int, int], Rows]:
-    """Return the batches of a kind by length and number of texts, ascending."""
-    same = select_rows(rows, **kind)
-    settings = sorted({(int(row["length"]), int(row["size"])) for row in same})
-    return {(length, size): select_rows(same, length=length, size=size) for length, size in settings}
+def group_batches(rows: Rows) -> dict[tuple[int, int], Rows]:
+    """Return the batches by length and number of texts, ascending."""
+    groups = group_rows(rows, "length", "size").items()
+    return dict(sorted(((int(length), int(size)), batches) for (length, size), batches in groups))
 
 
 def setting_line(rows: Rows) -> list[str]:
@@ -147,7 +140,7 @@ def draw(rows: Rows) -> None:
     set_style()
     figure, axes = plt.subplots(1, 4, figsize=(9, 2.8), sharey=True)
     for axis, (network, weights) in zip(axes, product(("decoder", "encoder"), ("fresh", "trained")), strict=True):
-        settings = group_batches(rows, attack="dager", network=network, weights=weights)
+        settings = group_batches(select_rows(rows, attack="dager", network=network, weights=weights))
         for length, marker, colour in zip((8, 16, 32), "os^", ("C0", "C1", "C2"), strict=True):
             by_size = {size: batches for (of_length, size), batches in settings.items() if of_length == length}
             for metric, line in (("exact", "-"), ("rouge_1", ":")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from matplotlib import pyplot as plt
@@ -16,7 +15,7 @@ from fedsim.privacy.ledger import spending_by_client
 from fedsim.report.adaptive import FAILS, HOLDS, NOT_CONCLUDED, ONLY_NAIVE, NaiveAdaptivePair, at_floor
 from fedsim.report.verdicts import LEAKS, ScoreReading, score_readings
 from studies.running import Row, final_accuracy, runs_of_sweep
-from studies.writing import cycle_marks, markdown_table, save_picture, set_style
+from studies.writing import cycle_marks, group_rows, markdown_table, save_picture, select_rows, set_style
 
 METRICS = ("psnr", "ssim")
 ATTACKS = ("sme", "ig")
@@ -26,6 +25,11 @@ NONE, SUMS, PROTOCOL = "none", "secure-aggregation", "settings"
 TICKS = (-4, -2, -1, 0, 1, 2, 5, 10, 20, 50)
 NEAR = 0.8
 """dB above the floor up to which cells are named in the picture."""
+OF_ALL_SCORES: dict[str, Any] = {
+    "variant": "", "missing": "", "round": 1, "settings": "{}", "ceiling": "", "nearest_public": "nan",
+    "higher_is_better": True, "instrument": "", "examples": 1,
+}  # fmt: skip
+"""Columns of scores.csv that are the same in all rows of the study, and not kept."""
 Rows = Sequence[Mapping[str, str]]
 
 
@@ -57,8 +61,8 @@ def group_cells(rows: Rows) -> dict[str, list[Mapping[str, str]]]:
     from studies.running import STUDIES, read_toml
 
     order = [case["label"] for case in read_toml(STUDIES / "defenses" / "sweep.toml")["sweep"]["axes"]["case"]]
-    known = sorted((row for row in rows if row["cell"] in order), key=lambda row: order.index(row["cell"]))
-    return {cell: list(found) for cell, found in groupby(known, key=lambda row: row["cell"])}
+    found = group_rows(rows, "cell")
+    return {cell: found[cell,] for cell in order if (cell,) in found}
 
 
 def is_defended(cell: str) -> bool:
@@ -111,18 +115,8 @@ def attack_texts(rows: Rows, attack: str, undefended: Rows) -> list[str]:
 def naive_and_adaptive(rows: Rows, attack: str, metric: str) -> tuple[ScoreReading | None, ScoreReading | None]:
     """Return what a report would read of the naive attack and of the adaptive one."""
     full: list[dict[str, Any]] = []
-    for row in rows:
-        if row["metric"] == metric:
-            known = {"granted": "defenses" if row["knows"] == "True" else "", "variant": "", "missing": "", "round": 1}
-            known |= {
-                "settings": "{}",
-                "ceiling": "",
-                "nearest_public": "nan",
-                "higher_is_better": True,
-                "instrument": "",
-                "examples": 1,
-            }
-            full.append({**row, **known})
+    for row in select_rows(rows, metric=metric):
+        full.append({**row, **OF_ALL_SCORES, "granted": "defenses" if row["knows"] == "True" else ""})
     readings = {reading.summary.attack_key[0]: reading for reading in score_readings(full, {})}
     return readings.get(attack), readings.get(f"{attack} adaptive")
 

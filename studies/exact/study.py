@@ -20,7 +20,7 @@ from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State
 from studies.running import Row, runs_of_sweep
-from studies.writing import markdown_table, save_picture, set_style
+from studies.writing import column_values, group_rows, markdown_table, save_picture, select_rows, set_style
 
 UNPUBLISHED = Paper(title="Part of a study, published nowhere", authors="fedsim", venue="fedsim", year=2026, url="")
 REFINED = "cocktail-party, refined"
@@ -66,17 +66,6 @@ class LargestNumbers(Defense):
         return pruned
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundedNumbers(Defense):
-    """The update is sent in float16."""
-
-    paper: ClassVar[Paper] = UNPUBLISHED
-
-    def on_update(self, update: State, context: LocalContext) -> State:
-        """See Defense."""
-        return {name: tensor.half().float() for name, tensor in update.items()}
-
-
 def rows_of_sweep(sweep: fedsim.Sweep) -> Iterator[Row]:
     """Yield a row for each attack and client; one that the attack refused has no figures."""
     for labels, run in runs_of_sweep(sweep):
@@ -106,16 +95,6 @@ def rows_of_sweep(sweep: fedsim.Sweep) -> Iterator[Row]:
             yield row
 
 
-def rows_of(rows: Sequence[Mapping[str, str]], cell: str, attack: str) -> list[Mapping[str, str]]:
-    """Return the rows of one cell and attack."""
-    return [row for row in rows if row["cell"] == cell and row["attack"] == attack]
-
-
-def shares(rows: Sequence[Mapping[str, str]], column: str = "exact") -> np.ndarray:
-    """Return a share of each client; an attack that refused recovered nothing."""
-    return np.array([float(row[column] or 0) for row in rows])
-
-
 def decibels(rows: Sequence[Mapping[str, str]]) -> list[float]:
     """Return the median PSNR of each client that was not refused."""
     return [float(row["psnr"]) for row in rows if row["psnr"]]
@@ -124,7 +103,7 @@ def decibels(rows: Sequence[Mapping[str, str]]) -> list[float]:
 def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return, for each data set, a table of all cells, and one of all attacks on the base."""
     cells = list(dict.fromkeys(row["cell"] for row in rows))
-    wrong = sum(float(row["false"] or 0) > 0 for row in rows)
+    wrong = (column_values(rows, "false") > 0).sum()
     found = {"certificates": f"Of all attacks on all clients {wrong} gave a wrong certificate."}
     for data in DATA:
         head = [data, "clients", "exact (95 % interval)", "certified", "dB", "`cocktail-party`, dB", "refined, dB"]
@@ -144,23 +123,23 @@ def cell_order(cell: str) -> tuple[bool, list[tuple[float, str]]]:
 def cell_line(cell: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Format a cell: what the exact attack recovers, then the median PSNR of it and of the others."""
     attacks = ("spear-ica", "spear-ica-rounds", "spear")
-    attack = next(name for name in attacks if rows_of(rows, cell, name))
-    exact = shares(rows_of(rows, cell, attack))
+    of_cell = select_rows(rows, cell=cell)
+    attack = next(name for name in attacks if select_rows(of_cell, attack=name))
+    exact, certified = (column_values(select_rows(of_cell, attack=attack), name) for name in ("exact", "certified"))
     low, high = confidence_interval(exact, share=True)
-    certified = shares(rows_of(rows, cell, attack), "certified").mean()
-    line = [cell.partition(" ")[2], str(len(exact)), f"{exact.mean():.3f} ({low:.2f}, {high:.2f})", f"{certified:.3f}"]
+    share = f"{exact.mean():.3f} ({low:.2f}, {high:.2f})"
+    line = [cell.partition(" ")[2], str(len(exact)), share, f"{certified.mean():.3f}"]
     for name in (attack, "cocktail-party", REFINED):
-        psnr = decibels(rows_of(rows, cell, name))
-        refused = len(rows_of(rows, cell, name)) - len(psnr)
+        psnr = decibels(found := select_rows(of_cell, attack=name))
+        refused = len(found) - len(psnr)
         line.append((f"{median(psnr):.1f}" if psnr else "-") + (f" ({refused} refused)" if refused else ""))
     return line
 
 
 def attack_lines(cell: str, rows: Sequence[Mapping[str, str]]) -> Iterator[list[str]]:
     """Yield a line for each attack on the same clients."""
-    for attack in dict.fromkeys(row["attack"] for row in rows if row["cell"] == cell):
-        found = rows_of(rows, cell, attack)
-        means = [f"{shares(found, column).mean():.3f}" for column in ("exact", "floor", "twins")]
+    for (attack,), found in group_rows(select_rows(rows, cell=cell), "attack").items():
+        means = [f"{column_values(found, column).mean():.3f}" for column in ("exact", "floor", "twins")]
         yield [f"`{attack}`", *means, f"{median(decibels(found)):.1f}", f"{min(decibels(found)):.1f}"]
 
 
@@ -174,16 +153,17 @@ def draw(rows: Sequence[Mapping[str, str]]) -> None:
 def draw_steps(rows: Sequence[Mapping[str, str]]) -> None:
     """Draw the share of exact examples against N, E and the learning rate."""
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True)
+    by_cell = group_rows(select_rows(rows, attack="spear-ica"), "cell")
     titles = {"N": "examples N", "E": "local epochs E", "rate": "learning rate"}
     for axis, (name, title) in zip(axes, titles.items(), strict=True):
         for data, marker in zip(DATA, "os^", strict=True):
-            cells = {BASES[data][name]: f"{data} base"}
-            for row in rows:
-                words = row["cell"].split()
-                if words[:2] == [data, name] and len(words) == 3 and row["attack"] == "spear-ica":
-                    cells[words[2]] = row["cell"]
-            places = sorted(cells, key=float)
-            means = [shares(rows_of(rows, cells[place], "spear-ica")).mean() for place in places]
+            by_place = {BASES[data][name]: by_cell[f"{data} base",]}
+            for (cell,), found in by_cell.items():
+                words = cell.split()
+                if words[:2] == [data, name] and len(words) == 3:
+                    by_place[words[2]] = found
+            places = sorted(by_place, key=float)
+            means = [column_values(by_place[place], "exact").mean() for place in places]
             axis.plot([float(place) for place in places], means, marker=marker, label=data)
         axis.set_xscale("log")
         axis.minorticks_off()
@@ -205,7 +185,7 @@ def draw_protection(rows: Sequence[Mapping[str, str]]) -> None:
         heights = []
         for name in names:
             several = attack == "spear-ica" and name.endswith("rounds")
-            found = rows_of(rows, f"mnist {name}", "spear-ica-rounds" if several else attack)
+            found = select_rows(rows, cell=f"mnist {name}", attack="spear-ica-rounds" if several else attack)
             psnr = decibels(found)
             heights.append(median(psnr) if 2 * len(psnr) >= len(found) > 0 else 0)
         axis.bar(np.arange(len(names)) + 0.2 * place - 0.3, heights, 0.2, label=attack)

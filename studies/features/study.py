@@ -21,9 +21,9 @@ from fedsim.data.cifar import Cifar10
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.priors import total_variation
 from fedsim.inversion.problem import build_problem
-from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
-from studies.messages import data_folder
+from fedsim.training.model_state import copy_state
+from studies.messages import data_folder, weights_update
 from studies.running import Row
 
 RATE, CONVOLUTIONS = 0.01, 7
@@ -59,7 +59,7 @@ def measure(size: int, epochs: int, seed: int, batch: int = 0) -> Row:
     images, labels = data.inputs(chosen), data.labels[chosen]
     with seed_globals("network", seed):
         model = network()
-    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    before = copy_state(model)
     convolutions = nn.Sequential(*list(model)[:CONVOLUTIONS])
     true = convolutions(images).detach()
     optimizer, rng = torch.optim.SGD(model.parameters(), lr=RATE), generator("batches", seed)
@@ -68,10 +68,8 @@ def measure(size: int, epochs: int, seed: int, batch: int = 0) -> Row:
             optimizer.zero_grad()
             cross_entropy(model(images[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    after = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     moved = float((convolutions(images).detach() - true).norm() / true.norm())
-    sent = Payload.from_dense(after, "weights")
-    update = Update(round=1, client=0, before=before, payload=sent, num_examples=len(images))
+    update = weights_update(before, copy_state(model), len(images))
     try:
         found, features = find_columns(update, len(images))
     except AttackError:

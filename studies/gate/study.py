@@ -49,6 +49,7 @@ MEASURES: Mapping[str, dict[str, Any]] = {
     "angular-lipschitz": {"name": "angular-lipschitz", "noises": 20},
     "expected-error": {"name": "expected-error", "steps": 8},
 }
+RANDOM_GATE = "studies.gate.study:RandomGate"
 BY_QUANTILE, MOST = "withhold by quantile", "-most"
 """`MOST` after the name of an attack: what leaks in the round that leaks most."""
 SETTINGS = {"iterations": 100, "step_size": 0.1, "tv_weight": 0.001}
@@ -102,18 +103,13 @@ def measure(seed: int, action: str, measure: str, strength: float) -> list[Row]:
         leaks = over_rounds(leaks_of(seed, "open rounds")) if action else leaks_of(seed, "plain")
         return arm_rows("none", 0.0, accuracy, leaks)
     if action == "drop-examples":
-        table: dict[str, Any] = {"name": "gate", "measure": MEASURES[measure]} if measure else {"name": random_gate()}
+        table: dict[str, Any] = {"name": "gate", "measure": MEASURES[measure]} if measure else {"name": RANDOM_GATE}
         defense = [table | {"action": action, "fraction": strength}]
         accuracy, _ = federate(seed, defense)
         return arm_rows("gate" if measure else "random", strength, accuracy, first_round(attack_all(seed, defense)))
     if action == BY_QUANTILE:
         return follow_past(seed, measure, strength)
     return close_past_limit(seed, action, measure, strength)
-
-
-def random_gate() -> str:
-    """Return the name by which an experiment finds the random gate."""
-    return "studies.gate.study:RandomGate"
 
 
 def close_past_limit(seed: int, action: str, measure: str, strength: float) -> list[Row]:
@@ -127,7 +123,7 @@ def close_past_limit(seed: int, action: str, measure: str, strength: float) -> l
     leaks = {name: np.where(closed[0], protected[name], plain[name]) for name in plain}
     rows = arm_rows("gate", closed.mean(), accuracy, leaks)
     rates = closed.mean(1)
-    accuracy, _ = federate(seed, [{"name": random_gate(), "action": action, "rates": rates.tolist(), **noise}])
+    accuracy, _ = federate(seed, [{"name": RANDOM_GATE, "action": action, "rates": rates.tolist(), **noise}])
     leaks = {name: rates[0] * protected[name] + (1 - rates[0]) * plain[name] for name in plain}
     return rows + arm_rows("random", rates.mean(), accuracy, leaks)
 
@@ -140,7 +136,7 @@ def follow_past(seed: int, measure: str, strength: float) -> list[Row]:
     sent = {name: np.where(alone, 0, leaks) for name, leaks in open_rounds.items()}
     rows = arm_rows("gate", alone.mean(), accuracy, over_rounds(sent))
     rates = [float(closed.mean())] * ROUNDS
-    accuracy, _ = federate(seed, [{"name": random_gate(), "action": "withhold", "rates": rates}])
+    accuracy, _ = federate(seed, [{"name": RANDOM_GATE, "action": "withhold", "rates": rates}])
     return rows + arm_rows("random", closed.mean(), accuracy, over_rounds(open_rounds, silent=float(alone.mean())))
 
 

@@ -8,23 +8,19 @@ from unittest.mock import Mock, patch
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from fedsim.audit.evaluation.scoring import frequency_guess_accuracy, label_accuracy, uniform_guess_accuracy
 from fedsim.base.randomness import generator, numpy_generator
 from fedsim.data import Dataset
 from fedsim.data.digits import Digits
 from fedsim.data.idx import Mnist
-from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.labels import updates as rules
-from fedsim.recording.payloads import Payload
-from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
-from studies.messages import data_folder
+from studies.messages import data_folder, task_knowledge, weights_update
 from studies.running import Row
 
 CLASSES = 10
@@ -52,12 +48,10 @@ def measure(data: str, count: int, epochs: int, rate: float, spread: str, seed: 
     inputs, labels, before = (train.inputs(index) - mean) / std, train.labels[index], copy_state(model)
     plan = LocalTraining(local_epochs=epochs, batch_size=count, learning_rate=rate)
     after, _ = local_update(model, before, inputs, labels, plan, key=(seed,))
-    payload = Payload.from_dense(after, "weights")
-    update = Update(round=1, client=0, before=before, payload=payload, num_examples=len(labels))
-    knowledge = Knowledge(
-        model=lambda: network.build(dataset.task), loss=cross_entropy, input_shape=dataset.task.input_shape,
-        num_classes=CLASSES, value_range=([-mean / std], [(1 - mean) / std]), learning_rate=rate,
-        local_epochs=epochs, batch_size=count,
+    update = weights_update(before, after, len(labels))
+    knowledge = task_knowledge(
+        lambda: network.build(dataset.task), dataset.task, value_range=([-mean / std], [(1 - mean) / std]),
+        learning_rate=rate, local_epochs=epochs, batch_size=count,
     )  # fmt: skip
     # Count by noise alone, as where no training is simulated, and as the attack does.
     with patch.multiple(rules, _simulate_last_layer=lambda *_: None, _MODEL_TRAININGS=1, warn=Mock()):

@@ -28,6 +28,7 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe
 from fedsim.training.model_state import copy_state, load_state
 from studies.messages import (
+    central_tables,
     gradient_update,
     image_knowledge,
     invert_update,
@@ -93,13 +94,8 @@ class LavpMatching(GradientInversion):
 def read_tables(data: str, model: str) -> dict[str, Any]:
     """Return LAVP's central training: SGD from 0.1, a tenth of it after half and three quarters of the epochs."""
     epochs = EPOCHS[data][model]
-    return {
-        "data": DATA[data],
-        "model": MODELS[model],
-        "training": {"local_epochs": 1, "learning_rate": 0.1, "batch_size": BATCH_SIZE[data]},
-        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
-        "states": {"epochs": [epochs], "decay_at": [epochs // 2, epochs * 3 // 4], "decay": 0.1},
-    }
+    sgd = {"learning_rate": 0.1, "batch_size": BATCH_SIZE[data]}
+    return central_tables(DATA[data], MODELS[model], SEED, [epochs // 2, epochs * 3 // 4], **sgd)
 
 
 @cache

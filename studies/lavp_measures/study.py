@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from fedsim.plugins import registry
 from studies.lavp.study import EPOCHS, example, experiment_of, study_images, trained_network
+from studies.messages import measure_message
 from studies.running import Row
 
 ESTIMATED = {"exact": 0, "probes": 4, "steps": 40}
@@ -44,8 +44,6 @@ def is_row_of(row: Mapping[str, str], cell: Row) -> bool:
 
 def measure(data: str, model: str, image: int, label: str) -> list[Row]:
     """Return a row for each value of one measure."""
-    settings = dict(MEASURES[label])
-    by = registry.build("measures", settings.pop("name"), settings, label)
     _, inputs, labels = example(data, model, image)
-    values = by.compute(trained_network(data, model), experiment_of(data, model).loss, inputs, labels)
-    return [{"measure": f"{label}.{name}", "value": value} for name, value in values.items()]
+    tables = {label: MEASURES[label]}
+    return measure_message(tables, trained_network(data, model), experiment_of(data, model).loss, inputs, labels)

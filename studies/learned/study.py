@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from studies.defenses.study import NONE, gain_text, naive_and_adaptive
 from studies.priors.study import gains_of_best, mean_text, rows_of_sweep, verdict_text
 from studies.running import STUDIES, read_rows
-from studies.writing import markdown_table
+from studies.writing import column_values, group_rows, markdown_table, select_rows
 
 __all__ = ["rows_of_sweep", "tables"]
 
@@ -18,18 +18,16 @@ Rows = Sequence[Mapping[str, str]]
 def tables(rows: Rows) -> dict[str, str]:
     """Return a line for each cell, with the strongest reading of the attacks of other studies."""
     inversions, priors = (read_rows(STUDIES / name / "results.csv") for name in ("defenses", "priors"))
-    undefended = [row for row in rows if row["cell"] == NONE]
-    lines = []
-    for cell in dict.fromkeys(row["cell"] for row in rows):
-        of_cell = [row for row in rows if row["cell"] == cell]
+    undefended, lines = select_rows(rows, cell=NONE), []
+    for (cell,), of_cell in group_rows(rows, "cell").items():
         line = [cell]
         for attack, former in (("ig", inversions), ("map", priors), (ATTACK, rows)):
-            readings = naive_and_adaptive([row for row in former if row["cell"] == cell], attack, "psnr")
+            readings = naive_and_adaptive(select_rows(former, cell=cell), attack, "psnr")
             line += [gain_text(reading) if reading else "–" for reading in readings]
-        gains = gains_of_best([row for row in of_cell if row["metric"] == "psnr"])
+        gains = gains_of_best(select_rows(of_cell, metric="psnr"))
         line.append(f"{sum(gain > 0 for gain in gains)} of {len(gains)}")
-        best = [row for row in of_cell if row["knows"] == "True"] or of_cell
-        line.append(mean_text([float(row["other"]) for row in best if row["metric"] == "psnr"]))
+        best = select_rows(of_cell, knows=True) or of_cell
+        line.append(mean_text(column_values(select_rows(best, metric="psnr"), "other")))
         lines.append([*line, verdict_text(cell, of_cell, undefended, ATTACK)])
     head = ["defense"]
     for title in ("ig", "map", "learned"):

@@ -16,7 +16,7 @@ from adversaries.inversion.unmixing import Unmixing
 from clients.defenses.instahide import InstaHide
 from clients.defenses.mixup import Mixup
 from fedsim.base.errors import AttackError
-from fedsim.base.metrics import pair_examples, psnr
+from fedsim.base.metrics import psnr
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data import Dataset
 from fedsim.interfaces.attack import Attack, Knowledge, Target
@@ -28,7 +28,7 @@ from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_gradient
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
-from studies.messages import data_folder, gradient_update
+from studies.messages import data_folder, gradient_update, pair_psnr, task_knowledge
 from studies.running import Row
 
 ROUNDS = 8
@@ -67,16 +67,9 @@ def measure(data: str, model: str, defense: str, count: int, victim: int) -> Row
     images, labels = victims_images(dataset, victim, count)
     mean, std = (moment.reshape(-1, 1, 1) for moment in dataset.standardisation)
     low, high = (((end - mean) / std).flatten().tolist() for end in (0, 1))
-    knowledge = Knowledge(
-        model=network,
-        loss=dataset.task.loss,
-        input_shape=dataset.task.input_shape,
-        num_classes=dataset.task.num_classes,
-        value_range=(low, high),
-        input_mean=[0.0] * len(low),
-        input_std=[1.0] * len(low),
-        defenses=None,
-    )
+    zeros, ones = [0.0] * len(low), [1.0] * len(low)
+    ends = {"value_range": (low, high), "input_mean": zeros, "input_std": ones}
+    knowledge = task_knowledge(network, dataset.task, **ends)
     informed = replace(knowledge, defenses=None if mixing is None else (mixing,))
     with tempfile.TemporaryDirectory() as folder:
         # Record the gradients of all rounds, at the same weights.
@@ -126,4 +119,4 @@ def psnr_of(attack: Attack, transcript: Transcript, knowledge: Knowledge, images
         print(error)
         return math.nan
     assert isinstance(found, Reconstruction)
-    return psnr(pair_examples(found.data, images), images).mean().item()
+    return pair_psnr(found.data, images)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 import fedsim
-from fedsim.base.metrics import pair_examples, psnr
 from fedsim.federation.build import Experiment
 from fedsim.federation.reading import load_config
 from studies.defenses.study import METRICS, NONE, gain_text, naive_and_adaptive, worth_of
+from studies.messages import pair_psnr
 from studies.running import STUDIES, Row, read_rows, runs_of_sweep
-from studies.writing import markdown_table
+from studies.writing import column_values, group_rows, markdown_table, select_rows
 
 GRANTED = ", labels granted"
 NOISE_ALONE = "noise alone"
@@ -51,25 +51,23 @@ def other_gain(claim: Any, victim: int, truths: Mapping[int, Any], floors: Mappi
     """Return by how many dB a claim is above the floor of the next victim, scored against its images."""
     victims = list(truths)
     other = victims[(victims.index(victim) + 1) % len(victims)]
-    return float(psnr(pair_examples(claim, truths[other]), truths[other]).mean().item() - floors[other])
+    return pair_psnr(claim, truths[other]) - floors[other]
 
 
 def tables(rows: Rows) -> dict[str, str]:
     """Return a line for each cell."""
     former = read_rows(STUDIES / "defenses" / "results.csv")
-    undefended = [row for row in rows if row["cell"] == NONE]
+    undefended = select_rows(rows, cell=NONE)
     lines = []
-    for cell in dict.fromkeys(row["cell"] for row in rows):
-        of_cell = [row for row in rows if row["cell"] == cell]
+    for (cell,), of_cell in group_rows(rows, "cell").items():
         line = [cell]
-        for attack in ("sme", "ig"):
-            line.append(former_gain([row for row in former if row["cell"] == cell], attack))
+        line += [former_gain(select_rows(former, cell=cell), attack) for attack in ("sme", "ig")]
         naive, adaptive = naive_and_adaptive(of_cell, "map", "psnr")
         line += [gain_text(reading) if reading else "–" for reading in (naive, adaptive)]
-        gains = gains_of_best([row for row in of_cell if row["metric"] == "psnr"])
+        gains = gains_of_best(select_rows(of_cell, metric="psnr"))
         line.append(f"{sum(gain > 0 for gain in gains)} of {len(gains)}")
         strongest = "map adaptive" if adaptive else "map"
-        line.append(mean_text([float(row["other"]) for row in of_cell if row["attack"] == strongest]))
+        line.append(mean_text(column_values(select_rows(of_cell, attack=strongest), "other")))
         lines.append([*line, verdict_text(cell, of_cell, undefended)])
     head = ["defense", "sme", "ig", "map: naive", "map: adaptive", "victims beyond", "other client's images", "defense"]
     return {"": markdown_table(head, lines)}
@@ -88,14 +86,13 @@ def verdict_text(cell: str, rows: Rows, undefended: Rows, attack: str = "map") -
 
 def gains_of_best(rows: Rows) -> list[float]:
     """Return the gains of the adaptive attack, or of the naive one where there is no other."""
-    adaptive = [row for row in rows if row["knows"] == "True"] or rows
+    adaptive = select_rows(rows, knows=True) or rows
     return [float(row["value"]) - float(row["floor"]) for row in adaptive]
 
 
-def mean_text(values: Sequence[float]) -> str:
+def mean_text(values: np.ndarray) -> str:
     """Format a mean with half the width of its 95 % interval."""
-    half_width = T_QUANTILE * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return f"{np.mean(values):+.1f} ± {half_width:.1f}"
+    return f"{values.mean():+.1f} ± {T_QUANTILE * values.std(ddof=1) / len(values) ** 0.5:.1f}"
 
 
 def former_gain(rows: Rows, attack: str) -> str:

@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.tableak import TabLeak
-from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.statistics import confidence_interval
 from fedsim.audit.evaluation.table_scores import draw_rows
 from fedsim.audit.evaluation.truth import Truth
@@ -24,14 +23,12 @@ from fedsim.data import Dataset
 from fedsim.data.tables import Adult
 from fedsim.interfaces.attack import Attack, Knowledge
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.interfaces.modality import PublicExamples
-from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
-from studies.messages import attack_updates, data_folder, gradient_update, mean_gradient
+from studies.messages import attack_updates, data_folder, gradient_update, mean_gradient, score_claim, weights_update
 from studies.running import Row
 from studies.writing import column_values, markdown_table, select_rows
 
@@ -95,14 +92,14 @@ def measure(seed: int, sent: str, size: int, attack: str) -> Row:
     finding, seconds = attack_updates(ATTACKS[attack], [update], knowledge, generator("attack", seed))
     assert isinstance(finding, Reconstruction)
     # Score it, beside the best guess and beside rows drawn at random.
-    public = PublicExamples(data=data.test.inputs(slice(0, PUBLIC)), labels=data.test.labels[:PUBLIC])
-    deviations = public.data.std(0)
+    public = data.test.inputs(slice(0, PUBLIC))
+    deviations = public.std(0)
     truth = Truth(data=rows, labels=labels, columns=columns, deviations=deviations)
     rng = generator("floor", size, seed)
-    scores = {s.metric: s for s in score_examples(finding, truth, public=public, rng=rng, labels_granted=True)}
+    scores = score_claim(finding, truth, rng, data.test, PUBLIC, labels_granted=True)
     random = []
     for _ in range(DRAWS):
-        drawn = draw_rows(public.data, columns, size, rng)
+        drawn = draw_rows(public, columns, size, rng)
         random.append(table_metrics.find_correct_columns(drawn, rows, columns, deviations).double().mean(1).mean())
     right = scores["columns_right"]
     return {
@@ -125,8 +122,7 @@ def send_rows(model: nn.Module, inputs: Tensor, labels: Tensor, sent: str, seed:
         return gradient_update(before, mean_gradient(model, inputs, labels), count), plan
     plan = LocalTraining(local_epochs=int(sent.removeprefix("E = ")), batch_size=count // 2, learning_rate=0.01)
     after, _ = local_update(model, before, inputs, labels, plan, key=("tableak", seed))
-    payload = Payload.from_dense(after, "weights")
-    return Update(round=1, client=0, before=before, payload=payload, num_examples=count), plan
+    return weights_update(before, after, count), plan
 
 
 def count_by_entropy(

@@ -10,7 +10,7 @@ mini-batch of texts of 32 words, though the table's caption says 30.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from adversaries.inversion.tgias_ro import TemporalInversion
 from adversaries.text.texts import TemporalTextInversion
-from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics
 from fedsim.base.randomness import generator, seed_globals
@@ -38,11 +36,12 @@ from fedsim.inversion.labels.last_layer import last_layer
 from fedsim.inversion.problem import InversionProblem, build_problem
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
+from fedsim.training.model_state import copy_state
 from fedsim.training.models.alexnet import AlexNet
 from fedsim.training.models.lenet import TgiasLeNet
 from fedsim.training.models.resnet import ResNet8
 from fedsim.training.models.text_cnn import TextCnn
-from studies.messages import attack_updates, copy_parameters, data_folder, gradient_update, mean_gradient
+from studies.messages import attack_updates, data_folder, gradient_update, mean_gradient, score_claim, task_knowledge
 from studies.running import Row
 
 DATA = {"mnist": Mnist, "cifar10": Cifar10, "cifar100": Cifar100}
@@ -95,7 +94,7 @@ class Examples:
         for number in range(1, count + 1):
             if untrained:
                 model = self.model(seed, number)
-            updates.append(gradient_update(copy_parameters(model), self.gradient(model, mine), size, number))
+            updates.append(gradient_update(copy_state(model), self.gradient(model, mine), size, number))
             for turn in range(0 if untrained else every):
                 crowd = size * (clients - 1 if turn == 0 else clients)
                 index = others[torch.randint(0, len(others), (crowd,), generator=rng)]
@@ -121,15 +120,12 @@ class Images(Examples):
 
     def knowledge(self, labels: Tensor | None) -> Knowledge:
         """Return what the adversary knows."""
-        channels = len(self.low)
-        return Knowledge(
-            model=lambda: self.model("attack"),
-            loss=cross_entropy,
-            input_shape=tuple(self.inputs.shape[1:]),
-            num_classes=self.task.num_classes,
+        return task_knowledge(
+            lambda: self.model("attack"),
+            self.task,
             value_range=(self.low.tolist(), self.high.tolist()),
-            input_mean=[0.0] * channels,
-            input_std=[1.0] * channels,
+            input_mean=[0.0] * len(self.low),
+            input_std=[1.0] * len(self.low),
             learning_rate=1.0,  # asked for by attacks on updates; gradients that were sent are read as they are
             local_epochs=1,
             batch_size=1,
@@ -138,7 +134,7 @@ class Images(Examples):
 
     def problem(self, model: nn.Module, index: Tensor) -> tuple[InversionProblem, Tensor]:
         """Return one gradient as an attack sees it, and dummy data."""
-        update = gradient_update(copy_parameters(model), self.gradient(model, index), len(index))
+        update = gradient_update(copy_state(model), self.gradient(model, index), len(index))
         dummy = torch.randn((8, *self.inputs.shape[1:]), generator=generator("dummy"))
         return build_problem(update, self.knowledge(None)), dummy
 
@@ -218,13 +214,7 @@ def attack_texts(
     """Attack gradients of texts: right words in the right places, wherever they stand, and which occur at all."""
     texts = load_texts(kernels)
     updates, mine = texts.send_gradients(size, gradients, seed, rate=0.01, every=every)
-    knowledge = Knowledge(
-        model=lambda: texts.model(0),
-        loss=cross_entropy,
-        input_shape=tuple(texts.inputs.shape[1:]),
-        num_classes=texts.task.num_classes,
-        labels=texts.labels[mine].sort().values,
-    )
+    knowledge = task_knowledge(lambda: texts.model(0), texts.task, labels=texts.labels[mine].sort().values)
     attack = TemporalTextInversion(
         gradients=gradients, iterations=iterations, optimizer="adam", distance="cosine", layers="relative",
         step_size=0.1, aggregation="mean", align=False, nearest="cosine", words="vocabulary", refinements=refinements,
@@ -232,9 +222,8 @@ def attack_texts(
     finding, seconds = attack_updates(attack, updates, knowledge, generator(seed, "attack"))
     assert isinstance(finding, Texts)
     truth = Truth(data=texts.inputs[mine], labels=texts.labels[mine])
-    found = score_examples(finding, truth, public=None, rng=generator(0), labels_granted=True)
-    scores = {score.metric: score.value for score in found}
-    return {name: scores[name] for name in ("recover_rate", "tokens_found", "words_found")} | {"seconds": seconds}
+    scores = score_claim(finding, truth, generator(0), labels_granted=True)
+    return {name: scores[name].value for name in ("recover_rate", "tokens_found", "words_found")} | {"seconds": seconds}
 
 
 def gradient_norms(network: str, epoch: int) -> dict[str, float]:
@@ -292,12 +281,6 @@ def align_batches(seed: int, network: str, size: int, rate: float, batches: int 
 
 def share_grouped(groups: Sequence[Sequence[int]], owners: Sequence[int]) -> float:
     """Return the share of gradients whose group is that of their mini-batch, by the best assignment."""
-    batches = list(batch_members(owners))
+    batches = [{number for number, owner in enumerate(owners) if owner == batch} for batch in dict.fromkeys(owners)]
     overlap = torch.tensor([[len(members & set(group)) for members in batches] for group in groups]).numpy()
     return float(overlap[linear_sum_assignment(overlap, maximize=True)].sum() / len(owners))
-
-
-def batch_members(owners: Sequence[int]) -> Iterator[set[int]]:
-    """Yield the gradients of each mini-batch."""
-    for batch in dict.fromkeys(owners):
-        yield {number for number, owner in enumerate(owners) if owner == batch}

@@ -26,7 +26,6 @@ from torch.nn.functional import fold
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
-from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.statistics import confidence_interval, gains
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics
@@ -35,7 +34,6 @@ from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import Knowledge
-from fedsim.interfaces.modality import PublicExamples
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import BatchNormStatistics, TotalVariation
 from fedsim.inversion.problem import InversionProblem, build_problem
@@ -46,7 +44,7 @@ from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import running_statistics
 from fedsim.training.settings import LocalTraining
-from studies.messages import data_folder, image_knowledge, invert_update, trained_states
+from studies.messages import central_tables, data_folder, image_knowledge, invert_update, score_claim, trained_states
 from studies.running import RUNS, Row
 from studies.writing import DOCS, column_values, markdown_table, select_rows, set_style
 
@@ -173,14 +171,9 @@ def applies(cell: Row) -> bool:
 def tables_of(model: str, data: str) -> dict[str, Any]:
     """Return an experiment, and with [states] how the network is trained centrally."""
     batch_size, decay_at = SCHEDULES.get(data, (0, []))
-    settings = {"local_epochs": 1, **TRAINING.get(model, {}), **({"batch_size": batch_size} if batch_size else {})}
-    return {
-        "data": DATA[data],
-        "model": MODELS[model] | ({"patch": SIDES[data] // PATCHES} if model == "vit" else {}),
-        "training": settings,
-        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
-        "states": {"decay_at": decay_at, "decay": 0.1} if decay_at else {},
-    }
+    settings = TRAINING.get(model, {}) | ({"batch_size": batch_size} if batch_size else {})
+    network = MODELS[model] | ({"patch": SIDES[data] // PATCHES} if model == "vit" else {})
+    return central_tables(DATA[data], network, SEED, decay_at, **settings)
 
 
 @cache
@@ -253,16 +246,10 @@ def measure(**cell: Any) -> Row:
     save_file({"data": finding.data.contiguous()}, path)
     distance = float(finding.trace["l_sim"][-1]) if "l_sim" in finding.trace else math.nan
     images, labels = victims_images(cell["data"], cell["batch"], cell["seed"])
+    truth, rng = Truth(data=images, labels=labels), generator(SEED, "today guesses", cell["seed"])
     train = experiment_of(cell["model"], cell["data"]).dataset.train
-    found = score_examples(
-        finding,
-        Truth(data=images, labels=labels),
-        public=PublicExamples(data=train.inputs(slice(0, PUBLIC)), labels=train.labels[:PUBLIC]),
-        rng=generator(SEED, "today guesses", cell["seed"]),
-        weights=data_folder() / "weights",
-        labels_granted=True,
-    )
-    scores = {score.metric: score for score in found}
+    weights = data_folder() / "weights"
+    scores = score_claim(finding, truth, rng, train, PUBLIC, weights=weights, labels_granted=True)
     row: Row = {name: scores[name].value for name in METRICS}
     row |= {f"{name}_floor": scores[name].floor for name in METRICS}
     row |= {"psnr_public": scores["psnr"].nearest_public, "best": max(scores["psnr"].per_image)}

@@ -31,7 +31,7 @@ from fedsim.recording.tree_sums import find_thresholds
 from fedsim.recording.wire_format import Update
 from studies.messages import attack_updates, data_folder
 from studies.running import Row
-from studies.writing import column_values, markdown_table, select_rows
+from studies.writing import column_values, group_rows, markdown_table, select_rows
 
 CLIENTS, PUBLIC, DRAWS = 4, 1000, 20
 RECORDS = {"breast-cancer": 100, "diabetes": 80, "adult": 200, "stroke": 200}
@@ -233,21 +233,19 @@ SHARES = {
 
 
 def _claims_table(rows: Sequence[Mapping[str, str]]) -> str:
+    setting = ("data", "method", "depth", "rounds")
     lines = []
-    for data, method, depth, rounds in _distinct(rows, "data", "method", "depth", "rounds"):
-        cell = select_rows(rows, data=data, method=method, depth=depth, rounds=rounds)
-        lines.append([data, method, depth, rounds, *(_percent(cell, column) for column in (*SHARES, "alone"))])
-    head = ["data", "method", "depth", "rounds", *SHARES.values(), "records alone in their leaves"]
-    return markdown_table(head, lines)
+    for values, cell in group_rows(rows, *setting).items():
+        lines.append([*values, *(_percent(cell, column) for column in (*SHARES, "alone"))])
+    return markdown_table([*setting, *SHARES.values(), "records alone in their leaves"], lines)
 
 
 def _settings_table(rows: Sequence[Mapping[str, str]]) -> str:
     chosen = [row for row in select_rows(rows, method="bagging", depth=6, rounds=20) if row["data"] != "diabetes"]
     columns = ("right", "auxiliary", "others", "columns", "held")
-    lines, order = [], [*SETTINGS]
-    pairs = _distinct(chosen, "data", "setting")
-    for data, setting in sorted(pairs, key=lambda pair: (pair[0], order.index(pair[1]))):
-        cell = select_rows(chosen, data=data, setting=setting)
+    lines, order, cells = [], [*SETTINGS], group_rows(chosen, "data", "setting")
+    for data, setting in sorted(cells, key=lambda pair: (pair[0], order.index(pair[1]))):
+        cell = cells[data, setting]
         thresholds, model = (np.mean(column_values(cell, column)) for column in ("thresholds", "model"))
         shares = [_percent(cell, column) for column in columns]
         lines.append([data, setting, *shares, f"{thresholds:.0f}", f"{model:.2f}"])
@@ -256,13 +254,6 @@ def _settings_table(rows: Sequence[Mapping[str, str]]) -> str:
     return markdown_table(head, lines)
 
 
-def _distinct(rows: Sequence[Mapping[str, str]], *columns: str) -> list[tuple[str, ...]]:
-    return list(dict.fromkeys(tuple(row[column] for column in columns) for row in rows))
-
-
 def _percent(rows: Sequence[Mapping[str, str]], column: str) -> str:
     """Return the mean over seeds in percent; `refused` where the attack claims nothing."""
-    texts = [row[column] for row in rows]
-    if not all(texts):
-        return "refused"
-    return f"{100 * np.mean([float(text) for text in texts]):.0f}"
+    return f"{100 * column_values(rows, column).mean():.0f}" if all(row[column] for row in rows) else "refused"
