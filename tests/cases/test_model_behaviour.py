@@ -27,7 +27,7 @@ from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
 from fedsim.training.stochastic_layers import find_stochastic_layers
-from tests.support.recordings import build_update
+from tests.support.recordings import PLAIN_SGD, build_update
 
 KNOWN: dict[str, Any] = {
     "num_examples": 1,
@@ -36,10 +36,7 @@ KNOWN: dict[str, Any] = {
     "learning_rate": 0.1,
     "local_epochs": 1,
     "batch_size": 1,
-    "optimizer": "sgd",
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-    "proximal_mu": 0.0,
+    **PLAIN_SGD,
     "labels": torch.tensor([1]),
 }
 

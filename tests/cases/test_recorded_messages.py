@@ -20,7 +20,7 @@ from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript, find_run
 from fedsim.recording.wire_format import Update
-from tests.support.recordings import build_update
+from tests.support.recordings import PLAIN_SGD, build_update
 
 Answer = Callable[[Message], RecordDict]
 
@@ -228,10 +228,7 @@ KNOWN: dict[str, Any] = {
     "learning_rate": 0.1,
     "local_epochs": 1,
     "batch_size": 1,
-    "optimizer": "sgd",
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-    "proximal_mu": 0.0,
+    **PLAIN_SGD,
 }
 
 

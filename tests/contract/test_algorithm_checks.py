@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from fedsim.contract import algorithms, common
-from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check
+from fedsim.contract.checks import Check
 from fedsim.contract.ranges import keeps_to_its_ranges
 from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
 from fedsim.interfaces.local_context import Memory
 from fedsim.recording.payloads import State
+from tests.support.checked_classes import check_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,22 +138,20 @@ BROKEN: list[tuple[Check, type, str]] = [
 ]
 
 
-def check_class(check: Check, cls: type, folder: Path) -> CheckResult:
-    return run_check(check, CheckedPlugin(group="algorithms", name=f"{__name__}:{cls.__qualname__}", folder=folder))
-
-
 @pytest.mark.parametrize(("check", "cls", "sentence"), BROKEN, ids=[case[1].__name__ for case in BROKEN])
 def test_an_algorithm_that_breaks_the_contract_is_told_how(
     check: Check, cls: type, sentence: str, tmp_path: Path
 ) -> None:
-    result = check_class(check, cls, tmp_path)
+    result = check_class(check, "algorithms", cls, tmp_path)
     assert result.verdict == "failed"
     assert sentence in result.reason
 
 
 def test_an_algorithm_that_keeps_to_the_contract_passes(tmp_path: Path) -> None:
     checks = [check for check in algorithms.CHECKS if check is not common.is_documented]  # it cites nobody
-    assert [result for check in checks if not (result := check_class(check, Plain, tmp_path)).is_good] == []
+    assert [
+        result for check in checks if not (result := check_class(check, "algorithms", Plain, tmp_path)).is_good
+    ] == []
 
 
 def test_each_check_is_broken_by_something_here() -> None:

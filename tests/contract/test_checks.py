@@ -27,7 +27,7 @@ from fedsim.base.errors import AttackError, ConfigError, PluginError, RunError
 from fedsim.contract import attacks, common, datasets, defenses, engines, measures, models, panels, partitions
 from fedsim.contract import findings as kinds
 from fedsim.contract import strategies as strategy_checks
-from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check, run_checks
+from fedsim.contract.checks import Check, CheckResult, run_checks
 from fedsim.contract.ranges import find_violations, keeps_to_its_ranges
 from fedsim.data import Dataset, Examples
 from fedsim.exposure.measure import Measure
@@ -43,6 +43,7 @@ from fedsim.interfaces.panel import Panel
 from fedsim.plugins import registry
 from fedsim.recording.wire_format import State
 from fedsim.report.reported_run import ReportedRun
+from tests.support import checked_classes
 
 PAPER = Paper(title="An example", authors="Nobody", venue="nowhere", year=2026)
 
@@ -791,8 +792,7 @@ def check_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_PAUSES", (0.0, 0.0))
 
     def check(asked: Check, group: registry.Group, cls: type, **settings: Any) -> CheckResult:
-        name = f"{cls.__module__}:{cls.__qualname__}"
-        return run_check(asked, CheckedPlugin(group=group, name=name, settings=settings, folder=tmp_path))
+        return checked_classes.check_class(asked, group, cls, tmp_path, **settings)
 
     return check
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedsim.contract import common, metrics
-from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check
+from fedsim.contract.checks import Check
 from fedsim.interfaces.metric import ExampleContext, ExampleMetric, Metric
+from tests.support.checked_classes import check_class
 
 
 class Sound(ExampleMetric):
@@ -169,25 +170,23 @@ BROKEN: list[tuple[Check, type, str]] = [
 ]
 
 
-def check_class(check: Check, cls: type, folder: Path) -> CheckResult:
-    return run_check(check, CheckedPlugin(group="metrics", name=f"{__name__}:{cls.__qualname__}", folder=folder))
-
-
 @pytest.mark.parametrize(("check", "cls", "sentence"), BROKEN, ids=[f"{case[1].__name__}" for case in BROKEN])
 def test_a_metric_that_breaks_the_contract_is_told_how(check: Check, cls: type, sentence: str, tmp_path: Path) -> None:
-    result = check_class(check, cls, tmp_path)
+    result = check_class(check, "metrics", cls, tmp_path)
     assert result.verdict == "failed"
     assert sentence in result.reason
 
 
 @pytest.mark.parametrize("cls", [Sound, Facts])
 def test_a_metric_that_keeps_to_the_contract_passes(cls: type, tmp_path: Path) -> None:
-    assert [result for check in metrics.CHECKS if not (result := check_class(check, cls, tmp_path)).is_good] == []
+    assert [
+        result for check in metrics.CHECKS if not (result := check_class(check, "metrics", cls, tmp_path)).is_good
+    ] == []
 
 
 @pytest.mark.parametrize(("cls", "reason"), [(OfNobody, "is installed: smell"), (Refuses, "examples: it is night")])
 def test_a_metric_without_values_is_not_checked(cls: type, reason: str, tmp_path: Path) -> None:
-    result = check_class(metrics.measures_each_example, cls, tmp_path)
+    result = check_class(metrics.measures_each_example, "metrics", cls, tmp_path)
     assert result.verdict == "not checked"
     assert reason in result.reason
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fedsim.contract import common, modalities
-from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check
+from fedsim.contract.checks import Check
 from fedsim.interfaces.modality import GuessMaterial, Modality
+from tests.support.checked_classes import check_class
 
 _CALLS = count()
 
@@ -274,23 +275,18 @@ BROKEN: list[tuple[Check, type, str]] = [
 ]
 
 
-def check_class(check: Check, cls: type, folder: Path) -> CheckResult:
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    return run_check(check, CheckedPlugin(group="modalities", name=name, folder=folder))
-
-
 @pytest.mark.parametrize(
     ("check", "cls", "sentence"), [pytest.param(*case, id=f"{case[0].__name__}-{case[1].__name__}") for case in BROKEN]
 )
 def test_what_breaks_it_fails_and_the_reason_says_how(check: Check, cls: type, sentence: str, tmp_path: Path) -> None:
-    result = check_class(check, cls, tmp_path)
+    result = check_class(check, "modalities", cls, tmp_path)
     assert result.verdict == "failed"
     assert re.search(sentence, result.reason), result.reason
     assert "\n" not in result.reason
 
 
 def test_what_keeps_to_it_passes_all(tmp_path: Path) -> None:
-    results = [check_class(check, Pairs, tmp_path) for check in modalities.CHECKS]
+    results = [check_class(check, "modalities", Pairs, tmp_path) for check in modalities.CHECKS]
     assert [result for result in results if not result.is_good] == []
     assert results[-1].verdict == "passed"
 

@@ -40,7 +40,7 @@ from fedsim.recording.transcript import Transcript
 from fedsim.report import run_contents
 from fedsim.report.page import write_report
 from fedsim.report.summary import summarise
-from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.experiments import IMAGE_METRICS, make_tiny_config, run_serial
 from tests.support.shared import make_once
 
 ATTACKS = [{"name": "sme", "iterations": 4}, {"name": "inverting-gradients", "label": "ig", "iterations": 4}]
@@ -110,19 +110,7 @@ def test_every_attack_meets_every_victim_and_each_is_scored(run: Path) -> None:
     ]
     audit.score()
     rows = read_rows(OpenRun(run).scores)
-    metrics = [
-        "psnr",
-        "ssim",
-        "mse",
-        "lpips",
-        "recovered",
-        "exact",
-        "l_sim",
-        "l_sim_line",
-        "identified",
-        "label_accuracy",
-    ]
-    assert [row["metric"] for row in rows] == metrics * 8
+    assert [row["metric"] for row in rows] == IMAGE_METRICS * 8
     assert {(row["attack"], row["victim"], row["round"], row["repeat"]) for row in rows} == {
         (title, victim, number, "0") for title in ("ig", "sme") for number in "12" for victim in "02"
     }

@@ -31,6 +31,7 @@ from fedsim.recording.seals import KEY_VARIABLE, seal_text
 from fedsim.report.reported_run import open_reported_run
 from tests.support.commands import Call
 from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.runs import read_dossier
 
 RUN: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -91,15 +92,9 @@ def run(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "leaking"))
 
 
-def read_contents(folder: Path) -> dict[str, Any]:
-    """Return the dossier in a folder, without its seal."""
-    content: dict[str, Any] = json.loads((folder / "dossier.json").read_text())["dossier"]
-    return content
-
-
 def forge(folder: Path, change: Callable[[dict[str, Any]], None], secret: bytes | None = None) -> None:
     """Change a dossier, and seal it again, as anybody who can write there can."""
-    content = read_contents(folder)
+    content = read_dossier(folder)
     change(content)
     seal = seal_text(json.dumps(content, sort_keys=True), secret)
     (folder / "dossier.json").write_text(json.dumps({"seal": seal, "dossier": content}))
@@ -275,7 +270,7 @@ def test_a_forged_dossier_differs_even_with_a_new_seal(run: Path) -> None:
         content["results"].pop()
         content["notes"].append("all is well")
 
-    last_result = len(read_contents(run)["results"]) - 1
+    last_result = len(read_dossier(run)["results"]) - 1
     forge(run, change)
     differences = [value.where for value in fedsim.verify_dossier(run).differences]
     forged = "verdict", "answer.0", "results.0.worst.value", "accuracy.accuracy", f"results.{last_result}", "notes.0"
@@ -316,7 +311,7 @@ def test_a_run_that_is_not_as_it_was_written_gives_no_verdict(run: Path, call: C
     done = call("dossier", run, "--fail-if", "undecided")
     assert done.returncode == 1
     assert "these are not the files that were written" in done.stderr
-    content = read_contents(run)
+    content = read_dossier(run)
     assert content["verdict"] == "nothing can be said"
     assert content["answer"][0] == "This is not the run that was written, so nothing below can be relied on."
     # A quiet threshold does not pass either.
@@ -349,7 +344,7 @@ def test_a_signed_dossier_takes_its_key(tmp_path: Path, original: Path, monkeypa
     monkeypatch.setenv(KEY_VARIABLE, str(key))
     run = fedsim.run(RUN | {"adversary": {"when": "never"}}, tmp_path / "signed").path
     fedsim.write_dossier(run)
-    assert "signed with this key" in read_contents(run)["evidence"]["integrity"]
+    assert "signed with this key" in read_dossier(run)["evidence"]["integrity"]
     assert fedsim.verify_dossier(run).is_signed
     monkeypatch.delenv(KEY_VARIABLE)
     assert any("its signature was not checked" in remark for remark in fedsim.verify_dossier(run).remarks)
@@ -366,7 +361,7 @@ def test_a_run_without_attacks_says_what_is_not_known(tmp_path: Path, call: Call
     done = call("dossier", folder, "--fail-if", "leaks")
     assert done.returncode == 1
     assert "--fail-if 'leaks': cannot be decided: nothing that can be relied on was scored" in done.stderr
-    content = read_contents(folder)
+    content = read_dossier(folder)
     assert content["verdict"] == "nothing can be said"
     assert content["answer"][0] == "No attack left a finding, so nothing can be said of what the messages leak."
     assert not any(observer["is_examined"] for observer in content["observers"])

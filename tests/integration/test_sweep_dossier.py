@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ import fedsim
 from fedsim.sweeps.table import read_cells, read_table, write_cells, write_table
 from tests.fedsim.api.test_sweeping import stay_here
 from tests.support.commands import Call
+from tests.support.runs import read_dossier
 
 SWEEP: dict[str, Any] = {
     "sweep": {
@@ -51,13 +51,8 @@ def sweep(original: Path, tmp_path: Path) -> Path:
     return tmp_path / "home" / "sweep"
 
 
-def read_contents(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "dossier.json").read_text())["dossier"]
-    return content
-
-
 def test_it_answers_for_each_defense_beside_the_undefended_control(original: Path) -> None:
-    content = read_contents(original / "sweep")
+    content = read_dossier(original / "sweep")
     rows = {row["name"]: row for row in content["settings"]}
     assert rows["none"]["verdict"] == "leaks"
     assert not rows["none"]["is_defended"]
@@ -135,6 +130,6 @@ def test_without_a_cell_there_is_no_verdict(sweep: Path, call: Call) -> None:
     done = call("dossier", sweep, "--fail-if", "leaks")
     assert done.returncode == 1
     assert "these are not the files that were written" in done.stderr
-    content = read_contents(sweep)
+    content = read_dossier(sweep)
     assert content["verdict"] == "nothing can be said"
     assert "top-k: the run of a cell cannot be read" in content["notes"][0]

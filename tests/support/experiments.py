@@ -17,6 +17,11 @@ TINY: dict[str, Any] = {
     "strategy": {"name": "fedavg"},
     "adversary": {"when": "never"},
 }
+IMAGE_METRICS = [
+    *("psnr", "ssim", "mse", "lpips", "recovered", "exact"),
+    *("l_sim", "l_sim_line", "identified", "label_accuracy"),
+]
+"""What is scored of images, and of how well they explain the update, in the order of scores.csv."""
 
 
 def make_tiny_config(**tables: Any) -> Config:

@@ -14,6 +14,13 @@ class Branching(nn.Module):
         return inputs if inputs.sum() > 1e9 else inputs * 1.5
 
 
+def build_convolution(activation: type[nn.Module] = nn.Tanh, norm: bool = False) -> nn.Module:
+    """Return a convolution and two linear layers for images of 1 x 8 x 8, always with the same weights."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6) if norm else nn.Identity(), activation(), nn.AvgPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 9, 20), activation(), nn.Linear(20, 4))
+
+
 def compute_gradient(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return the gradient of the cross-entropy by the names of parameters."""
     slopes = torch.autograd.grad(cross_entropy(model(inputs), labels), list(model.parameters()))

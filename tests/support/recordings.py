@@ -16,6 +16,8 @@ from fedsim.recording.wire_format import State, Update
 
 Record = Callable[[Update | Iterable[Update]], Transcript]
 """The fixture `record`: one update, or several in order of their rounds, as a recording."""
+PLAIN_SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "proximal_mu": 0.0}
+"""What is known of a client that trains by gradients alone."""
 
 
 def build_update(

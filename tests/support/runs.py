@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
@@ -40,3 +42,9 @@ def assert_same_runs(run: Path | RunFolder, other: Path | RunFolder) -> None:
     assert read_metrics(left) == read_metrics(right)
     assert read_exposures(left) == read_exposures(right)
     assert left.checkpoint.read_bytes() == right.checkpoint.read_bytes()
+
+
+def read_dossier(folder: Path) -> dict[str, Any]:
+    """Return the dossier in a folder, without its seal."""
+    content: dict[str, Any] = json.loads((folder / "dossier.json").read_text())["dossier"]
+    return content

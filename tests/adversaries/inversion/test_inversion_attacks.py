@@ -64,9 +64,8 @@ from fedsim.training.model_state import copy_state
 from fedsim.training.sampling import shuffled_batches
 from fedsim.training.settings import LocalTraining
 from tests.support.recordings import build_update
+from tests.support.standard_images import HIGH, LOW, SHAPE, standard, truth
 
-SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
-LOW, HIGH = (0 - MEAN) / STD, (1 - MEAN) / STD
 LABELS = torch.tensor([1, 4, 4])
 
 
@@ -92,16 +91,6 @@ def normalised(momentum: float | None = 0.1) -> nn.Module:
         nn.BatchNorm1d(6, momentum=momentum),
         nn.Linear(6, 10),
     )
-
-
-def truth(count: int = 3) -> Tensor:
-    """Images in [0, 1]."""
-    return torch.rand((count, *SHAPE), generator=generator("truth"))
-
-
-def standard(images: Tensor) -> Tensor:
-    """From [0, 1] to what models are fed with."""
-    return (images - MEAN) / STD
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

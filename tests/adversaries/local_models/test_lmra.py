@@ -29,10 +29,8 @@ from fedsim.inversion.local_updates import UpdateSpan, read_updates
 from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update
-from tests.support.recordings import Record, build_update
+from tests.support.recordings import PLAIN_SGD, Record, build_update
 from tests.support.tensors import flatten_state
-
-PLAIN: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "proximal_mu": 0.0}
 
 
 def state(model: Tensor) -> dict[str, Tensor]:
@@ -182,7 +180,7 @@ def test_where_models_are_alike_what_the_messages_determine_is_claimed_and_told(
         after = trained(before, design, targets, 3)
         updates.append(build_update(state(before), state(after), round=number, client=3, num_examples=40))
     with caplog.at_level(logging.WARNING):
-        found = attacked(LinearLocalModel(), record(updates), **PLAIN)
+        found = attacked(LinearLocalModel(), record(updates), **PLAIN_SGD)
     assert caplog.messages == [
         "client 3, rounds 1-12: the messages determine 2 of 7 directions of the local model; in the others it is "
         "claimed as it was returned last"

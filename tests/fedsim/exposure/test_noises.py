@@ -17,16 +17,11 @@ from fedsim.exposure.lipschitz import Lipschitz
 from fedsim.exposure.noises import NoiseMeasure, one_minus_cosine
 from fedsim.exposure.sensitivity import Sensitivity
 from fedsim.training.settings import LocalTraining
+from tests.support.networks import build_convolution
 
 LOSS: Any = nn.functional.cross_entropy
 KINDS: list[type[NoiseMeasure]] = [Sensitivity, Lipschitz, AngularLipschitz]
 UPDATE = LocalTraining(local_steps=2, batch_size=2, learning_rate=0.1)
-
-
-def network(activation: type[nn.Module] = nn.Tanh, norm: bool = False) -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6) if norm else nn.Identity(), activation(), nn.AvgPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 9, 20), activation(), nn.Linear(20, 4))
 
 
 def batch(size: int = 3) -> tuple[Tensor, Tensor]:
@@ -40,7 +35,7 @@ def gradient(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 
 def by_hand(noises: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of each noise in float64: how far it moves the gradient, how long it is, and L^cos by cosines."""
-    model, (inputs, labels) = network().double(), batch()
+    model, (inputs, labels) = build_convolution().double(), batch()
     inputs, random = inputs.double(), generator("measure", "noises")
     before, rows = gradient(model, inputs, labels), []
     for _ in range(noises):
@@ -57,7 +52,7 @@ def by_hand(noises: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_they_are_what_their_formulas_say_and_float32_is_within_a_thousandth() -> None:
     moved, length, ratio = by_hand(40)
-    model, (inputs, labels) = network(), batch()
+    model, (inputs, labels) = build_convolution(), batch()
     sensitivity = Sensitivity(noises=40).compute(model, LOSS, inputs, labels)
     assert sensitivity["mean"] == pytest.approx(moved.mean().item(), rel=1e-3)
     lipschitz = Lipschitz(noises=40).compute(model, LOSS, inputs, labels)
@@ -74,7 +69,7 @@ def test_they_are_what_their_formulas_say_and_float32_is_within_a_thousandth() -
 def test_angles_in_float32_are_those_of_float64(
     activation: type[nn.Module], training: LocalTraining | None, norm: bool
 ) -> None:
-    model, (inputs, labels), measure = network(activation, norm), batch(4), AngularLipschitz(noises=50)
+    model, (inputs, labels), measure = build_convolution(activation, norm), batch(4), AngularLipschitz(noises=50)
     single = measure.compute(model, LOSS, inputs, labels, training=training)
     double = measure.compute(deepcopy(model).double(), LOSS, inputs.double(), labels, training=training)
     assert single == pytest.approx(double, rel=1e-3)
@@ -86,15 +81,15 @@ def test_small_steps_take_no_digits_from_an_update(kind: type[NoiseMeasure]) -> 
     small = LocalTraining(local_steps=2, batch_size=2, learning_rate=1e-6)
     inputs, labels = batch()
     measure = kind(noises=20)
-    found = measure.compute(network(), LOSS, inputs, labels, training=small)
-    true = measure.compute(network().double(), LOSS, inputs.double(), labels, training=small)
+    found = measure.compute(build_convolution(), LOSS, inputs, labels, training=small)
+    true = measure.compute(build_convolution().double(), LOSS, inputs.double(), labels, training=small)
     assert found == pytest.approx(true, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_that_what_is_sent_does_not_survive_is_refused(kind: type[NoiseMeasure]) -> None:
     with pytest.raises(ConfigError, match=r"^sigma: with noise of 1e\+39 the message is NaN or infinite"):
-        kind(noises=3, sigma=1e39).compute(network(), LOSS, *batch())
+        kind(noises=3, sigma=1e39).compute(build_convolution(), LOSS, *batch())
 
 
 def test_one_minus_a_cosine_in_float32_is_rounding_error_and_the_chord_is_not() -> None:
@@ -107,7 +102,7 @@ def test_one_minus_a_cosine_in_float32_is_rounding_error_and_the_chord_is_not() 
 
 
 def test_batch_norm_in_train_and_in_eval_mode_are_two_things() -> None:
-    model, (inputs, labels) = network(norm=True), batch()
+    model, (inputs, labels) = build_convolution(norm=True), batch()
     model[1].running_var.fill_(4.0)
     train, evaluated = (
         AngularLipschitz(noises=20).compute(m, LOSS, inputs, labels)["max"] for m in (model, deepcopy(model).eval())
@@ -117,7 +112,7 @@ def test_batch_norm_in_train_and_in_eval_mode_are_two_things() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_changes_nothing_but_rounding_and_one_noise_has_to_fit(kind: type[NoiseMeasure]) -> None:
-    model, (inputs, labels), measure = network(), batch(), kind(noises=30)
+    model, (inputs, labels), measure = build_convolution(), batch(), kind(noises=30)
     much = measure.compute(model, LOSS, inputs, labels)
     assert measure.compute(model, LOSS, inputs, labels, memory=100_000) == pytest.approx(much, rel=1e-4)
     with pytest.raises(ConfigError, match=r"one perturbed batch takes about .* MiB, and memory is .* raise memory"):
@@ -126,7 +121,7 @@ def test_memory_changes_nothing_but_rounding_and_one_noise_has_to_fit(kind: type
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_one_example_the_others_are_known(kind: type[NoiseMeasure]) -> None:
-    model, (inputs, labels) = network(), batch()
+    model, (inputs, labels) = build_convolution(), batch()
     each = kind(noises=20).compute_per_example(model, LOSS, inputs, labels)
     alone = kind(noises=20).compute(model, LOSS, inputs[:1], labels[:1])
     name = next(iter(each))
@@ -146,7 +141,9 @@ def test_a_single_noise_that_crosses_a_kink_sets_the_maximum_and_not_the_quantil
 
 
 def test_inputs_without_a_direction_have_no_angle() -> None:
-    values = AngularLipschitz(noises=3).compute(network(), LOSS, torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
+    values = AngularLipschitz(noises=3).compute(
+        build_convolution(), LOSS, torch.zeros(2, 1, 8, 8), torch.tensor([0, 1])
+    )
     assert all(math.isnan(value) for value in values.values())
 
 
@@ -164,7 +161,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sente
 
 
 def test_noise_that_rounding_swallows_is_refused_and_may_be_so_small_in_float64() -> None:
-    model, (inputs, labels), measure = network(), batch(), Lipschitz(sigma=1e-6, noises=5)
+    model, (inputs, labels), measure = build_convolution(), batch(), Lipschitz(sigma=1e-6, noises=5)
     with pytest.raises(ConfigError, match=r"lost in the rounding of torch\.float32 inputs"):
         measure.compute(model, LOSS, inputs, labels)
     small = measure.compute(model.double(), LOSS, inputs.double(), labels)

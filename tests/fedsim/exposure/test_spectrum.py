@@ -28,16 +28,11 @@ from fedsim.exposure.spectrum import Spectrum
 from fedsim.training.message_function import ClientMessage
 from fedsim.training.models.lenet import LeNet
 from fedsim.training.settings import LocalTraining
+from tests.support.networks import build_convolution
 
 LOSS: Any = nn.functional.cross_entropy
 UPDATE = LocalTraining(local_steps=2, batch_size=1, learning_rate=0.1)
 DISTANCES: list[Distance] = ["l2", "cosine"]
-
-
-def small(activation: type[nn.Module] = nn.Tanh, norm: bool = False) -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6) if norm else nn.Identity(), activation(), nn.AvgPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 9, 20), activation(), nn.Linear(20, 4))
 
 
 def batch(size: int = 2, side: int = 8) -> tuple[Tensor, Tensor]:
@@ -52,7 +47,7 @@ def exact(model: nn.Module, inputs: Tensor, labels: Tensor, distance: Distance, 
 
 def test_theorems_3_and_4_are_the_hessians_of_the_matching_losses() -> None:
     """Of half the squared L2 distance: the squared one of the text has twice as much."""
-    model, (inputs, labels) = small().double(), batch()
+    model, (inputs, labels) = build_convolution().double(), batch()
     inputs = inputs.double()
     sent = ClientMessage.create(model, LOSS, inputs, labels)
     target = sent.vector
@@ -83,7 +78,7 @@ def test_theorems_3_and_4_are_the_hessians_of_the_matching_losses() -> None:
 def test_lambda_max_in_float32_is_the_exact_eigenvalue(
     activation: type[nn.Module], norm: bool, evaluated: bool, training: LocalTraining | None
 ) -> None:
-    model, (inputs, labels) = small(activation, norm).train(not evaluated), batch(4 if norm else 2)
+    model, (inputs, labels) = build_convolution(activation, norm).train(not evaluated), batch(4 if norm else 2)
     values = Lavp(steps=5).compute(model, LOSS, inputs, labels, training=training)
     for name, distance in zip(("max", "ang_max"), DISTANCES, strict=True):
         wanted = exact(model, inputs, labels, distance, training=training)[-1].item()
@@ -101,7 +96,7 @@ def test_lambda_max_of_lenet_is_the_exact_eigenvalue(activation: Any) -> None:
 
 
 def test_of_each_example_it_is_the_part_of_the_hessian_that_is_its_own() -> None:
-    model, (inputs, labels) = small(), batch()
+    model, (inputs, labels) = build_convolution(), batch()
     each = Lavp(steps=1).compute_per_example(model, LOSS, inputs, labels)
     for name, distance in zip(("max", "ang_max"), DISTANCES, strict=True):
         whole = Hessian(ClientMessage.create(model.double(), LOSS, inputs.double(), labels), distance).matrix()
@@ -112,7 +107,7 @@ def test_of_each_example_it_is_the_part_of_the_hessian_that_is_its_own() -> None
 
 @pytest.mark.thorough
 def test_what_power_iteration_leaves_of_the_minimum_falls_with_its_steps_and_stays_above() -> None:
-    model, (inputs, labels) = small(), batch()
+    model, (inputs, labels) = build_convolution(), batch()
     lowest = exact(model, inputs, labels, "l2")[0].item()
     left = [Lavp(steps=steps).compute(model, LOSS, inputs, labels) for steps in (4, 16, 64)]
     assert left[0]["min"] > 2 * left[1]["min"] > 4 * left[2]["min"]
@@ -122,7 +117,7 @@ def test_what_power_iteration_leaves_of_the_minimum_falls_with_its_steps_and_sta
 
 
 def test_scaling_the_loss_changes_l2_by_its_square_and_the_cosine_not_at_all() -> None:
-    model, (inputs, labels) = small(), batch()
+    model, (inputs, labels) = build_convolution(), batch()
 
     def thrice(outputs: Tensor, labels: Tensor, /, *, reduction: str = "mean") -> Tensor:
         return 3 * nn.functional.cross_entropy(outputs, labels, reduction=reduction)
@@ -134,7 +129,7 @@ def test_scaling_the_loss_changes_l2_by_its_square_and_the_cosine_not_at_all() -
 
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_the_exact_spectrum_is_told_in_a_few_numbers(distance: Distance) -> None:
-    model, (inputs, labels) = small(), batch()
+    model, (inputs, labels) = build_convolution(), batch()
     values = Spectrum(distance=distance).compute(model, LOSS, inputs, labels)
     true = exact(model, inputs, labels, distance).clamp_min(0)
     shares = true[true > 0] / true.sum()
@@ -164,7 +159,7 @@ def test_the_estimate_is_close_to_the_exact_spectrum(distance: Distance, trainin
 
 @pytest.mark.thorough
 def test_an_estimate_with_all_steps_is_the_spectrum_that_the_probes_see() -> None:
-    model, (inputs, labels) = small(), batch(1)
+    model, (inputs, labels) = build_convolution(), batch(1)
     whole, estimate = (
         Spectrum(exact=size, probes=200, steps=64).compute(model, LOSS, inputs, labels) for size in (64, 0)
     )
@@ -205,7 +200,7 @@ class Held(TorchDispatchMode):
 def test_memory_bounds_what_derivatives_take_and_changes_nothing_but_rounding(
     measure: Measure, training: LocalTraining | None
 ) -> None:
-    model, (inputs, labels) = small(), batch()
+    model, (inputs, labels) = build_convolution(), batch()
     sent = ClientMessage.create(model, LOSS, inputs, labels, training=training)
     needed = 2 * (sent.to_double() if isinstance(measure, Spectrum) else sent).jacobian_bytes
     much = measure.compute(model, LOSS, inputs, labels, training=training)
@@ -220,7 +215,7 @@ def test_memory_bounds_what_derivatives_take_and_changes_nothing_but_rounding(
 
 
 def test_a_whole_spectrum_and_the_basis_of_an_iteration_have_to_fit_into_memory() -> None:
-    model, (inputs, labels) = small(), batch()
+    model, (inputs, labels) = build_convolution(), batch()
     sent = ClientMessage.create(model, LOSS, inputs, labels, budget=400_000)
     with pytest.raises(
         ConfigError, match=r"the whole Hessian of 128 inputs takes about 1 MiB, and memory is 0\.3815 MiB"
@@ -243,7 +238,7 @@ def test_the_jacobian_norm_of_any_number_of_inputs_is_exact_if_it_is_to_be(monke
 
 
 def test_the_jacobian_norm_is_the_root_of_the_trace() -> None:
-    model, (inputs, labels) = small(), batch()
+    model, (inputs, labels) = build_convolution(), batch()
     wanted = exact(model, inputs, labels, "l2").sum().sqrt().item()
     assert JacobianNorm(exact=True).compute(model, LOSS, inputs, labels)["norm"] == pytest.approx(wanted, rel=1e-5)
     assert JacobianNorm(probes=128).compute(model, LOSS, inputs, labels)["norm"] == pytest.approx(wanted, rel=1e-5)

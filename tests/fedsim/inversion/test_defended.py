@@ -25,7 +25,6 @@ from clients.defenses.update_noise import UpdateNoise
 from clients.mods import defend_payload
 from fedsim.base.metrics import pair_examples, psnr
 from fedsim.base.randomness import generator, seed_globals
-from fedsim.data.digits import Digits
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
@@ -39,18 +38,12 @@ from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
-from fedsim.training.models.mlp import Mlp
 from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
+from tests.support.digit_clients import COUNT, DIGITS, data, mlp
 
-COUNT, ROUNDS = 4, 3
-DIGITS = Digits().load(None)
+ROUNDS = 3
 PLAN = LocalTraining(local_epochs=3, batch_size=COUNT // 2, learning_rate=0.05)
-
-
-def mlp() -> nn.Module:
-    with seed_globals("mlp"):
-        return Mlp(hidden=(64,)).build(DIGITS.task)
 
 
 def cnn() -> nn.Module:
@@ -61,11 +54,6 @@ def cnn() -> nn.Module:
 Build = Callable[[], nn.Module]
 ITERATIONS: dict[Build, int] = {mlp: 150, cnn: 40}
 """By when the two adversaries are apart."""
-
-
-def data(victim: int) -> tuple[Tensor, Tensor]:
-    rows = slice(victim * COUNT, (victim + 1) * COUNT)
-    return DIGITS.train.inputs(rows), DIGITS.train.labels[rows]
 
 
 def make_update(build: Build, sends: str, victim: int, *defenses: Defense) -> Update:

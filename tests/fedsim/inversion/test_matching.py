@@ -37,9 +37,8 @@ from fedsim.training.models.mlp import Mlp
 from fedsim.training.models.sme import SmeCnn
 from fedsim.training.settings import LocalTraining
 from tests.support.recordings import Record, build_update, run_attack
+from tests.support.standard_images import HIGH, LOW, MEAN, SHAPE, STD, standard, truth
 
-SHAPE, MEAN, STD = (1, 8, 8), 0.3, 0.35
-LOW, HIGH = (0 - MEAN) / STD, (1 - MEAN) / STD
 LABELS = torch.tensor([1, 4, 4])
 
 
@@ -58,16 +57,6 @@ KNOWN = Knowledge(
     input_std=[1.0],
     labels=LABELS,
 )
-
-
-def truth(count: int = 3) -> Tensor:
-    """Images in [0, 1]."""
-    return torch.rand((count, *SHAPE), generator=generator("truth"))
-
-
-def standard(images: Tensor) -> Tensor:
-    """From [0, 1] to what models are fed with."""
-    return (images - MEAN) / STD
 
 
 def trained(

@@ -25,6 +25,7 @@ from fedsim.report.adaptive import (
     remarks,
 )
 from fedsim.report.verdicts import AttackTraits, ScoreReading, score_readings
+from tests.support.score_rows import make_score
 
 HELD = [9.0, 9.5, 9.2, 9.4, 9.1]
 LEAKING = [15.0, 16.0, 15.5, 14.5, 15.2]
@@ -35,28 +36,12 @@ BETWEEN = [8.0, 12.0, 9.0, 12.5, 7.0]
 
 def rows(values: Sequence[float], *, knows: bool, title: str = "sme", **keys: Any) -> list[dict[str, Any]]:
     """Of `scores.csv`, one a victim."""
-    return [
-        {
-            "attack": f"{title} adaptive" if knows else title,
-            "victim": victim,
-            "round": 1,
-            "metric": "psnr",
-            "value": value,
-            "floor": 10.0,
-            "floor_guess": "noise",
-            "nearest_public": math.nan,
-            "ceiling": "",
-            "higher_is_better": True,
-            "examples": 10,
-            "missing": "",
-            "instrument": "",
-            "variant": "ad" if knows else "na",
-            "settings": "{}",
-            "granted": "model loss defenses" if knows else "model loss",
-        }
-        | keys
-        for victim, value in enumerate(values)
-    ]
+    about = {
+        "attack": f"{title} adaptive" if knows else title,
+        "variant": "ad" if knows else "na",
+        "granted": "model loss defenses" if knows else "model loss",
+    }
+    return [make_score(value, victim=victim, **about | keys) for victim, value in enumerate(values)]
 
 
 def make_readings(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> list[ScoreReading]:

@@ -18,29 +18,13 @@ from fedsim.interfaces.attack import GLOBAL, OPTIMAL
 from fedsim.report.headline import headline
 from fedsim.report.summary import interval, summarise
 from fedsim.report.verdicts import AttackTraits, judge_summary, score_readings
+from tests.support.score_rows import make_score
 
 _clients = itertools.count()
 
 
 def row(value: float | str, **keys: Any) -> dict[str, Any]:
-    return {
-        "attack": "sme",
-        "victim": next(_clients),
-        "round": 1,
-        "metric": "psnr",
-        "value": value,
-        "floor": 10.0,
-        "floor_guess": "noise",
-        "nearest_public": math.nan,
-        "ceiling": "",
-        "higher_is_better": True,
-        "examples": 10,
-        "missing": "",
-        "instrument": "",
-        "variant": "0a1b",
-        "settings": "{}",
-        "granted": "",
-    } | keys
+    return make_score(value, **{"victim": next(_clients)} | keys)
 
 
 def test_the_interval_is_students() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
 from fedsim.interfaces.defense import Defense
-from fedsim.interfaces.local_context import ClientRound, LocalContext
+from fedsim.interfaces.local_context import ClientRound
 from fedsim.recording.wire_format import State
 from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, local_updates
 from fedsim.training.hooks import TrainingHooks
@@ -27,6 +26,7 @@ from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.small_training import Shown
 
 SETTINGS = LocalTraining(local_epochs=2, batch_size=2, learning_rate=0.1)
 DP = DpSgd(clip=0.5, noise_multiplier=0.7)
@@ -96,12 +96,6 @@ def test_who_may_train_at_once() -> None:
         nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(inplace=True), nn.Linear(4, 5)), SETTINGS, [DP]
     )
     assert not can_vectorise(nn.Linear(4, 4), SETTINGS, [DP])
-
-    @dataclass(frozen=True, kw_only=True)
-    class Shown(DpSgd):
-        def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
-            return super().on_examples(gradients, expected, context)
-
     assert not can_vectorise(model, SETTINGS, [Shown(noise_multiplier=1.0)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import RunError
 from fedsim.base.randomness import seed_globals
-from fedsim.base.task import Task
+from fedsim.base.task import Task, label_loss, squared_error
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
@@ -71,6 +71,22 @@ def assert_same_as_the_loop(model: nn.Module, shares: Sequence[LocalData], how: 
 
 
 # Beside the loop.
+
+
+@pytest.mark.parametrize("loss", [label_loss, squared_error])
+def test_rows_of_targets_train_at_once_as_one_by_one(loss: Any) -> None:
+    model, how = net(), sgd()
+    before = copy_state(model)
+    rng = torch.Generator().manual_seed(1)
+    shares = []
+    for client, count in enumerate((7, 3, 12)):  # some are padded
+        targets = torch.randint(0, 2, (count, 3), generator=rng).float()
+        shares.append(replace(share(count, client, client), labels=targets))
+    for who, done in zip(shares, local_updates(model, before, shares, how, loss=loss), strict=True):
+        assert done is not None
+        after, mean_loss = local_update(model, before, who.inputs, who.labels, how, key=who.key, loss=loss)
+        assert distance(done[0], after, before) < TOLERANCE
+        assert done[1] == pytest.approx(mean_loss, rel=1e-4)
 
 
 @settings(max_examples=20)

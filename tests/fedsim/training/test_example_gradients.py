@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch.nn.functional import cross_entropy
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task, squared_error
-from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins import registry
@@ -23,12 +21,10 @@ from fedsim.training import gradients
 from fedsim.training.gradients import example_gradients
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
-from fedsim.training.models.mlp import Mlp
 from fedsim.training.modes import set_modes
-from fedsim.training.settings import LocalTraining
+from tests.support.small_training import PAPER, Private, net, sgd, some_data
 
 KEY = (3, "train", 1, 0)
-PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 IMAGES, TEXTS, TABLES = Task((3, 32, 32), 4), Task((12,), 4, 20), Task((5,), 0)
 FAMILIES: dict[str, tuple[Task, dict[str, Any], int]] = {
     "linear": (TABLES, {}, 5),
@@ -54,23 +50,6 @@ class Mean(Defense):
         return {name: each.sum(0) / expected for name, each in gradients.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Private(Defense):
-    """DP-SGD as its hooks are meant."""
-
-    clip: float = 0.1
-    noise: float = 0.0
-
-    paper = PAPER
-
-    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
-        norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()]).norm(dim=0)
-        factors = (self.clip / norms).clamp(max=1)
-        sums = {name: torch.einsum("e,e...->...", factors, each) for name, each in gradients.items()}
-        scale = self.noise * self.clip
-        return {n: (s + scale * torch.randn(s.shape, generator=context.rng)) / expected for n, s in sums.items()}
-
-
 def material(family: str) -> tuple[nn.Module, Tensor, Tensor, Any]:
     task, settings, count = FAMILIES[family]
     with seed_globals("model"):
@@ -83,21 +62,6 @@ def material(family: str) -> tuple[nn.Module, Tensor, Tensor, Any]:
     if task.num_classes:
         return model, inputs, torch.randint(0, task.num_classes, (count,), generator=rng), task.loss
     return model, inputs, torch.randn(count, generator=rng), task.loss
-
-
-def sgd(**how: Any) -> LocalTraining:
-    length = {} if "local_steps" in how else {"local_epochs": 2}
-    return LocalTraining(**{**length, "batch_size": 4, "learning_rate": 0.1, "batch_norm": "eval", **how})
-
-
-def net(**how: Any) -> nn.Module:
-    with seed_globals("test-model"):
-        return Mlp(hidden=(6,), **how).build(Task((1, 2, 2), 3))
-
-
-def some_data(count: int = 10) -> tuple[Tensor, Tensor]:
-    rng = generator("some data")
-    return torch.randn(count, 1, 2, 2, generator=rng), torch.randint(0, 3, (count,), generator=rng)
 
 
 def train(model: nn.Module, *defenses: Defense, count: int = 10, **how: Any) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ from fedsim.base.task import Task, smooth_labels, squared_error
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, supports_ghost_clipping
 from fedsim.interfaces.defense_checks import check_defense
-from fedsim.interfaces.local_context import ClientRound, LocalContext
-from fedsim.recording.wire_format import State
+from fedsim.interfaces.local_context import ClientRound
 from fedsim.training.canaries import Canaries
 from fedsim.training.ghost_clipping import can_clip, clipped_sum
 from fedsim.training.gradients import example_gradients
@@ -31,6 +29,7 @@ from fedsim.training.models.resnet import ResNet8
 from fedsim.training.models.sme import SmeCnn
 from fedsim.training.models.vgg import Vgg9
 from fedsim.training.settings import LocalTraining
+from tests.support.small_training import Shown
 
 TASK = Task((3, 32, 32), 10)
 SETTINGS = LocalTraining(local_steps=4, batch_size=5, learning_rate=0.1)
@@ -143,14 +142,6 @@ def test_what_is_found_on_the_way_to_be_different_is_left_to_the_gradients(model
     before = copy_state(model)
     after, _ = local_update(model, before, inputs, labels, settings, key=("fallback",), defenses=[defense])
     assert sum((after[n] - before[n]).square().sum().item() for n in before) ** 0.5 <= 0.3 * (1 + 1e-3)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown(DpSgd):
-    """The same, but its `on_examples` is its own."""
-
-    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
-        return super().on_examples(gradients, expected, context)
 
 
 def test_a_client_trains_the_same_either_way() -> None:

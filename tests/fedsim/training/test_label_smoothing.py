@@ -15,8 +15,7 @@ from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.threat_model import apply_headers, full_knowledge
 from fedsim.base.errors import ConfigError
-from fedsim.base.randomness import seed_globals
-from fedsim.base.task import Task, smooth_labels, squared_error
+from fedsim.base.task import smooth_labels, squared_error
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AdversaryTable, validate_tables
 from fedsim.federation.open_run import OpenRun
@@ -28,9 +27,9 @@ from fedsim.training.cohort import TOLERANCE, LocalData, local_updates
 from fedsim.training.gradients import example_gradients
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.model_state import copy_state, load_state
-from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.small_training import net, some_data
 
 KEY = (3, "train", 1, 0)
 SMOOTHING = 0.3
@@ -41,16 +40,6 @@ def by_hand(outputs: Tensor, labels: Tensor) -> Tensor:
     """The mean cross-entropy of labels of which 0.3 is spread over three classes."""
     targets = (1 - SMOOTHING) * one_hot(labels, 3) + SMOOTHING / 3
     return -(targets * log_softmax(outputs, 1)).sum(1).mean()
-
-
-def net() -> nn.Module:
-    with seed_globals("test-model"):
-        return Mlp(hidden=(6,)).build(Task((1, 2, 2), 3))
-
-
-def some_data() -> tuple[Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(1)
-    return torch.randn(10, 1, 2, 2, generator=rng), torch.randint(0, 3, (10,), generator=rng)
 
 
 def gradient_by_hand(model: nn.Module) -> dict[str, Tensor]:

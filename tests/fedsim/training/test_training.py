@@ -20,31 +20,20 @@ from torch.nn.functional import cross_entropy
 from clients.defenses.update_noise import UpdateNoise
 from clients.mods import as_mod
 from fedsim.base.errors import ConfigError, RunError
-from fedsim.base.randomness import derive_seed, generator, seed_globals
-from fedsim.base.task import Task, squared_error
+from fedsim.base.randomness import derive_seed, generator
+from fedsim.base.task import squared_error
 from fedsim.federation.engines.serial import InProcessGrid
-from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State, match_names, non_finite_names
 from fedsim.training.loop import evaluate, local_update
 from fedsim.training.model_state import copy_state, load_state
-from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 from tests.support.recordings import build_update
+from tests.support.small_training import PAPER, net, some_data
 from tests.support.tensors import are_equal
 
 KEY = (3, "train", 1, 0)
-
-
-def net(**kwargs: Any) -> nn.Module:
-    with seed_globals("test-model"):
-        return Mlp(hidden=(6,), **kwargs).build(Task((1, 2, 2), 3))
-
-
-def some_data(count: int = 10) -> tuple[Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(1)
-    return torch.randn(count, 1, 2, 2, generator=rng), torch.randint(0, 3, (count,), generator=rng)
 
 
 def train(model: nn.Module, *, count: int = 10, key: Any = KEY, defenses: Any = (), **kwargs: Any) -> dict[str, Tensor]:
@@ -405,8 +394,6 @@ def test_seeds_differ_for_every_part_of_a_key() -> None:
 
 
 # Defenses inside training.
-
-PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from clients.mods import as_mod
 from fedsim.base.errors import ConfigError, PluginError, RunError
-from fedsim.base.randomness import generator, seed_globals
-from fedsim.base.task import Task
+from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
-from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, Poisson
 from fedsim.interfaces.defense_checks import check_defense
 from fedsim.interfaces.local_context import ClientRound, LocalContext
@@ -29,14 +27,12 @@ from fedsim.training.cohort import can_vectorise
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import evaluate, local_gradient, local_update
 from fedsim.training.model_state import copy_state
-from fedsim.training.models.mlp import Mlp
 from fedsim.training.sampling import poisson_batches
-from fedsim.training.settings import LocalTraining
 from tests.support.experiments import make_tiny_config, run_serial
+from tests.support.small_training import PAPER, Private, net, sgd, some_data
 from tests.support.tensors import are_equal
 
 KEY = (3, "train", 1, 0)
-PAPER = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +48,13 @@ class Sampled(Defense):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Private(Defense):
-    """DP-SGD: as many examples expected as in a batch, clipping and noise."""
+class PoissonPrivate(Private):
+    """DP-SGD that expects as many examples as there are in a batch."""
 
-    clip: float = 0.1
     noise: float = 1.0
-
-    paper = PAPER
 
     def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
         return Poisson(rate=min(1, batch_size / num_examples))
-
-    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
-        norms = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()]).norm(dim=0)
-        factors = (self.clip / norms).clamp(max=1)
-        sums = {name: torch.einsum("e,e...->...", factors, each) for name, each in gradients.items()}
-        scale = self.noise * self.clip
-        return {n: (s + scale * torch.randn(s.shape, generator=context.rng)) / expected for n, s in sums.items()}
 
 
 class Draws(Defense):
@@ -119,21 +105,6 @@ class Spy(nn.Module):
         self.batches.append(x.flatten(1)[:, 0].tolist())
         out: Tensor = self.inner(x)
         return out
-
-
-def net() -> nn.Module:
-    with seed_globals("test-model"):
-        return Mlp(hidden=(6,)).build(Task((1, 2, 2), 3))
-
-
-def some_data(count: int = 10) -> tuple[Tensor, Tensor]:
-    rng = generator("some data")
-    return torch.randn(count, 1, 2, 2, generator=rng), torch.randint(0, 3, (count,), generator=rng)
-
-
-def sgd(**how: Any) -> LocalTraining:
-    length = {} if "local_steps" in how else {"local_epochs": 2}
-    return LocalTraining(**{**length, "batch_size": 4, "learning_rate": 0.1, **how})
 
 
 def train(*defenses: Defense, key: Any = KEY, model: nn.Module | None = None, **how: Any) -> tuple[State, float]:
@@ -215,7 +186,7 @@ NEVER = 1e-12
 
 
 def test_a_step_on_an_empty_batch_is_noise_alone() -> None:
-    class Empty(Private):
+    class Empty(PoissonPrivate):
         def sampling(self, num_examples: int, batch_size: int) -> Poisson | None:
             return Poisson(rate=NEVER)
 
@@ -295,9 +266,11 @@ def test_clients_who_send_gradients_refuse_poisson_sampling() -> None:
 
 
 def test_defenses_that_ask_for_different_sampling_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Sampled asks for Poisson\(rate=0.4\) and Private for Poisson\(rate=0.5\)"):
-        train(Sampled(), Private(), batch_size=5)
-    assert train(Sampled(), Private(), Noisy(), batch_size=4)
+    with pytest.raises(
+        ConfigError, match=r"Sampled asks for Poisson\(rate=0.4\) and PoissonPrivate for Poisson\(rate=0.5\)"
+    ):
+        train(Sampled(), PoissonPrivate(), batch_size=5)
+    assert train(Sampled(), PoissonPrivate(), Noisy(), batch_size=4)
 
 
 def test_sampling_of_another_kind_is_refused() -> None:
@@ -403,7 +376,7 @@ def test_another_defense_changes_no_noise_on_the_update(tmp_path: Path) -> None:
 
 # A federation.
 
-TABLES: dict[str, Any] = {"defense": [{"name": f"{__name__}:Private"}], "attack": []}
+TABLES: dict[str, Any] = {"defense": [{"name": f"{__name__}:PoissonPrivate"}], "attack": []}
 
 
 def test_clients_with_such_defenses_send_the_same_bytes_whether_or_not_others_train_at_once(tmp_path: Path) -> None:
