@@ -50,6 +50,7 @@ from fedsim.training.settings import LocalTraining
 from strategies.central_privacy import CentrallyPrivate
 from strategies.checkpoint import Checkpoint, unsavable_attributes
 from strategies.curious import Curious
+from strategies.repeated_rounds import RepeatedRound
 from strategies.reply_checks import check_replies
 from strategies.secure_sum import SecureSum
 
@@ -162,10 +163,12 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     recipe_check = RecipeCheck(folder, UpdateRecipes(folder, config, str(simulation["run"]))) if recipe else None
 
     with exclude_existing_objects() as settle, _round_attack(experiment, folder) as attack:
+        repeated = RepeatedRound.find(experiment, folder, last_round + 1) if resume else None
         for number in range(last_round + 1, config.federation.rounds + 1):
             report_progress("rounds", number - 1, config.federation.rounds)
             has_memory = bool(client_state.states)
-            arrays, round_rows = _run_round(experiment, strategy, client_grid, number, arrays, ledger, folder)
+            arrays, round_rows = _run_round(experiment, strategy, client_grid, number, arrays, ledger, folder, repeated)
+            repeated = None
             if recipe_check is not None:
                 recipe_check.check_round(number, has_memory=has_memory)
 
@@ -276,6 +279,7 @@ def _run_round(
     arrays: ArrayRecord,
     ledger: Ledger,
     folder: OpenRun,
+    repeated: RepeatedRound | None,
 ) -> tuple[ArrayRecord, list[dict[str, Any]]]:
     """Train and evaluate one round; return the global model after it, and rows of metrics."""
     start_time = time.monotonic()
@@ -297,6 +301,8 @@ def _run_round(
             replies = _note_failures(valid_replies, number, failed)
         if protocol is not None:
             replies = protocol.sum_groups(replies, messages, number)
+        if repeated is not None:
+            replies = repeated.check_replies(replies)
         aggregate, _ = strategy.aggregate_train(number, replies)
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
@@ -431,8 +437,8 @@ def _evaluate_shared_model(experiment: Experiment, number: int, arrays: ArrayRec
         experiment.dataset.task.loss,
         progress_name="evaluation",
     )
-    server_row = {"round": number, "client": "server", "num_examples": len(labels), "guess": evaluate_constant(labels)}
-    return server_row | server_metrics
+    guess = evaluate_constant(labels, experiment.dataset.task.goal)
+    return {"round": number, "client": "server", "num_examples": len(labels), "guess": guess} | server_metrics
 
 
 def _mean_row(number: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -23,20 +23,19 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
-from numpy.typing import NDArray
 
 from fedsim.base.errors import RunError
 from fedsim.base.randomness import numpy_generator
 from fedsim.federation.build import Experiment
 from fedsim.privacy.central import CentralPrivacy
+from fedsim.privacy.server_canaries import choose_canary_sign
 from fedsim.training.canaries import CANARY_VALUE
 from fedsim.training.modes import trained_shapes
 from strategies.message_content import single_record
+from strategies.round_noise import RoundNoise, Vector
 
 log = logging.getLogger("fedsim." + __name__)
 _GRADIENT = "gradient/"
-Vector = dict[str, NDArray[np.float64]]
-"""Values of an update by the name under which clients send them."""
 
 
 class CentrallyPrivate(Strategy):
@@ -47,7 +46,7 @@ class CentrallyPrivate(Strategy):
     2. Gaussian noise of standard deviation z C is added to the sum.
     3. The sum is divided by the number of clients that the round is meant to have. So neither N nor
        the number of those that answered is released; a client that drops out adds 0.
-       With a tree, the noise of the sums over the rounds so far is that of the tree.
+       The noise of rounds is fresh or correlated, see `strategies.round_noise`.
     4. With a quantile, the clip of the next round follows from a noisy count of the updates that
        were not clipped, C <- C exp(-eta (share - quantile)).
 
@@ -59,14 +58,16 @@ class CentrallyPrivate(Strategy):
         privacy: the mechanism.
         seed: seed of the run.
         gradients: names of the parameters of which clients send the gradient.
-        canaries: coordinates, as tensor and flat index, of further clients that measure what the
-            mechanism lets through. Each is asked as others are, in its turn or in each round of a
-            fixed number of clients, and its update is one large number at its coordinate.
+        canaries: by number the coordinate, as tensor and flat index, of further clients that measure
+            what the mechanism lets through. Each is asked as others are, in its turn or in each
+            round of a fixed number of clients, and its update is one large number at its coordinate,
+            of a sign that `choose_canary_sign` says.
 
     References:
         [McMahan2018b], Algorithm 1, with the estimator of a fixed denominator; [Andrew2021],
         Algorithm 1, for the clip that adapts; [Kairouz2021], Sec. 4 and App. D, for noise of a tree
-        that begins anew, without Honaker's variance reduction.
+        that begins anew, without Honaker's variance reduction; [ChoquetteChoo2023] for banded noise,
+        whose bands are the first of [Kalinin2024].
     """
 
     def __init__(
@@ -75,17 +76,18 @@ class CentrallyPrivate(Strategy):
         privacy: CentralPrivacy,
         seed: int,
         gradients: Iterable[str] = (),
-        canaries: Sequence[tuple[str, int]] = (),
+        canaries: Mapping[int, tuple[str, int]] | None = None,
     ) -> None:
         self.strategy = strategy
         self.clip = privacy.clip
         self._privacy, self._seed, self._gradients = privacy, seed, frozenset(gradients)
+        self._noise = RoundNoise(privacy, seed)
         if privacy.rate is not None or privacy.cycle is not None:
             strategy.fraction_train = 1.0  # all are drawn from, see `configure_train`
-        self._canaries = canaries
+        self._canaries = dict(canaries or {})
         # Set only within a round, so a checkpoint need not hold them.
         self._broadcast: ArrayRecord | None = None
-        self._asked_canaries: Sequence[tuple[str, int]] = ()
+        self._asked_canaries: Sequence[int] = ()
 
     @classmethod
     def wrap(cls, strategy: Strategy, experiment: Experiment) -> Strategy:
@@ -97,10 +99,10 @@ class CentrallyPrivate(Strategy):
         gradients: list[str] = []
         if experiment.training.sends == "gradient":
             gradients = [name for name, _ in experiment.model.named_parameters(remove_duplicate=False)]
-        coordinates: list[tuple[str, int]] = []
+        coordinates: dict[int, tuple[str, int]] = {}
         if (canaries := experiment.server_canaries) is not None:
             drawn = canaries.draw_coordinates(trained_shapes(experiment.model, experiment.training))
-            coordinates = [drawn[canary] for canary in canaries.is_included.nonzero().flatten().tolist()]
+            coordinates = {canary: drawn[canary] for canary in canaries.is_included.nonzero().flatten().tolist()}
         return cls(strategy, privacy, experiment.seed, gradients, coordinates)
 
     def summary(self) -> None:
@@ -115,12 +117,15 @@ class CentrallyPrivate(Strategy):
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         messages.sort(key=lambda message: message.metadata.dst_node_id)
         if self._privacy.cycle is not None:
+            self._check_all_take_turns(len(messages), server_round)
             turns = numpy_generator(self._seed, "client turns").permutation(len(messages)) % self._privacy.cycle
             now = (server_round - 1) % self._privacy.cycle
-            self._asked_canaries = self._canaries[now :: self._privacy.cycle]
+            self._asked_canaries = [
+                canary for canary in self._canaries if choose_canary_sign(canary, server_round, self._privacy.cycle)
+            ]
             return [message for message, turn in zip(messages, turns, strict=True) if turn == now]
         if self._privacy.rate is None:
-            self._asked_canaries = self._canaries
+            self._asked_canaries = list(self._canaries)
             return messages
         rng, rate = numpy_generator(self._seed, "client sampling", server_round), self._privacy.rate
         drawn_messages = [message for message in messages if rng.random() < rate]
@@ -140,15 +145,20 @@ class CentrallyPrivate(Strategy):
             if not reply.has_error():
                 update = _read_update(single_record(reply.content, ArrayRecord), before)
                 count += self._add_clipped(update, total, reply.metadata.src_node_id)
-        for name, coordinate in self._asked_canaries:
-            self._add_canary(name, coordinate, total)
-        if self._privacy.has_tree:
-            noise = self._draw_tree_noise(total, server_round)
-        else:
-            noise = self._draw_noise(total, "central privacy", server_round)
+        for canary in self._asked_canaries:
+            self._add_canary(canary, server_round, total)
+        noise = self._noise.draw(total, server_round, self.clip)
         mean = {name: (values + noise[name]) / self._privacy.expected for name, values in total.items()}
         self._adapt_clip(count, server_round)
         return self.strategy.aggregate_train(server_round, [self._make_reply(broadcast, before, mean)])
+
+    def _check_all_take_turns(self, asked: int, server_round: int) -> None:
+        """Raise RunError where the strategy asks some clients alone, so that turns would be others in each round."""
+        if asked != self._privacy.clients:
+            raise RunError(
+                f"round {server_round}: under cyclic sampling all {self._privacy.clients} clients take turns, and the "
+                f"strategy asks {asked} of them; choose one that asks all, or central_privacy.sampling = 'fixed'"
+            )
 
     def _read_broadcast(self, broadcast: ArrayRecord) -> Vector:
         """Return, by the name of what clients send, the values from which updates count."""
@@ -174,34 +184,14 @@ class CentrallyPrivate(Strategy):
             total[name] += factor * values
         return 0.5 if norm <= self.clip else -0.5
 
-    def _add_canary(self, name: str, coordinate: int, total: Vector) -> None:
+    def _add_canary(self, canary: int, server_round: int, total: Vector) -> None:
         """Add the clipped update of a canary, which is one large number."""
+        name, coordinate = self._canaries[canary]
         sent_name = _GRADIENT + name if name in self._gradients else name
         values = np.zeros(total[sent_name].shape)
-        values.flat[coordinate] = CANARY_VALUE
+        sign = choose_canary_sign(canary, server_round, self._privacy.cycle)
+        values.flat[coordinate] = sign * CANARY_VALUE
         self._add_clipped({sent_name: values}, total, client=-1)
-
-    def _draw_noise(self, total: Vector, *key: str | int) -> Vector:
-        """Draw the noise of one sum by this key of the run's seed."""
-        rng = numpy_generator(self._seed, *key)
-        deviation = self._privacy.sum_noise * self.clip
-        return {name: rng.normal(0.0, deviation, values.shape) for name, values in total.items()}
-
-    def _draw_tree_noise(self, total: Vector, server_round: int) -> Vector:
-        """Draw what the noise of the sum over the rounds of a cycle grows by in this round.
-
-        The sum over its first k rounds is that of the nodes which k has bits for, so two rounds
-        share the nodes that both sums have. Nodes are drawn anew by their key, so nothing is kept.
-        """
-        assert self._privacy.cycle is not None
-        cycle, index = divmod(server_round - 1, self._privacy.cycle)
-        after, before = split_prefix(index + 1), split_prefix(index)
-        growth = {name: np.zeros(values.shape) for name, values in total.items()}
-        for node in {*after, *before} - ({*after} & {*before}):
-            sign = 1 if node in after else -1
-            for name, values in self._draw_noise(total, "tree noise", cycle, *node).items():
-                growth[name] += sign * values
-        return growth
 
     def _adapt_clip(self, count: float, server_round: int) -> None:
         """Move the clip towards the quantile, by the noisy share of updates that were not clipped.
@@ -245,21 +235,6 @@ class CentrallyPrivate(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the metrics that the wrapped strategy aggregates; they are not released."""
         return self.strategy.aggregate_evaluate(server_round, replies)
-
-
-def split_prefix(length: int) -> list[tuple[int, int]]:
-    """Split the first `length` rounds into whole subtrees, each as its first round and its size.
-
-    >>> split_prefix(6), split_prefix(7)
-    ([(0, 4), (4, 2)], [(0, 4), (4, 2), (6, 1)])
-    """
-    nodes: list[tuple[int, int]] = []
-    start = 0
-    for level in reversed(range(length.bit_length())):
-        if length >> level & 1:
-            nodes.append((start, 1 << level))
-            start += 1 << level
-    return nodes
 
 
 def _read_update(record: ArrayRecord, before: Vector) -> Vector:

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedsim.base.errors import ConfigError
-from fedsim.federation.config import CentralPrivacyTable
+from fedsim.federation.config import CentralPrivacyTable, Config
 from fedsim.federation.strategy_checks import sample_size
 from fedsim.privacy.central import (
     CENTRAL_PRIVACY,
     CentralPrivacy,
     choose_count_noise,
-    count_nodes,
+    count_shared_noise,
     make_central_mechanism,
 )
 from fedsim.privacy.federation_privacy import check_delta, find_least_noise
+from fedsim.recording.recorder import RecordingPlan
 from fedsim.training.model_state import running_statistics
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ def make_central_privacy(
     rate = _read_rate(settings) if table.sampling == "poisson" else None
     expected = float(sample_size(settings, clients)) if rate is None else rate * clients
     cycle = _count_cycle(int(expected), clients) if table.sampling == "cyclic" else None
+    num_bands = _choose_bands(table, cycle)
     noise = table.noise_multiplier
     if noise is None:
         assert table.epsilon is not None
         times_asked = rounds if cycle is None else math.ceil(rounds / cycle)
-        nodes = count_nodes(cycle) if table.noise == "tree" and cycle is not None else 1
-        noise = math.sqrt(nodes) * find_least_noise(
+        noise = math.sqrt(count_shared_noise(table.noise, cycle)) * find_least_noise(
             lambda noise: make_central_mechanism(noise, rate, times_asked),
             table.epsilon,
             table.delta,
@@ -64,7 +65,8 @@ def make_central_privacy(
         expected=expected,
         rate=rate,
         cycle=cycle,
-        has_tree=table.noise == "tree",
+        correlation=table.noise,
+        num_bands=num_bands,
         quantile=table.quantile,
         clip_learning_rate=table.clip_learning_rate,
         count_noise=choose_count_noise(table.quantile, table.count_noise, expected),
@@ -79,6 +81,19 @@ def _count_cycle(num_asked: int, clients: int) -> int:
             f"and rounds of {num_asked} do not divide them; sample a number that does"
         )
     return clients // num_asked
+
+
+def _choose_bands(table: CentralPrivacyTable, cycle: int | None) -> int:
+    """Return the number of bands: that of the table, or as many as a cycle has rounds."""
+    if table.noise != "banded" or cycle is None:
+        return 1
+    if table.bands is not None and table.bands > cycle:
+        raise ConfigError(
+            f"{CENTRAL_PRIVACY}.bands: noise of {table.bands} bands spans as many rounds, and each client is asked "
+            f"once in {cycle}, so that two of its rounds would share noise, which is not accounted for; expected at "
+            f"most {cycle}"
+        )
+    return cycle if table.bands is None else table.bands
 
 
 def _read_rate(settings: Mapping[str, Any]) -> float:
@@ -129,6 +144,28 @@ def check_central_privacy(experiment: Experiment, strategy: Any, settings: Mappi
             "alone; leave [central_privacy] or [secure_aggregation] out"
         )
     check_released_state(experiment, CENTRAL_PRIVACY)
+
+
+def check_server_canaries(config: Config) -> None:
+    """Check that models tell what canaries moved, where these are clients of a server that promises something.
+
+    Raises:
+        ConfigError: the clip follows the canaries, or fewer than two models are recorded.
+    """
+    if config.central_privacy is not None and config.central_privacy.quantile is not None:
+        raise ConfigError(
+            "canaries: the server clips all of them, so that a clip that adapts would follow them; leave "
+            "central_privacy.quantile or [canaries] out"
+        )
+    rounds, recording = config.federation.rounds, config.recording
+    plan = RecordingPlan(rounds=recording.rounds, every=recording.every)
+    recorded = [number for number in range(1, rounds + 1) if plan.keeps_round(number)]
+    # A round's recording has the model before it, and that of the last round the final model, too.
+    if len(recorded) + (rounds in recorded) < 2:
+        raise ConfigError(
+            f"canaries: they are seen in how models move, and of {rounds} rounds recording keeps one model alone, that "
+            f"before round {recorded[0]}; record the next round as well (recording.rounds, recording.every), or all"
+        )
 
 
 def check_released_state(experiment: Experiment, table_name: str) -> None:

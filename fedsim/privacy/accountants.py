@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,9 @@ Accountant = Literal["rdp", "prv"]
 _LARGE_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Orders of Rényi divergence beyond Opacus' own; a small epsilon needs them."""
 _FRACTIONAL_ORDERS = (1.25, 1.5, 1.75, 2.25, 2.5, 2.75, 3.25, 3.5, 4.5, 5.5)
-"""Orders for the search for noise, besides integers. Each takes longer than all integers."""
+"""Orders for the search for noise, besides integers."""
+_FIRST_ORDER = 16
+"""Order at which the search for noise begins."""
 _SMALLEST_NOISE = 1e-100
 """Noise below this, or above its inverse, proves nothing: its square leaves the range of float64,
 and Opacus' series may then never end."""
@@ -96,32 +99,84 @@ def find_noise_multiplier(
     Raises:
         ConfigError: no noise is enough.
     """
-    from opacus.accountants.utils import get_noise_multiplier
-
-    settings: dict[str, Any] = {"eps_error": _prv_error(epsilon)}
-    if accountant == "rdp":
-        fine = epsilon >= _FINE_ORDERS_FROM_EPSILON
-        settings = {"alphas": _renyi_orders() if fine else [*_FRACTIONAL_ORDERS, *range(2, 64), *_LARGE_ORDERS]}
+    tolerance = min(0.01, epsilon / 500)
     try:
         with _SuppressWarnings():
-            noise_multiplier = get_noise_multiplier(
-                target_epsilon=epsilon,
-                target_delta=delta,
-                sample_rate=rate,
-                steps=steps,
-                accountant=accountant,
-                epsilon_tolerance=min(0.01, epsilon / 500),
-                **settings,
-            )
+            if accountant == "rdp":
+                noise_multiplier = _search_noise(epsilon, delta, rate, steps, tolerance)
+            else:
+                from opacus.accountants.utils import get_noise_multiplier
+
+                noise_multiplier = get_noise_multiplier(
+                    target_epsilon=epsilon,
+                    target_delta=delta,
+                    sample_rate=rate,
+                    steps=steps,
+                    accountant=accountant,
+                    epsilon_tolerance=tolerance,
+                    eps_error=_prv_error(epsilon),
+                )
     except (ValueError, RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"epsilon: {epsilon:g} at delta {delta:g} is not reached in {steps} steps at a sampling rate of {rate:g}, "
             f"whatever the noise ({error}); ask for a larger epsilon, or for fewer rounds and steps"
         ) from error
-    # Opacus has a tolerance, and distributions have errors: raise the noise until it is enough.
+    # The search has a tolerance, and distributions have errors: raise the noise until it is enough.
     while compute_epsilon((Steps(noise_multiplier, rate, steps),), delta, accountant) > epsilon:
         noise_multiplier *= 1.001
     return float(noise_multiplier)
+
+
+def _search_noise(epsilon: float, delta: float, rate: float, steps: int, tolerance: float) -> float:
+    """Search the noise as Opacus' `get_noise_multiplier` does, with few of its orders at each step.
+
+    Epsilon falls to the best order and rises after it, and the best order changes little from one step
+    to the next. So each step walks from the last one's best order to its own.
+    """
+    from opacus.accountants.utils import MAX_SIGMA
+
+    fine = epsilon >= _FINE_ORDERS_FROM_EPSILON
+    orders = sorted(_renyi_orders() if fine else [*_FRACTIONAL_ORDERS, *range(2, 64), *_LARGE_ORDERS])
+    best = orders.index(_FIRST_ORDER)
+    too_little, enough, reached = 0.0, 10.0, math.inf
+    while reached > epsilon:
+        enough *= 2
+        reached, best = _walk_to_best_order(orders, best, Steps(enough, rate, steps), delta)
+        if enough > MAX_SIGMA:
+            raise ValueError("The privacy budget is too low.")
+    while epsilon - reached > tolerance:
+        middle = (too_little + enough) / 2
+        middle_epsilon, best = _walk_to_best_order(orders, best, Steps(middle, rate, steps), delta)
+        if middle_epsilon < epsilon:
+            enough, reached = middle, middle_epsilon
+        else:
+            too_little = middle
+    return enough
+
+
+def _walk_to_best_order(orders: Sequence[float], start: int, steps: Steps, delta: float) -> tuple[float, int]:
+    """Return the least epsilon of orders beside one another, beginning at index `start`, and its index."""
+    from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+
+    def compute(index: int) -> float:
+        if not 0 <= index < len(orders):
+            return math.inf
+        order = float(orders[index])
+        divergence = compute_rdp(
+            q=steps.rate, noise_multiplier=steps.noise_multiplier, steps=steps.number, orders=order
+        )
+        epsilon, _ = get_privacy_spent(orders=order, rdp=divergence, delta=delta)
+        return float(epsilon) if math.isfinite(epsilon) else math.inf
+
+    best, least = start, compute(start)
+    # At a large order the divergence may leave the range of float64; smaller ones are finite.
+    while least == math.inf and best > 0:
+        best -= 1
+        least = compute(best)
+    for direction in (-1, 1):
+        while (following := compute(best + direction)) < least:
+            best, least = best + direction, following
+    return least, best
 
 
 @lru_cache(maxsize=4096)

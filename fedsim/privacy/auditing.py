@@ -116,7 +116,12 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float, confidenc
 
 
 def best_lower_bound(
-    scores: Tensor, inside: Tensor, delta: float, confidence: float, mechanisms: Sequence[Mechanism] = ()
+    scores: Tensor,
+    inside: Tensor,
+    delta: float,
+    confidence: float,
+    mechanisms: Sequence[Mechanism] = (),
+    curve_kinds: int = 1,
 ) -> EpsilonBound:
     """Compute the best lower bound, guessing the highest scores in and as many of the lowest out.
 
@@ -129,19 +134,21 @@ def best_lower_bound(
         inside: `canary`, whether it is in.
         delta: as in `lower_bound`.
         confidence: of all bounds together, in (0, 1).
-        mechanisms: what the canaries passed, as it is declared. Its trade-off curve gives one more
-            bound, by the first kind of scores. Empty where nothing is declared.
+        mechanisms: what the canaries passed, as it is declared. Its trade-off curve gives further
+            bounds. Empty where nothing is declared.
+        curve_kinds: by how many kinds of scores, the first ones, bounds by the curve are made.
     """
     kinds = scores.reshape(-1, scores.shape[-1])
     error = 1 - confidence
     bounds = []
     if mechanisms:
-        guesses, right = _count_right(kinds[0], inside, CURVE_SHARE)
-        curve_confidence = 1 - CURVE_ERROR * error
-        epsilon = curve_lower_bound(mechanisms, len(inside), guesses, right, delta, curve_confidence)
-        bounds.append(
-            EpsilonBound(epsilon=epsilon, canaries=len(inside), guesses=guesses, correct=right, uses_curve=True)
-        )
+        curve_confidence = 1 - CURVE_ERROR * error / len(kinds[:curve_kinds])
+        for kind in kinds[:curve_kinds]:
+            guesses, right = _count_right(kind, inside, CURVE_SHARE)
+            epsilon = curve_lower_bound(mechanisms, len(inside), guesses, right, delta, curve_confidence)
+            bounds.append(
+                EpsilonBound(epsilon=epsilon, canaries=len(inside), guesses=guesses, correct=right, uses_curve=True)
+            )
         error *= 1 - CURVE_ERROR
     pair_confidence = 1 - error / (len(GUESS_SHARES) * len(kinds))
     for kind, share in product(kinds, GUESS_SHARES):

@@ -11,10 +11,12 @@ claimed for clients that are drawn independently (Poisson) alone. There each cli
 round, whether it was drawn or not. Otherwise a client pays in full for the rounds in which it was
 asked, and nothing in others.
 
-Noise may be correlated over rounds (DP-FTRL): the sums over all rounds so far are released by a
-binary tree of noisy partial sums, so that the noise of a model grows with the logarithm of the
-rounds. A tree spans the rounds in which each client is asked once, and then begins anew. A client
-is in as many nodes as the tree is high.
+Noise may be correlated over rounds, by a tree or by bands, see `fedsim.privacy.correlated_noise`.
+This is accounted for where each client is asked once in a cycle of rounds, in the same order each
+time. A tree spans a cycle and then begins anew, and no more bands are allowed than a cycle has
+rounds, so that a client's rounds share no fresh noise. With bands of norm 1 each of its rounds
+then costs what one with independent noise costs, and with a tree what one costs with 1 / sqrt(height)
+of the noise.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import ClassVar
 
 from fedsim.base.errors import ConfigError
 from fedsim.interfaces.mechanism import Mechanism
+from fedsim.privacy.correlated_noise import Correlation, Numbers, compute_noise_covariance, count_nodes
 from fedsim.privacy.federation_privacy import SERVER, FederationPrivacy
 
 CENTRAL_PRIVACY = "central_privacy"
@@ -44,8 +47,9 @@ class CentralPrivacy(FederationPrivacy):
             count together.
         expected: number of clients that a round is meant to have, by which sums are divided.
         cycle: number of rounds in which each client is asked once; None where clients are drawn.
-        has_tree: whether noise is that of a tree over the rounds of a cycle; `noise_multiplier` is
-            then that of each node.
+        correlation: how noise is correlated over rounds; with a tree, `noise_multiplier` is that of
+            each node.
+        num_bands: how many rounds share fresh noise, where it is banded.
         quantile: share of the updates that are not to be clipped; None where the clip stays.
         clip_learning_rate: step size of the logarithm of the clip.
         count_noise: standard deviation of the noise of the count; None where nothing is counted.
@@ -58,7 +62,8 @@ class CentralPrivacy(FederationPrivacy):
     noise_multiplier: float
     expected: float
     cycle: int | None = None
-    has_tree: bool = False
+    correlation: Correlation = "independent"
+    num_bands: int = 1
     quantile: float | None = None
     clip_learning_rate: float = 0.2
     count_noise: float | None = None
@@ -86,19 +91,29 @@ class CentralPrivacy(FederationPrivacy):
 
     def mechanism(self, rounds: int = 1) -> Mechanism:
         """Return the mechanism of so many rounds of one client."""
-        nodes = count_nodes(self.cycle) if self.has_tree and self.cycle is not None else 1
-        return make_central_mechanism(self.noise_multiplier / math.sqrt(nodes), self.rate, rounds)
+        shared = count_shared_noise(self.correlation, self.cycle)
+        return make_central_mechanism(self.noise_multiplier / math.sqrt(shared), self.rate, rounds)
+
+    def compute_noise_covariance(self, rounds: int) -> Numbers:
+        """Compute the covariance of the noise of the first rounds, `round round`, where that of fresh noise is 1."""
+        return compute_noise_covariance(self.correlation, rounds, self.cycle or rounds, self.num_bands)
 
     def describe_strength(self) -> str:
         """Return clip and noise in a few words."""
         adapts = "" if self.quantile is None else f" in round 1, then towards quantile {self.quantile:g}"
-        of_nodes = f" at each node of a tree over {self.cycle} rounds" if self.has_tree else ""
-        return f"clip {self.clip:g}{adapts}, noise multiplier {self.noise_multiplier:.4g} of the server{of_nodes}"
+        over_rounds = {
+            "independent": "",
+            "tree": f" at each node of a tree over {self.cycle} rounds",
+            "banded": f", correlated by {self.num_bands} bands over rounds",
+        }[self.correlation]
+        return f"clip {self.clip:g}{adapts}, noise multiplier {self.noise_multiplier:.4g} of the server{over_rounds}"
 
     def describe(self) -> str:
         """Say in a sentence to whom what is promised, and what is not."""
         if self.cycle is not None:
             sampling = f"no amplification is claimed, because each client is asked once in {self.cycle} rounds"
+            if self.correlation != "independent":
+                sampling += ", in an order that stays, so that its rounds share no fresh noise"
         elif self.rate is None:
             sampling = "no amplification is claimed, because a round has a fixed number of clients"
         else:
@@ -115,16 +130,9 @@ def make_central_mechanism(noise: float, rate: float | None, rounds: int) -> Mec
     return Mechanism(scale=noise, releases=rounds, rate=1.0 if rate is None else rate, unit="client")
 
 
-def count_nodes(rounds: int) -> int:
-    """Return in how many nodes of a binary tree over so many rounds one of them is at most.
-
-    References:
-        [Kairouz2021], App. D: the height of the largest whole subtree.
-
-    >>> [count_nodes(rounds) for rounds in (1, 2, 3, 4, 7, 8)]
-    [1, 2, 2, 3, 3, 4]
-    """
-    return rounds.bit_length()
+def count_shared_noise(correlation: Correlation, cycle: int | None) -> int:
+    """Return in how many pieces of fresh noise, each of the full strength, a round of a client is seen."""
+    return count_nodes(cycle) if correlation == "tree" and cycle is not None else 1
 
 
 def choose_count_noise(quantile: float | None, wanted: float | None, expected: float) -> float | None:

@@ -24,6 +24,7 @@ from fedsim.privacy.central import CentralPrivacy
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 from strategies.central_privacy import CentrallyPrivate
+from strategies.round_noise import RoundNoise
 from tests.support.experiments import make_tiny_config
 
 DP_SGD: dict[str, Any] = {"name": "dp-sgd", "noise_multiplier": 1.0}
@@ -233,6 +234,7 @@ CENTRAL: dict[str, Any] = {
         pytest.param(0.5, {"sampling": "poisson"}, 6, marks=pytest.mark.thorough),
         pytest.param(0.5, {"sampling": "cyclic"}, 3, marks=pytest.mark.thorough),
         pytest.param(0.5, {"sampling": "cyclic", "noise": "tree"}, 3, marks=pytest.mark.thorough),
+        pytest.param(0.5, {"sampling": "cyclic", "noise": "banded"}, 3, marks=pytest.mark.thorough),
     ],
 )
 def test_models_tell_of_a_client_what_the_server_promises_and_hardly_less(
@@ -256,6 +258,13 @@ def test_a_server_with_less_noise_than_it_promises_fails_the_run(
         run(tmp_path / "run", **CENTRAL)
 
 
+def test_a_server_that_uses_its_noise_again_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = RoundNoise.draw
+    monkeypatch.setattr(RoundNoise, "draw", lambda self, values, server_round, clip: draw(self, values, 1, clip))
+    with pytest.raises(RunError, match=r"^each client: central_privacy does not keep its promise"):
+        run(tmp_path / "run", **CENTRAL)
+
+
 def test_a_server_that_does_not_clip_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def add(self: Any, update: Any, total: Any, client: int) -> float:
         for name, values in update.items():
@@ -275,6 +284,8 @@ def test_a_server_that_does_not_clip_fails_the_run(tmp_path: Path, monkeypatch: 
             {"central_privacy": {"quantile": 0.5, "count_noise": 9.0}},
             "canaries: the server clips all of them, so",
         ),
+        ({"recording": {"rounds": [2]}}, "of 6 rounds recording keeps one model alone, that before round 2; record"),
+        ({"recording": {"every": 6}}, "of 6 rounds recording keeps one model alone, that before round 1; record"),
         ({"canaries": {"count": 5000}}, "canaries.count: each needs a number .* expected at most 1210"),
     ],
 )

@@ -13,7 +13,8 @@ from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
 from fedsim.base.errors import RunError
-from fedsim.privacy.central import CentralPrivacy, count_nodes
+from fedsim.privacy.central import CentralPrivacy
+from fedsim.privacy.correlated_noise import count_nodes
 from strategies.central_privacy import CentrallyPrivate
 from strategies.fedsgd import FedSgd
 
@@ -174,7 +175,7 @@ def test_in_turns_each_client_is_asked_once_before_any_is_asked_again() -> None:
 
 def test_the_noise_of_a_tree_cancels_in_the_sum_over_rounds() -> None:
     """After k rounds of a cycle of six, the sum has the noise of as many nodes as k has bits, not of k rounds."""
-    strategy = private(noise_multiplier=3.0, cycle=6, has_tree=True, expected=2.0)
+    strategy = private(noise_multiplier=3.0, cycle=6, correlation="tree", expected=2.0)
     before = record(a=np.zeros(SIZE))
     noise = [release(strategy, before, [], number)["a"].numpy() for number in range(1, 13)]
     deviation = 3.0 * 2.0 / 2.0
@@ -188,7 +189,7 @@ def test_the_noise_of_a_tree_cancels_in_the_sum_over_rounds() -> None:
 def test_no_difference_of_rounds_has_less_noise_than_the_nodes_that_a_client_is_in() -> None:
     """What is known of round k is in nodes alone, each with noise of its own: the best test has z / sqrt(nodes)."""
     cycle, size = 6, 40_000
-    strategy = private(noise_multiplier=1.0, clip=1.0, cycle=cycle, has_tree=True, expected=1.0)
+    strategy = private(noise_multiplier=1.0, clip=1.0, cycle=cycle, correlation="tree", expected=1.0)
     noise = np.array(
         [release(strategy, record(a=np.zeros(size)), [], number)["a"].numpy() for number in range(1, cycle + 1)]
     )

@@ -17,8 +17,8 @@ coin chooses between an update and its negative, or none where the defense decla
 added or left out. These updates are never sent.
 
 Where the server promises something of whole clients (`[central_privacy]`), each canary was a client
-of its own in every round in which it was asked, and the adversary sees the models alone. Their
-scores are the two of an example's canary, of the numbers by which the model moved.
+of its own in every round in which it was asked, and the adversary sees the models alone. It combines
+the moves of all rounds as `fedsim.privacy.server_canaries` says.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from fedsim.interfaces.defense_calls import apply_on_update
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
 from fedsim.privacy.ledger import Row, collect_mechanisms, guarantee_delta, spending_by_client, unique_labels
+from fedsim.privacy.server_canaries import score_server_canaries
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.transcript import Transcript
 from fedsim.training.canaries import CANARY_VALUE, Canaries, audited_hook, locate_coordinate
@@ -259,23 +260,28 @@ def _audit_server(experiment: Experiment, folder: OpenRun) -> EpsilonComparison:
         rounds=asked_rounds,
         proved=privacy.epsilon(asked_rounds),
         delta=privacy.delta,
-        measured=best_lower_bound(scores, canaries.is_included, privacy.delta, table.confidence, [mechanism]),
+        measured=best_lower_bound(
+            scores, canaries.is_included, privacy.delta, table.confidence, [mechanism], curve_kinds=len(scores)
+        ),
         confidence=table.confidence,
     )
 
 
 def _model_scores(experiment: Experiment, folder: OpenRun, canaries: Canaries) -> Tensor:
-    """Return `kind canary`, two statistics of how the number at each canary's position moved."""
+    """Return `kind canary`, how likely each canary is in by how the number at its position moved."""
     positions = canaries.draw_coordinates(trained_shapes(experiment.model, experiment.training))
     recording = folder.recording
     models: list[State] = []
+    rounds_before: list[int] = []
     for number in recording.rounds:
         replies = recording.header(number).replies
         if replies:
             models.append(recording.broadcast(number, replies[0].client, replies[0].message))
+            rounds_before.append(number - 1)
     final = read_final_model(folder, recording)
     if final is not None:
         models.append(final.state)
+        rounds_before.append(final.round)
     if len(models) < 2:
         raise RunError(
             "fewer than two models are recorded, so nobody saw what the canaries moved; record more rounds, or let "
@@ -287,7 +293,8 @@ def _model_scores(experiment: Experiment, folder: OpenRun, canaries: Canaries) -
     moves = torch.stack(values).diff(dim=0)
     if experiment.training.sends == "gradient":
         moves = -moves
-    return _summarise_rounds(moves)
+    assert experiment.central_privacy is not None
+    return torch.from_numpy(score_server_canaries(moves.numpy(), rounds_before, experiment.central_privacy))
 
 
 def _summarise_rounds(moves: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def test_sum_and_count_together_cost_what_dp_accounting_says(rate: float | None,
 
 @pytest.mark.parametrize("cycle", [1, 4, 7, 12])
 def test_a_tree_costs_what_dp_accounting_says_each_time_it_begins_anew(cycle: int) -> None:
-    privacy = make_privacy(noise_multiplier=6.0, cycle=cycle, has_tree=True)
+    privacy = make_privacy(noise_multiplier=6.0, cycle=cycle, correlation="tree")
     accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
     accountant.compose(dp_accounting.SingleEpochTreeAggregationDpEvent(6.0, [cycle]), 3)
     bound = float(accountant.get_epsilon(DELTA))
@@ -77,7 +77,7 @@ def test_the_noise_for_an_epsilon_keeps_to_it_and_is_hardly_more_than_needed(rat
     assert 1.98 < make_privacy(noise_multiplier=noise, rate=rate).epsilon(6) <= 2.0
 
 
-@pytest.mark.parametrize("noise", ["tree", "independent"])
+@pytest.mark.parametrize("noise", ["tree", "banded", "independent"])
 def test_in_turns_a_client_pays_once_a_cycle(noise: str, tmp_path: Path) -> None:
     """Four clients in rounds of two: each is asked in two of five rounds, or in three."""
     table = {"epsilon": 6.0, "delta": 1e-3, "sampling": "cyclic", "noise": noise}
@@ -193,6 +193,21 @@ def test_the_ceiling_of_a_sum_is_that_of_its_own_group(tmp_path: Path, monkeypat
     assert asked == [((0, 1), 1, "outsider"), ((0, 2), 2, "outsider")]
 
 
+def test_a_run_with_correlated_noise_goes_on_to_the_same_models(tmp_path: Path) -> None:
+    """The noise of earlier rounds is in no checkpoint, and is made again."""
+    tables: dict[str, Any] = {
+        "strategy": {"name": "fedavg", "fraction_train": 0.25},
+        "central_privacy": TABLE | {"sampling": "cyclic", "noise": "banded"},
+    }
+    whole = run_serial(make_config(**tables, federation={"rounds": 6}), tmp_path / "whole")
+    part = run_serial(make_config(**tables, federation={"rounds": 4}), tmp_path / "part")
+    run_serial(make_config(**tables, federation={"rounds": 6}), part.path, resume=True)
+    assert part.ledger.read_bytes() == whole.ledger.read_bytes()
+    [last_part, last_whole] = [read_metrics(folder)[-1] for folder in (part, whole)]
+    assert last_part["loss"] == last_whole["loss"]
+    assert "correlated by 4 bands over rounds" in write_report(whole).read_text()
+
+
 @pytest.mark.parametrize("strategy", ["fedavg", pytest.param("fedadam", marks=pytest.mark.thorough)])
 def test_an_interrupted_run_goes_on_to_the_same_models_and_budget(strategy: str, tmp_path: Path) -> None:
     """The clip adapts, so it is state; some rounds have no client at all."""
@@ -231,11 +246,14 @@ def test_noise_for_another_number_of_rounds_is_refused_when_a_run_goes_on(tmp_pa
         (TABLE | {"quantile": 1.5}, "central_privacy.quantile"),
         (TABLE | {"count_noise": 1.0}, "count_noise: a clip that stays counts nothing"),
         (TABLE | {"sampling": "uniform"}, "central_privacy.sampling"),
-        (TABLE | {"noise": "tree"}, "noise: a tree protects a client that adds to one of its rounds"),
+        (TABLE | {"noise": "tree"}, "noise: 'tree' protects a client that adds to one of the rounds that share noise"),
+        (TABLE | {"noise": "banded", "sampling": "poisson"}, "noise: 'banded' protects a client that adds to one"),
         (
             TABLE | {"noise": "tree", "sampling": "cyclic", "quantile": 0.5},
-            "quantile: the noise of a tree spans rounds, and is made for a clip that stays",
+            "quantile: noise = 'tree' spans rounds, and is made for a clip that stays",
         ),
+        (TABLE | {"noise": "tree", "sampling": "cyclic", "bands": 2}, "bands: noise = 'tree' has none; leave it out"),
+        (TABLE | {"noise": "banded", "sampling": "cyclic", "bands": 0}, "central_privacy.bands"),
         (TABLE | {"sigma": 1.0}, "central_privacy.sigma: unknown key"),
     ],
 )
@@ -278,6 +296,13 @@ def test_a_table_that_says_nothing_sound_is_refused_in_a_sentence(table: dict[st
                 "central_privacy": TABLE | {"sampling": "cyclic"},
             },
             "all 4 clients take turns, and rounds of 3 do not divide them",
+        ),
+        (
+            {
+                "strategy": {"name": "fedavg", "fraction_train": 0.5},
+                "central_privacy": TABLE | {"sampling": "cyclic", "noise": "banded", "bands": 3},
+            },
+            "bands: noise of 3 bands spans as many rounds, and each client is asked once in 2",
         ),
         (
             {"algorithm": {"name": "scaffold"}, "strategy": {"name": "scaffold"}},
